@@ -1,0 +1,52 @@
+# make demo    one chat answer from the default model, through the server and the openai client
+# make serve   the server on 127.0.0.1:8000 until Ctrl-C
+# make test    every test
+# make bench   speed here and now, side by side with whichever peers are installed
+# make lint    ruff and the import contracts
+# make docs    regenerate the generated files (catalogue, plugin reference)
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PYPROJECTS := core/pyproject.toml $(sort $(wildcard plugins/*/*/pyproject.toml kernels/*/pyproject.toml contrib/*/*/pyproject.toml))
+MEMBERS    := $(patsubst %/pyproject.toml,%,$(PYPROJECTS))
+EDITABLE   := $(foreach member,$(MEMBERS),--editable ./$(member))
+
+.PHONY: demo serve test bench lint docs setup model clean
+
+setup: $(VENV)/.members
+
+$(VENV)/.third-party: requirements-dev.txt constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt --constraint constraints.txt
+	touch $@
+
+$(VENV)/.members: $(VENV)/.third-party $(PYPROJECTS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps $(EDITABLE)
+	touch $@
+
+model: setup
+	$(BIN)/python examples/fetch_default_model.py
+
+demo: model
+	$(BIN)/python examples/demo.py
+
+serve: setup
+	$(BIN)/pegboard serve
+
+test: model
+	$(BIN)/python -m pytest -q $(ARGS)
+
+bench: model
+	$(BIN)/python tests/bench/bench.py $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet . || true
+	$(BIN)/lint-imports
+
+docs: setup
+	$(BIN)/python -m pegboard.authoring.catalogue --write
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,201 @@
+"""All settings of the engine and the server: frozen, typed, each with a unit and a sentence; unknown names are refused.
+
+A setting is declared once, here; the command line, the config file and `LLM(...)` are generated from the declaration. Every
+value remembers where it came from (`Settings.sources`). Names are vLLM's. Selections of plugins are free strings, judged
+after discovery.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from pegboard.errors import ConfigError
+
+
+def doc(text: str) -> Meta:
+    return Meta(description=text)
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one engine. Sizes in tokens unless the name says bytes or gb; 0.92 style numbers are fractions."""
+
+    # model
+    model: Annotated[str | None, doc("Model reference: directory, .gguf file, org/name, or scheme:name; none = the default model")] = None
+    revision: Annotated[str | None, doc("Branch, tag or commit of the model on its hub")] = None
+    hf_token: Annotated[str | None, doc("Access token for the hub; default HF_TOKEN")] = None
+    tokenizer: Annotated[str | None, doc("Model reference to take the tokenizer from; default the model")] = None
+    tokenizer_mode: Annotated[str, doc("Tokenizer plugin; auto = by what the checkpoint carries")] = "auto"
+    chat_template: Annotated[str | None, doc("File with a Jinja chat template, or the template itself")] = None
+    skip_tokenizer_init: Annotated[bool, doc("Serve token ids only; no tokenizer is loaded")] = False
+    trust_remote_code: Annotated[bool, doc("Refused: Pegboard never runs code from a checkpoint")] = False
+    dtype: Annotated[str, doc("Compute type: auto, float32, bfloat16, float16")] = "auto"
+    max_model_len: Annotated[int | None, doc("Longest prompt plus output; default the model's own limit")] = None
+    quantization: Annotated[str | None, doc("Quantization plugin; default what the checkpoint says")] = None
+    load_format: Annotated[str, doc("Weight loader plugin; auto = by the files")] = "auto"
+    download_dir: Annotated[str | None, doc("Where fetched models are kept; default PEGBOARD_CACHE")] = None
+    served_model_name: Annotated[list[str] | None, doc("Names clients may use; default the model reference")] = None
+    seed: Annotated[int, doc("Seed of requests that bring none")] = 0
+    max_logprobs: Annotated[int, doc("Most logprobs a request may ask for; -1 = no limit")] = 20
+    logprobs_mode: Annotated[
+        Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"],
+        doc("Which values logprobs report"),
+    ] = "raw_logprobs"
+    generation_config: Annotated[str, doc("Sampling defaults: auto = the model's, vllm = none, or a directory")] = "auto"
+    override_generation_config: Annotated[dict[str, Any] | None, doc("Sampling defaults that replace the model's (JSON)")] = None
+    hf_overrides: Annotated[dict[str, Any] | None, doc("Values that replace the checkpoint's config (JSON)")] = None
+    enable_prompt_embeds: Annotated[bool, doc("Accept prompts given as embeddings")] = False
+    # KV cache
+    block_size: Annotated[int | None, doc("Tokens per KV block; default the platform's")] = None
+    kv_cache_dtype: Annotated[str, doc("Stored type of keys and values; auto = the compute type")] = "auto"
+    kv_cache_memory_bytes: Annotated[int | None, doc("Bytes for the KV cache; default from measured free memory")] = None
+    gpu_memory_utilization: Annotated[float, doc("Fraction of device memory the engine may use when it measures")] = 0.92
+    num_gpu_blocks_override: Annotated[int | None, doc("Exact number of KV blocks, for tests")] = None
+    enable_prefix_caching: Annotated[bool, doc("Reuse blocks of equal token history")] = True
+    prefix_caching_hash_algo: Annotated[Literal["sha256", "sha256_cbor"], doc("Hash of cached blocks")] = "sha256"
+    # scheduling
+    max_num_batched_tokens: Annotated[int | None, doc("Most tokens computed in one step; default the platform's")] = None
+    max_num_seqs: Annotated[int | None, doc("Most requests running at once; default the platform's")] = None
+    enable_chunked_prefill: Annotated[bool, doc("Compute long prompts in parts")] = True
+    max_num_partial_prefills: Annotated[int, doc("Most prompts being computed in parts at once")] = 1
+    max_long_partial_prefills: Annotated[int, doc("Of those, most prompts over long_prefill_token_threshold")] = 1
+    long_prefill_token_threshold: Annotated[int, doc("Tokens of one prompt per step at most; 0 = no limit")] = 0
+    scheduling_policy: Annotated[str | None, doc("Scheduling policy plugin; default fcfs")] = None
+    max_in_flight: Annotated[int, doc("Steps submitted before the oldest is awaited; 1 = synchronous")] = 1
+    max_num_queued_reqs: Annotated[int | None, doc("Most requests waiting before new ones are refused (503); default no limit")] = None
+    # execution
+    device: Annotated[str, doc("Platform plugin; auto = by probe")] = "auto"
+    num_threads: Annotated[int | None, doc("Compute threads; default one per core")] = None
+    distributed_executor_backend: Annotated[str | None, doc("Executor plugin; default by world size")] = None
+    tensor_parallel_size: Annotated[int, doc("Ranks that share each layer")] = 1
+    pipeline_parallel_size: Annotated[int, doc("Groups of consecutive layers on ranks of their own")] = 1
+    attention_backend: Annotated[str | None, doc("Attention plugin; default by capability")] = None
+    sampler: Annotated[str | None, doc("Sampler plugin; default the platform's")] = None
+    enforce_eager: Annotated[bool, doc("Never record the forward")] = False
+    logits_processors: Annotated[list[str] | None, doc("Logits processor plugins, in order")] = None
+    # speculative decoding, structured output, LoRA, connectors: chosen plugins and their limits
+    spec_method: Annotated[str | None, doc("Draft plugin for speculative decoding")] = None
+    spec_tokens: Annotated[int, doc("Most draft tokens per step and request")] = 0
+    structured_outputs_backends: Annotated[list[str] | None, doc("Structured output plugins, in order; default all")] = None
+    max_loras: Annotated[int, doc("Most different adapters in one step; 0 = LoRA off")] = 0
+    max_lora_rank: Annotated[int, doc("Largest adapter rank")] = 16
+    kv_connectors: Annotated[list[str] | None, doc("KV connector plugins, in order")] = None
+    kv_load_failure_policy: Annotated[Literal["recompute", "fail"], doc("When a KV load fails")] = "recompute"
+    encoder_connector: Annotated[str | None, doc("Encoder connector plugin")] = None
+    # output
+    disable_log_stats: Annotated[bool, doc("No periodic statistics")] = False
+    stream_interval: Annotated[int, doc("Tokens gathered before a streamed chunk")] = 1
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the HTTP server."""
+
+    host: Annotated[str, doc("Address to listen on")] = "127.0.0.1"
+    port: Annotated[int, doc("Port to listen on; 0 = any free one")] = 8000
+    uds: Annotated[str | None, doc("Unix socket to listen on instead")] = None
+    api_key: Annotated[list[str] | None, doc("Keys clients must send one of; default PEGBOARD_API_KEY")] = None
+    root_path: Annotated[str, doc("Path prefix behind a proxy")] = ""
+    uvicorn_log_level: Annotated[Literal["critical", "error", "warning", "info", "debug"], doc("Log level of the HTTP server")] = "info"
+    disable_access_log: Annotated[bool, doc("No log line per HTTP request")] = False
+    enable_request_id_headers: Annotated[bool, doc("Send X-Request-Id")] = False
+    enable_prompt_tokens_details: Annotated[bool, doc("Report cached tokens in usage")] = False
+    enable_force_include_usage: Annotated[bool, doc("Send usage in every stream")] = False
+    trust_request_chat_template: Annotated[bool, doc("Accept a chat template in a request")] = False
+    response_role: Annotated[str, doc("Role of generated messages")] = "assistant"
+    max_body_bytes: Annotated[int, doc("Largest request body")] = 8 * 1024 * 1024
+    max_prompts_per_request: Annotated[int, doc("Most prompts in one completion request")] = 1024
+    shutdown_timeout_s: Annotated[float, doc("Seconds running requests get to finish when the server stops")] = 5.0
+
+
+class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which plugins may be used, which ambient ones are on, and their options by "kind.name"."""
+
+    allow: Annotated[list[str] | None, doc("Only these distributions or kind:name; default everything installed")] = None
+    deny: Annotated[list[str], doc("Never these distributions or kind:name")] = []
+    override: Annotated[list[str], doc("Distributions allowed to replace another's plugin")] = []
+    enable: Annotated[list[str], doc("Ambient plugins to run beside the defaults, kind:name")] = []
+    disable: Annotated[list[str], doc("Default ambient plugins not to run, kind:name")] = []
+    options: Annotated[dict[str, dict[str, Any]], doc("Options by kind.name")] = {}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a program was told. sources: field name → where its value came from ("default", "command line", a file, a plugin)."""
+
+    engine: EngineConfig = EngineConfig()
+    server: ServerConfig = ServerConfig()
+    plugins: PluginConfig = PluginConfig()
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def with_engine(self, source: str, **values: Any) -> "Settings":
+        """A copy with engine values replaced, each remembering `source`."""
+        engine = build(EngineConfig, {**msgspec.structs.asdict(self.engine), **values}, source)
+        return Settings(engine, self.server, self.plugins, {**self.sources, **dict.fromkeys(values, source)})
+
+
+SECTIONS: dict[str, type[msgspec.Struct]] = {"engine": EngineConfig, "server": ServerConfig, "plugins": PluginConfig}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One declared setting, for the command line and for help."""
+
+    name: str
+    section: str
+    type: Any
+    default: Any
+    help: str
+
+
+def settings_of(section: str) -> Iterator[Setting]:
+    """All settings of a section in declaration order."""
+    cls = SECTIONS[section]
+    hints = get_type_hints(cls, include_extras=True)
+    for info in msgspec.structs.fields(cls):
+        annotation = hints[info.name]
+        plain, meta = get_args(annotation)[0], annotation.__metadata__[0]
+        default = info.default if info.default is not msgspec.NODEFAULT else info.default_factory()
+        yield Setting(info.name, section, plain, default, meta.description or "")
+
+
+def is_optional(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, types.UnionType) and type(None) in get_args(annotation)
+
+
+def build(cls: type[Any], values: Mapping[str, Any], source: str) -> Any:
+    """`cls(**values)` with types checked; ConfigError naming the setting, the value and the nearest name."""
+    names = [info.name for info in msgspec.structs.fields(cls)]
+    for name in values:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"unknown setting {name!r} from {source}{hint}")
+    try:
+        return msgspec.convert(dict(values), cls)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {error}") from error
+
+
+def check_engine(config: EngineConfig) -> None:
+    """Raise ConfigError for values that cannot work together or are out of range, before anything is loaded."""
+    positive = ("max_model_len", "block_size", "max_num_batched_tokens", "max_num_seqs", "max_in_flight", "num_threads",
+                "kv_cache_memory_bytes", "num_gpu_blocks_override", "tensor_parallel_size", "pipeline_parallel_size",
+                "stream_interval", "max_num_partial_prefills", "max_long_partial_prefills")  # fmt: skip
+    for name in positive:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")
+    if not 0 < config.gpu_memory_utilization <= 1:
+        raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {config.gpu_memory_utilization}")
+    if config.trust_remote_code:
+        raise ConfigError("trust_remote_code is refused: Pegboard never runs code from a checkpoint; install a model plugin instead")
+    if config.max_long_partial_prefills > config.max_num_partial_prefills:
+        raise ConfigError("max_long_partial_prefills must not exceed max_num_partial_prefills")
+    if (config.spec_method is None) != (config.spec_tokens == 0):
+        raise ConfigError("spec_method and spec_tokens go together: give both or neither")

@@ -1,0 +1,148 @@
+"""Puts an engine together from its plan: platform defaults, executor, workers, KV cache, policy. Imports torch."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pegboard.config import EngineConfig, check_engine
+from pegboard.engine.engine import Engine
+from pegboard.engine.kv_plan import plan_kv
+from pegboard.engine.limits import EngineLimits
+from pegboard.errors import ConfigError
+from pegboard.interfaces.executor import ExecutorNeed, ExecutorSetup
+from pegboard.interfaces.kv_connector import KVConnectorNeed, KVConnectorSetup
+from pegboard.interfaces.metrics import MetricsSetup
+from pegboard.interfaces.platform import ModelFacts, PlatformNeed, PlatformSetup
+from pegboard.interfaces.scheduling_policy import SchedulingPolicyNeed, SchedulingPolicySetup
+from pegboard.log import get_logger
+from pegboard.plugins.defaults import default_name
+from pegboard.plugins.lock import PluginLock
+from pegboard.plugins.registry import Registry
+from pegboard.worker.worker import WorkerPlan, make_worker
+
+if TYPE_CHECKING:
+    from pegboard.plan import EnginePlan
+
+log = get_logger(__name__)
+
+
+def build_engine(plan: "EnginePlan") -> Engine:
+    """Load the model and return an engine that is ready to step. Raises ConfigError, ModelError or PluginError."""
+    started = time.perf_counter()
+    registry = Registry.from_lock(PluginLock.from_json(plan.lock_json))
+    config = _with_platform_defaults(registry, plan)
+    executor = _executor(registry, plan, config)
+    ready = executor.start()
+    loaded = time.perf_counter()
+    kv_plan = plan_kv(
+        ready[0].kv_specs,
+        min(rank.kv_memory_bytes for rank in ready),
+        block_size=config.block_size or 1,
+        max_model_len=plan.max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_in_flight=config.max_in_flight,
+        num_blocks_override=config.num_gpu_blocks_override,
+    )
+    executor.call("allocate", kv_plan)
+    executor.call("warm_up")
+    tokens = (kv_plan.num_blocks - 1) * min(group.block_size for group in kv_plan.groups) // len(kv_plan.groups)
+    log.info(
+        "loaded %s in %.1f s; KV cache of %d tokens in %d blocks (%.2f GiB)",
+        plan.model_names[0], loaded - started, tokens, kv_plan.num_blocks, kv_plan.num_blocks * kv_plan.block_bytes / 2**30,
+    )  # fmt: skip
+    return Engine(
+        executor=executor,
+        policy=_policy(registry, config),
+        kv_plan=kv_plan,
+        limits=_limits(plan, config),
+        connectors=_connectors(registry, config, kv_plan),
+        metrics=[] if config.disable_log_stats else _metrics(registry, plan),
+    )
+
+
+def _with_platform_defaults(registry: Registry, plan: "EnginePlan") -> EngineConfig:
+    """The engine's settings with every "auto" filled in by the platform; a user's value wins."""
+    settings, checkpoint = plan.settings, plan.checkpoint
+    decision = registry.choose("platform", PlatformNeed(), explicit=settings.engine.device)
+    log.info("%s", decision.line())
+    entry = decision.require()
+    platform = registry.build(entry, PlatformSetup(num_threads=settings.engine.num_threads))
+    facts = ModelFacts(
+        checkpoint_dtype=checkpoint.dtype,
+        architecture=checkpoint.architectures[0] if checkpoint.architectures else "",
+        num_layers=checkpoint.config.get("num_hidden_layers", 0),
+        hidden_size=checkpoint.config.get("hidden_size", 0),
+    )
+    open_settings = {name for name, value in msgspec.structs.asdict(settings.engine).items() if value in (None, "auto")}
+    if "gpu_memory_utilization" in settings.sources:
+        open_settings.discard("kv_cache_memory_bytes")
+    filled = {name: value for name, value in platform.defaults(facts).items() if name in open_settings}
+    if not settings.engine.enable_chunked_prefill and "max_num_batched_tokens" in filled:
+        filled["max_num_batched_tokens"] = max(int(str(filled["max_num_batched_tokens"])), plan.max_model_len)
+    if settings.engine.max_num_batched_tokens is not None and "max_num_seqs" in filled:
+        filled["max_num_seqs"] = min(int(str(filled["max_num_seqs"])), settings.engine.max_num_batched_tokens)
+    config = settings.with_engine(f"platform {entry.name}", **filled).engine
+    config = msgspec.structs.replace(config, device=entry.name)
+    check_engine(config)
+    unset = [name for name in ("block_size", "max_num_seqs", "max_num_batched_tokens") if getattr(config, name) is None]
+    if unset or config.dtype == "auto":
+        raise ConfigError(f"platform {entry.name} gives no default for {', '.join([*unset, 'dtype'])}; set them")
+    return config
+
+
+def _executor(registry: Registry, plan: "EnginePlan", config: EngineConfig) -> Any:
+    world_size = config.tensor_parallel_size * config.pipeline_parallel_size
+    need = ExecutorNeed(world_size=world_size)
+    asked = config.distributed_executor_backend
+    prefers = [name] if (name := default_name("executor")) else []
+    entry = registry.choose("executor", need, explicit=asked, prefers=prefers).require()
+    worker_plan = WorkerPlan(config, plan.lock_json, plan.checkpoint, plan.max_model_len, plan.vocab_size)
+    return registry.build(entry, ExecutorSetup(world_size, make_worker(registry, worker_plan), worker_plan))
+
+
+def _policy(registry: Registry, config: EngineConfig) -> Any:
+    asked = config.scheduling_policy or default_name("scheduling_policy")
+    entry = registry.choose("scheduling_policy", SchedulingPolicyNeed(), explicit=asked).require()
+    setup = SchedulingPolicySetup(
+        max_num_batched_tokens=config.max_num_batched_tokens or 1,
+        max_num_seqs=config.max_num_seqs or 1,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        max_num_partial_prefills=config.max_num_partial_prefills,
+        max_long_partial_prefills=config.max_long_partial_prefills,
+    )
+    return registry.build(entry, setup)
+
+
+def _limits(plan: "EnginePlan", config: EngineConfig) -> EngineLimits:
+    return EngineLimits(
+        max_model_len=plan.max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens or 1,
+        max_num_seqs=config.max_num_seqs or 1,
+        vocab_size=plan.vocab_size,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        max_in_flight=config.max_in_flight,
+        max_num_queued_reqs=config.max_num_queued_reqs,
+        enable_prefix_caching=config.enable_prefix_caching,
+        hash_algo=config.prefix_caching_hash_algo,
+        max_drafts=config.spec_tokens,
+        max_loras=config.max_loras,
+        kv_load_failure_policy=config.kv_load_failure_policy,
+    )
+
+
+def _connectors(registry: Registry, config: EngineConfig, kv_plan: Any) -> dict[str, Any]:
+    """The scheduler halves of the configured connectors, in order."""
+    connectors = {}
+    setup = KVConnectorSetup(tuple(group.block_size for group in kv_plan.groups))
+    for name in config.kv_connectors or ():
+        entry = registry.choose("kv_connector", KVConnectorNeed(), explicit=name, key=name).require()
+        connectors[name] = registry.build(entry, setup)
+    return connectors
+
+
+def _metrics(registry: Registry, plan: "EnginePlan") -> list[Any]:
+    return [registry.build(entry, MetricsSetup(plan.model_names[0])) for entry in registry.enabled("metrics")]

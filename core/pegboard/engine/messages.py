@@ -1,0 +1,118 @@
+"""What crosses the boundary between the API process (A) and the engine process (E): msgpack, one message per frame.
+
+    A → E   Start, Add, Abort, Control, Stop
+    E → A   Ready, StepDeltas, Rejected, ControlReply, Dead
+
+E sends one `StepDeltas` per step with the deltas of all requests, so A wakes once per step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from pegboard import errors
+from pegboard.errors import Overloaded, PegboardError, PluginError, RequestError
+from pegboard.request import EngineRequest, RequestDelta
+
+
+class Start(msgspec.Struct, tag="start"):
+    """The first message. plan: the pickled `EnginePlan`; it arrives over a socket only this user can open."""
+
+    plan: bytes
+
+
+class Add(msgspec.Struct, tag="add"):
+    request: EngineRequest
+
+
+class Abort(msgspec.Struct, tag="abort"):
+    """ids: request ids, or keys of single completions (see `pegboard.request.Request.key`)."""
+
+    ids: list[str]
+
+
+class Control(msgspec.Struct, tag="control"):
+    """An action of `Engine.control`; `call_id` comes back in the reply."""
+
+    call_id: int
+    action: str
+    arguments: dict[str, Any] = {}
+
+
+class Stop(msgspec.Struct, tag="stop"):
+    """Leave now; whatever still runs is dropped."""
+
+
+class Failure(msgspec.Struct):
+    """An exception as values: the name of its class in `pegboard.errors`, and what it carries."""
+
+    type: str
+    message: str
+    parameter: str | None = None
+    plugin: str | None = None
+    retry_after_s: float | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Failure":
+        """What to send for `error`. Foreign exceptions travel as PegboardError with their type in the message."""
+        if not isinstance(error, PegboardError):
+            return cls("PegboardError", f"{type(error).__name__}: {error}")
+        name = next(base.__name__ for base in type(error).__mro__ if getattr(errors, base.__name__, None) is base)
+        return cls(
+            name,
+            str(error),
+            getattr(error, "parameter", None),
+            getattr(error, "plugin", None),
+            getattr(error, "retry_after_s", None),
+        )
+
+    def error(self) -> PegboardError:
+        """The exception again, to be raised on the other side."""
+        cls = getattr(errors, self.type, PegboardError)
+        if issubclass(cls, PluginError):
+            return cls(self.message, plugin=self.plugin)
+        if issubclass(cls, Overloaded):
+            return cls(self.message, retry_after_s=self.retry_after_s or 1.0)
+        if issubclass(cls, RequestError):
+            return cls(self.message, parameter=self.parameter)
+        return cls(self.message)
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    """The model is loaded. info: plain values of the engine (`Engine.stats()` at start)."""
+
+    info: dict[str, Any] = {}
+
+
+class StepDeltas(msgspec.Struct, tag="deltas"):
+    deltas: list[RequestDelta]
+
+
+class Rejected(msgspec.Struct, tag="rejected"):
+    """The engine did not take a request."""
+
+    request_id: str
+    failure: Failure
+
+
+class ControlReply(msgspec.Struct, tag="reply"):
+    call_id: int
+    result: Any = None
+    failure: Failure | None = None
+
+
+class Dead(msgspec.Struct, tag="dead"):
+    """The last message of an engine that failed. is_start: it never became ready."""
+
+    failure: Failure
+    is_start: bool = False
+
+
+ToEngine = Start | Add | Abort | Control | Stop
+FromEngine = Ready | StepDeltas | Rejected | ControlReply | Dead
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

@@ -1,0 +1,177 @@
+"""The engine's own process (E): bootstrap, message loop, and an orderly end in every case.
+
+Started with the "spawn" method before the plan is known, so that the heavy imports run while the parent resolves it. Ends
+when told to, when its parent is gone, on SIGTERM, or when the engine fails; it ignores SIGINT, because Ctrl-C reaches the
+whole process group and the parent decides when to stop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from multiprocessing import connection, parent_process
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import zmq
+
+from pegboard.engine.messages import (
+    Abort,
+    Add,
+    Control,
+    ControlReply,
+    Dead,
+    Failure,
+    Ready,
+    Rejected,
+    Start,
+    StepDeltas,
+    Stop,
+    decode_to_engine,
+    encode,
+)
+from pegboard.errors import PegboardError
+from pegboard.log import get_logger, set_up_logging
+
+log = get_logger(__name__)
+
+BUILDER = "pegboard.engine.build:build_engine"
+"""Default of `run`'s `builder`: "module:function", called with the plan, returns an Engine."""
+
+
+class _Terminated(BaseException):
+    """SIGTERM arrived; unwinds the loop. Not an Exception, so that no handler of plugins swallows it."""
+
+
+def run(address: str, builder: str, level: str) -> None:
+    """Body of the engine process. address: "ipc://…" of the parent's socket, in a folder that only serves it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _on_terminate)
+    _watch_parent(Path(address.removeprefix("ipc://")).parent)
+    set_up_logging(level, "engine")
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.set_hwm(0)
+    socket.linger = 2000  # ms: the last word must get out, but a dead parent must not hold us
+    socket.connect(address)
+    try:
+        engine = _start(socket, builder)
+        if engine is not None:
+            try:
+                _serve(socket, engine)
+            finally:
+                engine.stop()
+    except _Terminated:
+        log.debug("engine process terminated")
+    finally:
+        socket.close()
+        context.term()
+
+
+def _on_terminate(signum: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _Terminated
+
+
+def _watch_parent(folder: Path) -> None:
+    """Leave at once when the parent dies without a word, and clean up the socket folder in its place."""
+    parent = parent_process()
+    if parent is None:  # called directly, not as a child
+        return
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch-parent", daemon=True).start()
+
+
+def _start(socket: zmq.Socket[bytes], builder: str) -> Any:
+    """The built engine, announced as ready; None when it failed (reported) or was not wanted any more."""
+    try:
+        _import_ahead()
+        message = decode_to_engine(socket.recv())
+        if isinstance(message, Stop):
+            return None
+        assert isinstance(message, Start), message
+        module, _, name = builder.partition(":")
+        build: Callable[[Any], Any] = getattr(import_module(module), name)
+        engine = build(pickle.loads(message.plan))
+        ready = encode(Ready(engine.stats()))
+    except Exception as error:  # noqa: BLE001 - whatever stops the start is reported to the parent, which raises it
+        _log_failure("the engine did not start", error)
+        socket.send(encode(Dead(Failure.of(error), is_start=True)))
+        return None
+    socket.send(ready)
+    return engine
+
+
+def _import_ahead() -> None:
+    """The slowest import of the workers, while the parent is still busy with the plan."""
+    if find_spec("torch") is not None:
+        import_module("torch")
+
+
+def _serve(socket: zmq.Socket[bytes], engine: Any) -> None:
+    """Take messages and step until told to stop. Blocks when there is nothing to do."""
+    try:
+        while True:
+            if not engine.has_work:
+                socket.poll()
+            if not _receive_all(socket, engine):
+                return
+            if engine.has_work and (deltas := engine.step()):
+                socket.send(encode(StepDeltas(deltas)))
+    except Exception as error:  # noqa: BLE001 - the engine is beyond repair: its state is unknown after a failed step
+        _log_failure("the engine died", error)
+        socket.send(encode(Dead(Failure.of(error))))
+
+
+def _receive_all(socket: zmq.Socket[bytes], engine: Any) -> bool:
+    """Handle everything that has arrived; False = stop."""
+    while True:
+        try:
+            message = decode_to_engine(socket.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return True
+        if isinstance(message, Add):
+            _add(socket, engine, message)
+        elif isinstance(message, Abort):
+            engine.abort(message.ids)
+        elif isinstance(message, Control):
+            socket.send(_control(engine, message))
+        elif isinstance(message, Stop):
+            return False
+
+
+def _add(socket: zmq.Socket[bytes], engine: Any, message: Add) -> None:
+    try:
+        engine.add(message.request)
+    except PegboardError as error:
+        socket.send(encode(Rejected(message.request.request_id, Failure.of(error))))
+
+
+def _control(engine: Any, message: Control) -> bytes:
+    try:
+        return encode(ControlReply(message.call_id, engine.control(message.action, **message.arguments)))
+    except Exception as error:  # an action that fails is the caller's answer, not the end of the engine
+        if not isinstance(error, PegboardError):
+            log.exception("control action %r failed", message.action)
+        return encode(ControlReply(message.call_id, failure=Failure.of(error)))
+
+
+def _log_failure(what: str, error: Exception) -> None:
+    """One line for deliberate errors (the parent shows them), the traceback for all others."""
+    if isinstance(error, PegboardError) and not log.isEnabledFor(logging.DEBUG):
+        log.debug("%s: %s", what, error)
+    else:
+        log.error("%s", what, exc_info=error)

@@ -1,0 +1,140 @@
+"""A's end of the boundary: starts the engine process, sends, receives, notices its death, leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import multiprocessing
+import pickle
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from pegboard import env
+from pegboard.engine import process
+from pegboard.engine.messages import Dead, FromEngine, Start, Stop, ToEngine, decode_from_engine, encode
+from pegboard.errors import EngineDeadError
+from pegboard.log import get_logger
+
+log = get_logger(__name__)
+
+STOP_PATIENCE_S = (1.5, 5.0, 5.0)
+"""How long the engine process may take to leave after the `Stop` message, then after SIGTERM, then after SIGKILL."""
+
+
+class EngineProcess:
+    """One engine process and the socket to it. Created (and so started) on any thread; `attach` binds it to an event loop.
+
+    The socket lies in a new folder that only this user can open; both vanish with `stop`, which also runs at exit.
+    """
+
+    def __init__(self, builder: str = process.BUILDER) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="pegboard-"))  # mode 0700
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set_hwm(0)
+        self._socket.linger = 0
+        address = f"ipc://{self.folder / 'engine'}"
+        self._socket.bind(address)
+        self._process = multiprocessing.get_context("spawn").Process(
+            target=process.run, args=(address, builder, env.log_level()), name="pegboard-engine"
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_message: Callable[[FromEngine], None] | None = None
+        self._on_death: Callable[[EngineDeadError], None] | None = None
+        self._is_stopped = False
+        atexit.register(self.stop)  # before multiprocessing's own, which would wait for the child for ever
+        _start_shielded(self._process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
+    def start(self, plan: Any) -> None:
+        """Send the plan; the engine answers `Ready` or `Dead`."""
+        self.send(Start(pickle.dumps(plan)))
+
+    def send(self, message: ToEngine) -> None:
+        """Hand over a message; never blocks. Messages to a dead engine vanish."""
+        if self._is_stopped:
+            return
+        self._socket.send(encode(message))
+        if self._loop is not None:  # the socket's file descriptor is edge-triggered: sending may have used up an edge
+            self._loop.call_soon(self._receive)
+
+    def attach(self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]) -> None:
+        """Deliver messages and the death of the process on the running event loop, from now on."""
+        self._loop = asyncio.get_running_loop()
+        self._on_message, self._on_death = on_message, on_death
+        self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._receive)
+        self._loop.add_reader(self._process.sentinel, self._exited)
+        self._loop.call_soon(self._receive)
+
+    def _receive(self) -> None:
+        while not self._is_stopped and self._on_message is not None:
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            message = decode_from_engine(data)
+            if isinstance(message, Dead) and not message.is_start:
+                self._died(f"the engine died: {message.failure.message}")
+            else:
+                self._on_message(message)
+
+    def _exited(self) -> None:
+        assert self._loop is not None
+        self._loop.remove_reader(self._process.sentinel)
+        self._receive()  # its last words may still be in the socket
+        self._process.join(1)
+        self._died(f"the engine process exited ({_describe(self._process.exitcode)})")
+
+    def _died(self, reason: str) -> None:
+        on_death, self._on_death = self._on_death, None
+        if on_death is not None:
+            log.error("%s", reason)
+            on_death(EngineDeadError(reason))
+
+    def detach(self) -> None:
+        """Stop delivering; call on the loop that attached."""
+        if self._loop is not None and not self._is_stopped:
+            self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
+            self._loop.remove_reader(self._process.sentinel)
+        self._loop = self._on_message = self._on_death = None
+
+    def stop(self) -> None:
+        """End the process, politely first, and remove the socket. Blocks until it is gone; calling again does nothing."""
+        if self._is_stopped:
+            return
+        self.detach()
+        self.send(Stop())
+        self._is_stopped = True
+        atexit.unregister(self.stop)
+        for patience_s, harder in zip(STOP_PATIENCE_S, (self._process.terminate, self._process.kill, None), strict=True):
+            self._process.join(patience_s)
+            if self._process.exitcode is not None or harder is None:
+                break
+            harder()
+        self._socket.close()
+        self._context.term()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _start_shielded(child: multiprocessing.process.BaseProcess) -> None:
+    """Start with SIGINT blocked, so that Ctrl-C cannot hit the child before it has made itself deaf to it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        child.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _describe(exitcode: int | None) -> str:
+    if exitcode is None:
+        return "still going"
+    return f"signal {signal.Signals(-exitcode).name}" if exitcode < 0 else f"code {exitcode}"

@@ -1,0 +1,72 @@
+"""The only reader of the process environment: at most ten named variables, each typed, each with a default.
+
+Options of plugins have one pattern beside them, `PEGBOARD__KIND__NAME__FIELD=value`, read by `plugin_options()`.
+A value that does not parse is an error, never a silent default.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pegboard.errors import ConfigError
+
+
+def cache_dir() -> Path:
+    """PEGBOARD_CACHE: where fetched models and derived files are kept. Default: ~/.cache/pegboard."""
+    root = os.environ.get("PEGBOARD_CACHE")
+    if root:
+        return Path(root).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "pegboard"
+
+
+def config_file() -> Path | None:
+    """PEGBOARD_CONFIG: a YAML or TOML file of settings read before the command line."""
+    value = os.environ.get("PEGBOARD_CONFIG")
+    return Path(value).expanduser() if value else None
+
+
+def log_level() -> str:
+    """PEGBOARD_LOG_LEVEL: DEBUG, INFO, WARNING or ERROR. Default INFO."""
+    value = os.environ.get("PEGBOARD_LOG_LEVEL", "INFO").upper()
+    if value not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
+        raise ConfigError(f"PEGBOARD_LOG_LEVEL={value!r}: expected DEBUG, INFO, WARNING or ERROR")
+    return value
+
+
+def api_key() -> str | None:
+    """PEGBOARD_API_KEY: the bearer token clients must send. Default: none."""
+    return os.environ.get("PEGBOARD_API_KEY") or None
+
+
+def plugins_allowed() -> tuple[str, ...] | None:
+    """PEGBOARD_PLUGINS: comma-separated allow list of distributions or `kind:name`. Default: everything installed."""
+    value = os.environ.get("PEGBOARD_PLUGINS")
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if value is not None else None
+
+
+def hub_token() -> str | None:
+    """HF_TOKEN: access token for gated models of the hub."""
+    return os.environ.get("HF_TOKEN") or None
+
+
+def strict() -> bool:
+    """PEGBOARD_STRICT: 1 makes every plugin failure fatal, also those that would only be quarantined."""
+    value = os.environ.get("PEGBOARD_STRICT", "0")
+    if value not in {"0", "1"}:
+        raise ConfigError(f"PEGBOARD_STRICT={value!r}: expected 0 or 1")
+    return value == "1"
+
+
+def plugin_options() -> dict[tuple[str, str, str], str]:
+    """All `PEGBOARD__KIND__NAME__FIELD` variables as {(kind, name, field): value}, lower-cased keys."""
+    found = {}
+    for key, value in os.environ.items():
+        if not key.startswith("PEGBOARD__"):
+            continue
+        parts = key.lower().split("__")[1:]
+        if len(parts) != 3 or not all(parts):
+            raise ConfigError(f"environment variable {key}: expected PEGBOARD__KIND__NAME__FIELD")
+        found[parts[0], parts[1], parts[2]] = value
+    return found

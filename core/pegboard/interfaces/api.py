@@ -1,0 +1,113 @@
+"""Kind `api`: HTTP routes, in the API process (A). Ambient: runs only when enabled (the defaults enable some)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pegboard.interfaces.spec import Need, Spec
+
+if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
+    from pegboard.batch import AdapterRef
+    from pegboard.interfaces.tokenizer import Tokenizer
+    from pegboard.output import PoolingRequestOutput, RequestOutput
+    from pegboard.pooling_params import PoolingParams
+    from pegboard.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSpec(Spec):
+    """public_paths: paths of this API that need no API key (health checks).
+    content_types: media types its routes accept as request bodies; the server refuses any other."""
+
+    public_paths: tuple[str, ...] = ()
+    content_types: tuple[str, ...] = ("application/json",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiNeed(Need):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSetup:
+    """client: the engine. settings: server settings an API may read (plain values; see `pegboard.config.ServerConfig`)."""
+
+    client: "EngineClient"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt: text or token ids (exactly one), and what belongs to it."""
+
+    text: str | None = None
+    token_ids: Sequence[int] | None = None
+    add_special_tokens: bool = True
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """What rides along: request_id unique among running requests, lower priority value first."""
+
+    request_id: str
+    priority: int = 0
+    lora: "AdapterRef | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A name clients may use; `parent` is the base's name for an adapter. `created`: unix seconds."""
+
+    name: str
+    root: str
+    max_model_len: int
+    created: int
+    parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    is_alive: bool
+    reason: str = ""
+
+
+class EngineClient(Protocol):
+    """Core's service for api plugins; `AsyncLLM` is one. All methods are called on the server's event loop."""
+
+    def generate(self, prompt: Prompt, params: "SamplingParams", request: RequestOptions) -> "AsyncIterator[RequestOutput]":
+        """Stream outputs as `params.output_kind` says, all n completions in one stream. Closing the iterator aborts.
+        Raises RequestError before the first output for anything wrong with the request, Overloaded, EngineDeadError."""
+
+    def encode(self, prompt: Prompt, params: "PoolingParams", request: RequestOptions) -> "AsyncIterator[PoolingRequestOutput]":
+        """Pool a prompt."""
+
+    def tokenizer(self) -> "Tokenizer":
+        """The served model's tokenizer."""
+
+    def models(self) -> Sequence[ServedModel]:
+        """Base model names first, then adapters."""
+
+    def default_params(self) -> Mapping[str, Any]:
+        """Sampling defaults of the model (generation_config and overrides), by SamplingParams field; `max_tokens` only if
+        the model limits it."""
+
+    async def control(self, action: str, **arguments: object) -> object:
+        """One door for everything else: "abort", "reset_prefix_cache", "plugins", "stats", …"""
+
+    def health(self) -> Health:
+        """Cheap; never asks the engine."""
+
+
+class Api(Protocol):
+    def routes(self) -> "Sequence[BaseRoute]":
+        """Starlette routes; called once at start-up. Handlers raise PegboardError; the server turns it into the API family's
+        error body through `error_body`. `request.state.request_id` is the id of the HTTP request: the X-Request-Id that came,
+        else a fresh one."""
+
+    def error_body(self, status: int, message: str, parameter: str | None) -> Mapping[str, Any]:
+        """The JSON error body of this API family, for errors raised outside its handlers as well (auth, 404)."""

@@ -1,0 +1,75 @@
+"""Kinds `tool_parser` and `reasoning_parser` (provisional): text of a completion → events. One interface for both. Runs in A."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pegboard.interfaces.spec import Need, Spec
+
+if TYPE_CHECKING:
+    from pegboard.interfaces.structured_output import Constraint
+    from pegboard.interfaces.tokenizer import Vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputParserSpec(Spec):
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputParserNeed(Need):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class OutputParserSetup:
+    """vocabulary: for token-level markers. tools: the request's tools (OpenAI-shaped)."""
+
+    vocabulary: "Vocabulary"
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnd:
+    index: int
+
+
+Event = Content | Reasoning | ToolCallStart | ToolCallArguments | ToolCallEnd
+
+
+class OutputParser(Protocol):
+    """One per completion. Never raises on any text; loses nothing."""
+
+    def feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
+        """Events that are certain now; any chunking gives the same fold."""
+
+    def finish(self) -> list[Event]:
+        """Held-back text and open calls; malformed calls come back as Content."""
+
+    def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> "Constraint | None":
+        """Grammar of the format for required or named calls; None = it cannot be enforced."""

@@ -1,0 +1,128 @@
+"""Tier 1 of a plugin: its spec. Standard library only; a module that holds specs must import in 20 ms.
+
+A plugin's entry point (group `pegboard.<kind>.v1`) names a frozen `<Kind>Spec` object. It holds what selection needs as
+data and *strings* for everything heavy; the strings are imported only for the plugin that was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+Tier = Literal["vendor", "tuned", "portable", "reference"]
+TIERS: tuple[Tier, ...] = ("vendor", "tuned", "portable", "reference")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """Base of every `<Kind>Spec`.
+
+    api: lowest interface minor needed, "1.0".
+    implementation: "module:Class", built as `Class(options, setup)`; imported only for the winner.
+    options: "module:Options", a frozen pydantic model with unknown keys forbidden; None = the plugin has no options
+        (the implementation then receives None).
+    probe: "module:fn"; `fn(ProbeFacts) -> Ok | Absent | Broken`; must not raise, must not import torch.
+    suits: "module:fn"; `fn(need) -> list[str]`, the reasons why not; asked after the data check of `supports`.
+    platforms: device families it runs on; None = any.
+    tier: rank class, vendor > tuned > portable > reference.
+    supports: compared with the kind's Need key by key, see `unmet`.
+    flags: words from the kind's closed list.
+    replaces: qualified names ("distribution:name") this plugin wants to replace; needs the operator's `override` too.
+    """
+
+    api: str
+    implementation: str
+    options: str | None = None
+    probe: str | None = None
+    suits: str | None = None
+    platforms: frozenset[str] | None = None
+    tier: Tier = "portable"
+    supports: Mapping[str, object] = field(default_factory=dict)
+    flags: frozenset[str] = frozenset()
+    replaces: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What selection asks of a kind. Subclasses add fields; a field that is None or False asks nothing."""
+
+    platform: str | None = None
+
+    def wants(self) -> dict[str, Any]:
+        """The fields that ask for something, without `platform` (compared with `Spec.platforms`)."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "platform"}
+        return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
+@dataclass(frozen=True, slots=True)
+class Multiple:
+    """In `supports`: the wanted integer must be a multiple of `of`."""
+
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """In `supports`: the wanted number must not exceed `limit`."""
+
+    limit: float
+
+
+def unmet(supports: Mapping[str, object], wants: Mapping[str, object]) -> list[str]:
+    """Reasons why `supports` does not cover `wants`; empty = suitable.
+
+    A set means "one of", `True` means "can" (or any value), `Multiple`/`AtMost` compare numbers, anything else must be
+    equal. A wanted key that is not declared is not supported.
+    """
+    reasons = []
+    for key, value in wants.items():
+        declared = supports.get(key)
+        if declared is None or declared is False:
+            reasons.append(f"{key}={value!r} is not declared as supported")
+        elif isinstance(declared, Multiple):
+            if not isinstance(value, int) or value % declared.of:
+                reasons.append(f"{key} {value!r} is not a multiple of {declared.of}")
+        elif isinstance(declared, AtMost):
+            if not isinstance(value, int | float) or value > declared.limit:
+                reasons.append(f"{key} {value!r} is over {declared.limit}")
+        elif isinstance(declared, set | frozenset | tuple | list):
+            if value not in declared:
+                reasons.append(f"{key} {value!r} not in {{{', '.join(sorted(map(str, declared)))}}}")
+        elif declared is not True and declared != value:
+            reasons.append(f"{key} {value!r} is not {declared!r}")
+    return reasons
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFacts:
+    """What a probe may look at: nothing of a device is touched to make it."""
+
+    machine: str
+    system: str
+    cpu_flags: frozenset[str] = frozenset()
+    num_cpus: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ok:
+    """The plugin can work on this machine; `facts` are kept in the decision and shown."""
+
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """What the plugin needs is not here (quiet): no such device, an optional library is missing."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """What the plugin needs is here but unusable (loud): driver too old, library damaged."""
+
+    reason: str
+
+
+Verdict = Ok | Absent | Broken

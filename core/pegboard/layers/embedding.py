@@ -1,0 +1,89 @@
+"""Token embedding and output head, which may be one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from pegboard.errors import ConfigError
+from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, WeightMethod
+from pegboard.interfaces.weight_loader import WeightPiece, WeightSlice
+from pegboard.layers.build import Build
+from pegboard.layers.layer import Layer
+
+
+class Embedding(Layer):
+    """[T] token ids → [T, width]. The whole table is on every rank."""
+
+    def __init__(self, build: Build, num_rows: int, width: int) -> None:
+        super().__init__(build)
+        self.num_rows, self.width, self.is_head = num_rows, width, False
+        self.method: WeightMethod | None = None
+
+    def declare(self, available: Mapping[str, Any]) -> list[WeightSlice]:
+        name = f"{self.build.path}.weight"
+        part = Part(name, (0, self.num_rows), (self.num_rows, self.width))
+        layer = EmbeddingLayer(self.build.path, self.num_rows, self.width, part, self.is_head)
+        self.method = self.build.quantization.embedding(layer) or self.build.plain.embedding(layer)
+        assert self.method is not None, "the plain method takes every layer"
+        return [WeightSlice(name, shape=(self.num_rows, self.width)), *(WeightSlice(extra) for extra in self.method.declare())]
+
+    def accept(self, piece: WeightPiece) -> None:
+        assert self.method is not None
+        self.method.accept(piece)
+
+    def finish(self) -> None:
+        assert self.method is not None
+        self.method.finish()
+
+    def bind(self) -> None:
+        assert self.method is not None
+        self.forward = self.method.bind(self.build.kernels)
+
+
+class Head(Layer):
+    """[N, width] → [N, num_rows] float32 logits; with `tied` it multiplies with the embedding's table."""
+
+    def __init__(self, build: Build, num_rows: int, width: int, *, tied: Embedding | None = None, bias: bool = False) -> None:
+        super().__init__(build)
+        if tied is not None and bias:
+            raise ConfigError(f"{build.path}: a tied head has no bias")
+        self.num_rows, self.width, self.tied = num_rows, width, tied
+        self.method: WeightMethod | None = None
+        if tied is not None:
+            tied.is_head = True
+
+    def declare(self, available: Mapping[str, Any]) -> list[WeightSlice]:
+        if self.tied is not None:
+            return []
+        name = f"{self.build.path}.weight"
+        layer = LinearLayer(self.build.path, self.width, self.num_rows, (Part(name, (0, self.num_rows), (self.num_rows, self.width)),))
+        self.method = self.build.quantization.linear(layer) or self.build.plain.linear(layer)
+        assert self.method is not None, "the plain method takes every layer"
+        return [WeightSlice(name, shape=(self.num_rows, self.width)), *(WeightSlice(extra) for extra in self.method.declare())]
+
+    def accept(self, piece: WeightPiece) -> None:
+        assert self.method is not None
+        self.method.accept(piece)
+
+    def finish(self) -> None:
+        if self.method is not None:
+            self.method.finish()
+
+    def bind(self) -> None:
+        if self.tied is not None:
+            method = self.tied.method
+            bind_head = getattr(method, "bind_head", None)
+            if bind_head is None:
+                raise ConfigError(f"{self.build.path}: {type(method).__name__} cannot serve a tied output head")
+            multiply = bind_head(self.build.kernels)
+        else:
+            assert self.method is not None
+            multiply = self.method.bind(self.build.kernels)
+
+        def forward(hidden: Tensor) -> Tensor:
+            return multiply(hidden).float()
+
+        self.forward = forward

@@ -1,0 +1,107 @@
+"""Rotary position embedding: frequencies from the checkpoint's config, one gather per step.
+
+Scaling rules: linear (Chen et al. 2023), dynamic NTK, YaRN (Peng et al. 2023) and Llama 3's, as their config fields define.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pegboard.errors import ModelError
+from pegboard.layers.build import Build
+from pegboard.layers.layer import Layer
+
+Rotation = tuple[Tensor, Tensor]
+"""cos and sin of a step's positions, each [T, rotary_dim / 2] float32."""
+
+
+class Rope(Layer):
+    """(positions [T]) → Rotation. Called once per step by the model, then handed to every layer.
+
+    style: "halves", "pairs", or None = as the checkpoint stores Q and K. max_positions bounds the table, in tokens.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        rotary_dim: int,
+        *,
+        max_positions: int,
+        base: float = 10000.0,
+        scaling: Mapping[str, Any] | None = None,
+        style: Literal["halves", "pairs"] | None = None,
+    ) -> None:
+        super().__init__(build)
+        self.pairs = (style or build.rope_style) == "pairs"
+        self.rotary_dim, self.max_positions, self.base, self.scaling = rotary_dim, max_positions, base, dict(scaling or {})
+
+    def declare(self, available: object) -> list[Any]:
+        return []
+
+    def bind(self) -> None:
+        frequencies, magnitude = rope_frequencies(self.rotary_dim, self.base, self.scaling, self.max_positions)
+        angles = torch.outer(torch.arange(self.max_positions, dtype=torch.float32), frequencies)
+        cos = (angles.cos() * magnitude).to(self.build.device)
+        sin = (angles.sin() * magnitude).to(self.build.device)
+
+        def forward(positions: Tensor) -> Rotation:
+            return cos[positions], sin[positions]
+
+        self.forward = forward
+
+
+def rope_parameters(config: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
+    """(base, scaling) from a Hugging Face config of either generation (`rope_theta` + `rope_scaling`, or `rope_parameters`)."""
+    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    base = float(parameters.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
+    return base, parameters
+
+
+def rope_frequencies(dim: int, base: float, scaling: Mapping[str, Any], max_positions: int) -> tuple[Tensor, float]:
+    """Angle per position of each channel pair, [dim / 2] float32, and the factor on cos and sin."""
+    inverse = 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind == "default":
+        return inverse, 1.0
+    if kind == "factors":
+        return inverse / torch.tensor(scaling["factors"], dtype=torch.float32), 1.0
+    factor = float(scaling["factor"])
+    if kind == "linear":
+        return inverse / factor, 1.0
+    original = int(scaling.get("original_max_position_embeddings") or max_positions / factor)
+    if kind == "dynamic":
+        grown = base * (factor * max(max_positions, original) / original - (factor - 1)) ** (dim / (dim - 2))
+        return 1.0 / grown ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim), 1.0
+    if kind == "llama3":
+        return _llama3(inverse, factor, original, scaling), 1.0
+    if kind == "yarn":
+        return _yarn(inverse, dim, base, factor, original, scaling)
+    raise ModelError(f"rope scaling {kind!r} is not supported; known: linear, dynamic, llama3, yarn")
+
+
+def _llama3(inverse: Tensor, factor: float, original: int, scaling: Mapping[str, Any]) -> Tensor:
+    """Long waves are divided by `factor`, short ones kept, a smooth ramp between."""
+    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+    turns = original * inverse / (2 * math.pi)
+    ramp = ((turns - low) / (high - low)).clamp(0, 1)
+    return inverse / factor * (1 - ramp) + inverse * ramp
+
+
+def _yarn(
+    inverse: Tensor, dim: int, base: float, factor: float, original: int, scaling: Mapping[str, Any]
+) -> tuple[Tensor, float]:
+    """NTK by parts: channels that turn often are kept, slow ones interpolated, a ramp between (equations 17 to 23)."""
+
+    def channel(turns: float) -> float:
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low = max(math.floor(channel(float(scaling.get("beta_fast") or 32))), 0)
+    high = min(math.ceil(channel(float(scaling.get("beta_slow") or 1))), dim - 1)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
+    magnitude = scaling.get("attention_factor") or (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
+    return inverse / factor * ramp + inverse * (1 - ramp), float(magnitude)

@@ -1,0 +1,139 @@
+"""LLMEngine: requests in, outputs out, one step at a time, in the caller's process. `LLM` is built on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pegboard.engine.output_stream import OutputStream
+from pegboard.errors import RequestError
+from pegboard.input import PromptInput, RequestBuilder, prompt_text
+from pegboard.log import get_logger
+from pegboard.logprobs import TokenTexts
+from pegboard.output import RequestOutput
+from pegboard.request import EngineRequest
+from pegboard.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from pegboard.batch import AdapterRef
+    from pegboard.config import Settings
+    from pegboard.interfaces.tokenizer import Tokenizer
+    from pegboard.plan import EnginePlan
+
+log = get_logger(__name__)
+
+
+class LLMEngine:
+    """The engine with text at both ends. Not thread-safe.
+
+    engine: an `engine.Engine`, or anything with its methods. tokenizer: None under `skip_tokenizer_init`.
+    """
+
+    def __init__(self, plan: "EnginePlan", tokenizer: "Tokenizer | None", engine: Any) -> None:
+        self.plan = plan
+        self.tokenizer = tokenizer
+        self.engine = engine
+        self._builder = RequestBuilder(plan, tokenizer)
+        self._texts = TokenTexts(tokenizer) if tokenizer is not None else None
+        self._streams: dict[str, OutputStream] = {}
+
+    @classmethod
+    def from_settings(cls, settings: "Settings") -> "LLMEngine":
+        """Resolve the plan, load the model here. Raises what `plan.resolve` and the engine's construction raise."""
+        from pegboard.plan import make_tokenizer, resolve
+
+        plan, registry = resolve(settings)
+        tokenizer = None if settings.engine.skip_tokenizer_init else make_tokenizer(registry, plan)
+        from pegboard.engine.build import build_engine  # imports torch: only now, when everything cheap has been checked
+
+        return cls(plan, tokenizer, build_engine(plan))
+
+    def prepare(
+        self, request_id: str, prompt: PromptInput, params: SamplingParams, *, priority: int = 0, lora: "AdapterRef | None" = None
+    ) -> EngineRequest:
+        """A checked request that is not queued yet. Raises RequestError."""
+        return self._builder.build(prompt, params, request_id, priority=priority, lora=lora)
+
+    def submit(self, request: EngineRequest, prompt: str | None = None) -> None:
+        """Queue a prepared request. Raises RequestError for an id in use and for what the engine refuses."""
+        if request.request_id in self._streams:
+            raise RequestError(f"request id {request.request_id!r} is in use by a running request", parameter="request_id")
+        self.engine.add(request)
+        self._streams[request.request_id] = OutputStream(
+            request,
+            self.tokenizer,
+            self._texts,
+            prompt=prompt,
+            lora_request=request.lora,
+            stream_interval=self.plan.settings.engine.stream_interval,
+        )
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: PromptInput,
+        params: SamplingParams,
+        *,
+        lora_request: "AdapterRef | None" = None,
+        priority: int = 0,
+    ) -> None:
+        """Check and queue a request."""
+        self.submit(self.prepare(request_id, prompt, params, priority=priority, lora=lora_request), prompt_text(prompt))
+
+    def step(self) -> list[RequestOutput]:
+        """One engine step; outputs of the requests that have news, as their `output_kind` says. A request the engine gave
+        up ends with finish_reason "error"; why is logged."""
+        ended, touched = [], {}
+        for delta in self.engine.step():
+            stream = self._streams.get(delta.request_id)
+            if stream is None:
+                continue
+            if stream.feed(delta):
+                ended.append(stream.key(delta.index))
+            touched[delta.request_id] = stream
+        if ended:
+            self.engine.abort(ended)
+        outputs = [output for stream in touched.values() if (output := stream.take()) is not None]
+        for output in outputs:
+            if output.finished:
+                stream = self._streams.pop(output.request_id)
+                if stream.error is not None:
+                    log.error("request %s failed: %s", output.request_id, stream.error)
+        return outputs
+
+    def abort_request(self, request_ids: Sequence[str]) -> None:
+        """Forget requests; nothing more comes of them. Unknown ids are ignored."""
+        known = [name for name in request_ids if self._streams.pop(name, None) is not None]
+        if known:
+            self.engine.abort(known)
+
+    def abort_all(self) -> None:
+        """Forget every request and let the engine finish what is in flight."""
+        self.abort_request(list(self._streams))
+        while self.engine.has_work:
+            self.engine.step()
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._streams)
+
+    def get_num_unfinished_requests(self) -> int:
+        return len(self._streams)
+
+    def get_tokenizer(self) -> "Tokenizer":
+        """Raises RequestError under `skip_tokenizer_init`."""
+        if self.tokenizer is None:
+            raise RequestError("no tokenizer: skip_tokenizer_init is set, so only token ids are served")
+        return self.tokenizer
+
+    def default_params(self) -> Mapping[str, Any]:
+        """Sampling defaults of the model, by SamplingParams field."""
+        return self.plan.default_params
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; False when some are in use."""
+        return bool(self.engine.control("reset_prefix_cache"))
+
+    def shutdown(self) -> None:
+        """Stop the engine and free its memory."""
+        self._streams.clear()
+        self.engine.stop()

@@ -1,0 +1,24 @@
+"""Ops: what the layers compute with. Each op's signature, docstring and plain-torch reference live here.
+
+The reference is the meaning of an op, the judge of every kernel's contract test, and the last resort when no kernel plugin
+is suitable. Fast versions are plugins of the `kernel` kind; layers receive whichever was chosen as `kernels[op]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pegboard.ops.activation import gelu_tanh_mul, silu_mul
+from pegboard.ops.attention import paged_attention
+from pegboard.ops.lora import lora_expand, lora_shrink
+from pegboard.ops.norm import add_rms_norm, layer_norm, rms_norm
+from pegboard.ops.rope import rope
+
+REFERENCES: dict[str, Callable[..., Any]] = {
+    op.__name__: op
+    for op in (rms_norm, add_rms_norm, layer_norm, rope, silu_mul, gelu_tanh_mul, paged_attention, lora_shrink, lora_expand)
+}
+"""Every op by name with its reference."""
+
+__all__ = ["REFERENCES", *REFERENCES]

@@ -1,0 +1,80 @@
+"""What a user gets back: vLLM's output classes, field for field where both exist."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Logprob:
+    """logprob: natural log; rank: 1 = most likely; decoded_token: text of this id alone."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One completion. finish_reason: "stop", "length", "abort" or "error", None while running. stop_reason: the stop string or
+    stop token id that ended it, None for end of sequence. logprobs: one {token_id: Logprob} per output token."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    lora_request: Any = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """Times of one request, in seconds on the clock of `time.time()`; vLLM calls this RequestStateStats."""
+
+    arrival_time: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+    num_generation_tokens: int = 0
+
+    @property
+    def first_token_latency(self) -> float:
+        return self.first_token_ts - self.arrival_time if self.first_token_ts else 0.0
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """State of one request. prompt_logprobs: one entry per prompt token, the first None."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int] | None
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    metrics: RequestStats | None = None
+    lora_request: Any = None
+    num_cached_tokens: int | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """The pooled tensor of one request, as a list of float."""
+
+    data: Any
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput:
+    request_id: str
+    outputs: PoolingOutput
+    prompt_token_ids: list[int] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    finished: bool = True

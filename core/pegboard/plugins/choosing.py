@@ -1,0 +1,209 @@
+"""Runs the gates over the candidates of one kind. `Registry.choose` and `Registry.choose_keyed` are the doors to it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pegboard.errors import PluginBroken, PluginError, PluginNotFound, PluginUnsuitable
+from pegboard.interfaces.spec import Absent, Broken, Need, Spec, unmet
+from pegboard.plugins.discovery import Entry
+from pegboard.plugins.importing import import_part, incompatibility
+from pegboard.plugins.names import check_kind, not_found, to_install
+from pegboard.plugins.selection import Candidate, Decision, by_gate, need_text, pick
+
+if TYPE_CHECKING:
+    from pegboard.plugins.registry import Registry
+
+PLATFORM = "platform"
+WILDCARD = "*"
+
+
+def choose_ranked(
+    registry: Registry,
+    kind: str,
+    need: Need,
+    order: Sequence[str],
+    prefers: Sequence[str],
+    key: str,
+    among: Iterable[Entry] | None,
+    required: bool,
+) -> Decision:
+    """See `Registry.choose`, without an explicit name."""
+    check_kind(kind)
+    if locked := _from_lock(registry, kind, need, key):
+        return locked
+    user_order = [registry.find(kind, name) for name in order]
+    preferred = [entry for name in prefers if (entry := _find_or_none(registry, kind, name)) is not None]
+    entries = [entry for entry in registry.scan.entries if entry.kind == kind]
+    if among is not None:
+        wanted = set(among)
+        entries = [entry for entry in entries if entry in wanted]
+    judged = [judge(registry, entry, need) for entry in entries] + (_unserved(registry, kind, None) if among is None else [])
+    suited = [(c.entry, registry.spec(c.entry)) for c in judged if c.gate == "ranked"]
+    ranked, rank = pick(suited, user_order, preferred)
+    decision = _decision(registry, kind, key, need, ranked, judged, rank)
+    if kind == PLATFORM:
+        _refuse_broken_platform(decision)
+    _quarantine_broken(registry, judged)
+    if required and decision.winner is None:
+        if not decision.candidates:
+            raise PluginNotFound(to_install(kind))
+        decision.require()
+    return decision
+
+
+def choose_keyed(registry: Registry, kind: str, keys: Sequence[str], need: Need, required: bool) -> Decision:
+    """See `Registry.choose_keyed`, without an explicit name."""
+    check_kind(kind)
+    key = keys[0] if keys else ""
+    if locked := _from_lock(registry, kind, need, key):
+        return locked
+    names = list(dict.fromkeys([*keys, WILDCARD]))
+    judged = _unserved(registry, kind, names)
+    ranked: list[Candidate] = []
+    rank = ""
+    for name in names:
+        named = [entry for entry in registry.scan.entries if entry.kind == kind and entry.name == name]
+        if ranked:
+            reason = f"{ranked[0].entry.name} comes before {name!r}"
+            judged += [Candidate(entry, "ranked", reason) for entry in named if not registry.policy.blocked(entry)]
+            continue
+        found = [judge(registry, entry, need) for entry in named]
+        judged += found
+        suited = [c.entry for c in found if c.gate == "ranked"]
+        broken = [c for c in found if c.broken]
+        if not suited and broken and name != WILDCARD:  # the checkpoint asked for exactly this one
+            registry.record(_decision(registry, kind, key, need, [], judged, ""))
+            raise PluginBroken(_attributed(broken[0]), plugin=broken[0].entry.id)
+        if len(suited) > 1 and name != WILDCARD:
+            raise registry.conflict(kind, name, suited)
+        ranked, _ = pick([(entry, registry.spec(entry)) for entry in suited], (), ())
+        rank = "any name" if name == WILDCARD else "exact name"
+        _quarantine_broken(registry, found)
+    decision = _decision(registry, kind, key, need, ranked, judged, rank if ranked else "")
+    if required and decision.winner is None:
+        if not decision.candidates:
+            raise not_found(kind, key, registry.names(kind))
+        decision.require()
+    return decision
+
+
+def choose_explicit(registry: Registry, kind: str, need: Need, name: str, key: str) -> Decision:
+    """The entry the user named, or the error that says why not and what would work."""
+    entry = registry.find(kind, name)
+    candidate = judge(registry, entry, need)
+    if candidate.gate == "ranked":
+        others = [Candidate(other, "ranked", f"{entry.name} was asked for") for other in registry.entries(kind) if other != entry]
+        shown = (replace(candidate, gate="selected"), *by_gate(others))
+        return Decision(kind, entry, shown, key, need_text(need), "asked for")
+    registry.record(Decision(kind, None, (candidate,), key, need_text(need)))
+    alternative = _alternative(registry, kind, need, entry)
+    advice = f"; what would work here: {alternative.name} ({alternative.distribution})" if alternative else ""
+    if candidate.broken:
+        raise PluginBroken(_attributed(candidate) + advice, plugin=entry.id)
+    advice = advice or f"; no other installed {kind} plugin would work here"
+    raise PluginUnsuitable(f"{kind} {name!r} was asked for but is {candidate.state}: {candidate.reason}{advice}", plugin=entry.id)
+
+
+def judge(registry: Registry, entry: Entry, need: Need) -> Candidate:
+    """Send one entry through the gates up to "suitable"; "ranked" means it passed them all. Never raises for what the
+    plugin does; raises PluginBroken where a child has another version than its parent."""
+    if reason := registry.policy.blocked(entry):
+        return Candidate(entry, "allowed", reason)
+    if replacement := registry.replacements(entry.kind).get(entry.qualified):
+        return Candidate(entry, "allowed", f"replaced by {replacement.qualified} in plugins.override")
+    registry.verify_version(entry)
+    try:
+        spec = registry.spec(entry)
+    except PluginError as error:
+        return Candidate(entry, "compatible", str(error), broken=True)
+    if reason := incompatibility(entry, spec):
+        return Candidate(entry, "compatible", reason)
+    return _available(registry, entry, spec, need) or _suitable(entry, spec, need)
+
+
+def _available(registry: Registry, entry: Entry, spec: Spec, need: Need) -> Candidate | None:
+    if need.platform is not None and spec.platforms is not None and need.platform not in spec.platforms:
+        return Candidate(entry, "available", f"runs on {', '.join(sorted(spec.platforms))}, not on {need.platform}")
+    try:
+        verdict = registry.verdict(entry)
+    except PluginError as error:
+        return Candidate(entry, "available", str(error), broken=True)
+    if isinstance(verdict, Absent):
+        return Candidate(entry, "available", verdict.reason)
+    if isinstance(verdict, Broken):
+        return Candidate(entry, "available", verdict.reason, broken=True)
+    return None
+
+
+def _suitable(entry: Entry, spec: Spec, need: Need) -> Candidate:
+    reasons = unmet(spec.supports, need.wants())
+    if not reasons and spec.suits:
+        try:
+            reasons = list(import_part(entry, spec.suits, "suits")(need))
+        except PluginError as error:
+            return Candidate(entry, "suitable", str(error), broken=True)
+        except Exception as error:  # noqa: BLE001  foreign code judges its own fitness: whatever it raises means "no"
+            return Candidate(entry, "suitable", f"{spec.suits} raised {type(error).__name__}: {error}", broken=True)
+    return Candidate(entry, "suitable", "; ".join(reasons)) if reasons else Candidate(entry, "ranked")
+
+
+def _decision(
+    registry: Registry, kind: str, key: str, need: Need, ranked: list[Candidate], judged: list[Candidate], rank: str
+) -> Decision:
+    """The recorded decision: ranked ones first, then those that stopped at a gate."""
+    shown = {c.entry for c in ranked}
+    stopped = by_gate([c for c in judged if c.entry not in shown])
+    winner = ranked[0].entry if ranked else None
+    return registry.record(Decision(kind, winner, (*ranked, *stopped), key, need_text(need), rank))
+
+
+def _unserved(registry: Registry, kind: str, names: Collection[str] | None) -> list[Candidate]:
+    """Installed entries made for another interface of the kind."""
+    items = [item for item in registry.scan.unusable if item.entry.kind == kind]
+    return [Candidate(item.entry, "discovered", item.reason) for item in items if names is None or item.entry.name in names]
+
+
+def _from_lock(registry: Registry, kind: str, need: Need, key: str) -> Decision | None:
+    """The parent's choice, if it made one for the same key and need."""
+    locked = registry.locked.get((kind, key))
+    if locked is None or locked.winner is None or locked.need != need_text(need):
+        return None
+    entry = registry.find(kind, locked.winner)
+    registry.verify_version(entry)
+    return registry.record(Decision(kind, entry, (Candidate(entry, "selected"),), key, locked.need, f"{locked.rank}; locked"))
+
+
+def _find_or_none(registry: Registry, kind: str, name: str) -> Entry | None:
+    try:
+        return registry.find(kind, name)
+    except PluginError:
+        return None  # a preference is a wish: what is not there, or not allowed, is passed over
+
+
+def _refuse_broken_platform(decision: Decision) -> None:
+    """A device that is there but unusable must not become a silent run on another one."""
+    for candidate in decision.candidates:
+        if candidate.broken:
+            others = f", or name another with --device ({decision.winner.name} would work)" if decision.winner else ""
+            deny = f"deny {candidate.entry.distribution} (plugins.deny)"
+            raise PluginBroken(f"{_attributed(candidate)}; repair it, {deny}{others}", plugin=candidate.entry.id)
+
+
+def _quarantine_broken(registry: Registry, judged: Iterable[Candidate]) -> None:
+    for candidate in judged:
+        if candidate.broken:
+            registry.quarantine(candidate.entry, candidate.reason)
+
+
+def _attributed(candidate: Candidate) -> str:
+    prefix = candidate.entry.id
+    return candidate.reason if candidate.reason.startswith(prefix) else f"{prefix} is broken: {candidate.reason}"
+
+
+def _alternative(registry: Registry, kind: str, need: Need, refused: Entry) -> Entry | None:
+    judged = [judge(registry, entry, need) for entry in registry.entries(kind) if entry != refused]
+    ranked, _ = pick([(c.entry, registry.spec(c.entry)) for c in judged if c.gate == "ranked"], (), ())
+    return ranked[0].entry if ranked else None

@@ -1,0 +1,57 @@
+"""Turns "module:OBJECT" into the object, and whatever goes wrong into `PluginBroken` that names the plugin."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from pegboard.errors import PluginBroken
+from pegboard.interfaces import KINDS
+from pegboard.interfaces.spec import Spec
+from pegboard.plugins.discovery import Entry
+
+
+def import_object(path: str) -> Any:
+    """The object at "module:OBJECT" (attributes may be dotted), or the module itself for "module"."""
+    module_name, _, attributes = path.partition(":")
+    found: Any = import_module(module_name.strip())
+    for attribute in filter(None, attributes.strip().split(".")):
+        found = getattr(found, attribute)
+    return found
+
+
+def import_part(entry: Entry, path: str, what: str) -> Any:
+    """Import one part of a plugin. Raises PluginBroken that says which part, which plugin and why."""
+    try:
+        return import_object(path)
+    except ModuleNotFoundError as error:
+        own = path.partition(":")[0].partition(".")[0]
+        advice = f"reinstall {entry.distribution}" if (error.name or "").startswith(own) else f"is {error.name!r} installed?"
+        raise PluginBroken(f"{entry.id}: {what} {path!r} does not import: {error}; {advice}", plugin=entry.id) from error
+    except Exception as error:  # the import runs foreign code: anything can come out of it
+        message = f"{entry.id}: {what} {path!r} does not import: {type(error).__name__}: {error}"
+        raise PluginBroken(message, plugin=entry.id) from error
+
+
+def import_spec(entry: Entry) -> Spec:
+    """Tier 1 of a plugin: its spec object, checked to be of the kind's spec class. Raises PluginBroken."""
+    spec = import_part(entry, entry.value, "spec")
+    expected: type[Spec] = import_object(KINDS[entry.kind].spec)
+    if not isinstance(spec, expected):
+        found = f"the class {spec.__name__} itself" if isinstance(spec, type) else f"a {type(spec).__name__}"
+        message = f"{entry.id}: {entry.value!r} is {found}, expected a {expected.__name__} object; see pegboard.interfaces"
+        raise PluginBroken(message, plugin=entry.id)
+    return spec
+
+
+def incompatibility(entry: Entry, spec: Spec) -> str | None:
+    """Why this core's interface does not serve the spec's `api`; None = it does."""
+    kind = KINDS[entry.kind]
+    major, dot, minor = spec.api.partition(".")
+    if not (dot and major.isdecimal() and minor.isdecimal()):
+        return f'api={spec.api!r} is not of the form "major.minor"'
+    if int(major) != kind.major:
+        return f"needs interface {kind.name} {spec.api}, this pegboard has {kind.major}.{kind.minor}"
+    if int(minor) > kind.minor:
+        return f"needs interface {kind.name} {spec.api}, this pegboard has {kind.major}.{kind.minor}: upgrade pegboard"
+    return None

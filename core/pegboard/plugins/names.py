@@ -1,0 +1,57 @@
+"""What an error says about a name nobody provides: what to install, or what was probably meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from pegboard.errors import PluginNotFound
+from pegboard.interfaces import KINDS
+from pegboard.plugins.defaults import catalogue, provider
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like `name`; None when nothing is near."""
+    by_lower = {item.lower(): item for item in sorted(known)}
+    found = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """", did you mean 'x'?" or ""."""
+    match = nearest(name, known)
+    return f", did you mean {match!r}?" if match else ""
+
+
+def check_kind(kind: str) -> None:
+    """Raises PluginNotFound for a kind that does not exist."""
+    if kind not in KINDS:
+        raise PluginNotFound(f"no kind of plugin is called {kind!r}{did_you_mean(kind, KINDS)}")
+
+
+def not_found(kind: str, name: str, installed: Iterable[str]) -> PluginNotFound:
+    """The error for a (kind, name) that nothing installed provides."""
+    distribution = provider(kind, name)
+    if distribution:
+        return PluginNotFound(f"{kind} {name!r} is not installed; it is provided by {distribution}: pip install {distribution}")
+    wildcard = provider(kind, "*")
+    if wildcard and "*" not in installed:
+        return PluginNotFound(f"no installed plugin provides {kind} {name!r}; {wildcard} takes any name: pip install {wildcard}")
+    installed = sorted(set(installed))
+    known = catalogue().get(kind, {})
+    message = f"no installed plugin provides {kind} {name!r}"
+    match = nearest(name, [*installed, *known])
+    if match and match not in installed:
+        return PluginNotFound(f"{message}, did you mean {match!r} (pip install {known[match]})?")
+    if match:
+        return PluginNotFound(f"{message}, did you mean {match!r}?")
+    return PluginNotFound(f"{message}; " + ("installed: " + ", ".join(installed) if installed else to_install(kind)))
+
+
+def to_install(kind: str) -> str:
+    """What to install when there is no plugin of `kind` at all."""
+    options = sorted(set(catalogue().get(kind, {}).values()))
+    if not options:
+        return f"no plugin of kind {kind!r} is installed, and none is catalogued: install a distribution that provides one"
+    shown = ", ".join(options[:6]) + (", …" if len(options) > 6 else "")
+    return f"no plugin of kind {kind!r} is installed; install one of: {shown}"

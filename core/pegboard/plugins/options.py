@@ -1,0 +1,137 @@
+"""Options of a plugin: one frozen pydantic model per implementation, addressed `kind.name.field`.
+
+Values come from the file and the command line (the policy's options) and, for fields these leave out, from the environment
+(`PEGBOARD__KIND__NAME__FIELD`). pydantic is imported only when a plugin that has options is built.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pegboard import env
+from pegboard.errors import ConfigError
+from pegboard.interfaces.spec import Spec
+from pegboard.plugins.discovery import Entry
+from pegboard.plugins.importing import import_part, import_spec
+from pegboard.plugins.names import did_you_mean
+from pegboard.plugins.policy import OptionKey
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
+
+RawOptions = dict[OptionKey, dict[str, Any]]
+
+
+def gather(entries: Iterable[Entry], policy_options: Mapping[OptionKey, Mapping[str, Any]]) -> RawOptions:
+    """Raw values per plugin: those of the policy, then those of the environment where the policy says nothing.
+    Raises ConfigError for an environment variable that addresses no plugin."""
+    entries = list(entries)
+    raw: RawOptions = {key: {_field(name): value for name, value in values.items()} for key, values in policy_options.items()}
+    for (kind, name, field), value in env.plugin_options().items():
+        meant = {entry.name for entry in entries if entry.kind == kind and _env_name(entry.name) == _env_name(name)}
+        if not meant:
+            known = [f"{entry.kind}.{_env_name(entry.name)}" for entry in entries]
+            variable = f"PEGBOARD__{kind}__{name}__{field}".upper()
+            advice = did_you_mean(f"{kind}.{name}", known)
+            raise ConfigError(f"environment variable {variable}: no plugin {kind}.{name} is installed{advice}")
+        for exact in sorted(meant):
+            raw.setdefault((kind, exact), {}).setdefault(field, value)
+    return raw
+
+
+def raw_values(entry: Entry, raw: Mapping[OptionKey, Mapping[str, Any]]) -> dict[str, Any]:
+    """What was given for this plugin; values under its long name win over those under the short one."""
+    return {**raw.get((entry.kind, entry.name), {}), **raw.get((entry.kind, entry.qualified), {})}
+
+
+def resolve(entry: Entry, spec: Spec, values: Mapping[str, Any]) -> BaseModel | None:
+    """The options object of a plugin, None if it has no options.
+
+    Text values (environment, command line) are parsed by pydantic, lists and mappings among them as JSON.
+    Raises ConfigError naming `kind.name.field`.
+    """
+    if spec.options is None:
+        if values:
+            given = ", ".join(sorted(values))
+            raise ConfigError(f"{entry.kind}.{entry.name} has no options, but was given {given} ({entry.distribution})")
+        return None
+    model = import_part(entry, spec.options, "options")
+    known = model.model_fields
+    for field in values:
+        if field not in known:
+            advice = did_you_mean(field, known) or "; it has " + (", ".join(known) or "none")
+            raise ConfigError(f"{entry.kind}.{entry.name}.{field}: no such option{advice}")
+    from pydantic import ValidationError
+
+    try:
+        validated: BaseModel = model.model_validate({field: _parsed(known[field], value) for field, value in values.items()})
+    except ValidationError as error:
+        raise ConfigError(_explain(entry, error)) from error
+    return validated
+
+
+def schema_text(entry: Entry) -> str:
+    """What `pegboard help kind.name` prints: each option with type, default and meaning. Raises PluginBroken."""
+    spec = import_spec(entry)
+    address = f"{entry.kind}.{entry.name}"
+    lines = [f"{address}   {entry.distribution} {entry.version}"]
+    if spec.options is None:
+        return "\n".join([*lines, "  no options"])
+    model = import_part(entry, spec.options, "options")
+    if model.__doc__:
+        lines.append("  " + model.__doc__.strip().splitlines()[0])
+    lines.append("")
+    rows = [(name, _type_text(info), _default_text(info), info.description or "") for name, info in model.model_fields.items()]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+    for row in rows:
+        padded = "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=False))
+        lines.append(f"  {padded}  {row[3]}".rstrip())
+    if rows:
+        first = rows[0][0]
+        variable = f"PEGBOARD__{entry.kind}__{_env_name(entry.name)}__{first}".upper()
+        flag = f"--{address}.{first.replace('_', '-')}"
+        lines += ["", f'set by: {flag} VALUE · plugins.options: "{address}": {{{first}: VALUE}} · {variable}=VALUE']
+    return "\n".join(lines)
+
+
+def _field(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _env_name(name: str) -> str:
+    """The name as it can be written in a variable: "rms_norm.avx2" → "rms_norm_avx2"."""
+    return re.sub(r"[^a-z0-9]+", "_", name.lower())
+
+
+def _parsed(info: FieldInfo, value: Any) -> Any:
+    """Text that looks like a JSON list or mapping, decoded unless the field is text itself."""
+    if isinstance(value, str) and value[:1] in ("[", "{") and info.annotation is not str:
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value  # pydantic will say what it expected
+    return value
+
+
+def _explain(entry: Entry, error: Any) -> str:
+    problems = []
+    for item in error.errors(include_url=False):
+        field = ".".join(str(part) for part in item["loc"])
+        address = ".".join(filter(None, (entry.kind, entry.name, field)))
+        shown = "" if item["type"] == "missing" else f", got {item['input']!r}"
+        problems.append(f"{address}: {item['msg']}{shown}")
+    return "; ".join(problems)
+
+
+def _type_text(info: FieldInfo) -> str:
+    annotation: Any = info.annotation
+    plain = isinstance(annotation, type) and not hasattr(annotation, "__args__")  # list[int] is a type as well
+    return annotation.__name__ if plain else str(annotation).replace("typing.", "")
+
+
+def _default_text(info: FieldInfo) -> str:
+    return "required" if info.is_required() else f"default {info.get_default(call_default_factory=True)!r}"

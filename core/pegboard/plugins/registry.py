@@ -1,0 +1,280 @@
+"""The installed plugins of one process: look-up by name, choice by need, and building what was chosen.
+
+    registry = Registry.discover(policy)            # in the parent: one scan
+    decision = registry.choose("attention", need)   # explained and remembered
+    backend = registry.build(decision.require(), setup)
+    child = Registry.from_lock(lock)                # in a child: no scan, the same choices
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pegboard import env
+from pegboard.errors import PluginBroken, PluginConflict, PluginUnsuitable, blame
+from pegboard.interfaces.spec import Need, Ok, Spec, Verdict
+from pegboard.log import get_logger
+from pegboard.plugins import choosing, discovery, options
+from pegboard.plugins.discovery import Entry, Scan, normalized
+from pegboard.plugins.importing import import_part, import_spec, incompatibility
+from pegboard.plugins.lock import LockedDecision, PluginLock
+from pegboard.plugins.names import check_kind, not_found
+from pegboard.plugins.options import RawOptions
+from pegboard.plugins.policy import PluginPolicy
+from pegboard.plugins.probing import run_probe
+from pegboard.plugins.selection import Decision
+
+logger = get_logger(__name__)
+
+
+class Registry:
+    """Specs, verdicts and choices are kept, so that asking twice costs nothing. `scan` may be made by hand: tests give
+    entries whose `value` points at fakes."""
+
+    def __init__(self, scan: Scan, policy: PluginPolicy | None = None, *, raw_options: RawOptions | None = None) -> None:
+        self.scan = scan
+        self.policy = policy or PluginPolicy()
+        self.decisions: dict[tuple[str, str], Decision] = {}
+        self.locked: dict[tuple[str, str], LockedDecision] = {}
+        self._raw_options = options.gather(scan.entries, self.policy.options) if raw_options is None else raw_options
+        self._specs: dict[Entry, Spec] = {}
+        self._verdicts: dict[Entry, Verdict] = {}
+        self._replacements: dict[str, dict[str, Entry]] = {}
+        self._quarantined: dict[Entry, str] = {}
+        self._unverified: set[str] = set()
+
+    @classmethod
+    def discover(cls, policy: PluginPolicy | None = None) -> Registry:
+        """Everything installed, under `policy`. Scans once per process. Raises ConfigError for a policy that names unknowns."""
+        scan = discovery.scan()
+        policy = policy or PluginPolicy()
+        policy.check(scan)
+        return cls(scan, policy)
+
+    @classmethod
+    def from_lock(cls, lock: PluginLock) -> Registry:
+        """What the parent resolved: no scan, no environment. A distribution whose version here differs from the locked one
+        raises PluginBroken when it is first used."""
+        options_of_lock = {key: dict(values) for key, values in lock.options.items()}
+        registry = cls(Scan(entries=lock.entries, hooks=lock.hooks), lock.policy, raw_options=options_of_lock)
+        registry.locked = {(decision.kind, decision.key): decision for decision in lock.decisions}
+        registry._unverified = {entry.distribution for entry in (*lock.entries, *lock.hooks)}
+        return registry
+
+    def lock(self) -> PluginLock:
+        """This registry as a value for children."""
+        return PluginLock(
+            entries=self.scan.entries,
+            hooks=self.scan.hooks,
+            policy=self.policy,
+            options=self._raw_options,
+            decisions=tuple(
+                LockedDecision(kind, key, made.need, made.winner.qualified if made.winner else None, made.rank)
+                for (kind, key), made in sorted(self.decisions.items())
+            ),
+        )
+
+    # --- look-up: metadata only ------------------------------------------------------------------------------------------
+
+    def entries(self, kind: str) -> list[Entry]:
+        """Allowed entries of a kind, sorted by name and distribution."""
+        check_kind(kind)
+        return [entry for entry in self.scan.entries if entry.kind == kind and not self.policy.blocked(entry)]
+
+    def names(self, kind: str) -> list[str]:
+        """Short names of the allowed entries, each once."""
+        return sorted({entry.name for entry in self.entries(kind)})
+
+    def find(self, kind: str, name: str) -> Entry:
+        """The entry called `name`, or "distribution:name".
+
+        Raises PluginNotFound (says what to install or what was meant), PluginConflict (several distributions),
+        PluginUnsuitable (installed, but blocked by policy or made for another interface).
+        """
+        check_kind(kind)
+        distribution, colon, short = name.rpartition(":")
+        named = [entry for entry in self.scan.entries if entry.kind == kind and entry.name == short]
+        if colon:
+            named = [entry for entry in named if entry.distribution == normalized(distribution)]
+        allowed = [entry for entry in named if not self.policy.blocked(entry)]
+        if not colon:
+            replaced = self.replacements(kind)
+            allowed = list(dict.fromkeys(replaced.get(entry.qualified, entry) for entry in allowed))
+        if len(allowed) > 1:
+            raise self.conflict(kind, name, allowed)
+        if allowed:
+            return allowed[0]
+        if named:
+            reasons = "; ".join(f"{entry.id} is {self.policy.blocked(entry)}" for entry in named)
+            raise PluginUnsuitable(f"{kind} {name!r} may not be used: {reasons}", plugin=named[0].id)
+        for unusable in self.scan.unusable:
+            if unusable.entry.kind == kind and name in (unusable.entry.name, unusable.entry.qualified):
+                raise PluginUnsuitable(f"{unusable.entry.id} cannot be used: {unusable.reason}", plugin=unusable.entry.id)
+        if colon:
+            raise not_found(kind, name, [entry.qualified for entry in self.entries(kind)])
+        raise not_found(kind, name, self.names(kind))
+
+    def conflict(self, kind: str, name: str, entries: Sequence[Entry]) -> PluginConflict:
+        """The error for a short name that several distributions provide."""
+        forms = " or ".join(repr(entry.qualified) for entry in sorted(entries, key=lambda entry: entry.sort_key))
+        return PluginConflict(f"{kind} {name!r} is provided by several distributions: write {forms}, or deny all but one of them")
+
+    def replacements(self, kind: str) -> Mapping[str, Entry]:
+        """{qualified name: the entry that replaces it}, where both the plugin (`replaces`) and the operator (`override`) say
+        so. Reads the specs of overriding plugins only."""
+        if kind not in self._replacements:
+            found: dict[str, Entry] = {}
+            for entry in self.entries(kind) if self.policy.override else ():
+                if not self.policy.overrides(entry):
+                    continue
+                for qualified in self.spec(entry).replaces:
+                    distribution, _, name = qualified.rpartition(":")
+                    target = f"{normalized(distribution)}:{name}"
+                    if target in found:
+                        raise self.conflict(kind, qualified, [found[target], entry])
+                    found[target] = entry
+            self._replacements[kind] = found
+        return self._replacements[kind]
+
+    def enabled(self, kind: str) -> list[Entry]:
+        """The entries of an ambient kind that run: installed, allowed, and a default or enabled. Raises PluginConflict when
+        two distributions provide the same enabled name."""
+        running = [entry for entry in self.entries(kind) if self.policy.enabled(entry)]
+        replaced = self.replacements(kind)
+        running = list(dict.fromkeys(replaced.get(entry.qualified, entry) for entry in running))
+        for entry in running:
+            same = [other for other in running if other.name == entry.name]
+            if len(same) > 1:
+                raise self.conflict(kind, entry.name, same)
+        return running
+
+    def enabled_hooks(self) -> list[Entry]:
+        """Entries of the hooks group that run, sorted."""
+        return [entry for entry in self.scan.hooks if not self.policy.blocked(entry) and self.policy.enabled(entry)]
+
+    # --- tier 1: specs and verdicts --------------------------------------------------------------------------------------
+
+    def spec(self, entry: Entry) -> Spec:
+        """The entry's spec, imported on first use. Raises PluginBroken."""
+        if entry not in self._specs:
+            self.verify_version(entry)
+            self._specs[entry] = import_spec(entry)
+        return self._specs[entry]
+
+    def verdict(self, entry: Entry) -> Verdict:
+        """What the entry's probe says of this machine (Ok when it has none); asked once. Raises PluginBroken when the probe
+        does not import."""
+        if entry not in self._verdicts:
+            probe = self.spec(entry).probe
+            self._verdicts[entry] = run_probe(import_part(entry, probe, "probe")) if probe else Ok()
+        return self._verdicts[entry]
+
+    def verify_version(self, entry: Entry) -> None:
+        """In a child: the distribution must have the version the parent saw. Raises PluginBroken naming both."""
+        if entry.distribution not in self._unverified:
+            return
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            here = version(entry.distribution)
+        except PackageNotFoundError:
+            here = entry.version  # importable without metadata (a zip, a vendored copy): the import itself will tell
+        if here != entry.version:
+            message = f"{entry.id}: version {entry.version} is locked, but {here} is installed here"
+            raise PluginBroken(f"{message}; install the same on every host", plugin=entry.id)
+        self._unverified.discard(entry.distribution)
+
+    def quarantine(self, entry: Entry, reason: str) -> None:
+        """A plugin nobody asked for by name does not work: one warning, then it is left out. Fatal under PEGBOARD_STRICT."""
+        if env.strict():
+            raise PluginBroken(f"{entry.id}: {reason} (PEGBOARD_STRICT=1)", plugin=entry.id)
+        if entry not in self._quarantined:
+            self._quarantined[entry] = reason
+            logger.warning("plugin %s is left out: %s; see `pegboard plugins doctor`", entry.id, reason)
+
+    # --- choice ----------------------------------------------------------------------------------------------------------
+
+    def choose(
+        self,
+        kind: str,
+        need: Need,
+        *,
+        explicit: str | None = None,
+        order: Sequence[str] = (),
+        prefers: Sequence[str] = (),
+        key: str = "",
+        among: Iterable[Entry] | None = None,
+        required: bool = True,
+    ) -> Decision:
+        """The best plugin of `kind` for `need`; remembered under (kind, key).
+
+        explicit: the user's own choice (None or "auto" = none): used or an error, never replaced. order: the user's order,
+        unknown names are errors. prefers: the model's or platform's wish, unknown names are passed over. among: consider
+        only these entries. required=False: a Decision without winner instead of an error when nothing suits.
+        Raises PluginNotFound, PluginUnsuitable (with the table), PluginBroken, PluginConflict.
+        """
+        if explicit not in (None, "auto"):
+            return self.record(choosing.choose_explicit(self, kind, need, str(explicit), key))
+        return choosing.choose_ranked(self, kind, need, order, prefers, key, among, required)
+
+    def choose_keyed(
+        self, kind: str, keys: Sequence[str], need: Need, *, explicit: str | None = None, required: bool = True
+    ) -> Decision:
+        """The plugin whose name is one of `keys` (tried in order), else one named "*"; remembered under (kind, keys[0]).
+
+        A plugin with the exact name that is broken is an error, not a reason to take the next. Errors as `choose`.
+        """
+        key = keys[0] if keys else ""
+        if explicit not in (None, "auto"):
+            return self.record(choosing.choose_explicit(self, kind, need, str(explicit), key))
+        return choosing.choose_keyed(self, kind, keys, need, required)
+
+    def record(self, decision: Decision) -> Decision:
+        """Keep a decision for explanation and for the lock; returns it."""
+        self.decisions[decision.kind, decision.key] = decision
+        return decision
+
+    # --- tier 2: implementations -----------------------------------------------------------------------------------------
+
+    def load(self, entry: Entry) -> Callable[..., Any]:
+        """The entry's implementation, imported. Raises PluginBroken, or PluginUnsuitable for a blocked or incompatible one."""
+        if reason := self.policy.blocked(entry):
+            raise PluginUnsuitable(f"{entry.id} may not be used: {reason}", plugin=entry.id)
+        spec = self.spec(entry)
+        if reason := incompatibility(entry, spec):
+            raise PluginUnsuitable(f"{entry.id} cannot be used: {reason}", plugin=entry.id)
+        implementation: Callable[..., Any] = import_part(entry, spec.implementation, "implementation")
+        if not callable(implementation):
+            message = f"{entry.id}: {spec.implementation!r} is a {type(implementation).__name__}, expected a class or function"
+            raise PluginBroken(message, plugin=entry.id)
+        return implementation
+
+    def options(self, entry: Entry) -> Any:
+        """The entry's validated options object, None if it has no options. Raises ConfigError."""
+        return options.resolve(entry, self.spec(entry), options.raw_values(entry, self._raw_options))
+
+    def build(self, entry: Entry, setup: object) -> Any:
+        """`Implementation(options, setup)`. Raises as `load` and `options`; what the constructor raises becomes PluginFailure
+        naming the plugin, our own errors pass."""
+        implementation = self.load(entry)
+        chosen_options = self.options(entry)
+        with blame(entry.id):
+            return implementation(chosen_options, setup)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Every entry as plain data, with why it may not be used ("" = it may): what `plugins list` and the API show."""
+        rows = [(entry, self.policy.blocked(entry) or "") for entry in (*self.scan.entries, *self.scan.hooks)]
+        rows += [(unusable.entry, unusable.reason) for unusable in self.scan.unusable]
+        return [
+            {
+                "kind": entry.kind,
+                "name": entry.name,
+                "distribution": entry.distribution,
+                "version": entry.version,
+                "value": entry.value,
+                "reason": reason,
+                "enabled": not reason and self.policy.enabled(entry),
+            }
+            for entry, reason in sorted(rows, key=lambda row: row[0].sort_key)
+        ]

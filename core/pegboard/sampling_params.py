@@ -1,0 +1,224 @@
+"""SamplingParams and the parameter classes around it: what a request asks of generation.
+
+Field names, defaults, validation order and normalisation are vLLM's. The class crosses the process boundary as it is
+(msgspec). Checks that need the model (vocabulary size, `max_logprobs`) are made by `check_against_model`.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from pegboard.errors import RequestError
+from pegboard.log import get_logger
+
+log = get_logger(__name__)
+
+GREEDY_BELOW = 1e-5
+MIN_TEMPERATURE = 1e-2
+
+
+class RequestOutputKind(IntEnum):
+    """What each output of a stream holds: everything so far, only what is new, or one final output."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Force the output into a shape: exactly one of json, regex, choice, grammar, json_object, structural_tag."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        names = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise RequestError(
+                f"structured_outputs: expected exactly one of {', '.join(names)}; got {', '.join(given) or 'none'}",
+                parameter="structured_outputs",
+            )
+        if self.choice is not None and not self.choice:
+            raise RequestError("structured_outputs.choice must not be empty", parameter="structured_outputs")
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, dict=False, tag="sampling"):
+    """How to generate for one request.
+
+    n: completions to return. temperature 0 is greedy. top_k 0 or -1 considers all tokens. `logprobs`/`prompt_logprobs`
+    k returns the k most likely tokens beside the chosen one, -1 the whole vocabulary. `max_tokens` None runs to
+    `max_model_len`. Lengths are in tokens. Raises `RequestError` naming the field when a value is out of range.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    flat_logprobs: bool = False
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    truncate_prompt_tokens: int | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    structured_outputs: StructuredOutputsParams | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    extra_args: dict[str, Any] | None = None
+    bad_words: list[str] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    # Filled by the front before the request reaches the engine (see `for_engine`); never set by users.
+    eos_token_ids: list[int] = []
+    bad_words_token_ids: list[list[int]] = []
+
+    def __post_init__(self) -> None:
+        self._normalise()
+        self._validate()
+        if self.is_greedy:
+            self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
+
+    def _normalise(self) -> None:
+        if isinstance(self.temperature, int | float) and 0 < self.temperature < MIN_TEMPERATURE and not self.is_greedy:
+            log.warning("temperature %s is below %s and is raised to it", self.temperature, MIN_TEMPERATURE)
+            self.temperature = MIN_TEMPERATURE
+        if self.seed == -1:
+            self.seed = None
+        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+        self.stop_token_ids = list(self.stop_token_ids or [])
+        self.bad_words = list(self.bad_words or [])
+        self.logprobs = 1 if self.logprobs is True else self.logprobs
+        self.prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
+        if self.skip_reading_prefix_cache is None:
+            self.skip_reading_prefix_cache = self.prompt_logprobs is not None
+
+    def _validate(self) -> None:
+        check = _Check(self)
+        check.integer("n", 1)
+        check.number("presence_penalty", -2, 2)
+        check.number("frequency_penalty", -2, 2)
+        check.number("repetition_penalty", 0, math.inf, above=True)
+        check.number("temperature", 0, math.inf)
+        check.number("top_p", 0, 1, above=True)
+        check.integer("top_k", -1)
+        check.number("min_p", 0, 1)
+        if self.seed is not None:
+            check.integer("seed", -(2**63), 2**63 - 1)
+        if self.max_tokens is not None:
+            check.integer("max_tokens", 1)
+        check.integer("min_tokens", 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            check.fail("min_tokens", f"must be at most max_tokens={self.max_tokens}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                check.integer(name, -1)
+        if not all(isinstance(token, int) for token in self.stop_token_ids):
+            check.fail("stop_token_ids", "must be a list of integers")
+        if any(not text for text in self.stop):
+            check.fail("stop", "must not contain an empty string")
+        if self.stop and not self.detokenize:
+            check.fail("stop", "needs detokenize=True: stop strings are found in the text")
+        if any(not word for word in self.bad_words):
+            check.fail("bad_words", "must not contain an empty string")
+        if self.is_greedy and self.n > 1:
+            check.fail("n", "must be 1 with temperature 0 (greedy): all completions would be the same")
+        if self.truncate_prompt_tokens is not None:
+            check.integer("truncate_prompt_tokens", -1)
+            if self.truncate_prompt_tokens == 0:
+                check.fail("truncate_prompt_tokens", "must be at least 1, or -1 for max_model_len")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            check.fail("allowed_token_ids", "must not be empty")
+
+    @property
+    def is_greedy(self) -> bool:
+        """True when the most likely token is taken at every position."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def all_stop_token_ids(self) -> set[int]:
+        """Ids that end the output: the request's own, and end-of-sequence unless it is ignored."""
+        own = set(self.stop_token_ids or ())
+        return own if self.ignore_eos else own | set(self.eos_token_ids)
+
+    @property
+    def text_hold_back(self) -> int:
+        """Characters at the end of a stream that may still become part of a stop string."""
+        if not self.stop or self.include_stop_str_in_output:
+            return 0
+        return max(len(text) for text in self.stop) - 1
+
+    def clone(self, **changes: Any) -> "SamplingParams":
+        """A copy with `changes`, validated again."""
+        return msgspec.structs.replace(self, **changes)
+
+    def check_against_model(self, *, vocab_size: int, max_logprobs: int) -> None:
+        """Raise `RequestError` for what only the model can judge: ids outside the vocabulary, too many logprobs."""
+        check = _Check(self)
+        for name in ("logprobs", "prompt_logprobs"):
+            asked = getattr(self, name)
+            wanted = vocab_size if asked == -1 else asked
+            if wanted is not None and 0 <= max_logprobs < wanted:
+                check.fail(name, f"is over the limit of {max_logprobs} (raise --max-logprobs to allow it)")
+        fields = {"allowed_token_ids": self.allowed_token_ids, "logit_bias": self.logit_bias, "stop_token_ids": self.stop_token_ids}
+        for name, ids in fields.items():
+            outside = [token for token in ids or () if not 0 <= token < vocab_size]
+            if outside:
+                check.fail(name, f"has ids outside the vocabulary of {vocab_size}: {outside[:5]}")
+
+
+class _Check:
+    """Range checks that name the field, the value that came and what was expected."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.params = params
+
+    def fail(self, name: str, expected: str) -> None:
+        raise RequestError(f"{name} {expected}, got {getattr(self.params, name)!r}", parameter=name)
+
+    def integer(self, name: str, low: int, high: float = math.inf) -> None:
+        value = getattr(self.params, name)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            limit = f"at least {low}" if high == math.inf else f"in [{low}, {high}]"
+            self.fail(name, f"must be an integer {limit}")
+
+    def number(self, name: str, low: float, high: float, *, above: bool = False) -> None:
+        value = getattr(self.params, name)
+        ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not ok or not (low < value if above else low <= value) or value > high:
+            bracket = "(" if above else "["
+            limit = f"{bracket}{low}, {high}]" if high != math.inf else f"{'above' if above else 'at least'} {low} and finite"
+            self.fail(name, f"must be a number {'in ' if high != math.inf else ''}{limit}")
+
+
+class BeamSearchParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Beam search over `LLM.beam_search`: score = cumulative logprob / length ** length_penalty."""
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False

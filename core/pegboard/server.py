@@ -1,0 +1,214 @@
+"""The HTTP server: sockets, signals, shutdown, and leaving when the engine has died. What it serves is built by `build_app`.
+
+listener = bind_socket(config)                    # before the model loads: a taken port shows at once
+code = await run_server(app, config, listener=listener, health=client.health, on_ready=print)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from pegboard.config import ServerConfig
+from pegboard.errors import ConfigError
+from pegboard.gateway import build_app as build_app
+from pegboard.interfaces.api import Health
+from pegboard.log import get_logger
+
+log = get_logger(__name__)
+
+BACKLOG = 2048
+HEALTH_INTERVAL_S = 0.5
+
+
+def bind_socket(config: ServerConfig) -> socket.socket:
+    """The bound socket, not listening yet: clients are refused until `run_server`. Raises ConfigError naming the setting."""
+    return _bind_unix(config.uds) if config.uds else _bind_tcp(config.host, config.port)
+
+
+def _bind_tcp(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"port must be in [0, 65535], got {port}")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigError(f"host {host!r} cannot be resolved: {error}; expected an address of this machine") from error
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise _bind_error(error, host, port) from error
+    return listener
+
+
+def _bind_error(error: OSError, host: str, port: int) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(f"port {port} on {host} is already in use; choose another port, or 0 for any free one")
+    if error.errno == errno.EACCES:
+        return ConfigError(f"port {port} on {host} needs more rights than this process has; choose a port from 1024 on")
+    return ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}")
+
+
+def _bind_unix(path: str) -> socket.socket:
+    """A socket file left behind by a dead server is replaced; one that answers, or any other file, is not."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(Path(path).stat().st_mode):
+            raise ConfigError(f"uds {path!r} exists and is no socket")
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(path) == 0:
+                raise ConfigError(f"uds {path!r} is already in use by another server")
+        Path(path).unlink()
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(path)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on uds {path!r}: {error.strerror or error}") from error
+    return listener
+
+
+def address_of(listener: socket.socket, config: ServerConfig) -> str:
+    """What clients connect to: http://host:port with the real port, or unix:path."""
+    if config.uds:
+        return f"unix:{config.uds}"
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers (they end the process before the engine is shut down)."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def stop(self) -> None:
+        """Finish what runs, within the shutdown timeout; asked a second time, do not wait."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+async def run_server(
+    app: ASGIApp,
+    config: ServerConfig,
+    *,
+    listener: socket.socket | None = None,
+    health: Callable[[], Health] | None = None,
+    on_ready: Callable[[str], object] | None = None,
+    stop: asyncio.Event | None = None,
+) -> int:
+    """Serve until SIGINT or SIGTERM, until `stop` is set, or until `health` says that the engine is dead.
+
+    Returns the exit code of the program: 0, or 1 when the engine died. `on_ready` is called with the address once connections
+    are accepted. Running requests get `shutdown_timeout_s` to finish, then they are cancelled (and so aborted). Takes
+    ownership of `listener`. Raises ConfigError if the address cannot be listened on.
+    """
+    listener = listener or bind_socket(config)
+    try:
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise _bind_error(error, config.host, config.port) from error
+    address = address_of(listener, config)
+    server = _Server(_uvicorn_config(app, config))
+    _share_log_format()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    watching = asyncio.create_task(_watch(server, health, on_ready, address, stop))
+    try:
+        with _signals(server.stop):
+            await asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done() and watching.exception() is not None:  # on_ready or health raised: stop, then say so
+                server.should_exit = True
+            await serving
+    finally:
+        watching.cancel()
+        serving.cancel()
+        outcome = (await asyncio.gather(watching, serving, return_exceptions=True))[0]
+        listener.close()
+        if config.uds:
+            Path(config.uds).unlink(missing_ok=True)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return 1 if outcome is False else 0
+
+
+async def _watch(
+    server: _Server,
+    health: Callable[[], Health] | None,
+    on_ready: Callable[[str], object] | None,
+    address: str,
+    stop: asyncio.Event | None,
+) -> bool:
+    """Announce readiness, then look after the engine. False: it died. True: asked to stop."""
+    while not server.started:
+        await asyncio.sleep(0.005)
+    if on_ready is not None:
+        on_ready(address)
+    while stop is None or not stop.is_set():
+        state = health() if health is not None else None
+        if state is not None and not state.is_alive:
+            log.error("the engine has died, so the server stops: %s", state.reason or "no reason known")
+            server.should_exit = True
+            return False
+        if stop is None:
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+        else:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(stop.wait(), HEALTH_INTERVAL_S)
+    server.should_exit = True
+    return True
+
+
+def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        log_level=config.uvicorn_log_level,
+        access_log=not config.disable_access_log,
+        lifespan="off",
+        ws="none",
+        root_path=config.root_path,
+        server_header=False,
+        timeout_graceful_shutdown=config.shutdown_timeout_s,  # type: ignore[arg-type]  # typed int, used as a timeout
+    )
+
+
+def _share_log_format() -> None:
+    """uvicorn's records go where ours go."""
+    logger = logging.getLogger("uvicorn")
+    ours = logging.getLogger("pegboard").handlers
+    if ours:
+        logger.handlers[:] = ours
+        logger.propagate = False
+
+
+@contextlib.contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` on SIGINT and SIGTERM; does nothing outside the main thread, where signals cannot be caught."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Fakes and contract tests that ship with the library."""

@@ -1,0 +1,59 @@
+"""Installed packages made of nothing: `.dist-info` folders and modules in a temporary folder.
+
+    fakes = FakeDistributions(tmp_path)
+    fakes.add("acme-attention", {"attention": {"fast": "acme_attention:FAST"}}, {"acme_attention": spec_source("attention")})
+    registry = Registry(fakes.scan())      # import needs the folder on sys.path
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pegboard.interfaces import KINDS
+from pegboard.plugins.discovery import Scan, scan_path
+
+
+class FakeDistributions:
+    """A folder that looks like site-packages."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def add(
+        self,
+        name: str,
+        entry_points: Mapping[str, Mapping[str, str]],
+        modules: Mapping[str, str] | None = None,
+        *,
+        version: str = "1.0",
+        requires: Sequence[str] = (),
+    ) -> None:
+        """entry_points: {kind or whole group: {name: "module:OBJECT"}}. modules: {module name: source}."""
+        info = self.root / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *(f"Requires-Dist: {text}" for text in requires)]
+        (info / "METADATA").write_text("\n".join(metadata) + "\n", "utf-8")
+        lines = []
+        for kind, points in entry_points.items():
+            lines.append(f"[{kind if kind.startswith('pegboard.') else f'pegboard.{kind}.v1'}]")
+            lines += [f"{point} = {value}" for point, value in points.items()]
+        (info / "entry_points.txt").write_text("\n".join(lines) + "\n", "utf-8")
+        for module, source in (modules or {}).items():
+            (self.root / f"{module}.py").write_text(source, "utf-8")
+
+    def scan(self) -> Scan:
+        """What discovery finds in this folder alone."""
+        return scan_path([str(self.root)])
+
+
+def spec_source(kind: str, name: str = "SPEC", **fields: object) -> str:
+    """Source of a module with one spec called `name`. fields: of the spec, as values; `implementation` defaults to dict."""
+    module, _, spec_class = KINDS[kind].spec.partition(":")
+    given = {"api": "1.0", "implementation": "builtins:dict", **fields}
+    arguments = ", ".join(f"{field}={value!r}" for field, value in given.items())
+    return (
+        f"from {module} import {spec_class}\n"
+        f"from pegboard.interfaces.spec import AtMost, Multiple\n"
+        f"{name} = {spec_class}({arguments})\n"
+    )

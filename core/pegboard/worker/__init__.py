@@ -1,0 +1,1 @@
+"""One rank: loads the model and turns batches into token ids. Everything here may import torch."""

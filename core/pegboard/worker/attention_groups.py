@@ -1,0 +1,115 @@
+"""Chooses the attention backend of every layer and builds one instance per KV group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.attention import AttentionBackend, AttentionLayer, AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan
+from pegboard.interfaces.quantization import QuantizationMethod
+from pegboard.log import get_logger
+from pegboard.plugins.discovery import Entry
+from pegboard.plugins.registry import Registry
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLimits:
+    """What every backend is told beside its layers."""
+
+    platform: str
+    dtype: str
+    kv_dtype: str
+    device: str
+    block_size: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    num_threads: int
+    explicit: str | None
+
+
+class AttentionGroups:
+    """The model's attention layers: the chosen backend of each, what each stores, and the bound callables."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        layers: Mapping[int, AttentionLayer],
+        limits: AttentionLimits,
+        quantization: QuantizationMethod,
+        kernels: Mapping[str, Callable[..., Any]],
+    ) -> None:
+        self.registry, self.layers, self.limits, self.kernels = registry, layers, limits, kernels
+        self.quantized = {index: quantization.kv_cache(layer) for index, layer in layers.items()}
+        self.entries = {index: self._choose(layer) for index, layer in layers.items()}
+        self.backends: list[tuple[int, AttentionBackend]] = []
+        self.bound: dict[int, Callable[..., Any]] = {}
+
+    def _choose(self, layer: AttentionLayer) -> Entry:
+        limits = self.limits
+        need = AttentionNeed(
+            platform=limits.platform,
+            dtype=limits.dtype,
+            kv_dtype=limits.kv_dtype,
+            head_dim=layer.head_dim,
+            kind=layer.kind,
+            window=layer.window is not None,
+            sinks=layer.sinks,
+            soft_cap=layer.soft_cap is not None,
+            alibi=layer.alibi is not None,
+            block_size=limits.block_size,
+        )
+        key = "+".join(f"{name}={value}" for name, value in need.wants().items())
+        known = self.registry.decisions.get(("attention", key))
+        decision = known or self.registry.choose("attention", need, explicit=limits.explicit, key=key)
+        if known is None:
+            log.info("%s", decision.line())
+        return decision.require()
+
+    def kv_specs(self) -> dict[int, KVCacheSpec]:
+        """What each layer that owns a cache stores."""
+        specs = {}
+        for index, layer in self.layers.items():
+            if layer.shares_kv_with is not None:
+                continue
+            spec = self.registry.load(self.entries[index]).kv_spec(layer, self.limits.kv_dtype, self.quantized[index])
+            if spec is None:
+                raise ModelError(f"attention layer {index} stores no keys and values; such models are not supported yet")
+            specs[index] = spec
+        return specs
+
+    def attach(self, plan: KVPlan, views: Mapping[int, Mapping[str, Any]]) -> dict[int, Callable[..., Any]]:
+        """Build the backends over the memory of `views` and bind every layer; returns {layer index: bound attention}."""
+        self.backends, self.bound = [], {}
+        for group_index, group in enumerate(plan.groups):
+            members = [layer for layer in self.layers.values() if self._owner(layer) in group.layers]
+            for entry in dict.fromkeys(self.entries[layer.layer_index] for layer in members):
+                own = tuple(layer for layer in members if self.entries[layer.layer_index] == entry)
+                backend = self.registry.build(entry, self._setup(own))
+                backend.attach(views, group.block_size)
+                self.backends.append((group_index, backend))
+                for layer in own:
+                    self.bound[layer.layer_index] = backend.bind(layer)
+        return self.bound
+
+    @staticmethod
+    def _owner(layer: AttentionLayer) -> int:
+        return layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
+
+    def _setup(self, layers: tuple[AttentionLayer, ...]) -> AttentionSetup:
+        limits = self.limits
+        return AttentionSetup(
+            layers=layers,
+            dtype=limits.dtype,
+            device=limits.device,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=limits.max_model_len,
+            num_threads=limits.num_threads,
+            kernels=self.kernels,
+            quantization=self.quantized[layers[0].layer_index],
+        )

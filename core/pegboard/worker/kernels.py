@@ -1,0 +1,28 @@
+"""Which implementation of every op this rank computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pegboard.interfaces.kernel import KernelNeed
+from pegboard.log import get_logger
+from pegboard.ops import REFERENCES
+from pegboard.plugins.registry import Registry
+
+log = get_logger(__name__)
+
+
+def choose_kernels(registry: Registry, *, platform: str, dtype: str) -> Mapping[str, Callable[..., Any]]:
+    """Op name → callable: the best suitable plugin of the `kernel` kind, else core's reference."""
+    chosen: dict[str, Callable[..., Any]] = {}
+    for op, reference in REFERENCES.items():
+        entries = [entry for entry in registry.entries("kernel") if entry.name.partition(".")[0] == op]
+        chosen[op] = reference
+        if entries:
+            need = KernelNeed(platform=platform, dtype=dtype)
+            decision = registry.choose("kernel", need, key=op, among=entries, required=False)
+            log.info("%s", decision.line())
+            if decision.winner is not None:
+                chosen[op] = registry.load(decision.winner)
+    return chosen

@@ -1,0 +1,16 @@
+"""Offline generation: several prompts at once, in this process."""
+
+from pegboard import LLM, SamplingParams
+
+
+def main() -> None:
+    llm = LLM()
+    params = SamplingParams(temperature=0, max_tokens=24)
+    for output in llm.generate(["The capital of France is", "A paged KV cache is"], params):
+        print(f"{output.prompt!r} -> {output.outputs[0].text!r}")
+    messages = [{"role": "user", "content": "Name three primary colors."}]
+    print(llm.chat(messages, params)[0].outputs[0].text)
+
+
+if __name__ == "__main__":
+    main()

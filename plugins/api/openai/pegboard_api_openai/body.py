@@ -1,0 +1,134 @@
+"""From the bytes of a request to a checked model, and from pydantic's complaints to sentences users can act on."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+from pegboard.errors import RequestError
+
+from pegboard_api_openai.fields import REFUSED
+
+M = TypeVar("M", bound=BaseModel)
+
+MAX_SHOWN = 60
+
+_EXPECTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "int_parsing_size": "an integer of 64 bits",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "greater_than_equal": "at least {ge}",
+    "string_too_short": "at least {min_length} character",
+    "string_pattern_mismatch": "text matching {pattern}",
+    "literal_error": "{expected}",
+}
+
+
+def parse_body(body: bytes, model: type[M], *, keep_null: Sequence[str] = ()) -> M:
+    """A checked `model`. A null means "not given", except in the fields `keep_null`. Raises RequestError naming the field."""
+    data = _decode(body)
+    given = {name: value for name, value in data.items() if value is not None or name in keep_null or not _is_known(name, model)}
+    for name in [name for name in given if name in REFUSED]:
+        _refuse(name, given.pop(name))
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise _translate(error, given, model) from error
+
+
+def _decode(body: bytes) -> dict[str, Any]:
+    if not body:
+        raise RequestError("the request body is empty; expected a JSON object")
+    try:
+        data = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the request body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise RequestError("the request body is nested too deeply") from error
+    if not isinstance(data, dict):
+        raise RequestError(f"the request body must be a JSON object, got {shown(data)}")
+    return data
+
+
+def _is_known(name: str, model: type[BaseModel]) -> bool:
+    return name in model.model_fields or name in REFUSED
+
+
+def _refuse(name: str, value: Any) -> None:
+    """Raise unless `value` asks for nothing anyway."""
+    neutral, reason = REFUSED[name]
+    if not any(type(value) is type(nothing) and value == nothing for nothing in neutral):
+        raise RequestError(f"{name} is not supported: {reason} (got {shown(value)})", parameter=name)
+
+
+def _translate(error: ValidationError, data: Mapping[str, Any], model: type[BaseModel]) -> RequestError:
+    """One sentence for the field that is wrong; the deepest complaint where a union tried several types."""
+    complaints: dict[str, list[dict[str, Any]]] = {}
+    for item in error.errors(include_url=False):
+        complaints.setdefault(_path(item["loc"], data), []).append(dict(item))
+    first = next(iter(complaints))
+    root = _root(first)
+    path = max((path for path in complaints if _root(path) == root), key=len)
+    items = complaints[path]
+    if items[0]["type"] == "missing":
+        return RequestError(f"{path} is required", parameter=path)
+    if items[0]["type"] == "extra_forbidden":
+        return RequestError(_unknown(path, items[0]["loc"], model), parameter=path)
+    expected = " or ".join(dict.fromkeys(_expected(item) for item in items))
+    return RequestError(f"{path}: expected {expected}, got {shown(items[0]['input'])}", parameter=path)
+
+
+def _root(path: str) -> str:
+    return path.split("[")[0].split(".")[0]
+
+
+def _path(location: Sequence[int | str], data: Any) -> str:
+    """`stop[1]` for ("stop", "list[str]", 1): what pydantic puts in for the arm of a union is no step in the data."""
+    path = ""
+    for step in location:
+        if isinstance(step, int) and isinstance(data, list) and step < len(data):
+            path, data = f"{path}[{step}]", data[step]
+        elif isinstance(data, dict) and step in data:
+            path, data = f"{path}.{step}" if path else str(step), data[step]
+        elif isinstance(data, dict) and step == location[-1]:
+            path = f"{path}.{step}" if path else str(step)
+    return path
+
+
+def _expected(item: Mapping[str, Any]) -> str:
+    template = _EXPECTED.get(item["type"])
+    return template.format(**item.get("ctx", {})) if template else str(item["msg"])
+
+
+def _unknown(path: str, location: Sequence[int | str], model: type[BaseModel]) -> str:
+    names = list(model.model_fields)
+    if len(location) > 1:
+        annotation = model.model_fields[str(location[0])].annotation
+        nested = [arm for arm in getattr(annotation, "__args__", ()) if isinstance(arm, type) and issubclass(arm, BaseModel)]
+        names = [name for arm in nested for name in arm.model_fields]
+    near = difflib.get_close_matches(str(location[-1]), names, 1)
+    return f"unknown field {path!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def shown(value: Any) -> str:
+    """`'hot' (a string)`: the value, shortened, and what it is in the words of JSON."""
+    kinds = {str: "a string", bool: "a boolean", int: "an integer", float: "a number", list: "a list", dict: "an object"}
+    if value is None:
+        return "null"
+    if isinstance(value, list | dict) and len(value) > 8:
+        return f"{kinds[type(value)]} of {len(value)}"
+    text = repr(value)
+    return f"{text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + '…'} ({kinds.get(type(value), type(value).__name__)})"
+
+

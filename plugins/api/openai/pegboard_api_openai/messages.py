@@ -1,0 +1,145 @@
+"""Chat messages: checked and brought into the form chat templates read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from pegboard.errors import RequestError
+
+from pegboard_api_openai.body import shown
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+STRING_FIELDS = ("name", "tool_call_id", "reasoning", "reasoning_content", "refusal")
+# Fields of answers that come back in a history. They hold nothing a text model wrote, so only empty ones pass.
+EMPTY_FIELDS = ("annotations", "audio")
+
+
+def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages for the chat template: content as text (parts joined by a newline), fields that are null left out, arguments
+    of tool calls as objects. Raises RequestError naming `messages[i].field`."""
+    if not messages:
+        raise RequestError("messages must not be empty", parameter="messages")
+    return [_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _read_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
+    role = message.get("role")
+    if role not in ROLES:
+        raise _wrong(f"{path}.role", f"one of {', '.join(ROLES)}", role)
+    result: dict[str, Any] = {"role": role}
+    for name, value in message.items():
+        if name == "role" or value is None:
+            continue
+        if name == "content":
+            result["content"] = _read_content(value, f"{path}.content")
+        elif name in STRING_FIELDS:
+            result[name] = _string(value, f"{path}.{name}")
+        elif name == "tool_calls":
+            calls = _list_of_objects(value, f"{path}.{name}")
+            if calls:
+                result[name] = [_read_call(call, f"{path}.{name}[{index}]") for index, call in enumerate(calls)]
+        elif name == "function_call":
+            result[name] = _read_function(value, f"{path}.{name}")
+        elif name in EMPTY_FIELDS:
+            if value:
+                raise RequestError(f"{path}.{name} is not supported: the model reads text only", parameter=f"{path}.{name}")
+        else:
+            raise RequestError(f"unknown field '{path}.{name}'", parameter=f"{path}.{name}")
+    if "content" not in result:
+        if not {"tool_calls", "function_call", "refusal", "reasoning", "reasoning_content"} & result.keys():
+            raise RequestError(f"{path}.content is required", parameter=f"{path}.content")
+        result["content"] = result.get("refusal", "")
+    return result
+
+
+def _read_content(content: Any, path: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _wrong(path, "a string or a list of parts", content)
+    return "\n".join(_read_part(part, f"{path}[{index}]") for index, part in enumerate(content))
+
+
+def _read_part(part: Any, path: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise _wrong(path, "an object with type and text", part)
+    kind = part.get("type")
+    if not isinstance(kind, str):
+        raise _wrong(f"{path}.type", "a string", kind)
+    if kind not in TEXT_PARTS:
+        raise RequestError(f"{path}: parts of type {kind!r} are not supported: the model reads text only", parameter=path)
+    field = TEXT_PARTS[kind]
+    unknown = next((name for name, value in part.items() if name not in ("type", field) and value), None)
+    if unknown is not None:
+        raise RequestError(f"unknown field '{path}.{unknown}'", parameter=f"{path}.{unknown}")
+    return _string(part.get(field), f"{path}.{field}")
+
+
+def _read_call(call: Mapping[str, Any], path: str) -> dict[str, Any]:
+    if call.get("type", "function") != "function":
+        raise _wrong(f"{path}.type", "'function'", call["type"])
+    result = {**call, "type": "function", "function": _read_function(call.get("function"), f"{path}.function")}
+    if result.get("id") is not None:
+        _string(result["id"], f"{path}.id")
+    return result
+
+
+def _read_function(function: Any, path: str) -> dict[str, Any]:
+    """Templates iterate over the arguments, so the JSON text that clients send back becomes an object."""
+    if not isinstance(function, dict):
+        raise _wrong(path, "an object with name and arguments", function)
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise RequestError(f"{path}.arguments is not valid JSON: {error}", parameter=f"{path}.arguments") from error
+    if not isinstance(arguments, dict):
+        raise _wrong(f"{path}.arguments", "a JSON object", arguments)
+    return {**function, "name": _string(function.get("name"), f"{path}.name"), "arguments": arguments}
+
+
+def read_tools(tools: Any, tool_choice: Any) -> list[dict[str, Any]] | None:
+    """Tools for the chat template. Calls are not parsed out of the answer, so a choice that needs that is refused."""
+    if tool_choice is not None and tool_choice != "none":
+        name = tool_choice if isinstance(tool_choice, str) else "a named tool"
+        if name not in ("auto", "required", "a named tool"):
+            raise _wrong("tool_choice", "none, auto, required or a named tool", tool_choice)
+        if not tools:
+            raise RequestError("tool_choice needs tools", parameter="tool_choice")
+        raise RequestError(
+            f"tool_choice {name!r} is not supported: no tool parser is configured; leave it out to show the tools to the model "
+            "and get its answer as text",
+            parameter="tool_choice",
+        )
+    if tools is None:
+        return None
+    for index, tool in enumerate(tools):
+        path = f"tools[{index}]"
+        if tool.get("type") != "function":
+            raise _wrong(f"{path}.type", "'function'", tool.get("type"))
+        if not isinstance(tool.get("function"), dict):
+            raise _wrong(f"{path}.function", "an object with a name", tool.get("function"))
+        _string(tool["function"].get("name"), f"{path}.function.name")
+    return list(tools) or None
+
+
+def _list_of_objects(value: Any, path: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise _wrong(path, "a list of objects", value)
+    return value
+
+
+def _string(value: Any, path: str) -> str:
+    if not isinstance(value, str):
+        raise _wrong(path, "a string", value)
+    return value
+
+
+def _wrong(path: str, expected: str, got: Any) -> RequestError:
+    return RequestError(f"{path}: expected {expected}, got {shown(got)}", parameter=path)

@@ -1,0 +1,153 @@
+"""The backend `cpu_paged`: keys and values are gathered block by block, then handed to torch's fused attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from pegboard.interfaces.attention import (
+    AttentionInputs,
+    AttentionLayer,
+    AttentionSetup,
+    Full,
+    KVCacheSpec,
+    KVQuantization,
+    KVTensor,
+    KVView,
+    Window,
+)
+from pegboard_attention_cpu.plan import Bucket, Chunk, Plan, make_plan
+
+
+class CPUPagedAttention:
+    """Attention of one KV group."""
+
+    def __init__(self, options: None, setup: AttentionSetup) -> None:
+        self.layers = setup.layers
+        self.windows = {layer.window for layer in setup.layers}
+        self.views: Mapping[int, KVView] = {}
+        self.block_size = 0
+        self.current: Plan | None = None
+
+    @staticmethod
+    def kv_spec(layer: AttentionLayer, dtype: str, quantization: KVQuantization | None) -> KVCacheSpec | None:
+        stored = quantization.dtype if quantization else dtype
+        value_dim = layer.value_dim or layer.head_dim
+        return KVCacheSpec(
+            tensors=(
+                KVTensor("k", (layer.num_kv_heads, layer.head_dim), stored),
+                KVTensor("v", (layer.num_kv_heads, value_dim), stored),
+            ),
+            retain=Window(layer.window) if layer.window else Full(),
+        )
+
+    def attach(self, views: Mapping[int, KVView], block_size: int) -> None:
+        self.views, self.block_size = views, block_size
+
+    def plan(self, inputs: AttentionInputs) -> None:
+        self.current = make_plan(inputs, self.block_size, self.windows)
+
+    def bind(self, layer: AttentionLayer) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
+        """Closure over the layer's cache; see `AttentionBackend.bind`."""
+        owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
+        k_cache, v_cache = self.views[owner]["k"], self.views[owner]["v"]
+        k_slots, v_slots = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
+        bucket_attention, chunk_attention = _bucket_attention(layer), _chunk_attention(layer)
+        width = layer.num_heads * (layer.value_dim or layer.head_dim)
+
+        def attend(q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+            plan = self.current
+            assert plan is not None, "plan() comes before the forward"
+            if k is not None and v is not None:
+                if plan.stored is not None:
+                    k_slots.index_copy_(0, plan.slots, k[plan.stored].to(k_slots.dtype))
+                    v_slots.index_copy_(0, plan.slots, v[plan.stored].to(v_slots.dtype))
+                else:
+                    k_slots.index_copy_(0, plan.slots, k.to(k_slots.dtype))
+                    v_slots.index_copy_(0, plan.slots, v.to(v_slots.dtype))
+            out = torch.empty(q.shape[0], width, dtype=q.dtype)
+            for bucket in plan.buckets:
+                result = bucket_attention(q, k_cache, v_cache, bucket)
+                if bucket.tokens is None:
+                    out[: bucket.num_rows] = result
+                else:
+                    out[bucket.tokens] = result
+            for chunk in plan.chunks:
+                out[chunk.start : chunk.stop] = chunk_attention(q, k, v, k_cache, v_cache, chunk)
+            return out
+
+        return attend
+
+
+def _attention(layer: AttentionLayer) -> Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Tensor]:
+    """softmax(q kᵀ · scale + bias) v on [n, heads, queries, D]; torch's fused kernel unless the layer caps its scores."""
+    scale, soft_cap = layer.scale, layer.soft_cap
+    if soft_cap is None:
+
+        def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool) -> Tensor:
+            return scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal, scale=scale)
+
+        return fused
+
+    def capped(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool) -> Tensor:
+        scores = torch.tanh(q @ k.transpose(-1, -2) * (scale / soft_cap)) * soft_cap
+        if causal:
+            hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu_(1)
+            scores = scores.masked_fill(hidden, float("-inf"))
+        elif bias is not None:
+            scores = scores + bias
+        return scores.softmax(-1) @ v
+
+    return capped
+
+
+def _slopes(layer: AttentionLayer) -> Tensor | None:
+    return None if layer.alibi is None else torch.tensor(layer.alibi, dtype=torch.float32)
+
+
+def _bucket_attention(layer: AttentionLayer) -> Callable[[Tensor, Tensor, Tensor, Bucket], Tensor]:
+    """Decode rows: the query heads that share a KV head are treated as its queries, so keys and values are read once."""
+    attend, window, slopes = _attention(layer), layer.window, _slopes(layer)
+    num_kv_heads, group = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads
+
+    def run(q: Tensor, k_cache: Tensor, v_cache: Tensor, bucket: Bucket) -> Tensor:
+        n, length = bucket.num_rows, bucket.num_keys
+        queries = q[:n] if bucket.tokens is None else q[bucket.tokens]
+        queries = queries.reshape(n, num_kv_heads, group, -1)
+        keys = k_cache.index_select(0, bucket.blocks).view(n, length, num_kv_heads, -1).transpose(1, 2).to(q.dtype)
+        values = v_cache.index_select(0, bucket.blocks).view(n, length, num_kv_heads, -1).transpose(1, 2).to(q.dtype)
+        bias = bucket.bias[window].to(q.dtype)
+        if slopes is not None:
+            distance = torch.arange(length)[None, :] - bucket.positions[:, None]
+            bias = bias + slopes.view(1, num_kv_heads, group, 1) * distance[:, None, None, :]
+        return attend(queries, keys, values, bias, False).reshape(n, -1)
+
+    return run
+
+
+def _chunk_attention(layer: AttentionLayer) -> Callable[..., Tensor]:
+    """One row's prompt, or a chunk of it behind what is already cached."""
+    attend, window, slopes = _attention(layer), layer.window, _slopes(layer)
+    group = layer.num_heads // layer.num_kv_heads
+
+    def run(q: Tensor, k: Tensor | None, v: Tensor | None, k_cache: Tensor, v_cache: Tensor, chunk: Chunk) -> Tensor:
+        queries = q[chunk.start : chunk.stop].transpose(0, 1).unsqueeze(0)
+        if chunk.is_whole and k is not None and v is not None:
+            keys, values = k[chunk.start : chunk.stop], v[chunk.start : chunk.stop]
+        else:
+            keys = k_cache.index_select(0, chunk.blocks).flatten(0, 1)[: chunk.num_keys].to(q.dtype)
+            values = v_cache.index_select(0, chunk.blocks).flatten(0, 1)[: chunk.num_keys].to(q.dtype)
+        keys = keys.transpose(0, 1).repeat_interleave(group, 0).unsqueeze(0)
+        values = values.transpose(0, 1).repeat_interleave(group, 0).unsqueeze(0)
+        bias = chunk.bias[window]
+        if slopes is not None:
+            distance = torch.arange(chunk.num_keys)[None, :] - torch.arange(chunk.num_keys - queries.shape[2], chunk.num_keys)[:, None]
+            causal = torch.zeros(distance.shape).masked_fill_(distance > 0, float("-inf")) if bias is None else bias
+            bias = causal + slopes[:, None, None] * distance
+        bias = bias if bias is None else bias.to(q.dtype)
+        return attend(queries, keys, values, bias, bias is None)[0].transpose(0, 1).reshape(queries.shape[2], -1)
+
+    return run

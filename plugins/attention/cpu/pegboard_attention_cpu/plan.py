@@ -1,0 +1,132 @@
+"""What one step's attention looks like, derived once and shared by all layers of a KV group.
+
+Rows with one new token (decodes) are computed together, in buckets of similar length so that padding stays small; every other
+row (a prompt or a chunk of one) is computed by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pegboard.interfaces.attention import AttentionInputs
+
+MAX_PADDING = 1.3
+FEW_BLOCKS = 4
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Decode rows of similar length. tokens: their token indices in the step [n], None = tokens 0 … n−1. blocks: [n · m] block
+    ids, m = longest row's blocks. bias: per window, [n, 1, 1, m · block_size] float32, −inf where a key is out of sight.
+    positions: [n] of the new tokens."""
+
+    num_rows: int
+    tokens: Tensor | None
+    blocks: Tensor
+    num_keys: int
+    positions: Tensor
+    bias: dict[int | None, Tensor]
+
+
+@dataclass(slots=True)
+class Chunk:
+    """New tokens start … stop − 1 of one row, at the end of a history of num_keys tokens, held by `blocks`. is_whole: all of the
+    history is in this step. bias: per window [stop − start, num_keys] float32, None = plain causal."""
+
+    start: int
+    stop: int
+    num_keys: int
+    is_whole: bool
+    blocks: Tensor
+    bias: dict[int | None, Tensor | None]
+
+
+@dataclass(slots=True)
+class Plan:
+    slots: Tensor
+    stored: Tensor | None  # token indices to store; None = all
+    buckets: list[Bucket]
+    chunks: list[Chunk]
+
+
+def make_plan(inputs: AttentionInputs, block_size: int, windows: set[int | None]) -> Plan:
+    """Cold per step: numpy on the host, a few small tensors."""
+    starts, seq_lens, tables = inputs.query_start_loc_cpu, inputs.seq_lens_cpu, inputs.block_table_cpu
+    query_lens = np.diff(starts)
+    slots, stored = inputs.slot_mapping, None
+    unstored = slots < 0
+    if bool(unstored.any()):
+        stored = torch.nonzero(~unstored).flatten()
+        slots = slots[stored]
+    decodes = np.flatnonzero(query_lens == 1)
+    buckets = [
+        _bucket(rows, starts, seq_lens, tables, block_size, windows) for rows in _split_by_length(decodes, seq_lens, block_size)
+    ]
+    chunks = [
+        _chunk(int(starts[row]), int(starts[row + 1]), int(seq_lens[row]), tables[row], block_size, windows)
+        for row in np.flatnonzero(query_lens > 1)
+    ]
+    return Plan(slots, stored, buckets, chunks)
+
+
+def _split_by_length(rows: np.ndarray, seq_lens: np.ndarray, block_size: int) -> list[np.ndarray]:
+    """Rows grouped so that the longest of a group has at most MAX_PADDING times the blocks of its shortest."""
+    if len(rows) == 0:
+        return []
+    blocks = -(-seq_lens[rows] // block_size)
+    order = np.argsort(blocks, kind="stable")
+    rows, blocks = rows[order], blocks[order]
+    groups, first = [], 0
+    for index in range(1, len(rows)):
+        if blocks[index] > max(FEW_BLOCKS, MAX_PADDING * blocks[first]):
+            groups.append(np.sort(rows[first:index]))
+            first = index
+    groups.append(np.sort(rows[first:]))
+    return groups
+
+
+def _bucket(
+    rows: np.ndarray, starts: np.ndarray, seq_lens: np.ndarray, tables: np.ndarray, block_size: int, windows: set[int | None]
+) -> Bucket:
+    lengths = seq_lens[rows]
+    num_blocks = int(-(-lengths.max() // block_size))
+    num_keys = num_blocks * block_size
+    tokens = starts[rows]
+    keys = np.arange(num_keys)
+    bias = {}
+    for window in windows:
+        hidden = keys >= lengths[:, None]
+        if window is not None:
+            hidden |= keys < (lengths - window)[:, None]
+        values = np.where(hidden, np.float32("-inf"), np.float32(0))
+        bias[window] = torch.from_numpy(values)[:, None, None, :]
+    in_order = bool((tokens == np.arange(len(rows))).all())
+    return Bucket(
+        num_rows=len(rows),
+        tokens=None if in_order else torch.from_numpy(tokens.astype(np.int64)),
+        blocks=torch.from_numpy(tables[rows, :num_blocks].reshape(-1).astype(np.int64)),
+        num_keys=num_keys,
+        positions=torch.from_numpy(lengths.astype(np.int64) - 1),
+        bias=bias,
+    )
+
+
+def _chunk(start: int, stop: int, num_keys: int, table: np.ndarray, block_size: int, windows: set[int | None]) -> Chunk:
+    is_whole = num_keys == stop - start
+    bias: dict[int | None, Tensor | None] = {}
+    for window in windows:
+        if is_whole and (window is None or window >= num_keys):
+            bias[window] = None
+            continue
+        queries = torch.arange(num_keys - (stop - start), num_keys)[:, None]
+        keys = torch.arange(num_keys)[None, :]
+        hidden = keys > queries
+        if window is not None:
+            hidden |= keys <= queries - window
+        bias[window] = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+    blocks = torch.from_numpy(table[: -(-num_keys // block_size)].astype(np.int64))
+    return Chunk(start, stop, num_keys, is_whole, blocks, bias)

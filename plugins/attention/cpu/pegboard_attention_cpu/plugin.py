@@ -1,0 +1,20 @@
+"""Specs of this package."""
+
+from pegboard.interfaces.attention import AttentionSpec
+
+CPU_PAGED = AttentionSpec(
+    api="1.0",
+    implementation="pegboard_attention_cpu.backend:CPUPagedAttention",
+    platforms=frozenset({"cpu"}),
+    supports={
+        "dtype": {"float32", "bfloat16", "float16"},
+        "kv_dtype": {"float32", "bfloat16", "float16"},
+        "head_dim": True,
+        "kind": {"decoder"},
+        "window": True,
+        "soft_cap": True,
+        "alibi": True,
+        "block_size": True,
+    },
+    flags=frozenset({"mixed", "graph:none"}),
+)

@@ -1,0 +1,1 @@
+"""Executors for one machine."""

@@ -1,0 +1,9 @@
+"""Specs of this package."""
+
+from pegboard.interfaces.executor import ExecutorSpec
+
+IN_PROCESS = ExecutorSpec(
+    api="1.0",
+    implementation="pegboard_executor_local.in_process:InProcessExecutor",
+    supports={"world_size": {1}},
+)

@@ -1,0 +1,78 @@
+"""The metrics sink `log`. Its clock is `Sample.time_s`: it has no thread and never looks at the time itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from pegboard.interfaces.metrics import Metric, MetricsSetup, Sample
+from pegboard.log import get_logger
+
+logger = get_logger(__name__)
+
+
+class LogSink:
+    """Adds up the samples of a window and writes a line when the window is `interval_s` long, or when the engine goes idle
+    and the last line is at least that old. A window in which nothing happened leaves no line.
+
+    The prefix cache hit rate is that of the window, or of the last window that had lookups.
+    """
+
+    def __init__(self, options: None, setup: MetricsSetup) -> None:
+        self._interval_s = setup.interval_s
+        self._gauges: dict[str, float] = {}
+        self._sums: Counter[str] = Counter()
+        self._start_s: float | None = None
+        self._last_s = 0.0
+        self._reported_s: float | None = None
+        self._hit_rate = 0.0
+
+    def declare(self, metrics: Sequence[Metric]) -> None:
+        """Nothing to prepare: a metric that never comes counts as 0."""
+
+    def publish(self, sample: Sample) -> None:
+        now = sample.time_s
+        if self._start_s is None:
+            self._start_s = now
+        elif self._is_idle() and now - self._last_s >= self._interval_s:
+            self._report()  # idle time belongs to no window: what came before it is averaged over the busy time
+            self._start_s = now
+        self._gauges.update(sample.gauges)
+        self._sums.update(sample.counters)
+        self._last_s = now
+        elapsed_s = now - self._start_s
+        is_due = self._reported_s is None or now - self._reported_s >= self._interval_s
+        if elapsed_s >= self._interval_s or (elapsed_s > 0 and self._is_idle() and is_due):
+            self._report()
+
+    def close(self) -> None:
+        self._report()
+
+    def _is_idle(self) -> bool:
+        return not self._gauges.get("num_requests_running") and not self._gauges.get("num_requests_waiting")
+
+    def _report(self) -> None:
+        """Write the line of the window that ends with the last sample, if it has news, and open the next window."""
+        sums, self._sums = self._sums, Counter()
+        start_s, self._start_s = self._start_s, self._last_s
+        if start_s is None or (self._is_idle() and not any(sums.values())):
+            return
+        self._reported_s = self._last_s
+        elapsed_s = self._last_s - start_s
+        if queries := sums["prefix_cache_queries_total"]:
+            self._hit_rate = sums["prefix_cache_hits_total"] / queries
+        line = (
+            f"Avg prompt throughput: {_rate(sums['prompt_tokens_total'], elapsed_s):.1f} tokens/s, "
+            f"Avg generation throughput: {_rate(sums['generation_tokens_total'], elapsed_s):.1f} tokens/s, "
+            f"Running: {self._gauges.get('num_requests_running', 0):.0f} reqs, "
+            f"Waiting: {self._gauges.get('num_requests_waiting', 0):.0f} reqs, "
+            f"KV cache usage: {100 * self._gauges.get('kv_cache_usage_perc', 0):.1f}%, "
+            f"Prefix cache hit rate: {100 * self._hit_rate:.1f}%"
+        )
+        if preemptions := sums["num_preemptions_total"]:
+            line += f", Preemptions: {preemptions:.0f}"
+        logger.info("%s", line)
+
+
+def _rate(amount: float, elapsed_s: float) -> float:
+    return amount / elapsed_s if elapsed_s > 0 else 0.0

@@ -1,0 +1,1 @@
+"""Llama-shaped decoder models: one file serves Llama, Mistral, Qwen2, Qwen3 and SmolLM."""

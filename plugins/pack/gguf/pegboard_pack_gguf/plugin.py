@@ -1,0 +1,26 @@
+"""The specs of the weight loader, the quantization method and the tokenizer named `gguf`."""
+
+from __future__ import annotations
+
+from pegboard.interfaces.quantization import QuantizationSpec
+from pegboard.interfaces.tokenizer import TokenizerSpec
+from pegboard.interfaces.weight_loader import WeightLoaderSpec
+
+WEIGHT_LOADER = WeightLoaderSpec(
+    api="1.0",
+    implementation="pegboard_pack_gguf.loader:GGUFLoader",
+    file_patterns=("*.gguf",),
+    magic=b"GGUF",
+)
+
+QUANTIZATION = QuantizationSpec(
+    api="1.0",
+    implementation="pegboard_pack_gguf.quantization:GGUFQuantization",
+    supports={"dtype": frozenset({"float32", "bfloat16", "float16"})},
+)
+
+TOKENIZER = TokenizerSpec(
+    api="1.0",
+    implementation="pegboard_pack_gguf.tokenizer:GGUFTokenizer",
+    supports={"payload": frozenset({"gguf"})},
+)

@@ -1,0 +1,152 @@
+"""Quantization method `gguf`: every weight is dequantized once, at load, straight into its rows of the merged weight.
+
+One float table [out, in] per layer, whatever mix of GGUF types its parts are stored in. It costs the memory of an unquantized
+model; methods that compute on the stored blocks are other plugins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from pegboard.errors import ModelError
+from pegboard.interfaces.quantization import (
+    EmbeddingLayer,
+    ExpertsLayer,
+    LinearLayer,
+    Part,
+    QuantizationSetup,
+    WeightMethod,
+    WeightSizes,
+)
+
+from pegboard_pack_gguf.dequantize import dequantize_into
+from pegboard_pack_gguf.ggml_types import BY_STORED
+
+if TYPE_CHECKING:
+    from pegboard.interfaces.attention import AttentionLayer, KVQuantization
+    from pegboard.interfaces.weight_loader import WeightPiece
+    from torch import Tensor
+
+Kernels = Mapping[str, Callable[..., Any]]
+
+
+class GGUFQuantization:
+    def __init__(self, options: None, setup: QuantizationSetup) -> None:
+        self.dtype: torch.dtype = getattr(torch, setup.dtype)
+        self.device = torch.device(setup.device)
+
+    def linear(self, layer: LinearLayer) -> WeightMethod:
+        weight = self._empty(layer.out_features, layer.in_features)
+        return DequantizedLinear(layer.path, weight, _rows_of(weight, layer.parts))
+
+    def experts(self, layer: ExpertsLayer) -> WeightMethod:
+        weight = self._empty(layer.num_experts, layer.out_features, layer.in_features)
+        targets: dict[str, Tensor] = {}
+        for expert, parts in enumerate(layer.parts):
+            targets |= _rows_of(weight[expert], parts)
+        return DequantizedExperts(layer.path, weight, targets)
+
+    def embedding(self, layer: EmbeddingLayer) -> WeightMethod:
+        weight = self._empty(layer.num_rows, layer.width)
+        return DequantizedEmbedding(layer.path, weight, _rows_of(weight, (layer.part,)))
+
+    def kv_cache(self, layer: "AttentionLayer") -> "KVQuantization | None":
+        return None
+
+    def _empty(self, *shape: int) -> "Tensor":
+        """Zeros, since rows no part fills (a padded vocabulary) must be harmless."""
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+
+def _rows_of(weight: "Tensor", parts: Iterable[Part]) -> "dict[str, Tensor]":
+    """Where each checkpoint tensor goes: a view of rows of the merged weight."""
+    return {part.name: weight[part.rows[0] : part.rows[1]] for part in parts}
+
+
+class DequantizedWeight:
+    """The shared life of the three layers: views of one tensor, filled as pieces come."""
+
+    def __init__(self, path: str, weight: "Tensor", targets: "dict[str, Tensor]") -> None:
+        self.path = path
+        self.weight = weight
+        self.targets = targets
+        self.missing = set(targets)
+        self.stored_bytes: dict[str, int] = {}
+
+    def declare(self) -> list[str]:
+        """Blocks carry their own scales. Splits are checked by the loader, which knows the stored type."""
+        return []
+
+    def accept(self, piece: "WeightPiece") -> None:
+        target = self.targets.get(piece.name)
+        if target is None:
+            raise ModelError(f"{self.path} has no place for {piece.name!r}; its parts are {', '.join(self.targets)}")
+        if tuple(piece.shape) != tuple(target.shape):
+            raise ModelError(f"{piece.name!r} has shape {tuple(piece.shape)}, {self.path} expects {tuple(target.shape)}")
+        if isinstance(piece.data, torch.Tensor):
+            target.copy_(piece.data)
+        elif piece.stored in BY_STORED:
+            dequantize_into(piece.data, piece.stored, target)
+        else:
+            raise ModelError(f"{piece.name!r} is stored as {piece.stored!r}, which is no GGUF type")
+        self.missing.discard(piece.name)
+
+    def finish(self) -> None:
+        """Nothing to repack. The next `accept` starts a reload into the same memory."""
+        if self.missing:
+            raise ModelError(f"{self.path}: the checkpoint did not deliver {', '.join(sorted(self.missing))}")
+        self.missing = set(self.targets)
+
+    def dequantize(self) -> "Tensor":
+        return self.weight.float()
+
+    def sizes(self) -> WeightSizes:
+        num_bytes = self.weight.nbytes
+        return WeightSizes(resident_bytes=num_bytes, mapped_bytes=0, forward_bytes=num_bytes)
+
+
+class DequantizedLinear(DequantizedWeight):
+    def bind(self, kernels: Kernels) -> "Callable[[Tensor], Tensor]":
+        weight = self.weight
+
+        def linear(hidden_states: "Tensor") -> "Tensor":
+            return F.linear(hidden_states, weight)
+
+        return linear
+
+
+class DequantizedEmbedding(DequantizedWeight):
+    """The table; with a tied head the same memory multiplies."""
+
+    def bind(self, kernels: Kernels) -> "Callable[[Tensor], Tensor]":
+        weight = self.weight
+
+        def look_up(token_ids: "Tensor") -> "Tensor":
+            return F.embedding(token_ids, weight)
+
+        return look_up
+
+    def bind_head(self, kernels: Kernels) -> "Callable[[Tensor], Tensor]":
+        weight = self.weight
+
+        def head(hidden_states: "Tensor") -> "Tensor":
+            return F.linear(hidden_states, weight)
+
+        return head
+
+
+class DequantizedExperts(DequantizedWeight):
+    """weight [experts, out, in]."""
+
+    def bind(self, kernels: Kernels) -> "Callable[[Tensor, Tensor], Tensor]":
+        """The callable takes the rows grouped by expert and how many each expert gets: ([T, in], [experts]) → [T, out]."""
+        weight = self.weight
+
+        def grouped_linear(hidden_states: "Tensor", rows_per_expert: "Tensor") -> "Tensor":
+            groups = hidden_states.split(rows_per_expert.tolist())
+            return torch.cat([F.linear(group, weight[expert]) for expert, group in enumerate(groups)])
+
+        return grouped_linear

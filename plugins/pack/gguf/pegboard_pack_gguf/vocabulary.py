@@ -1,0 +1,81 @@
+"""The vocabulary of a GGUF file: tokens, their types and the settings around them, checked. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pegboard.errors import ModelError
+
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
+"""Values of `tokenizer.ggml.token_type`; 1 is a normal token."""
+
+KEEPS_SPACES_BEHIND = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+"""Phi-3's special tokens swallow the whitespace behind them, except these (GGUF does not store it; rule: llama.cpp)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialToken:
+    """A token recognised when its text is written out. strips_right: whitespace behind it is dropped."""
+
+    text: str
+    token_id: int
+    strips_right: bool = False
+
+
+class GGUFVocabulary:
+    """`data`: what the loader put in the tokenizer payload. Raises ModelError when it is incomplete or contradicts itself."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.data = data
+        self.path = data.get("path", "the GGUF file")
+        self.model = self.text("ggml.model") or ""
+        self.tokens: list[str] = self.items("ggml.tokens", str)
+        if not self.tokens:
+            raise self.fail("ggml.tokens", "is missing or empty: this file has no vocabulary")
+        self.types: list[int] = self.items("ggml.token_type", int) or [1] * len(self.tokens)
+        if len(self.types) != len(self.tokens):
+            raise self.fail("ggml.token_type", f"has {len(self.types)} items for {len(self.tokens)} tokens")
+
+    def fail(self, key: str, what: str) -> ModelError:
+        return ModelError(f"{self.path}: metadata tokenizer.{key} {what}")
+
+    def items(self, key: str, kind: type) -> list[Any]:
+        value = self.data.get(key, [])
+        if not isinstance(value, list) or any(type(item) is not kind for item in value):
+            raise self.fail(key, f"is not a list of {kind.__name__}")
+        return value
+
+    def text(self, key: str) -> str | None:
+        value = self.data.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self.fail(key, f"is {value!r}, expected text")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.data.get(key)
+        return default if value is None else bool(value)
+
+    def token_id(self, key: str) -> int | None:
+        """An id below the vocabulary's size; others mean "none" (as in llama.cpp)."""
+        value = self.data.get(key)
+        return value if type(value) is int and 0 <= value < len(self.tokens) else None
+
+    def token_text(self, key: str) -> str | None:
+        token_id = self.token_id(key)
+        return None if token_id is None else self.tokens[token_id]
+
+    def ids_of(self, *types: int) -> Iterator[int]:
+        return (token_id for token_id, kind in enumerate(self.types) if kind in types)
+
+    def special_tokens(self) -> list[SpecialToken]:
+        """Longest first (in bytes): the order in which text is searched for them."""
+        name = str(self.data.get("name", "")).lower()
+        strips = "phi-3" in name or "phi3" in name
+        found = [
+            SpecialToken(text, token_id, strips and text not in KEEPS_SPACES_BEHIND)
+            for token_id in self.ids_of(UNKNOWN, CONTROL, USER_DEFINED)
+            if (text := self.tokens[token_id])
+        ]
+        return sorted(found, key=lambda token: len(token.text.encode()), reverse=True)

@@ -1,0 +1,103 @@
+"""CPU platform: one thread pool per process, memory numbers from the operating system, no recording yet."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pegboard.errors import ConfigError
+from pegboard.interfaces.platform import Device, MemoryNumbers, ModelFacts, PlatformSetup, StepShape
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+GIB = 1024**3
+KV_CACHE_LIMIT = 4 * GIB
+KV_CACHE_SHARE = 0.4
+BLOCK_SIZE = 32
+
+
+class CPUPlatform:
+    """Serves every rank of a process from the same cores."""
+
+    threads_in_use: int | None = None
+
+    def __init__(self, options: None, setup: PlatformSetup) -> None:
+        self.num_threads = setup.num_threads or len(os.sched_getaffinity(0))
+        self.profiler: Any = None
+        self.profile_path: Path | None = None
+
+    def start(self, local_rank: int) -> Device:
+        used = CPUPlatform.threads_in_use
+        if used is not None and used != self.num_threads:
+            raise ConfigError(f"num_threads={self.num_threads}, but this process already computes with {used} threads")
+        CPUPlatform.threads_in_use = self.num_threads
+        torch.set_num_threads(self.num_threads)
+        return Device("cpu", self.num_threads)
+
+    def memory(self, *, reset_peak: bool = False) -> MemoryNumbers:
+        """Free is what the system can hand out without swapping. The peak cannot be reset: it is the process's own."""
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        total, free = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+        used = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return MemoryNumbers(free, total, used, max(peak, used))
+
+    def pool(self, tag: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def graph_runner(self) -> "EagerRunner":
+        return EagerRunner()
+
+    def defaults(self, facts: ModelFacts) -> Mapping[str, object]:
+        """float32 unless the CPU multiplies bfloat16 in hardware; KV cache of 4 GiB or 40 % of free memory, whichever is less
+        (the memory is only touched as blocks are used)."""
+        dtype = "float32"
+        if facts.checkpoint_dtype == "bfloat16" and torch.ops.mkldnn._is_mkldnn_bf16_supported() and _has_native_bfloat16():
+            dtype = "bfloat16"
+        return {
+            "dtype": dtype,
+            "block_size": BLOCK_SIZE,
+            "max_num_seqs": 128,
+            "max_num_batched_tokens": 2048,
+            "kv_cache_memory_bytes": int(min(KV_CACHE_LIMIT, KV_CACHE_SHARE * self.memory().free_bytes)),
+        }
+
+    def profile(self, path: Path | None) -> None:
+        if path is not None:
+            self.profiler, self.profile_path = torch.profiler.profile(), path
+            self.profiler.start()
+        elif self.profiler is not None:
+            self.profiler.stop()
+            assert self.profile_path is not None
+            self.profile_path.mkdir(parents=True, exist_ok=True)
+            self.profiler.export_chrome_trace(str(self.profile_path / "trace.json"))
+            self.profiler = None
+
+
+def _has_native_bfloat16() -> bool:
+    flags = Path("/proc/cpuinfo").read_text()
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+class EagerRunner:
+    """Records nothing: every step runs eagerly."""
+
+    def ladder(self, max_tokens: int, max_rows: int) -> list[StepShape]:
+        return []
+
+    def capture(self, shape: StepShape, run: object) -> str:
+        return "this platform runs every step eagerly"
+
+    def find(self, shape: StepShape) -> None:
+        return None
+
+    def replay(self, shape: StepShape) -> torch.Tensor:
+        raise ConfigError("nothing was recorded")
+
+    def reset(self) -> None:
+        """Nothing to forget."""

@@ -1,0 +1,22 @@
+"""Is there a CPU we can run on? Reads facts only; imports no torch."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from pegboard.interfaces.spec import Absent, Ok, ProbeFacts, Verdict
+
+LEVELS = ("amx_int8", "avx512_vnni", "avx512f", "avx2")
+
+
+def probe(facts: ProbeFacts) -> Verdict:
+    """Every machine has a CPU; what can be missing is torch."""
+    if find_spec("torch") is None:
+        return Absent("torch is not installed: pip install torch")
+    level = next((flag for flag in LEVELS if flag in facts.cpu_flags), facts.machine)
+    return Ok({"level": level, "cores": facts.num_cpus, "bfloat16": has_bfloat16(facts)})
+
+
+def has_bfloat16(facts: ProbeFacts) -> bool:
+    """True where bfloat16 products run in hardware; elsewhere they are emulated, several times slower than float32."""
+    return bool({"avx512_bf16", "amx_bf16"} & facts.cpu_flags)

@@ -1,0 +1,83 @@
+"""The method "none": weights in the compute type, multiplied as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pegboard.errors import ConfigError, ModelError
+from pegboard.interfaces.quantization import EmbeddingLayer, ExpertsLayer, LinearLayer, Part, QuantizationSetup, WeightSizes
+from pegboard.interfaces.weight_loader import WeightPiece
+from pegboard.ops.linear import bind_linear
+
+Bound = Callable[[Tensor], Tensor]
+
+
+class Plain:
+    """Takes every layer; the checkpoint must hold plain types."""
+
+    def __init__(self, options: None, setup: QuantizationSetup) -> None:
+        if setup.config:
+            raise ConfigError(
+                f"the checkpoint is quantized ({setup.config.get('quant_method')!r}); quantization 'none' only reads plain weights"
+            )
+        self.dtype, self.device = getattr(torch, setup.dtype), setup.device
+
+    def linear(self, layer: LinearLayer) -> "PlainWeight":
+        return PlainWeight((layer.out_features, layer.in_features), {part.name: part for part in layer.parts}, self)
+
+    def embedding(self, layer: EmbeddingLayer) -> "PlainWeight":
+        return PlainTable((layer.num_rows, layer.width), {layer.part.name: layer.part}, self)
+
+    def experts(self, layer: ExpertsLayer) -> None:
+        return None
+
+    def kv_cache(self, layer: object) -> None:
+        return None
+
+
+class PlainWeight:
+    """One matrix [rows, columns] in the compute type, filled part by part."""
+
+    def __init__(self, shape: tuple[int, int], parts: Mapping[str, Part], method: Plain) -> None:
+        self.weight = torch.empty(shape, dtype=method.dtype, device=method.device)
+        self.parts = parts
+
+    def declare(self) -> list[str]:
+        return []
+
+    def accept(self, piece: WeightPiece) -> None:
+        start, stop = self.parts[piece.name].rows
+        target = self.weight[start:stop]
+        if not isinstance(piece.data, Tensor):
+            raise ModelError(f"tensor {piece.name} is stored as {piece.stored}, which quantization 'none' cannot read")
+        if piece.data.shape != target.shape:
+            raise ModelError(f"tensor {piece.name} has shape {tuple(piece.data.shape)}; the model expects {tuple(target.shape)}")
+        target.copy_(piece.data)
+
+    def finish(self) -> None:
+        """Nothing to repack."""
+
+    def bind(self, kernels: Mapping[str, Callable[..., Any]]) -> Bound:
+        return bind_linear(self.weight)
+
+    def dequantize(self) -> Tensor:
+        return self.weight.float()
+
+    def sizes(self) -> WeightSizes:
+        size = self.weight.nbytes
+        return WeightSizes(size, 0, size)
+
+
+class PlainTable(PlainWeight):
+    """An embedding table; the same matrix may be the output head."""
+
+    def bind(self, kernels: Mapping[str, Callable[..., Any]]) -> Bound:
+        table = self.weight
+        return lambda ids: torch.nn.functional.embedding(ids, table)
+
+    def bind_head(self, kernels: Mapping[str, Callable[..., Any]]) -> Bound:
+        return bind_linear(self.weight)

@@ -1,0 +1,1 @@
+"""Sampler `torch`: logits to token ids with torch operators."""

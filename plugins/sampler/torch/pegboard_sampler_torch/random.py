@@ -1,0 +1,34 @@
+"""Random numbers as a function of (seed, output position), so that nothing else can change them: not the batch, not
+preemption, not speculation, not steps in flight."""
+
+from __future__ import annotations
+
+import numpy as np
+
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
+_LOW = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+_ROUNDS = 10
+
+
+def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). counter: uint64 [4, n] and key:
+    uint64 [2, n], 32 bits used of each word → uint64 [4, n] of 32 random bits."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (product1 >> _SHIFT) ^ c1 ^ k0, product1 & _LOW, (product0 >> _SHIFT) ^ c3 ^ k1, product0 & _LOW
+        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
+    return np.stack([c0, c1, c2, c3])
+
+
+def seeded_uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """seeds, positions: int64 [n] → float64 [n, 2] in [0, 1) with 53 random bits each."""
+    seeds, positions = seeds.astype(np.uint64), positions.astype(np.uint64)
+    zero = np.zeros_like(seeds)
+    counter = np.stack([positions & _LOW, positions >> _SHIFT, zero, zero])
+    words = philox(counter, np.stack([seeds & _LOW, seeds >> _SHIFT]))
+    high, low = words[0::2] >> np.uint64(5), words[1::2] >> np.uint64(6)
+    return ((high * 67108864.0 + low) / 9007199254740992.0).T

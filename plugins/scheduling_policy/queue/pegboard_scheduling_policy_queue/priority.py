@@ -1,0 +1,83 @@
+"""Lowest `priority` value first, then earliest arrival. The victim is the worst by the same order."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import TYPE_CHECKING
+
+from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup, StepBudget, StepLoad
+from pegboard.request import RequestStatus, RequestView
+
+from pegboard_scheduling_policy_queue.limits import fixed_budget
+
+if TYPE_CHECKING:
+    from pegboard.batch import StepTimes
+
+_MIN_COMPACT = 64
+
+
+class _Entry:
+    """A place in the heap. `request` is None once it was removed (lazy deletion)."""
+
+    __slots__ = ("order", "request")
+
+    def __init__(self, order: tuple[object, ...], request: RequestView) -> None:
+        self.order = order
+        self.request: RequestView | None = request
+
+    def __lt__(self, other: _Entry) -> bool:
+        return self.order < other.order
+
+
+class PriorityPolicy:
+    """A binary heap with lazy deletion: add and remove cost O(log n) amortised, the first k waiting cost O(k log k)."""
+
+    def __init__(self, options: None, setup: SchedulingPolicySetup) -> None:
+        self._heap: list[_Entry] = []
+        self._entries: dict[int, _Entry] = {}
+        self._added = count()
+        self._budget = fixed_budget(setup)
+
+    def add(self, request: RequestView) -> None:
+        key = id(request)
+        assert key not in self._entries, f"{request!r} waits already"
+        is_fresh = request.status is not RequestStatus.PREEMPTED
+        order = (request.priority, request.arrival_s, is_fresh, request.request_id, request.index, next(self._added))
+        entry = self._entries[key] = _Entry(order, request)
+        heapq.heappush(self._heap, entry)
+
+    def remove(self, request: RequestView) -> None:
+        """Does nothing when the request does not wait."""
+        entry = self._entries.pop(id(request), None)
+        if entry is None:
+            return
+        entry.request = None
+        while self._heap and self._heap[0].request is None:
+            heapq.heappop(self._heap)
+        if len(self._heap) > max(_MIN_COMPACT, 2 * len(self._entries)):
+            self._heap = list(self._entries.values())
+            heapq.heapify(self._heap)
+
+    def waiting(self) -> Iterator[RequestView]:
+        """Walks the heap best first without changing it: the children of a visited entry become candidates."""
+        heap = self._heap
+        candidates = [(heap[0], 0)] if heap else []
+        while candidates:
+            entry, index = heapq.heappop(candidates)
+            for child in (2 * index + 1, 2 * index + 2):
+                if child < len(heap):
+                    heapq.heappush(candidates, (heap[child], child))
+            if entry.request is not None:
+                yield entry.request
+
+    def victim(self, running: Sequence[RequestView], need: RequestView) -> RequestView | None:
+        """The worst of `running`, which can be `need` itself: then it waits for better ones."""
+        return max(running, key=lambda request: (request.priority, request.arrival_s), default=None)
+
+    def budget(self, load: StepLoad) -> StepBudget:
+        return self._budget
+
+    def observe(self, load: StepLoad, times: StepTimes) -> None:
+        """Nothing to learn: the budget is fixed."""

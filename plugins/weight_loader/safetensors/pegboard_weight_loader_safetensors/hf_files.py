@@ -1,0 +1,74 @@
+"""The JSON files beside a checkpoint in Hugging Face layout. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pegboard.errors import ModelError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; ModelError when it cannot be read or holds something else."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds a JSON {type(value).__name__}, expected an object")
+    return value
+
+
+def read_optional(path: Path) -> dict[str, Any]:
+    """As `read_json`; {} when there is no such file."""
+    return read_json(path) if path.is_file() else {}
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    path = directory / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{directory} has no config.json; expected a model in Hugging Face layout")
+    return read_json(path)
+
+
+def architectures(config: Mapping[str, Any], directory: Path) -> tuple[str, ...]:
+    """`architectures` of a config; ModelError when it names none."""
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ModelError(
+            f"{directory / 'config.json'} has architectures {names!r}, expected a list of class names; "
+            "without it the model's class is unknown (hf_overrides can set it)"
+        )
+    return tuple(names)
+
+
+def config_dtype(config: Mapping[str, Any]) -> str | None:
+    """The type that a config (or its text part) says the weights have, as a torch name."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, Mapping) else {}):
+        name = part.get("dtype") or part.get("torch_dtype")
+        if isinstance(name, str):
+            return name.removeprefix("torch.")
+    return None
+
+
+def chat_template(directory: Path) -> str | None:
+    """chat_template.jinja, else chat_template.json, else tokenizer_config.json's; of several named ones that named default."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"cannot read {path}: {error}") from error
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        template = read_optional(directory / name).get("chat_template")
+        if isinstance(template, list):
+            named = {item.get("name"): item.get("template") for item in template if isinstance(item, Mapping)}
+            template = named.get("default")
+        if isinstance(template, str):
+            return template
+    return None

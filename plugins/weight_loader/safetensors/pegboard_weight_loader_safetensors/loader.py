@@ -1,0 +1,164 @@
+"""Weight loader `safetensors`: describes a directory in Hugging Face layout (no torch) and streams its tensors from mapped files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.weight_loader import (
+    Checkpoint,
+    TensorEntry,
+    TokenizerPayload,
+    WeightLoaderSetup,
+    WeightPiece,
+    WeightSlice,
+)
+
+from pegboard_weight_loader_safetensors.header import Header, read_header
+from pegboard_weight_loader_safetensors.hf_files import architectures, chat_template, config_dtype, read_config, read_json, read_optional
+
+if TYPE_CHECKING:
+    from pegboard.interfaces.model_source import LocalFiles
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+COMPUTE_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+class SafetensorsLoader:
+    def __init__(self, options: None, setup: WeightLoaderSetup) -> None:
+        pass
+
+    def describe(self, files: "LocalFiles") -> Checkpoint:
+        directory = files.root if files.root.is_dir() else files.root.parent
+        config = read_config(directory)
+        headers, tensors = _read_index(files.root)
+        quantization = config.get("quantization_config")
+        if quantization is not None and not isinstance(quantization, dict):
+            raise ModelError(f"{directory / 'config.json'} has quantization_config {quantization!r}, expected an object")
+        return Checkpoint(
+            format="safetensors",
+            path=directory,
+            config=config,
+            architectures=architectures(config, directory),
+            tensors=tensors,
+            tokenizer=TokenizerPayload("hf", directory=directory),
+            quantization=quantization or None,
+            dtype=config_dtype(config) or _main_dtype(tensors),
+            chat_template=chat_template(directory),
+            generation_config=read_optional(directory / "generation_config.json"),
+            digest=_digest(directory, headers, files.digests),
+        )
+
+    def tensors(self, checkpoint: Checkpoint, wanted: Iterable[WeightSlice]) -> Iterator[WeightPiece]:
+        """Tensors are views of the mapped file where the slice is one run of bytes."""
+        from safetensors import SafetensorError, safe_open
+
+        for file, slices in _by_file(checkpoint, wanted).items():
+            path = checkpoint.path / file
+            try:
+                with safe_open(path, framework="pt") as opened:
+                    for entry, piece in slices:
+                        if piece.dim is None:
+                            data = opened.get_tensor(entry.name)
+                        else:
+                            cut = (slice(None),) * piece.dim + (slice(piece.start, piece.stop),)
+                            data = opened.get_slice(entry.name)[cut]
+                        yield WeightPiece(entry.name, entry.stored, tuple(data.shape), data)
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{path} changed since it was described, or is damaged: {error}") from error
+
+
+def _by_file(checkpoint: Checkpoint, wanted: Iterable[WeightSlice]) -> dict[str, list[tuple[TensorEntry, WeightSlice]]]:
+    """The distinct slices of each file in the order they lie in it."""
+    chosen = []
+    for piece in dict.fromkeys(wanted):
+        entry = checkpoint.tensors.get(piece.name)
+        if entry is None:
+            raise ModelError(f"{checkpoint.path} has no tensor {piece.name!r}, which the model needs")
+        if piece.dim is not None and not (piece.dim < len(entry.shape) and 0 <= piece.start <= piece.stop <= entry.shape[piece.dim]):
+            raise ModelError(f"tensor {piece.name!r} of shape {entry.shape} has no part {piece.start}:{piece.stop} of dimension {piece.dim}")
+        chosen.append((entry, piece))
+    files: dict[str, list[tuple[TensorEntry, WeightSlice]]] = {}
+    for entry, piece in sorted(chosen, key=lambda pair: (pair[0].file, pair[0].offset, pair[1].start)):
+        files.setdefault(entry.file, []).append((entry, piece))
+    return files
+
+
+def _read_index(root: Path) -> tuple[dict[str, Header], dict[str, TensorEntry]]:
+    """Headers by file, and the tensors of the model: those of one file, or those an index file assigns to several."""
+    if root.is_file():
+        header = read_header(root)
+        return {root.name: header}, header.tensors
+    indexes = [root / INDEX] if (root / INDEX).is_file() else sorted(root.glob("*.safetensors.index.json"))
+    if (root / SINGLE).is_file() and not (root / INDEX).is_file():
+        indexes = []
+    if len(indexes) > 1:
+        raise ModelError(f"{root} holds several models: {', '.join(path.name for path in indexes)}; expected {INDEX}")
+    if indexes:
+        return _read_shards(indexes[0])
+    path = root / SINGLE if (root / SINGLE).is_file() else _only_file(root)
+    header = read_header(path)
+    return {path.name: header}, header.tensors
+
+
+def _read_shards(index: Path) -> tuple[dict[str, Header], dict[str, TensorEntry]]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(file, str) for file in weight_map.values()):
+        raise ModelError(f"{index} has no usable weight_map; expected {{tensor name: file name}}")
+    headers: dict[str, Header] = {}
+    for file in sorted(set(weight_map.values())):
+        path = PurePosixPath(file)
+        if len(path.parts) != 1 or ".." in path.parts or "\\" in file or ":" in file or path.suffix != ".safetensors":
+            raise ModelError(f"{index} names the file {file!r}; expected a .safetensors file beside the index")
+        if not (index.parent / file).is_file():
+            raise ModelError(f"{index} names {file}, which is missing from {index.parent}: the download is incomplete, fetch it again")
+        headers[file] = read_header(index.parent / file)
+    tensors = {}
+    for name, file in weight_map.items():
+        entry = headers[file].tensors.get(name)
+        if entry is None:
+            raise ModelError(f"{index} places tensor {name!r} in {file}, which does not hold it")
+        tensors[name] = entry
+    return headers, tensors
+
+
+def _only_file(root: Path) -> Path:
+    if not root.is_dir():
+        raise ModelError(f"there is no model directory {root}")
+    found = sorted(path for path in root.glob("*.safetensors") if not path.name.startswith("adapter_"))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(path.name for path in found[:8])
+        raise ModelError(f"{root} holds {len(found)} safetensors files ({names}) and no {INDEX} that says what each one holds")
+    pickled = sorted(path.name for pattern in PICKLED for path in root.glob(pattern))
+    if pickled:
+        raise ModelError(
+            f"{root} holds only pickled weights ({', '.join(pickled[:4])}). Unpickling can run any code, so Pegboard does not read them; "
+            "convert once, where you trust the files: transformers' AutoModelForCausalLM.from_pretrained(dir).save_pretrained(new_dir)"
+        )
+    raise ModelError(f"{root} holds no weights: expected {SINGLE}, or {INDEX} and its shards")
+
+
+def _main_dtype(tensors: Mapping[str, TensorEntry]) -> str | None:
+    """The floating-point type that most bytes have; None when there is none."""
+    sizes: dict[str, int] = {}
+    for entry in tensors.values():
+        sizes[entry.stored] = sizes.get(entry.stored, 0) + entry.num_bytes
+    return max((name for name in COMPUTE_DTYPES if name in sizes), key=lambda name: sizes[name], default=None)
+
+
+def _digest(directory: Path, headers: Mapping[str, Header], known: Mapping[str, str]) -> str:
+    """The source's own digests where it has them; else sha256 over header, size and modification time of every file, since
+    hashing gigabytes of weights would take longer than loading them."""
+    parts: list[Any] = []
+    for name, header in sorted(headers.items()):
+        stamp = f"{header.sha256}:{header.file_bytes}:{(directory / name).stat().st_mtime_ns}"
+        parts.append(f"{name}:{known.get(name) or stamp}")
+    parts.append(hashlib.sha256((directory / "config.json").read_bytes()).hexdigest())
+    return "sha256:" + hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -1,0 +1,17 @@
+"""Specs of this package."""
+
+from __future__ import annotations
+
+from pegboard.interfaces.weight_loader import WeightLoaderSpec
+
+SAFETENSORS = WeightLoaderSpec(
+    api="1.0",
+    implementation="pegboard_weight_loader_safetensors.loader:SafetensorsLoader",
+    file_patterns=("*.safetensors",),
+)
+
+DUMMY = WeightLoaderSpec(
+    api="1.0",
+    implementation="pegboard_weight_loader_safetensors.dummy:DummyLoader",
+    weights_optional=True,
+)
