@@ -27,7 +27,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Settings of one engine. Sizes in tokens unless the name says bytes or gb; 0.92 style numbers are fractions."""
 
     # model
-    model: Annotated[str | None, doc("Model reference: directory, .gguf file, org/name, or scheme:name; none = the default model")] = None
+    model: Annotated[
+        str | None, doc("Model reference: directory, .gguf file, org/name, or scheme:name; none = the default model")
+    ] = None
     revision: Annotated[str | None, doc("Branch, tag or commit of the model on its hub")] = None
     hf_token: Annotated[str | None, doc("Access token for the hub; default HF_TOKEN")] = None
     tokenizer: Annotated[str | None, doc("Model reference to take the tokenizer from; default the model")] = None
@@ -68,7 +70,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     long_prefill_token_threshold: Annotated[int, doc("Tokens of one prompt per step at most; 0 = no limit")] = 0
     scheduling_policy: Annotated[str | None, doc("Scheduling policy plugin; default fcfs")] = None
     max_in_flight: Annotated[int, doc("Steps submitted before the oldest is awaited; 1 = synchronous")] = 1
-    max_num_queued_reqs: Annotated[int | None, doc("Most requests waiting before new ones are refused (503); default no limit")] = None
+    max_num_queued_reqs: Annotated[
+        int | None, doc("Most requests waiting before new ones are refused (503); default no limit")
+    ] = None
     # execution
     device: Annotated[str, doc("Platform plugin; auto = by probe")] = "auto"
     num_threads: Annotated[int | None, doc("Compute threads; default one per core")] = None
@@ -101,7 +105,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     uds: Annotated[str | None, doc("Unix socket to listen on instead")] = None
     api_key: Annotated[list[str] | None, doc("Keys clients must send one of; default PEGBOARD_API_KEY")] = None
     root_path: Annotated[str, doc("Path prefix behind a proxy")] = ""
-    uvicorn_log_level: Annotated[Literal["critical", "error", "warning", "info", "debug"], doc("Log level of the HTTP server")] = "info"
+    uvicorn_log_level: Annotated[
+        Literal["critical", "error", "warning", "info", "debug"], doc("Log level of the HTTP server")
+    ] = "info"
     disable_access_log: Annotated[bool, doc("No log line per HTTP request")] = False
     enable_request_id_headers: Annotated[bool, doc("Send X-Request-Id")] = False
     enable_prompt_tokens_details: Annotated[bool, doc("Report cached tokens in usage")] = False
@@ -194,7 +200,9 @@ def check_engine(config: EngineConfig) -> None:
     if not 0 < config.gpu_memory_utilization <= 1:
         raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {config.gpu_memory_utilization}")
     if config.trust_remote_code:
-        raise ConfigError("trust_remote_code is refused: Pegboard never runs code from a checkpoint; install a model plugin instead")
+        raise ConfigError(
+            "trust_remote_code is refused: Pegboard never runs code from a checkpoint; install a model plugin instead"
+        )
     if config.max_long_partial_prefills > config.max_num_partial_prefills:
         raise ConfigError("max_long_partial_prefills must not exceed max_num_partial_prefills")
     if (config.spec_method is None) != (config.spec_tokens == 0):

@@ -6,13 +6,17 @@ outputs = llm.generate(["Hello, my name is"], SamplingParams(max_tokens=32))
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from pegboard.errors import RequestError
+from pegboard.errors import EngineDeadError, RequestError
 from pegboard.input import PromptInput, prompt_text
 from pegboard.interfaces.tokenizer import Chat
 from pegboard.llm_engine import LLMEngine
@@ -94,14 +98,16 @@ class LLM:
                 self.llm_engine.submit(request, prompt_text(prompt))
             done = self._run(len(requests), use_tqdm)
         except BaseException:  # also Ctrl-C: nothing of this call may live on in the engine
-            self.llm_engine.abort_all()
+            with suppress(EngineDeadError):
+                self.llm_engine.abort_all()
             raise
         return [done[request.request_id] for request in requests]
 
     def _run(self, num_requests: int, use_tqdm: UseTqdm) -> dict[str, RequestOutput]:
         done: dict[str, RequestOutput] = {}
-        with _Progress(num_requests, use_tqdm) as progress:
+        with _Progress(num_requests, use_tqdm) as progress, _InterruptBetweenSteps() as interrupt:
             while self.llm_engine.has_unfinished_requests():
+                interrupt.check()
                 for output in self.llm_engine.step():
                     if output.finished:
                         done[output.request_id] = output
@@ -188,6 +194,37 @@ def _per_prompt(name: str, value: Any, num_prompts: int) -> list[Any]:
             f"{name} has {len(value)} entries for {num_prompts} prompts: give one for all, or one each", parameter=name
         )
     return list(value)
+
+
+class _InterruptBetweenSteps:
+    """Holds Ctrl-C back while a step runs: interrupted in the middle, the engine would be of no more use.
+
+    Does nothing where Ctrl-C is not Python's own KeyboardInterrupt (another thread, another handler).
+    """
+
+    def __init__(self) -> None:
+        self._is_pending = False
+        self._is_ours = False
+
+    def __enter__(self) -> "_InterruptBetweenSteps":
+        is_main = threading.current_thread() is threading.main_thread()
+        self._is_ours = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self._is_ours:
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self._is_pending = True
+
+    def check(self) -> None:
+        """Raise what was held back."""
+        if self._is_pending:
+            self._is_pending = False
+            raise KeyboardInterrupt
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._is_ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _Progress:

@@ -63,7 +63,7 @@ class Request:
     num_computed_tokens: tokens whose KV is written (or will be, once the steps in flight are done).
     num_in_flight_tokens: of those, scheduled but not yet confirmed, in num_in_flight_steps steps.
     block_hashes: the chain of hashes, one per KVPlan.hash_block_size confirmed tokens.
-    waits_for: None, "grammar" or "parent" (whose prompt a completion of n > 1 will share; num_waiting_children counts them).
+    waits_for: of "grammar" and "parent" (whose prompt a completion of n > 1 will share; num_waiting_children counts them).
     uses_connectors: False once a KV load has failed: it is computed here instead.
     key: unique name inside the engine, "<request_id>" for n = 1 and "<index>_<request_id>" otherwise.
     """
@@ -112,7 +112,7 @@ class Request:
         self.first_scheduled_s = 0.0
         self.first_token_s = 0.0
         self.last_token_s = 0.0
-        self.waits_for: str | None = None
+        self.waits_for: set[str] = set()
         self.num_in_flight_steps = 0
         self.num_waiting_children = 0
         self.uses_connectors = True

@@ -182,7 +182,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             wanted = vocab_size if asked == -1 else asked
             if wanted is not None and 0 <= max_logprobs < wanted:
                 check.fail(name, f"is over the limit of {max_logprobs} (raise --max-logprobs to allow it)")
-        fields = {"allowed_token_ids": self.allowed_token_ids, "logit_bias": self.logit_bias, "stop_token_ids": self.stop_token_ids}
+        fields = {
+            "allowed_token_ids": self.allowed_token_ids,
+            "logit_bias": self.logit_bias,
+            "stop_token_ids": self.stop_token_ids,
+        }
         for name, ids in fields.items():
             outside = [token for token in ids or () if not 0 <= token < vocab_size]
             if outside:

@@ -80,7 +80,9 @@ async def check_many_streams(client: AsyncLLM) -> None:
     prompts = [f"prompt {number}." for number in range(12)]
 
     async def text_of(index: int) -> str:
-        stream = client.generate(Prompt(text=prompts[index], add_special_tokens=False), params, RequestOptions(request_id=f"m{index}"))
+        stream = client.generate(
+            Prompt(text=prompts[index], add_special_tokens=False), params, RequestOptions(request_id=f"m{index}")
+        )
         return "".join([output.outputs[0].text async for output in stream])
 
     texts = await asyncio.gather(*(text_of(index) for index in range(12)))
@@ -91,7 +93,9 @@ async def check_call_forms(client: AsyncLLM) -> None:
     final = (await collect(client.generate([97, 98], SamplingParams(max_tokens=3), "vllm-style")))[-1]
     assert (final.request_id, final.outputs[0].text, final.outputs[0].finish_reason) == ("vllm-style", "aba", "length")
     assert final.num_cached_tokens == 0 and final.metrics.num_generation_tokens == 3
-    final = (await collect(client.generate({"prompt": "xy"}, sampling_params=SamplingParams(n=2, max_tokens=3), request_id="n")))[-1]
+    final = (await collect(client.generate({"prompt": "xy"}, sampling_params=SamplingParams(n=2, max_tokens=3), request_id="n")))[
+        -1
+    ]
     assert [completion.text for completion in final.outputs] == ["xy"] * 2 or [c.text for c in final.outputs] == ["<s>xy"] * 2
     final = (await collect(client.generate("x" * 5000, SamplingParams(truncate_prompt_tokens=-1))))[-1]
     assert len(final.prompt_token_ids) == 4095 and final.finished
@@ -244,7 +248,12 @@ def test_nothing_is_left_when_the_parent_ends(tmp_path, number):
     script.write_text(PROGRAM.replace("max_tokens=None", "max_tokens=4000"))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     program = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
     )
     with program:
         pid, _, folder = program.stdout.readline().partition(" ")

@@ -80,9 +80,7 @@ def test_any_chunking_gives_the_oracles_text(text, stop, cuts, min_tokens, inclu
         if kind is RequestOutputKind.DELTA:
             assert "".join(part.text for part in parts) == expected[0]
             assert sum((part.token_ids for part in parts), []) == token_ids[: expected[2]]
-            assert sum((part.logprobs for part in parts), []) == [
-                {token: part_of(token)} for token in token_ids[: expected[2]]
-            ]
+            assert sum((part.logprobs for part in parts), []) == [{token: part_of(token)} for token in token_ids[: expected[2]]]
         else:
             assert parts[-1].text == expected[0]
             assert parts[-1].token_ids == token_ids[: expected[2]]
@@ -116,9 +114,7 @@ def test_a_stop_string_asks_for_one_abort_and_later_deltas_are_ignored():
 
 
 def test_first_stop_in_list_order_wins():
-    (output,), _ = run(
-        SamplingParams(stop=["yz", "z"], max_tokens=9, output_kind=RequestOutputKind.FINAL_ONLY), [list(b"xyz")]
-    )
+    (output,), _ = run(SamplingParams(stop=["yz", "z"], max_tokens=9, output_kind=RequestOutputKind.FINAL_ONLY), [list(b"xyz")])
     assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("x", "yz")
 
 

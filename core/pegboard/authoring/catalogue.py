@@ -1,7 +1,7 @@
 """Generates `pegboard/plugins/catalogue.json`, {kind: {name: distribution}}, from the pyproject.toml files of the repository.
 
-    python -m pegboard.authoring.catalogue --check    exit 1 when the file is not what the repository says
-    python -m pegboard.authoring.catalogue --write
+python -m pegboard.authoring.catalogue --check    exit 1 when the file is not what the repository says
+python -m pegboard.authoring.catalogue --write
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def _show(registry: Registry, arguments: argparse.Namespace) -> int:
     for field, value in facts["spec"].items():
         if value not in (None, [], {}):
             print(f"  {field:<16}{_text(value)}")
-    print(f"  {'probe says':<16}{' '.join(_text(value) for value in facts['probe'].values())}")
+    print(f"  {'probe says':<16}{' '.join(_text(value) for value in facts['probe'].values())}".rstrip())
     print(f"\n{facts['options']}")
     return 0
 

@@ -35,10 +35,12 @@ class PrefixQueries:
 
 @dataclass(slots=True)
 class _Start:
-    """Where a request begins: its cached prefix, and what a connector adds."""
+    """Where a request begins: its cached prefix (None = not looked for), and what a connector adds. is_loaded: a connector has
+    filled its blocks between steps, and num_computed_tokens says how far."""
 
     hit: PrefixHit | None
     external: External
+    is_loaded: bool = False
 
     @property
     def num_cached(self) -> int:
@@ -117,9 +119,9 @@ class Admission:
     def _is_ready(self, request: Request) -> bool:
         if request.status is RequestStatus.LOADING:
             return False
-        if request.waits_for == "parent" and self._parent_is_busy(request):
+        if "parent" in request.waits_for and self._parent_is_busy(request):
             return False
-        if request.waits_for == "grammar" and request.grammar is None:
+        if "grammar" in request.waits_for:
             assert self._grammars is not None
             try:
                 return self._grammars.take(request)
@@ -134,12 +136,12 @@ class Admission:
             return False
         return parent.num_computed_tokens < parent.num_prompt_tokens
 
-    # --- where it starts ------------------------------------------------------------------------------------------------------
+    # --- where it starts ----------------------------------------------------------------------------------------------------
 
     def _fork(self, request: Request, plan: StepPlan) -> bool:
         """n > 1: start from the parent's blocks with only the last prompt token to compute. False = admit it normally."""
         parent = request.parent
-        if request.waits_for != "parent" or parent is None or parent.status is not RequestStatus.RUNNING:
+        if "parent" not in request.waits_for or parent is None or parent.status is not RequestStatus.RUNNING:
             return False
         num_prompt = request.num_prompt_tokens
         if self._kv.holds(request) or request.num_output_tokens or parent.num_computed_tokens < num_prompt:
@@ -156,7 +158,7 @@ class Admission:
     def _find_start(self, request: Request) -> _Start:
         """The longest computed prefix: what is here already, cached here, and at a connector."""
         if self._kv.holds(request):  # a connector has loaded its blocks
-            return _Start(None, External())
+            return _Start(None, External(), is_loaded=True)
         if getattr(request.params, "skip_reading_prefix_cache", False):
             return _Start(None, External())
         hit = self._kv.lookup(request)
@@ -174,7 +176,7 @@ class Admission:
         self._transfers.allocated(request, start.external)
         return Verdict.SKIPPED
 
-    # --- its first tokens -------------------------------------------------------------------------------------------------------
+    # --- its first tokens ---------------------------------------------------------------------------------------------------
 
     def _schedule(self, request: Request, start: _Start, plan: StepPlan) -> Verdict:
         before = request.num_computed_tokens
@@ -197,7 +199,7 @@ class Admission:
         if not self._reserve(request, start, computed + num_tokens):
             return Verdict.BLOCKED
         self._count_query(request, start)
-        if start.hit is not None:
+        if not start.is_loaded:
             self._transfers.allocated(request, start.external)
         entry = Entry(num_tokens, 0, samples, self._kv.tables(request), is_new=True)
         self._seat(request, entry, encode, plan)
@@ -228,7 +230,7 @@ class Admission:
         be cached if it cannot reach the end."""
         num_tokens = min(num_missing, plan.tokens_left)
         if self._limits.enable_chunked_prefill:
-            num_tokens = min(num_tokens, max(1, plan.budget.max_chunk))
+            num_tokens = min(num_tokens, max(1, plan.budget.max_chunk), self._limits.long_prefill_token_threshold or num_tokens)
         every, computed = self._kv.checkpoint_every, request.num_computed_tokens
         if every and num_tokens > 1:
             border = (computed + num_tokens) // every * every

@@ -103,9 +103,7 @@ class BatchBuilder:
         encoded_here = {index for owner, index in plan.encode if owner is request}
         cache = self._roster.encoder_cache
         return tuple(
-            msgspec.structs.replace(item, data=None)
-            if index not in encoded_here and cache.is_held(item, request.key)
-            else item
+            msgspec.structs.replace(item, data=None) if index not in encoded_here and cache.is_held(item, request.key) else item
             for index, item in enumerate(request.media)
         )
 

@@ -41,9 +41,7 @@ def sha256_cbor_block(parent: bytes, token_ids: Sequence[int], extra: bytes) -> 
     """SHA-256 over the canonical CBOR (RFC 8949 §4.2) of [parent, [token ids], extra keys or null]: easy to redo elsewhere."""
     tokens = b"".join(_cbor_int(token) for token in token_ids)
     tail = _cbor_head(2, len(extra)) + extra if extra else b"\xf6"
-    return hashlib.sha256(
-        b"\x83" + _cbor_head(2, len(parent)) + parent + _cbor_head(4, len(token_ids)) + tokens + tail
-    ).digest()
+    return hashlib.sha256(b"\x83" + _cbor_head(2, len(parent)) + parent + _cbor_head(4, len(token_ids)) + tokens + tail).digest()
 
 
 def _cbor_head(major: int, value: int) -> bytes:

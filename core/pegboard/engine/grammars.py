@@ -113,7 +113,7 @@ class Grammars:
             if len(self._cache) > MAX_CACHED:
                 self._cache.popitem(last=False)
         self._cache.move_to_end(constraint)
-        request.waits_for = "grammar"
+        request.waits_for.add("grammar")
 
     def take(self, request: Request) -> bool:
         """Give the request its grammar if it is ready. PegboardError (the request's own) when compilation failed or took too
@@ -139,7 +139,7 @@ class Grammars:
             del self._cache[constraint]
             raise
         request.grammar = RequestGrammar(compilation.name, self._chain[compilation.name], grammar)
-        request.waits_for = None
+        request.waits_for.discard("grammar")
         return True
 
     def wait(self, timeout_s: float) -> None:

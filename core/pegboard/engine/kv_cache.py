@@ -56,7 +56,9 @@ class RequestBlocks:
 class KVCache:
     """Called by the scheduler only. `allocate` and `commit` are hot: once per running request and step."""
 
-    def __init__(self, plan: KVPlan, *, enable_prefix_caching: bool = True, hash_algo: str = "sha256", record_events: bool = False):
+    def __init__(
+        self, plan: KVPlan, *, enable_prefix_caching: bool = True, hash_algo: str = "sha256", record_events: bool = False
+    ):
         self.plan = plan
         self.pool = BlockPool(plan.num_blocks, record_events=record_events)
         self.enable_prefix_caching = enable_prefix_caching
@@ -74,7 +76,7 @@ class KVCache:
         self._pins: dict[tuple[str, str], list[list[int]]] = {}
         self._copies: list[tuple[str, Copy]] = []
 
-    # --- questions ------------------------------------------------------------------------------------------------------
+    # --- questions ----------------------------------------------------------------------------------------------------------
 
     @property
     def usage(self) -> float:
@@ -114,7 +116,18 @@ class KVCache:
         tables = blocks.tables if blocks else self._nothing
         return BlockView(tuple(tuple(table) for table in tables))
 
-    # --- prefix cache ---------------------------------------------------------------------------------------------------
+    def can_resume(self, request: Request, num_tokens: int) -> bool:
+        """The request's blocks let it compute from token `num_tokens` on: nothing it would read or write was left out."""
+        if self._state_groups:
+            return False
+        for index in self._token_groups:
+            rule, table = self.rules[index], self.tables(request)[index]
+            expired = rule.expired(num_tokens)
+            if any(block_id == NULL_BLOCK and i not in expired for i, block_id in enumerate(table)):
+                return False
+        return True
+
+    # --- prefix cache -------------------------------------------------------------------------------------------------------
 
     def hash_blocks(self, request: Request) -> None:
         """Bring `request.block_hashes` up to its confirmed tokens."""
@@ -190,7 +203,7 @@ class KVCache:
         next_full = num_tokens - num_tokens % step + step
         return min(next_full, *(self.rules[i].next_expiry(num_tokens) for i in self._token_groups))
 
-    # --- blocks of a request ----------------------------------------------------------------------------------------------
+    # --- blocks of a request ------------------------------------------------------------------------------------------------
 
     def allocate(
         self, request: Request, num_tokens: int, *, hit: PrefixHit | None = None, num_computed_tokens: int = 0

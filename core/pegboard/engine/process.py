@@ -52,7 +52,11 @@ class _Terminated(BaseException):
 
 
 def run(address: str, builder: str, level: str) -> None:
-    """Body of the engine process. address: "ipc://…" of the parent's socket, in a folder that only serves it."""
+    """Body of the engine process. address: "ipc://…" to listen on, in a folder that serves only this and belongs to the parent.
+
+    The engine listens and the parent connects, because a connecting socket queues what it cannot deliver yet, or any more,
+    where a listening one would block.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _on_terminate)
     _watch_parent(Path(address.removeprefix("ipc://")).parent)
@@ -61,7 +65,7 @@ def run(address: str, builder: str, level: str) -> None:
     socket = context.socket(zmq.DEALER)
     socket.set_hwm(0)
     socket.linger = 2000  # ms: the last word must get out, but a dead parent must not hold us
-    socket.connect(address)
+    socket.bind(address)
     try:
         engine = _start(socket, builder)
         if engine is not None:
@@ -98,7 +102,8 @@ def _watch_parent(folder: Path) -> None:
 def _start(socket: zmq.Socket[bytes], builder: str) -> Any:
     """The built engine, announced as ready; None when it failed (reported) or was not wanted any more."""
     try:
-        _import_ahead()
+        if builder == BUILDER:
+            _import_ahead()
         message = decode_to_engine(socket.recv())
         if isinstance(message, Stop):
             return None

@@ -40,7 +40,8 @@ class EngineProcess:
         self._socket.set_hwm(0)
         self._socket.linger = 0
         address = f"ipc://{self.folder / 'engine'}"
-        self._socket.bind(address)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)  # ms between attempts until the engine listens
+        self._socket.connect(address)
         self._process = multiprocessing.get_context("spawn").Process(
             target=process.run, args=(address, builder, env.log_level()), name="pegboard-engine"
         )

@@ -1,4 +1,4 @@
-"""Who is in the engine and what they hold: rows, blocks, adapter slots, encoded media. The one place where requests change status.
+"""Who is in the engine and what they hold: rows, blocks, adapter slots, encoded media. Requests change status here.
 
 A request leaves its row in two moves. First it stops being scheduled (finished, aborted or preempted). Then, once no step in
 flight holds its row, it is *vacated*: row, blocks, adapter and media are given back, and a preempted request waits again. In
@@ -7,7 +7,8 @@ between it is *draining*, and results that still come for it are dropped.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 from pegboard.engine.blamed import BlamedPolicy
 from pegboard.engine.encoder_cache import EncoderCache
@@ -30,7 +31,9 @@ class Roster:
         transfers: Transfers,
         loras: LoRASlots,
         encoder_cache: EncoderCache,
+        clock: Callable[[], float],
     ) -> None:
+        self.clock = clock
         self.kv = kv
         self.policy = policy
         self.transfers = transfers
@@ -48,13 +51,14 @@ class Roster:
         self.num_waiting = 0
         self.num_preemptions = 0
 
-    # --- coming -----------------------------------------------------------------------------------------------------------
+    # --- coming -------------------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
         """A new completion waits."""
         self.requests[request.key] = request
         self.completions.setdefault(request.request_id, []).append(request)
         if request.parent is not None:
+            request.waits_for.add("parent")
             request.parent.num_waiting_children += 1
         self._enqueue(request)
 
@@ -64,6 +68,7 @@ class Roster:
         self.leave_parent(request)
         request.row = self.free_rows.pop()
         request.status = RequestStatus.RUNNING
+        request.first_scheduled_s = request.first_scheduled_s or self.clock()
         self.by_row[request.row] = request
         self.running.append(request)
 
@@ -74,11 +79,11 @@ class Roster:
 
     def leave_parent(self, request: Request) -> None:
         """The completion no longer counts on its parent's prompt blocks."""
-        if request.waits_for == "parent" and request.parent is not None:
+        if "parent" in request.waits_for and request.parent is not None:
             request.parent.num_waiting_children -= 1
-            request.waits_for = None
+            request.waits_for.discard("parent")
 
-    # --- going ------------------------------------------------------------------------------------------------------------
+    # --- going --------------------------------------------------------------------------------------------------------------
 
     def preempt(self, request: Request) -> None:
         """Take the row and the blocks back; it recomputes later."""
@@ -89,9 +94,8 @@ class Roster:
         self.transfers.announce(request, "preempted")
         self._leave_running(request)
 
-    def finish(self, request: Request, reason: str, *, why: Literal["finished", "aborted"] = "finished") -> dict | None:
+    def finish(self, request: Request, reason: str, *, why: Literal["finished", "aborted"] = "finished") -> dict[str, Any] | None:
         """End a live request in any status. Returns the connectors' parameters for the client."""
-        parameters = None
         was_running, was_draining = request.status is RequestStatus.RUNNING, request in self.draining
         request.finish_reason = reason
         self._forget(request)

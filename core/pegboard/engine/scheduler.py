@@ -26,7 +26,7 @@ from pegboard.engine.roster import Roster
 from pegboard.engine.step_plan import Entry, StepPlan
 from pegboard.engine.transfers import Transfers
 from pegboard.interfaces.scheduling_policy import StepLoad
-from pegboard.request import Request
+from pegboard.request import Request, RequestStatus
 
 
 @dataclass(slots=True)
@@ -97,24 +97,20 @@ class Scheduler:
         num_decodes = sum(1 for request in running if request.num_computed_tokens >= len(request.all_token_ids) - 1)
         return StepLoad(num_decodes, len(running) - num_decodes, self._roster.num_waiting, self._kv.usage)
 
-    # --- running requests -------------------------------------------------------------------------------------------------
+    # --- running requests ---------------------------------------------------------------------------------------------------
 
     def _plan_running(self, plan: StepPlan) -> None:
         running = self._roster.running
         index = 0
         while index < len(running) and plan.tokens_left > 0:
-            request = running[index]
-            num_before = len(running)
+            request, num_before = running[index], len(running)
             self._plan_one(request, plan)
             if len(running) == num_before:
                 index += 1
-            else:  # someone left; what stands behind this request moved up, or this one is gone itself
-                index = running.index(request) + 1 if request in plan.entries else self._next_index(plan)
-
-    def _next_index(self, plan: StepPlan) -> int:
-        """Behind the last request this step has considered: after a preemption nobody who was passed over gets a second
-        chance in the same step."""
-        return len(self._roster.running)
+            elif request.status is RequestStatus.RUNNING:
+                index = running.index(request) + 1  # victims may have stood before it
+            else:
+                break  # it had the weakest claim itself: what it gave back is for the next step
 
     def _plan_one(self, request: Request, plan: StepPlan) -> None:
         """Schedule one running request, if it has something to compute and blocks can be found."""

@@ -55,12 +55,30 @@ KINDS: dict[str, Kind] = {
         _kind("attention", "attention:AttentionSpec", "capability", "W", "attention over the paged KV cache"),
         _kind("kernel", "kernel:KernelSpec", "capability", "W", "a fast version of one op", provisional=True),
         _kind("collective", "collective:CollectiveSpec", "one", "W", "communication between ranks", provisional=True),
-        _kind("kv_connector", "kv_connector:KVConnectorSpec", "chain", "EW", "moves KV between engines or tiers", provisional=True),
-        _kind("encoder_connector", "encoder_connector:EncoderConnectorSpec", "one", "EW", "moves encoded media", provisional=True),
+        _kind(
+            "kv_connector", "kv_connector:KVConnectorSpec", "chain", "EW", "moves KV between engines or tiers", provisional=True
+        ),
+        _kind(
+            "encoder_connector", "encoder_connector:EncoderConnectorSpec", "one", "EW", "moves encoded media", provisional=True
+        ),
         _kind("scheduling_policy", "scheduling_policy:SchedulingPolicySpec", "one", "E", "order, victims and step budget"),
         _kind("draft", "draft:DraftSpec", "one", "EW", "proposes tokens for speculative decoding", provisional=True),
-        _kind("structured_output", "structured_output:StructuredOutputSpec", "chain", "AE", "grammars and token masks", provisional=True),
-        _kind("logits_processor", "logits_processor:LogitsProcessorSpec", "chain", "AW", "custom changes to logits", provisional=True),
+        _kind(
+            "structured_output",
+            "structured_output:StructuredOutputSpec",
+            "chain",
+            "AE",
+            "grammars and token masks",
+            provisional=True,
+        ),
+        _kind(
+            "logits_processor",
+            "logits_processor:LogitsProcessorSpec",
+            "chain",
+            "AW",
+            "custom changes to logits",
+            provisional=True,
+        ),
         _kind("sampler", "sampler:SamplerSpec", "one", "W", "logits to token ids"),
         _kind("tokenizer", "tokenizer:TokenizerSpec", "keyed", "A", "text to token ids and back, chat templates"),
         _kind("tool_parser", "output_parser:OutputParserSpec", "keyed", "A", "tool calls in the output", provisional=True),

@@ -105,7 +105,16 @@ class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
         return total
 
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float64": 8}
+DTYPE_BYTES = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float64": 8,
+}
 
 
 class KVGroup(msgspec.Struct, frozen=True):

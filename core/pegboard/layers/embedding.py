@@ -11,7 +11,7 @@ from pegboard.errors import ConfigError
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, WeightMethod
 from pegboard.interfaces.weight_loader import WeightPiece, WeightSlice
 from pegboard.layers.build import Build
-from pegboard.layers.layer import Layer
+from pegboard.layers.layer import Layer, PlainTensor
 
 
 class Embedding(Layer):
@@ -50,8 +50,9 @@ class Head(Layer):
         super().__init__(build)
         if tied is not None and bias:
             raise ConfigError(f"{build.path}: a tied head has no bias")
-        self.num_rows, self.width, self.tied = num_rows, width, tied
+        self.num_rows, self.width, self.tied, self.wants_bias = num_rows, width, tied, bias
         self.method: WeightMethod | None = None
+        self.bias: PlainTensor | None = None
         if tied is not None:
             tied.is_head = True
 
@@ -59,12 +60,22 @@ class Head(Layer):
         if self.tied is not None:
             return []
         name = f"{self.build.path}.weight"
-        layer = LinearLayer(self.build.path, self.width, self.num_rows, (Part(name, (0, self.num_rows), (self.num_rows, self.width)),))
+        layer = LinearLayer(
+            self.build.path, self.width, self.num_rows, (Part(name, (0, self.num_rows), (self.num_rows, self.width)),)
+        )
         self.method = self.build.quantization.linear(layer) or self.build.plain.linear(layer)
         assert self.method is not None, "the plain method takes every layer"
-        return [WeightSlice(name, shape=(self.num_rows, self.width)), *(WeightSlice(extra) for extra in self.method.declare())]
+        wanted = [WeightSlice(name, shape=(self.num_rows, self.width)), *(WeightSlice(extra) for extra in self.method.declare())]
+        if self.wants_bias:
+            bias = f"{self.build.path}.bias"
+            self.bias = PlainTensor({bias: (0, self.num_rows)}, (self.num_rows,), self.build)
+            wanted.append(WeightSlice(bias, shape=(self.num_rows,)))
+        return wanted
 
     def accept(self, piece: WeightPiece) -> None:
+        if self.bias is not None and piece.name in self.bias.names:
+            self.bias.accept(piece)
+            return
         assert self.method is not None
         self.method.accept(piece)
 
@@ -82,6 +93,11 @@ class Head(Layer):
         else:
             assert self.method is not None
             multiply = self.method.bind(self.build.kernels)
+
+        if self.bias is not None:
+            bias = self.bias.data
+            self.forward = lambda hidden: (multiply(hidden) + bias).float()
+            return
 
         def forward(hidden: Tensor) -> Tensor:
             return multiply(hidden).float()

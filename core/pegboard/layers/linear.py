@@ -160,4 +160,3 @@ def _with_bias(call: Callable[[Tensor], Tensor], bias: Tensor) -> Callable[[Tens
 
 def _with_sum(call: Callable[[Tensor], Tensor], all_reduce: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda x: all_reduce(call(x))
-

@@ -67,7 +67,7 @@ def log_softmax_topk(logits: Tensor, token_ids: Tensor, k: int, *, normalize: bo
     one. normalize=False gives the logits themselves instead of their log-softmax."""
     values = logits.float().log_softmax(-1) if normalize else logits.float()
     chosen = values.gather(-1, token_ids.unsqueeze(-1))
-    best = values.sort(-1, descending=True, stable=True)
+    best = values.sort(dim=-1, descending=True, stable=True)
     k = values.shape[-1] if k < 0 else min(k, values.shape[-1])
     ids = torch.cat([token_ids.unsqueeze(-1), best.indices[:, :k]], -1)
     return ids, torch.cat([chosen, best.values[:, :k]], -1), 1 + (values > chosen).sum(-1)

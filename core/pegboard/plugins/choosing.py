@@ -85,7 +85,7 @@ def choose_keyed(registry: Registry, kind: str, keys: Sequence[str], need: Need,
     decision = _decision(registry, kind, key, need, ranked, judged, rank if ranked else "")
     if required and decision.winner is None:
         if not decision.candidates:
-            raise not_found(kind, key, registry.names(kind))
+            raise not_found(kind, key, registry.names(kind), typed=False)
         decision.require()
     return decision
 

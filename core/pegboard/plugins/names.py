@@ -18,7 +18,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """", did you mean 'x'?" or ""."""
+    """ ", did you mean 'x'?" or ""."""
     match = nearest(name, known)
     return f", did you mean {match!r}?" if match else ""
 
@@ -29,8 +29,9 @@ def check_kind(kind: str) -> None:
         raise PluginNotFound(f"no kind of plugin is called {kind!r}{did_you_mean(kind, KINDS)}")
 
 
-def not_found(kind: str, name: str, installed: Iterable[str]) -> PluginNotFound:
-    """The error for a (kind, name) that nothing installed provides."""
+def not_found(kind: str, name: str, installed: Iterable[str], *, typed: bool = True) -> PluginNotFound:
+    """The error for a (kind, name) that nothing installed provides. typed: a person wrote the name, so it may be misspelled;
+    a checkpoint's name is not."""
     distribution = provider(kind, name)
     if distribution:
         return PluginNotFound(f"{kind} {name!r} is not installed; it is provided by {distribution}: pip install {distribution}")
@@ -40,7 +41,7 @@ def not_found(kind: str, name: str, installed: Iterable[str]) -> PluginNotFound:
     installed = sorted(set(installed))
     known = catalogue().get(kind, {})
     message = f"no installed plugin provides {kind} {name!r}"
-    match = nearest(name, [*installed, *known])
+    match = nearest(name, [*installed, *known]) if typed else None
     if match and match not in installed:
         return PluginNotFound(f"{message}, did you mean {match!r} (pip install {known[match]})?")
     if match:

@@ -1,9 +1,9 @@
 """The installed plugins of one process: look-up by name, choice by need, and building what was chosen.
 
-    registry = Registry.discover(policy)            # in the parent: one scan
-    decision = registry.choose("attention", need)   # explained and remembered
-    backend = registry.build(decision.require(), setup)
-    child = Registry.from_lock(lock)                # in a child: no scan, the same choices
+registry = Registry.discover(policy)            # in the parent: one scan
+decision = registry.choose("attention", need)   # explained and remembered
+backend = registry.build(decision.require(), setup)
+child = Registry.from_lock(lock)                # in a child: no scan, the same choices
 """
 
 from __future__ import annotations

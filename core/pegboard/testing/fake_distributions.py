@@ -1,8 +1,8 @@
 """Installed packages made of nothing: `.dist-info` folders and modules in a temporary folder.
 
-    fakes = FakeDistributions(tmp_path)
-    fakes.add("acme-attention", {"attention": {"fast": "acme_attention:FAST"}}, {"acme_attention": spec_source("attention")})
-    registry = Registry(fakes.scan())      # import needs the folder on sys.path
+fakes = FakeDistributions(tmp_path)
+fakes.add("acme-attention", {"attention": {"fast": "acme_attention:FAST"}}, {"acme_attention": spec_source("attention")})
+registry = Registry(fakes.scan())      # import needs the folder on sys.path
 """
 
 from __future__ import annotations

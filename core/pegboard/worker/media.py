@@ -70,5 +70,3 @@ def _overlay(hidden: Tensor, source: Tensor, offset: int, start: int, first: int
     low, high = max(offset, start), min(offset + len(source), start + count)
     if low < high:
         hidden[first + low - start : first + high - start] = source[low - offset : high - offset].to(hidden.dtype)
-
-

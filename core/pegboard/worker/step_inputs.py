@@ -74,7 +74,10 @@ class InputBuilder:
         positions[:] = np.arange(num_tokens) + np.repeat(starts - loc[:-1], counts)
         self.input_ids.array[:num_tokens] = np.maximum(state.token_ids[token_rows, positions], 0)
         self.seq_lens.array[:num_rows] = starts + counts
-        groups = [self._group(index, rows, token_rows, positions, counts, num_rows, num_tokens) for index in range(len(self.plan.groups))]
+        groups = [
+            self._group(index, rows, token_rows, positions, counts, num_rows, num_tokens)
+            for index in range(len(self.plan.groups))
+        ]
         sampled = np.flatnonzero(batch.samples)
         wanted = 1 + drafts[sampled].astype(np.int64)
         offsets = np.zeros(len(sampled) + 1, np.int32)

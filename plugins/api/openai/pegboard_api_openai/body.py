@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
-from pegboard.errors import RequestError
 
+from pegboard.errors import RequestError
 from pegboard_api_openai.fields import REFUSED
 
 M = TypeVar("M", bound=BaseModel)
@@ -29,6 +29,7 @@ _EXPECTED = {
     "model_type": "an object",
     "model_attributes_type": "an object",
     "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
     "string_too_short": "at least {min_length} character",
     "string_pattern_mismatch": "text matching {pattern}",
     "literal_error": "{expected}",
@@ -52,7 +53,7 @@ def _decode(body: bytes) -> dict[str, Any]:
         raise RequestError("the request body is empty; expected a JSON object")
     try:
         data = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # of msgspec, of UTF-8, or of an integer with thousands of digits
         raise RequestError(f"the request body is not valid JSON: {error}") from error
     except RecursionError as error:
         raise RequestError("the request body is nested too deeply") from error
@@ -130,5 +131,3 @@ def shown(value: Any) -> str:
         return f"{kinds[type(value)]} of {len(value)}"
     text = repr(value)
     return f"{text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + '…'} ({kinds.get(type(value), type(value).__name__)})"
-
-

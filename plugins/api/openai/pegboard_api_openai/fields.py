@@ -1,6 +1,7 @@
 """The request bodies: every field we act on. A field that is not here is refused by name (see `body`).
 
-Types are strict: "5" is no integer. Ranges are checked by SamplingParams; what it cannot know is checked here.
+Types are strict: "5" is no integer. Ranges are checked by SamplingParams; the bounds here keep numbers inside the integers of
+the engine and the work of one request finite.
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-TokenIds = list[Annotated[int, Field(ge=0)]]
+MAX_N = 1024
+Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+TokenIds = list[Annotated[int, Field(ge=0, le=2**31 - 1)]]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+LogprobCount = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 
 
 class StreamOptions(BaseModel):
@@ -30,10 +35,10 @@ class GenerationFields(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
 
-    n: int = 1
+    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int32 | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -43,17 +48,17 @@ class GenerationFields(BaseModel):
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: int | None = None
+    min_tokens: Int32 | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: TokenIds | None = None
     bad_words: list[str] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=-1)] | None = None
+    prompt_logprobs: LogprobCount | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: Int32 | None = None
 
     echo: bool = False
-    priority: int = 0
+    priority: Int32 = 0
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,256}$")] | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     return_token_ids: bool = False
@@ -72,10 +77,10 @@ class ChatRequest(GenerationFields):
     """POST /v1/chat/completions. messages are checked by `messages.read_messages`."""
 
     messages: list[dict[str, Any]]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=-1)] | None = None
+    top_logprobs: LogprobCount | None = None
     response_format: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -91,8 +96,8 @@ class CompletionRequest(GenerationFields):
     """POST /v1/completions. prompt is checked by `prompts.read_prompts`. max_tokens null: as long as the context allows."""
 
     prompt: Any
-    max_tokens: Annotated[int, Field(ge=0)] | None = 16
-    logprobs: Annotated[int, Field(ge=-1)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = 16
+    logprobs: LogprobCount | None = None
     response_format: dict[str, Any] | None = None
     add_special_tokens: bool = True
 

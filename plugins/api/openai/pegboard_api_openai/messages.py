@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from pegboard.errors import RequestError
 
+from pegboard.errors import RequestError
 from pegboard_api_openai.body import shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -97,7 +97,7 @@ def _read_function(function: Any, path: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments)
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise RequestError(f"{path}.arguments is not valid JSON: {error}", parameter=f"{path}.arguments") from error
     if not isinstance(arguments, dict):
         raise _wrong(f"{path}.arguments", "a JSON object", arguments)

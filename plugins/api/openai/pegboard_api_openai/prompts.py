@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from pegboard.errors import RequestError
-
 from pegboard_api_openai.body import shown
 
 EXPECTED = "a string, a list of strings, a list of token ids or a list of lists of token ids"

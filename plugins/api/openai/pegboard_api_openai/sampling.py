@@ -7,7 +7,6 @@ from typing import Any
 
 from pegboard.errors import RequestError
 from pegboard.sampling_params import RequestOutputKind, SamplingParams
-
 from pegboard_api_openai.body import shown
 from pegboard_api_openai.fields import ChatRequest, CompletionRequest, GenerationFields
 

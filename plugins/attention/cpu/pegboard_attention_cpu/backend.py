@@ -144,7 +144,9 @@ def _chunk_attention(layer: AttentionLayer) -> Callable[..., Tensor]:
         values = values.transpose(0, 1).repeat_interleave(group, 0).unsqueeze(0)
         bias = chunk.bias[window]
         if slopes is not None:
-            distance = torch.arange(chunk.num_keys)[None, :] - torch.arange(chunk.num_keys - queries.shape[2], chunk.num_keys)[:, None]
+            distance = (
+                torch.arange(chunk.num_keys)[None, :] - torch.arange(chunk.num_keys - queries.shape[2], chunk.num_keys)[:, None]
+            )
             causal = torch.zeros(distance.shape).masked_fill_(distance > 0, float("-inf")) if bias is None else bias
             bias = causal + slopes[:, None, None] * distance
         bias = bias if bias is None else bias.to(q.dtype)

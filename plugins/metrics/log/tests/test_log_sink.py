@@ -8,9 +8,9 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pegboard_metrics_log.sink import LogSink
 
 from pegboard.interfaces.metrics import MetricsSetup, Sample
-from pegboard_metrics_log.sink import LogSink
 
 
 class Lines(logging.Handler):

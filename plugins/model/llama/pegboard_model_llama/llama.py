@@ -1,9 +1,9 @@
 """The Llama architecture (Touvron et al. 2023) and its close relatives, told apart by their configs:
 
-    Llama, SmolLM   grouped-query attention, SwiGLU, RMSNorm before each block, rotary embedding
-    Mistral         the same with an optional sliding window (Jiang et al. 2023)
-    Qwen2           biases on the query, key and value projections, windows on some layers (Yang et al. 2024)
-    Qwen3           RMSNorm on every query and key head instead of biases (Yang et al. 2025)
+Llama, SmolLM   grouped-query attention, SwiGLU, RMSNorm before each block, rotary embedding
+Mistral         the same with an optional sliding window (Jiang et al. 2023)
+Qwen2           biases on the query, key and value projections, windows on some layers (Yang et al. 2024)
+Qwen3           RMSNorm on every query and key head instead of biases (Yang et al. 2025)
 """
 
 from __future__ import annotations

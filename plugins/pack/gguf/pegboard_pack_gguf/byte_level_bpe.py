@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pegboard.errors import ModelError
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
+from pegboard.errors import ModelError
 from pegboard_pack_gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from pegboard_pack_gguf.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, GGUFVocabulary
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pegboard.errors import ModelError
-
 from pegboard_pack_gguf.ggml_types import GGML_TYPES, GGMLType
 
 MAGIC = b"GGUF"
@@ -187,9 +186,7 @@ class _Reader:
         dims = tuple(self.u64(f"the dimensions of tensor {name!r}") for _ in range(num_dims))
         return name, dims, self.u32(f"the type of tensor {name!r}"), self.u64(f"the offset of tensor {name!r}")
 
-    def placed(
-        self, raw: list[tuple[str, tuple[int, ...], int, int]], data_start: int, alignment: int
-    ) -> tuple[GGUFTensor, ...]:
+    def placed(self, raw: list[tuple[str, tuple[int, ...], int, int]], data_start: int, alignment: int) -> tuple[GGUFTensor, ...]:
         tensors: dict[str, GGUFTensor] = {}
         for name, dims, number, offset in raw:
             ggml_type = GGML_TYPES.get(number)

@@ -5,35 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from pegboard.errors import ModelError
-
 from pegboard_pack_gguf.architectures import Architecture
 from pegboard_pack_gguf.header import GGUFHeader
 from pegboard_pack_gguf.metadata import Metadata
 from pegboard_pack_gguf.rope_scaling import rope_config
-
-END_TEXTS = frozenset(
-    {
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "</s>",
-        "<|eom_id|>",
-        "<EOT>",
-        "[EOT]",
-        "[EOS]",
-        "<|end_of_text|>",
-        "<end_of_utterance>",
-        "<eos>",
-        "<｜end▁of▁sentence｜>",
-    }
-)
-"""Control tokens that end a turn whatever the file says; GGUF has room for one end token only (list: llama.cpp)."""
-
-CONTROL = 3
-"""`tokenizer.ggml.token_type` of control tokens."""
 
 
 def hf_config(header: GGUFHeader, prefix: str, architecture: Architecture) -> dict[str, Any]:
@@ -89,17 +64,6 @@ def token_ids(header: GGUFHeader) -> dict[str, int]:
     return {name: token_id for name, token_id in found.items() if token_id is not None}
 
 
-def end_token_ids(header: GGUFHeader) -> list[int]:
-    """Every id that ends a sequence: the file's own, then control tokens known to end a turn."""
-    metadata = Metadata(header, "tokenizer.ggml")
-    named = (metadata.token_id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id"))
-    found = [token_id for token_id in named if token_id is not None]
-    tokens, types = metadata.get("tokens"), metadata.get("token_type")
-    if isinstance(tokens, list) and isinstance(types, list) and len(tokens) == len(types):
-        found += [index for index, kind in enumerate(types) if kind == CONTROL and tokens[index] in END_TEXTS]
-    return list(dict.fromkeys(found))
-
-
 def _moe_config(metadata: Metadata, architecture: Architecture) -> dict[str, Any]:
     num_experts = metadata.count("expert_count")
     chosen = metadata.count("expert_used_count")
@@ -128,9 +92,7 @@ def _gemma_config(metadata: Metadata, architecture: Architecture, config: dict[s
     if kind == "gemma":
         return found
     is_27b = GEMMA_27B_LAYERS[kind] == num_layers
-    found["query_pre_attn_scalar"] = (
-        config["hidden_size"] // config["num_attention_heads"] if is_27b else config["head_dim"]
-    )
+    found["query_pre_attn_scalar"] = config["hidden_size"] // config["num_attention_heads"] if is_27b else config["head_dim"]
     found["sliding_window"] = metadata.count("attention.sliding_window")
     if kind == "gemma2":
         found["attn_logit_softcapping"] = metadata.number("attn_logit_softcapping", 50.0)
@@ -140,7 +102,5 @@ def _gemma_config(metadata: Metadata, architecture: Architecture, config: dict[s
         found["rope_theta"] = metadata.number("rope.freq_base", 1_000_000.0)
         found["rope_local_base_freq"] = 10000.0
         every = 6
-    found["layer_types"] = [
-        "full_attention" if (index + 1) % every == 0 else "sliding_attention" for index in range(num_layers)
-    ]
+    found["layer_types"] = ["full_attention" if (index + 1) % every == 0 else "sliding_attention" for index in range(num_layers)]
     return found

@@ -19,15 +19,16 @@ from pegboard.interfaces.weight_loader import (
     WeightPiece,
     WeightSlice,
 )
-
 from pegboard_pack_gguf.architectures import BY_MODEL_TYPE, architecture_of, tensor_entries
 from pegboard_pack_gguf.ggml_types import BY_STORED, PLAIN
 from pegboard_pack_gguf.header import GGUFHeader, read_header
-from pegboard_pack_gguf.hf_config import end_token_ids, hf_config, token_ids
+from pegboard_pack_gguf.hf_config import hf_config, token_ids
+from pegboard_pack_gguf.vocabulary import end_token_ids
 
 if TYPE_CHECKING:
-    from pegboard.interfaces.model_source import LocalFiles
     from torch import Tensor
+
+    from pegboard.interfaces.model_source import LocalFiles
 
 SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 PAYLOAD_PREFIX = "tokenizer."
@@ -51,7 +52,8 @@ class GGUFLoader:
         tensors = _index(headers, num_layers)
         template = header.metadata.get("tokenizer.chat_template")
         generation_config: dict[str, Any] = dict(token_ids(header))
-        if ends := end_token_ids(header):
+        tokenizer_data = _tokenizer_data(header)
+        if ends := end_token_ids(tokenizer_data):
             generation_config["eos_token_id"] = ends
         return Checkpoint(
             format="gguf",
@@ -59,7 +61,7 @@ class GGUFLoader:
             config=config,
             architectures=(architecture.class_name,),
             tensors=tensors,
-            tokenizer=TokenizerPayload("gguf", data=_tokenizer_data(header)),
+            tokenizer=TokenizerPayload("gguf", data=tokenizer_data),
             quantization={"quant_method": "gguf"},
             dtype=_main_dtype(tensors),
             rope_style=architecture.rope_style,

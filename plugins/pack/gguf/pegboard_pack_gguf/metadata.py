@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from pegboard.errors import ModelError
-
 from pegboard_pack_gguf.header import GGUFHeader
 
 MAX_COUNT = 2**31 - 1

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import (
     EmbeddingLayer,
@@ -21,14 +22,14 @@ from pegboard.interfaces.quantization import (
     WeightMethod,
     WeightSizes,
 )
-
 from pegboard_pack_gguf.dequantize import dequantize_into
 from pegboard_pack_gguf.ggml_types import BY_STORED
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pegboard.interfaces.attention import AttentionLayer, KVQuantization
     from pegboard.interfaces.weight_loader import WeightPiece
-    from torch import Tensor
 
 Kernels = Mapping[str, Callable[..., Any]]
 

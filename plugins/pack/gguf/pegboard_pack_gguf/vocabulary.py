@@ -11,8 +11,38 @@ from pegboard.errors import ModelError
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
 """Values of `tokenizer.ggml.token_type`; 1 is a normal token."""
 
+END_TEXTS = frozenset(
+    {
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "</s>",
+        "<|eom_id|>",
+        "<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<|end_of_text|>",
+        "<end_of_utterance>",
+        "<eos>",
+        "<｜end▁of▁sentence｜>",
+    }
+)
+"""Control tokens that end a turn whatever the file says; GGUF has room for one end token only (list: llama.cpp)."""
+
 KEEPS_SPACES_BEHIND = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 """Phi-3's special tokens swallow the whitespace behind them, except these (GGUF does not store it; rule: llama.cpp)."""
+
+
+def end_token_ids(data: Mapping[str, Any]) -> list[int]:
+    """Every id that ends a sequence: the file's own, then tokens known to end a turn. Takes any data, however incomplete."""
+    tokens = data.get("ggml.tokens")
+    tokens = tokens if isinstance(tokens, list) else []
+    named = (data.get(f"ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+    found = [token_id for token_id in named if type(token_id) is int and 0 <= token_id < len(tokens)]
+    return list(dict.fromkeys([*found, *(token_id for token_id, text in enumerate(tokens) if text in END_TEXTS)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +67,8 @@ class GGUFVocabulary:
         self.types: list[int] = self.items("ggml.token_type", int) or [1] * len(self.tokens)
         if len(self.types) != len(self.tokens):
             raise self.fail("ggml.token_type", f"has {len(self.types)} items for {len(self.tokens)} tokens")
+        if not END_TEXTS.isdisjoint(self.tokens):  # some converters marked these as normal tokens
+            self.types = [CONTROL if text in END_TEXTS else kind for text, kind in zip(self.tokens, self.types, strict=True)]
 
     def fail(self, key: str, what: str) -> ModelError:
         return ModelError(f"{self.path}: metadata tokenizer.{key} {what}")
@@ -68,6 +100,12 @@ class GGUFVocabulary:
 
     def ids_of(self, *types: int) -> Iterator[int]:
         return (token_id for token_id, kind in enumerate(self.types) if kind in types)
+
+    def chat_templates(self) -> dict[str, str]:
+        """Jinja sources by name: `tokenizer.chat_template` is "default", `tokenizer.chat_template.NAME` are the others."""
+        key = "chat_template"
+        named = {name: self.text(name) for name in self.data if name == key or name.startswith(f"{key}.")}
+        return {name.removeprefix(key).lstrip(".") or "default": source for name, source in named.items() if source is not None}
 
     def special_tokens(self) -> list[SpecialToken]:
         """Longest first (in bytes): the order in which text is searched for them."""

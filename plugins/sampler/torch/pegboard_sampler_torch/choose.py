@@ -131,14 +131,13 @@ def _nucleus(x: Tensor, weights: Tensor, peak: Tensor, floor: Tensor, top_p: Ten
     todo = torch.arange(len(x), device=x.device)
     widths = [k for k in (1024, 8192) if k < vocab_size] if x.device.type == "cpu" else []
     for k in [0, *widths, vocab_size] if largest is not None else [*widths, vocab_size]:
-        order = largest if k == 0 and largest is not None else largest_values(x[todo], k)
-        mass = (order - peak[todo]).exp_().masked_fill_(order < floor[todo], 0.0).double()
-        cumulative = mass.cumsum(-1)
-        target = wanted[todo]
-        kept = (cumulative - mass < target).sum(-1, keepdim=True).clamp_(min=1)
-        result[todo] = order.gather(-1, kept - 1)
-        open_rows = (cumulative[:, -1:] < target).squeeze(-1)
-        todo = todo[open_rows]
+        order = largest if k == 0 and largest is not None else largest_values(x if len(todo) == len(x) else x[todo], k)
+        mass = (order - peak[todo]).exp_()
+        _cut(mass, order, floor[todo])
+        cumulative, target = mass.cumsum(-1, dtype=torch.float64), wanted[todo]
+        last = torch.searchsorted(cumulative, target).clamp_(max=order.shape[-1] - 1)
+        result[todo] = order.gather(-1, last)
+        todo = todo[(cumulative[:, -1:] < target).squeeze(-1)]
         if not len(todo):
             break
     return result

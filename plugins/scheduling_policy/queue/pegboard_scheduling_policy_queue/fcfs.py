@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup, StepBudget, StepLoad
 from pegboard.request import RequestStatus, RequestView
-
 from pegboard_scheduling_policy_queue.limits import fixed_budget
 
 if TYPE_CHECKING:

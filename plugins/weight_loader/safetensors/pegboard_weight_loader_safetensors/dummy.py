@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoaderSetup, WeightPiece, WeightSlice
-
 from pegboard_weight_loader_safetensors.hf_files import architectures, chat_template, config_dtype, read_config, read_optional
 
 if TYPE_CHECKING:

@@ -37,10 +37,10 @@ TORCH_NAMES = {
     "BOOL": "bool",
 }
 ITEM_BYTES = {
-    **{name: 8 for name in ("F64", "I64", "U64")},
-    **{name: 4 for name in ("F32", "I32", "U32")},
-    **{name: 2 for name in ("F16", "BF16", "I16", "U16")},
-    **{name: 1 for name in ("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL")},
+    **dict.fromkeys(("F64", "I64", "U64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL"), 1),
 }
 
 

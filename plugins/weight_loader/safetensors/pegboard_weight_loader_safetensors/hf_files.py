@@ -36,13 +36,10 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def architectures(config: Mapping[str, Any], directory: Path) -> tuple[str, ...]:
-    """`architectures` of a config; ModelError when it names none."""
-    names = config.get("architectures")
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise ModelError(
-            f"{directory / 'config.json'} has architectures {names!r}, expected a list of class names; "
-            "without it the model's class is unknown (hf_overrides can set it)"
-        )
+    """`architectures` of a config, () when it names none; ModelError when it is no list of names."""
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError(f"{directory / 'config.json'} has architectures {names!r}, expected a list of class names")
     return tuple(names)
 
 

@@ -1,4 +1,4 @@
-"""Weight loader `safetensors`: describes a directory in Hugging Face layout (no torch) and streams its tensors from mapped files."""
+"""Weight loader `safetensors`: describes a Hugging Face directory (no torch) and streams its tensors from mapped files."""
 
 from __future__ import annotations
 
@@ -16,9 +16,15 @@ from pegboard.interfaces.weight_loader import (
     WeightPiece,
     WeightSlice,
 )
-
 from pegboard_weight_loader_safetensors.header import Header, read_header
-from pegboard_weight_loader_safetensors.hf_files import architectures, chat_template, config_dtype, read_config, read_json, read_optional
+from pegboard_weight_loader_safetensors.hf_files import (
+    architectures,
+    chat_template,
+    config_dtype,
+    read_config,
+    read_json,
+    read_optional,
+)
 
 if TYPE_CHECKING:
     from pegboard.interfaces.model_source import LocalFiles
@@ -80,8 +86,9 @@ def _by_file(checkpoint: Checkpoint, wanted: Iterable[WeightSlice]) -> dict[str,
         entry = checkpoint.tensors.get(piece.name)
         if entry is None:
             raise ModelError(f"{checkpoint.path} has no tensor {piece.name!r}, which the model needs")
-        if piece.dim is not None and not (piece.dim < len(entry.shape) and 0 <= piece.start <= piece.stop <= entry.shape[piece.dim]):
-            raise ModelError(f"tensor {piece.name!r} of shape {entry.shape} has no part {piece.start}:{piece.stop} of dimension {piece.dim}")
+        dim, start, stop = piece.dim, piece.start, piece.stop
+        if dim is not None and not (dim < len(entry.shape) and 0 <= start <= stop <= entry.shape[dim]):
+            raise ModelError(f"tensor {piece.name!r} of shape {entry.shape} has no part {start}:{stop} of dimension {dim}")
         chosen.append((entry, piece))
     files: dict[str, list[tuple[TensorEntry, WeightSlice]]] = {}
     for entry, piece in sorted(chosen, key=lambda pair: (pair[0].file, pair[0].offset, pair[1].start)):
@@ -116,7 +123,7 @@ def _read_shards(index: Path) -> tuple[dict[str, Header], dict[str, TensorEntry]
         if len(path.parts) != 1 or ".." in path.parts or "\\" in file or ":" in file or path.suffix != ".safetensors":
             raise ModelError(f"{index} names the file {file!r}; expected a .safetensors file beside the index")
         if not (index.parent / file).is_file():
-            raise ModelError(f"{index} names {file}, which is missing from {index.parent}: the download is incomplete, fetch it again")
+            raise ModelError(f"{index} names {file}, which is missing: the download is incomplete, fetch it again")
         headers[file] = read_header(index.parent / file)
     tensors = {}
     for name, file in weight_map.items():
@@ -139,8 +146,9 @@ def _only_file(root: Path) -> Path:
     pickled = sorted(path.name for pattern in PICKLED for path in root.glob(pattern))
     if pickled:
         raise ModelError(
-            f"{root} holds only pickled weights ({', '.join(pickled[:4])}). Unpickling can run any code, so Pegboard does not read them; "
-            "convert once, where you trust the files: transformers' AutoModelForCausalLM.from_pretrained(dir).save_pretrained(new_dir)"
+            f"{root} holds only pickled weights ({', '.join(pickled[:4])}). Unpickling can run any code, so Pegboard does not "
+            "read them. Convert once, where you trust the files: "
+            "transformers' AutoModelForCausalLM.from_pretrained(dir).save_pretrained(new_dir)"
         )
     raise ModelError(f"{root} holds no weights: expected {SINGLE}, or {INDEX} and its shards")
 

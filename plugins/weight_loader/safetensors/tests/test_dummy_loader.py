@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from pegboard_weight_loader_safetensors.dummy import DummyLoader
+
 from pegboard.errors import ModelError
 from pegboard.interfaces.model_source import LocalFiles
 from pegboard.interfaces.weight_loader import Checkpoint, WeightLoaderSetup, WeightSlice
-from pegboard_weight_loader_safetensors.dummy import DummyLoader
 
 
 def describe(directory: Path, **extra: object) -> Checkpoint:

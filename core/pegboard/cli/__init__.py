@@ -1,0 +1,1 @@
+"""The command line. One module per command, imported only when that command runs."""

@@ -1,0 +1,134 @@
+"""A running server as `pegboard chat` and `pegboard complete` see it: plain HTTP and server-sent events, standard library only."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from pegboard import env
+from pegboard.cli.flags import FlagParser
+from pegboard.errors import PegboardError
+
+TIMEOUT_S = 600.0
+
+
+class RemoteServer:
+    """url: the base of the OpenAI routes, as in http://localhost:8000/v1. model None: the first one served."""
+
+    def __init__(self, url: str, api_key: str | None, model: str | None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise PegboardError(f"--url {url!r}: expected something like http://localhost:8000/v1")
+        self.url = url.rstrip("/")
+        self._parts = parts
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+        self.model = model or self._first_model()
+
+    def _first_model(self) -> str:
+        with _closing(self._request("GET", "/models", None)) as response:
+            models = json.loads(response.read()).get("data", [])
+        if not models:
+            raise PegboardError(f"{self.url} serves no model")
+        return str(models[0]["id"])
+
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """POST `body` and yield the events of the answer."""
+        with _closing(self._request("POST", path, {**body, "model": self.model, "stream": True})) as response:
+            for line in response:
+                text = line.decode("utf-8").strip()
+                if not text.startswith("data:"):
+                    continue
+                data = text.removeprefix("data:").strip()
+                if data == "[DONE]":
+                    return
+                event: dict[str, Any] = json.loads(data)
+                if "error" in event:
+                    raise PegboardError(f"{self.url}: {_message(event)}")
+                yield event
+
+    def _request(self, method: str, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
+        make = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        connection = make(self._parts.hostname or "", self._parts.port, timeout=TIMEOUT_S)
+        payload = None if body is None else json.dumps(body)
+        try:
+            connection.request(method, self._parts.path.rstrip("/") + path, payload, self._headers)
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise PegboardError(f"cannot reach {self.url}: {error}; is the server running?") from error
+        if response.status != 200:
+            text = response.read().decode("utf-8", "replace")
+            connection.close()
+            raise PegboardError(f"{self.url}{path} answered {response.status}: {_error_text(text)}")
+        return response
+
+
+class _closing:
+    """Close the response, and its connection with it, also when the reader stops half-way."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self._response = response
+
+    def __enter__(self) -> http.client.HTTPResponse:
+        return self._response
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._response.close()
+
+
+def _error_text(text: str) -> str:
+    try:
+        return _message(json.loads(text))
+    except ValueError:
+        return text[:200]
+
+
+def _message(body: Any) -> str:
+    error = body.get("error", body) if isinstance(body, dict) else body
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+
+
+def make_parser(command: str, description: str) -> FlagParser:
+    """The flags both commands have."""
+    parser = FlagParser(prog=f"pegboard {command}", description=description)
+    parser.add_argument("--url", default="http://localhost:8000/v1", help="base URL of the server (default %(default)s)")
+    parser.add_argument("--model-name", help="model to use; default the first one served")
+    parser.add_argument("--api-key", default=env.api_key(), help="key to send; default PEGBOARD_API_KEY")
+    parser.add_argument("-q", "--quick", metavar="TEXT", help="send this one text, print the answer and leave")
+    parser.add_argument("--max-tokens", type=int, help="most tokens to generate")
+    return parser
+
+
+def show(pieces: Iterator[str]) -> str:
+    """Print text as it comes; Ctrl-C ends the answer, not the program. Returns what was shown."""
+    shown = []
+    try:
+        for piece in pieces:
+            shown.append(piece)
+            print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        print(" …", end="")
+    print()
+    return "".join(shown)
+
+
+def converse(answer: Callable[[str], None]) -> int:
+    """Read lines and answer each, until end of input (Ctrl-D) or Ctrl-C at the prompt."""
+    if sys.stdin.isatty():
+        print("Ctrl-D leaves, Ctrl-C stops an answer.")
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "")
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return 0
+        if not line.strip():
+            continue
+        try:
+            answer(line)
+        except PegboardError as error:
+            print(f"error: {error}", file=sys.stderr)

@@ -1,0 +1,141 @@
+"""Takes apart what the user typed as a model: a path, "scheme:name", or "org/name".
+
+Knows no scheme by name: which there are, which one takes paths and which one takes org/name is what the installed model
+sources say of themselves.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Protocol
+
+from pegboard.errors import ModelError, PluginError
+from pegboard.interfaces.model_source import ModelReference
+from pegboard.interfaces.spec import Spec
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_SCHEME = re.compile(r"([A-Za-z][\w+-]+):(.*)", re.DOTALL)  # two letters at least: "C:\models" is a path
+_FILE_BEHIND = re.compile(r"(?P<name>.+):(?P<file>[^:\\]*[^:\\/.]\.[A-Za-z]\w*)", re.DOTALL)
+_PATH_STARTS = ("./", "../", "/", "~", ".\\", "..\\")
+_FILE_ENDINGS = (".gguf", ".safetensors")
+
+
+class _Entry(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class _Registry(Protocol):
+    def entries(self, kind: str) -> Iterable[_Entry]: ...
+
+    def spec(self, entry: _Entry) -> Spec: ...
+
+
+def parse_reference(text: str, registry: _Registry, *, revision: str | None = None) -> ModelReference:
+    """`split_reference` with the schemes of the installed model sources. Broken plugins take no part."""
+    flags: dict[str, frozenset[str]] = {}
+    for entry in registry.entries("model_source"):
+        try:
+            flags[entry.name] = registry.spec(entry).flags
+        except PluginError:  # it is reported where plugins are chosen; its scheme still is one
+            flags[entry.name] = frozenset()
+    directory_scheme = next((name for name in sorted(flags) if "directory" in flags[name]), None)
+    default_scheme = next((name for name in sorted(flags) if "default" in flags[name]), None)
+    return split_reference(
+        text, revision=revision, schemes=flags, directory_scheme=directory_scheme, default_scheme=default_scheme
+    )
+
+
+def split_reference(
+    text: str,
+    *,
+    revision: str | None = None,
+    schemes: Collection[str],
+    directory_scheme: str | None,
+    default_scheme: str | None,
+) -> ModelReference:
+    """The reference `text` stands for, the first of these that fits:
+
+    1. a path that exists, or looks like one (starts with ./ ../ / ~, or ends like a weight file);
+    2. scheme:name[:file] with an installed scheme;
+    3. org/name[:file].
+
+    Raises ModelError that shows these forms and the nearest scheme, or says that no source for the form is installed.
+    """
+    text = text.strip()
+    match = _SCHEME.fullmatch(text)
+    scheme, rest = (match[1], match[2]) if match else (None, text)
+    if _exists(text) or (_looks_like_path(text) and scheme not in schemes):
+        return _path(text, revision, directory_scheme)
+    if scheme is not None and scheme in schemes and rest:
+        return _with_file(scheme, rest, revision)
+    parsed = _with_file(default_scheme or "", text, revision)
+    if _is_hub_file(parsed) or (scheme is None and _HUB_NAME.fullmatch(parsed.name)):
+        if default_scheme is None:
+            raise ModelError(f"{text!r}: no installed model source takes names of the form org/name; {_forms(schemes)}")
+        return parsed
+    head, tail = _split_path_file(text)
+    if tail and _exists(head):
+        return _path(head, revision, directory_scheme, file=tail)
+    raise ModelError(f"{text!r} is no model reference{_hint(scheme, rest, schemes)}; {_forms(schemes)}")
+
+
+def _exists(text: str) -> bool:
+    try:
+        return bool(text) and Path(text).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # name too long, unknown home, NUL inside
+        return False
+
+
+def _looks_like_path(text: str) -> bool:
+    if text.startswith(_PATH_STARTS) or text in {".", ".."}:
+        return True
+    return text.lower().endswith(_FILE_ENDINGS) and not _is_hub_file(_with_file("", text, None))
+
+
+def _is_hub_file(reference: ModelReference) -> bool:
+    """org/name:file, told from a path by the colon."""
+    return reference.file is not None and _HUB_NAME.fullmatch(reference.name) is not None
+
+
+def _split_path_file(text: str) -> tuple[str, str | None]:
+    match = _FILE_BEHIND.fullmatch(text)
+    return (match["name"], match["file"]) if match else (text, None)
+
+
+def _path(text: str, revision: str | None, scheme: str | None, file: str | None = None) -> ModelReference:
+    if scheme is None:
+        raise ModelError(
+            f"{text!r} is a path, but no installed model source takes paths; `pegboard plugins` lists what is installed"
+        )
+    head, tail = _split_path_file(text)
+    if file is None and tail and not _exists(text) and _exists(head):
+        text, file = head, tail
+    return ModelReference(scheme, text, revision, file)
+
+
+def _with_file(scheme: str, rest: str, revision: str | None) -> ModelReference:
+    name, file = _split_path_file(rest)
+    return ModelReference(scheme, name, revision, file)
+
+
+def _hint(scheme: str | None, rest: str, schemes: Collection[str]) -> str:
+    if scheme is not None and scheme not in schemes:
+        close = difflib.get_close_matches(scheme.lower(), schemes, n=1)
+        meant = f", did you mean {close[0]}:{rest}?" if close else ""
+        return f": no installed model source is called {scheme!r}{meant}"
+    if scheme is None and "/" not in rest:
+        close = difflib.get_close_matches(rest.lower(), schemes, n=1, cutoff=0.8)
+        return f": {close[0]} is a scheme, it needs a name behind it" if close else ": there is no such file or directory here"
+    return ""
+
+
+def _forms(schemes: Collection[str]) -> str:
+    known = ", ".join(f"{scheme}:" for scheme in sorted(schemes)) or "none installed"
+    return (
+        "expected a directory (./model), a file (model.gguf), org/name with an optional :file behind it, "
+        f"or scheme:name with one of the schemes {known}"
+    )

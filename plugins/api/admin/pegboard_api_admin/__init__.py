@@ -1,0 +1,1 @@
+"""Liveness and operations of a Pegboard server over HTTP."""

@@ -1,0 +1,11 @@
+"""The spec of the api `health`."""
+
+from __future__ import annotations
+
+from pegboard.interfaces.api import ApiSpec
+
+HEALTH = ApiSpec(
+    api="1.0",
+    implementation="pegboard_api_admin.health:HealthApi",
+    public_paths=("/health", "/ping", "/version"),
+)

@@ -1,0 +1,46 @@
+"""The liveness routes answer without a key, and say when the engine is dead."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import pytest
+from pegboard_api_admin.health import HealthApi
+from pegboard_api_admin.plugin import HEALTH
+from starlette.testclient import TestClient
+
+from pegboard.config import ServerConfig
+from pegboard.interfaces.api import ApiSetup
+from pegboard.server import build_app
+from pegboard.testing.fake_client import FakeEngineClient
+
+
+@pytest.fixture
+def engine():
+    return FakeEngineClient()
+
+
+@pytest.fixture
+def client(engine):
+    return TestClient(build_app([("health", HealthApi(None, ApiSetup(engine)), HEALTH)], engine, ServerConfig(api_key=["k"])))
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")])
+def test_alive_and_dead(client, engine, method, path):
+    alive = client.request(method, path)
+    assert alive.status_code == 200 and alive.content == b""
+    engine.die()
+    assert client.request(method, path).status_code == 503
+
+
+def test_version(client):
+    assert client.get("/version").json() == {"version": version("pegboard")}
+
+
+def test_everything_else_is_guarded(client):
+    refused = client.get("/healthy")
+    assert refused.status_code == 401 and "Unauthorized" in refused.json()["error"]["message"]
+
+
+def test_spec_names_the_routes_it_opens(engine):
+    assert {route.path for route in HealthApi(None, ApiSetup(engine)).routes()} == set(HEALTH.public_paths)

@@ -1,0 +1,96 @@
+"""A server of the real app around a fake engine: in this process for most tests, behind a socket where connections matter."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from pegboard_api_openai.api import OpenAIApi
+from pegboard_api_openai.plugin import OPENAI
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from pegboard.config import ServerConfig
+from pegboard.interfaces.api import ApiSetup
+from pegboard.server import build_app, run_server
+from pegboard.testing.fake_client import FakeEngineClient
+
+
+def make_app(client: FakeEngineClient, **settings: Any) -> Starlette:
+    config = ServerConfig(**settings)
+    setup = ApiSetup(client, msgspec.structs.asdict(config))
+    return build_app([("openai", OpenAIApi(None, setup), OPENAI)], client, config)
+
+
+class Http:
+    """Calls of one app; `events` reads a stream to its end."""
+
+    def __init__(self, client: FakeEngineClient, **settings: Any) -> None:
+        self.engine = client
+        self.client = TestClient(make_app(client, **settings), raise_server_exceptions=False)
+
+    def chat(self, content: Any = "hello", *, status: int = 200, **fields: Any) -> Any:
+        return self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **fields}, status)
+
+    def complete(self, prompt: Any = "hello", *, status: int = 200, **fields: Any) -> Any:
+        return self.post("/v1/completions", {"prompt": prompt, **fields}, status)
+
+    def post(self, path: str, body: Any, status: int = 200) -> Any:
+        response = self.client.post(path, json=body)
+        assert response.status_code == status, response.text
+        return read_events(response.text) if body.get("stream") and status == 200 else response.json()
+
+
+def read_events(text: str) -> list[Any]:
+    """The JSON of every event; the stream must end with [DONE]."""
+    events = [event.removeprefix("data: ") for event in text.split("\n\n") if event]
+    assert events.pop() == "[DONE]"
+    return [json.loads(event) for event in events]
+
+
+@pytest.fixture
+def http() -> Callable[..., Http]:
+    """`http(script, engine={...}, **server settings)`."""
+
+    def make(script: Any = "Hello, wörld 🌍!", engine: dict[str, Any] | None = None, **settings: Any) -> Http:
+        return Http(FakeEngineClient(script, **(engine or {})), **settings)
+
+    return make
+
+
+@contextmanager
+def serving(engine: FakeEngineClient, **settings: Any) -> Iterator[str]:
+    """A real server on a free port, in a thread; gives its address."""
+    config = ServerConfig(port=0, disable_access_log=True, uvicorn_log_level="error", shutdown_timeout_s=1, **settings)
+    ready: list[Any] = []
+    is_ready = threading.Event()
+
+    async def main() -> None:
+        stop = asyncio.Event()
+
+        def on_ready(address: str) -> None:
+            ready.extend([address, asyncio.get_running_loop(), stop])
+            is_ready.set()
+
+        await run_server(make_app(engine, **settings), config, on_ready=on_ready, stop=stop)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
+    thread.start()
+    assert is_ready.wait(20)
+    try:
+        yield ready[0]
+    finally:
+        ready[1].call_soon_threadsafe(ready[2].set)
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def serve() -> Callable[..., Any]:
+    return serving

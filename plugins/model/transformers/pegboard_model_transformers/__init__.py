@@ -1,0 +1,1 @@
+"""Decoder-only models by way of Hugging Face transformers."""

@@ -1,0 +1,180 @@
+"""Any decoder-only architecture, run with transformers' modules on Pegboard's attention, linear layers, embedding and head.
+
+declared      attention, by a trial run (see `probe`); nn.Linear, token embedding and head, replaced in place; the rest by name
+step          embed → the base model's own forward over inputs_embeds [1, T, hidden] → the head's own path
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from pegboard.errors import ConfigError, ModelError
+from pegboard.layers import Attention, Build, Embedding
+from pegboard_model_transformers.modules import ModuleEmbedding, ModuleHead, ModuleLinear, ModuleTensors
+from pegboard_model_transformers.names import Names
+from pegboard_model_transformers.probe import PAGED, PROBE, SERVE, AttentionCall, probe_attention
+
+
+class TransformersModel(nn.Module):
+    """[T] token ids → [T, vocab] logits, in the stages core calls: embed, forward, logits."""
+
+    WEIGHTS: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__()
+        if build.tensor.size > 1 or not (build.stage.is_first and build.stage.is_last):
+            raise ConfigError(
+                "models run through transformers take one rank; set tensor_parallel_size and pipeline_parallel_size to 1"
+            )
+        if build.rope_style != "halves":
+            raise ModelError(
+                "the checkpoint stores rotary channels as pairs, transformers' modules take halves; use a safetensors checkpoint"
+            )
+        dtype = getattr(torch, build.dtype)
+        model = make_model(config, dtype)
+        inner = model.base_model
+        declare_attention(build, model, probe_attention(model, inner, model.get_input_embeddings().embedding_dim, dtype))
+        make_buffers(model, build.device)
+        self.embedding = declare_layers(build, model)
+        for module in model.modules():
+            if isinstance(module, PreTrainedModel):
+                module.config._attn_implementation = SERVE
+        self.model, self.inner, self.head = model, inner, with_bare_head(model)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        return self.embedding(input_ids)
+
+    def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        return self.inner(inputs_embeds=hidden[None], position_ids=positions[None], use_cache=False).last_hidden_state[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head(inputs_embeds=hidden[None], use_cache=False).logits[0].float()
+
+
+def make_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    """The causal language model on the meta device; of a multimodal config, its text part."""
+    model_type = config.get("model_type")
+    try:
+        parsed = AutoConfig.for_model(model_type, **{name: value for name, value in config.items() if name != "model_type"})
+    except ValueError as error:
+        raise ModelError(
+            f"transformers knows no model_type {model_type!r}, and no plugin for it is installed: {error}"
+        ) from error
+    parsed = parsed.get_text_config(decoder=True)
+    name = type(parsed).__name__
+    if parsed.is_encoder_decoder:
+        raise ModelError(f"{model_type} is an encoder-decoder model ({name}); only decoder-only models can be served")
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(parsed), None)
+    if model_class is None:
+        raise ModelError(f"transformers has no causal language model for {model_type} ({name})")
+    if not model_class._supports_attention_backend:
+        raise ModelError(
+            f"{model_class.__name__} computes attention (or a recurrent state) in a way that cannot be replaced, so it cannot use "
+            "Pegboard's KV cache; a model plugin of its own is needed"
+        )
+    refuse_config(parsed, model_class.__name__)
+    parsed.use_cache = False
+    with torch.device("meta"):
+        model = model_class._from_config(parsed, dtype=dtype, attn_implementation=PROBE)
+    return model.eval()
+
+
+def refuse_config(config: Any, name: str) -> None:
+    """ModelError for what would run, but wrongly, one request beside another."""
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise ModelError(f"{name} shares keys and values between layers, which only a model plugin of its own can do")
+    parameters = getattr(config, "rope_parameters", None) or {}
+    rules = [rule for rule in parameters.values() if isinstance(rule, Mapping)] or [parameters]
+    for rule in rules:
+        kind = rule.get("rope_type", "default")
+        original = rule.get("original_max_position_embeddings") or config.max_position_embeddings
+        if kind == "dynamic" or (kind == "longrope" and config.max_position_embeddings > original):
+            raise ModelError(
+                f"{name} uses {kind!r} rotary scaling, which transformers sets anew from the longest request of a step, so requests would "
+                "change each other. To serve it within its original length use hf_overrides with rope_parameters of rope_type 'default'"
+                + (f" or max_position_embeddings={original}" if kind == "longrope" else "")
+            )
+
+
+def declare_attention(build: Build, model: nn.Module, calls: list[AttentionCall]) -> None:
+    """One paged attention layer per attention module."""
+    name, num_layers = type(model).__name__, model.config.num_hidden_layers
+    if len(calls) != num_layers or len({id(call.module) for call in calls}) != num_layers:
+        raise ModelError(
+            f"{name} attends {len(calls)} times in {num_layers} layers; hybrid models, whose other layers keep a state, need a plugin of their own"
+        )
+    paths = {id(module): path for path, module in model.named_modules()}
+    for index, call in enumerate(calls):
+        layer = Attention(
+            build.at(paths[id(call.module)]),
+            index,
+            call.num_heads,
+            call.num_kv_heads,
+            call.head_dim,
+            scale=call.scale,
+            window=call.window,
+            soft_cap=call.soft_cap,
+            value_dim=call.value_dim if call.value_dim != call.head_dim else None,
+        )
+        setattr(call.module, PAGED, layer)
+
+
+def declare_layers(build: Build, model: Any) -> Embedding:
+    """Put Pegboard's layers in the places of linear modules, the token embedding and the head; give all other tensors memory.
+    Returns the embedding."""
+    names = Names(model)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise ModelError(f"{type(model).__name__} has no linear output head")
+    is_tied = bool(model.config.tie_word_embeddings)
+    paths = {id(module): path for path, module in model.named_modules()}
+    own_embedding = ModuleEmbedding(build.at(paths[id(embedding)]), embedding, names)
+    replaced: dict[str, nn.Module] = {paths[id(embedding)]: own_embedding}
+    replaced[paths[id(head)]] = ModuleHead(build.at(paths[id(head)]), head, names, own_embedding if is_tied else None)
+    for path, module in model.named_modules():
+        if type(module) is nn.Linear and path not in replaced:
+            replaced[path] = ModuleLinear(build.at(path), module, names)
+    for path, layer in replaced.items():
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, layer)
+    held = {f"{path}.{kind}" for path in replaced for kind in ("weight", "bias")}
+    ModuleTensors(build, model, [target for target in names.targets if target not in held], names)
+    return own_embedding
+
+
+def make_buffers(model: Any, device: str) -> None:
+    """Non-persistent buffers (rotary frequencies, embedding scales) are in no checkpoint: transformers' own initialization
+    fills them."""
+    with torch.no_grad():
+        for module in model.modules():
+            names = [name for name in module._non_persistent_buffers_set if module._buffers.get(name) is not None]
+            if not names:
+                continue
+            for name in names:
+                module._buffers[name] = torch.zeros_like(module._buffers[name], device="cpu")
+            model._init_weights(module)
+            for name in names:
+                module._buffers[name] = module._buffers[name].to(device)
+
+
+class Passthrough(nn.Module):
+    """In place of the base model: what comes in as embeddings is the final hidden state."""
+
+    def forward(self, inputs_embeds: Tensor, **kwargs: Any) -> BaseModelOutputWithPast:
+        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)
+
+
+def with_bare_head(model: Any) -> Any:
+    """The same model without its base model: its forward is the head's own path, with whatever scaling or capping of logits
+    the architecture has. Shares all modules."""
+    bare = copy.copy(model)
+    bare._modules = {**model._modules, model.base_model_prefix: Passthrough()}
+    return bare

@@ -1,0 +1,136 @@
+"""Pegboard's layers in the places of a transformers model's modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.weight_loader import WeightPiece, WeightSlice
+from pegboard.layers import Build, Embedding, Head, Layer, Linear
+from pegboard_model_transformers.names import Names, Source
+
+
+class ModuleLinear(Linear):
+    """In place of an nn.Linear: [1, T, in] → [1, T, out]."""
+
+    def __init__(self, build: Build, linear: nn.Linear, names: Names) -> None:
+        super().__init__(build, linear.in_features, linear.out_features, bias=linear.bias is not None)
+        self.names = names
+
+    def declare(self, available: Mapping[str, Any]) -> list[WeightSlice]:
+        path = self.names.module_path(self.build.path, available)
+        self.build = replace(self.build, path=path)
+        self.modules_by_name = {path: self.out_features}
+        return super().declare(available)
+
+    def bind(self) -> None:
+        super().bind()
+        multiply = self.forward
+
+        def forward(x: Tensor) -> Tensor:
+            return multiply(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+
+        self.forward = forward
+
+
+class ModuleEmbedding(Embedding):
+    """In place of the token embedding; `scale` multiplies its rows, as Gemma's embedding class does."""
+
+    def __init__(self, build: Build, embedding: nn.Embedding, names: Names) -> None:
+        super().__init__(build, embedding.num_embeddings, embedding.embedding_dim)
+        self.names = names
+        scale = getattr(embedding, "embed_scale", None)
+        self.scale = scale.item() if isinstance(scale, Tensor) else scale
+
+    def declare(self, available: Mapping[str, Any]) -> list[WeightSlice]:
+        self.build = replace(self.build, path=self.names.module_path(self.build.path, available))
+        return super().declare(available)
+
+    def bind(self) -> None:
+        super().bind()
+        if self.scale is not None:
+            look_up, scale = (
+                self.forward,
+                torch.tensor(self.scale, dtype=getattr(torch, self.build.dtype), device=self.build.device),
+            )
+            self.forward = lambda ids: look_up(ids) * scale
+
+
+class ModuleHead(Head):
+    """In place of `lm_head`: [1, N, width] → [1, N, num_rows] float32."""
+
+    def __init__(self, build: Build, linear: nn.Linear, names: Names, tied: Embedding | None) -> None:
+        super().__init__(build, linear.out_features, linear.in_features, tied=tied, bias=linear.bias is not None)
+        self.names = names
+
+    def declare(self, available: Mapping[str, Any]) -> list[WeightSlice]:
+        if self.tied is None:
+            self.build = replace(self.build, path=self.names.module_path(self.build.path, available))
+        return super().declare(available)
+
+    def bind(self) -> None:
+        super().bind()
+        multiply = self.forward
+        self.forward = lambda hidden: multiply(hidden[0])[None]
+
+
+class ModuleTensors(Layer):
+    """Every parameter and persistent buffer that no other layer holds, in the compute type, where its module expects it."""
+
+    def __init__(self, build: Build, model: nn.Module, targets: list[str], names: Names) -> None:
+        super().__init__(build)
+        self.targets, self.names = targets, names
+        self.tensors: dict[str, Tensor] = {}
+        for target in targets:
+            path, _, name = target.rpartition(".")
+            self.tensors[target] = self._materialize(model.get_submodule(path), name)
+        self.sources: dict[str, Source] = {}
+        self.owners: dict[str, str] = {}
+        self.waiting: dict[str, dict[str, Tensor]] = {}
+
+    def _materialize(self, module: nn.Module, name: str) -> Tensor:
+        meta = getattr(module, name)
+        dtype = getattr(torch, self.build.dtype) if meta.is_floating_point() else meta.dtype
+        data = torch.empty(meta.shape, dtype=dtype, device=self.build.device)
+        if name in module._parameters:
+            module._parameters[name] = nn.Parameter(data, requires_grad=False)
+        else:
+            module._buffers[name] = data
+        return data
+
+    def declare(self, available: Mapping[str, Any]) -> list[WeightSlice]:
+        self.sources = {target: self.names.source(target, available) for target in self.targets}
+        self.owners = {name: target for target, source in self.sources.items() for name in source.names}
+        self.waiting = {}
+        wanted = []
+        for target, source in self.sources.items():
+            shape = tuple(self.tensors[target].shape) if source.converter is None else ()
+            wanted += [WeightSlice(name, shape=shape) for name in source.names]
+        return wanted
+
+    def accept(self, piece: WeightPiece) -> None:
+        target = self.owners[piece.name]
+        if not isinstance(piece.data, Tensor):
+            raise ModelError(f"tensor {piece.name} is stored as {piece.stored}; a plain type was expected here")
+        source = self.sources[target]
+        if source.converter is None:
+            self._fill(target, piece.data, piece.name)
+            return
+        parts = self.waiting.setdefault(target, {})
+        parts[piece.name] = piece.data.clone()
+        if len(parts) == len(source.names):
+            self._fill(target, self.names.convert(target, source, self.waiting.pop(target)), piece.name)
+
+    def _fill(self, target: str, data: Tensor, name: str) -> None:
+        own = self.tensors[target]
+        if data.shape != own.shape:
+            raise ModelError(f"tensor {name} has shape {tuple(data.shape)}; the model expects {tuple(own.shape)}")
+        own.copy_(data)
+
+    def bind(self) -> None:
+        """Nothing to call: the modules use the tensors directly."""

@@ -1,0 +1,98 @@
+"""Which checkpoint tensors fill which tensor of a transformers model.
+
+transformers keeps, per architecture, renamings and conversions from the names on the hub to those of its modules (several
+experts' matrices become one tensor, a prefix is added). The same tables are used here, so the same checkpoints load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+from pegboard.errors import ModelError
+
+NESTED = "language_model."
+"""Prefix of the text model's tensors in a multimodal checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a tensor of the model comes from: checkpoint names in order, each with the converter pattern that took it; no
+    converter means that the one tensor fits as it is."""
+
+    names: tuple[str, ...]
+    patterns: tuple[str, ...]
+    converter: WeightConverter | None
+
+
+class Names:
+    """Sources by module tensor name, made when the checkpoint's index is known."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.targets: dict[str, Any] = dict(model.state_dict())
+        self.sources: dict[str, Source] | None = None
+
+    def source(self, target: str, available: Mapping[str, Any]) -> Source:
+        """ModelError when the checkpoint has nothing for `target`. An empty index (made-up weights) has everything."""
+        if not available:
+            return Source((target,), ("",), None)
+        if self.sources is None:
+            self.sources = self._match(available)
+        if target not in self.sources:
+            raise ModelError(f"the checkpoint has no tensor for {target!r} of {type(self.model).__name__}")
+        return self.sources[target]
+
+    def module_path(self, path: str, available: Mapping[str, Any]) -> str:
+        """Checkpoint path of the module at `path`, by where its weight is."""
+        source = self.source(f"{path}.weight", available)
+        if source.converter is not None or not source.names[0].endswith(".weight"):
+            raise ModelError(
+                f"{path} of {type(self.model).__name__} is stored as {', '.join(source.names)}, which cannot be converted"
+            )
+        return source.names[0].removesuffix(".weight")
+
+    def _match(self, available: Mapping[str, Any]) -> dict[str, Source]:
+        transforms = get_model_conversion_mapping(self.model)
+        renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+        converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
+        by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+        prefix = self.model.base_model_prefix
+        found: dict[str, list[tuple[str, str | None]]] = {}
+        for name in sorted(available, key=dot_natural_key):
+            for spelling in dict.fromkeys((name, name.replace(NESTED, "", 1))):
+                target, pattern = rename_source_key(spelling, renamings, converters, prefix, self.targets)
+                if target not in self.targets:
+                    target, pattern = rename_source_key(spelling, [], [], prefix, self.targets)
+                if target in self.targets:
+                    found.setdefault(target, []).append((name, pattern))
+                    break
+        sources = {}
+        for target, taken in found.items():
+            names, patterns = zip(*taken, strict=True)
+            if patterns[0] is None:
+                sources[target] = Source(names[-1:], ("",), None)
+            else:
+                sources[target] = Source(names, patterns, by_pattern[patterns[0]])
+        return sources
+
+    def convert(self, target: str, source: Source, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The module's tensor from the checkpoint's, by name."""
+        if source.converter is None:
+            return tensors[source.names[0]]
+        converter = deepcopy(source.converter)
+        for name, pattern in zip(source.names, source.patterns, strict=True):
+            converter.collected_tensors[pattern].append(tensors[name])
+        result = converter.convert(target, model=self.model, config=self.model.config)
+        value = result.get(target)
+        if isinstance(value, list):
+            value = value[0]
+        if not isinstance(value, Tensor):
+            raise ModelError(f"the checkpoint's {', '.join(source.names[:4])} did not convert to {target!r}")
+        return value

@@ -1,0 +1,142 @@
+"""Finds out how a transformers model attends, by running it once on the meta device, where nothing is computed.
+
+transformers calls attention through a registry of functions and masks through another (`AttentionInterface`,
+`AttentionMaskInterface`). During the probe both are ours and only take notes: what each attention module passes in, and which
+keys its mask lets a query see. Nothing is guessed from configs or class names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from pegboard.errors import ModelError
+
+PROBE = "pegboard_probe"
+SERVE = "pegboard"
+PAGED = "paged_attention"
+"""Attribute of an attention module that holds our layer."""
+PROBE_TOKENS = 3
+PASSIVE_ARGUMENTS = {"position_ids", "cache_position", "output_attentions", "output_hidden_states", "use_cache", "is_causal",
+                     "past_key_values", "return_dict", "output_router_logits", "position_embeddings"}  # fmt: skip
+"""Keyword arguments of an attention call that do not change its result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Stands for an attention mask in the probe: the keys a query sees, all earlier ones or the last `window`."""
+
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What one attention module asks for; sizes as in `pegboard.layers.Attention`."""
+
+    module: nn.Module
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float | None
+    window: int | None
+    soft_cap: float | None
+
+
+@dataclass(slots=True)
+class Notes:
+    """Of the probe in progress."""
+
+    name: str
+    calls: list[AttentionCall] = field(default_factory=list)
+
+
+_current: list[Notes] = []
+
+
+def probe_attention(model: nn.Module, inner: nn.Module, hidden_size: int, dtype: torch.dtype) -> list[AttentionCall]:
+    """The attention calls of one forward of `inner`, in order. Raises ModelError for a model that cannot be run this way."""
+    name = type(model).__name__
+    notes = Notes(name)
+    _current.append(notes)
+    try:
+        with torch.no_grad():
+            inner(
+                inputs_embeds=torch.empty(1, PROBE_TOKENS, hidden_size, dtype=dtype, device="meta"),
+                attention_mask=torch.ones(1, PROBE_TOKENS, dtype=torch.bool, device="meta"),
+                position_ids=torch.arange(PROBE_TOKENS, device="meta")[None],
+                use_cache=False,
+            )
+    except ModelError:
+        raise
+    except Exception as error:  # third-party modeling code: anything can come out of it, and all of it means unsupported
+        raise ModelError(
+            f"{name} cannot run on Pegboard's KV cache: a trial run failed with {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        _current.pop()
+    return notes.calls
+
+
+def _note_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float | None = None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """query [1, H, T, D], key [1, K, T, D], value [1, K, T, Dv] → [1, T, H, Dv]."""
+    notes = _current[-1]
+    dropout = kwargs.pop("dropout", 0.0)
+    window, soft_cap = kwargs.pop("sliding_window", None), kwargs.pop("softcap", None)
+    if kwargs.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+        raise ModelError(f"{notes.name} has attention that is not causal; only decoders can be served")
+    extra = sorted(name for name, value in kwargs.items() if value is not None and name not in PASSIVE_ARGUMENTS)
+    if extra or dropout:
+        raise ModelError(
+            f"{notes.name} has attention with {', '.join(extra) or 'dropout'}, which the paged attention layer does not have"
+        )
+    if query.shape[2] != PROBE_TOKENS or key.shape[2] != PROBE_TOKENS:
+        raise ModelError(
+            f"{notes.name} attends over {key.shape[2]} keys for {PROBE_TOKENS} tokens; only self-attention can be served"
+        )
+    if isinstance(attention_mask, Sight):
+        window = attention_mask.window
+    elif attention_mask is not None and (not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2):
+        raise ModelError(f"{notes.name} makes attention masks of its own, which the paged attention layer cannot follow")
+    head_dim, value_dim = query.shape[3], value.shape[3]
+    notes.calls.append(AttentionCall(module, query.shape[1], key.shape[1], head_dim, value_dim, scaling, window, soft_cap))
+    return query.new_empty(1, PROBE_TOKENS, query.shape[1], value_dim), None
+
+
+def _note_mask(*, mask_function: Callable[..., Any], local_size: int | None = None, **kwargs: Any) -> Sight:
+    """What a mask function lets through, asked at the borders of a causal mask and of a window."""
+    name = _current[-1].name
+
+    def sees(query: int, key: int) -> bool:
+        return bool(mask_function(0, 0, torch.tensor(query), torch.tensor(key)))
+
+    if sees(5, 6) or not sees(5, 5):
+        raise ModelError(f"{name} uses a mask that is not causal; only decoders can be served")
+    if local_size is None:
+        if not sees(100_000, 0):
+            raise ModelError(f"{name} uses a mask that hides earlier tokens in a way other than a sliding window")
+        return Sight(None)
+    far = 3 * local_size + 1
+    if not sees(far, far - local_size + 1) or sees(far, far - local_size) or not sees(far + 1, far - local_size + 2):
+        raise ModelError(f"{name} uses chunked attention; only causal and sliding-window attention can be served")
+    return Sight(local_size)
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """The attention of a served step: scale, window and cap were settled when the layer was declared."""
+    out = module.paged_attention(*(x[0].transpose(0, 1).contiguous() for x in (query, key, value)))
+    return out.view(1, query.shape[2], query.shape[1], -1), None
+
+
+AttentionInterface.register(PROBE, _note_attention)
+AttentionMaskInterface.register(PROBE, _note_mask)
+AttentionInterface.register(SERVE, _attend)  # no mask function: transformers then makes no masks

@@ -1,0 +1,96 @@
+"""Tokenizer `gguf`: the vocabulary inside a GGUF file, without torch or transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.tokenizer import Chat, Rendered, TextStream, TokenizerSetup, Vocabulary
+from pegboard.tokenization import ByteTextStream, ChatTemplate
+from pegboard_pack_gguf.byte_level_bpe import ByteLevelBPE
+from pegboard_pack_gguf.sentencepiece_bpe import SentencePieceBPE
+from pegboard_pack_gguf.special_tokens import partition
+from pegboard_pack_gguf.vocabulary import CONTROL, UNKNOWN, GGUFVocabulary, end_token_ids
+
+MODELS: dict[str, type[ByteLevelBPE] | type[SentencePieceBPE]] = {"gpt2": ByteLevelBPE, "llama": SentencePieceBPE}
+"""By `tokenizer.ggml.model`."""
+
+
+class GGUFTokenizer:
+    def __init__(self, options: None, setup: TokenizerSetup) -> None:
+        found = GGUFVocabulary(setup.checkpoint.tokenizer.data)
+        if found.model not in MODELS:
+            raise ModelError(
+                f"{found.path}: tokenizer.ggml.model is {found.model!r}; supported are {', '.join(sorted(MODELS))}. "
+                "Use the model's own tokenizer files instead"
+            )
+        self.model = MODELS[found.model](found)
+        self.special_tokens = found.special_tokens()
+        self.eos_token_id = found.token_id("ggml.eos_token_id")
+        self.add_eos = found.flag("ggml.add_eos_token", False) and self.eos_token_id is not None
+        self.token_bytes = self.model.token_bytes()
+        self.hidden = frozenset(found.ids_of(UNKNOWN, CONTROL))
+        self._vocabulary = Vocabulary(
+            token_bytes=[b"" if token_id in self.hidden else text for token_id, text in enumerate(self.token_bytes)],
+            special_token_ids=self.hidden,
+            eos_token_ids=tuple(end_token_ids(found.data)),
+            bos_token_id=self.model.bos_token_id,
+        )
+        texts = {
+            "bos_token": None if self.model.bos_token_id is None else found.tokens[self.model.bos_token_id],
+            "eos_token": found.token_text("ggml.eos_token_id"),
+            "unk_token": found.token_text("ggml.unknown_token_id"),
+            "pad_token": found.token_text("ggml.padding_token_id"),
+        }
+        source = setup.chat_template or found.chat_templates()
+        self.template = ChatTemplate(source, {name: text for name, text in texts.items() if text is not None})
+
+    def render(self, chat: Chat) -> Rendered:
+        return Rendered(self.template.render(chat))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = []
+        if add_special_tokens and self.model.add_bos and self.model.bos_token_id is not None:
+            ids.append(self.model.bos_token_id)
+        behind_special = True
+        for fragment in partition(text, self.special_tokens):
+            if isinstance(fragment, int):
+                ids.append(fragment)
+            else:
+                ids += self.model.encode(" " + fragment if behind_special and self.model.adds_space else fragment)
+            behind_special = isinstance(fragment, int)
+        if add_special_tokens and self.add_eos and self.eos_token_id is not None:
+            ids.append(self.eos_token_id)
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        stream = self.stream((), skip_special_tokens=skip_special_tokens)
+        return stream.push(token_ids) + stream.flush()
+
+    def stream(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> TextStream:
+        """The space SentencePiece puts before the first word is dropped only where there is no prompt before it."""
+        stream = ByteTextStream(self.token_bytes, self.hidden, skip_special_tokens)
+        return UnspacedStream(stream) if self.model.adds_space and not prompt_token_ids else stream
+
+    def vocabulary(self) -> Vocabulary:
+        return self._vocabulary
+
+
+class UnspacedStream:
+    """A stream without the space that `encode` put before its first word."""
+
+    def __init__(self, stream: TextStream) -> None:
+        self.rest = stream
+        self.is_at_start = True
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        return self._without_space(self.rest.push(token_ids))
+
+    def flush(self) -> str:
+        return self._without_space(self.rest.flush())
+
+    def _without_space(self, text: str) -> str:
+        if self.is_at_start and text:
+            self.is_at_start = False
+            return text.removeprefix(" ")
+        return text

@@ -1,0 +1,48 @@
+"""Log-probabilities of chosen tokens and of the most likely ones, without sorting the vocabulary."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pegboard.batch import Logprobs
+from pegboard_sampler_torch.choose import BLOCK, blockwise
+
+_ID_BITS = 32
+_ID_MASK = (1 << _ID_BITS) - 1
+
+
+def top_tokens(x: Tensor, k: int) -> Tensor:
+    """int64 [n, k]: ids of the k largest of x [n, V] float32, descending, the lower id first where equal.
+
+    The k largest lie in the k blocks with the largest maxima, so two small selections do. Both order by (value, lower id)
+    packed in one integer, which makes the result independent of k and of how the library treats ties."""
+    num_blocks = -(-x.shape[-1] // BLOCK)
+    if k >= num_blocks // 2:
+        return x.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    blocks = _largest(blockwise(x, "amax"), torch.arange(num_blocks, device=x.device).expand(len(x), -1), k)
+    ids = (blocks.unsqueeze(-1) * BLOCK + torch.arange(BLOCK, device=x.device)).flatten(1)
+    inside = ids < x.shape[-1]
+    values = x.gather(-1, ids.clamp(max=x.shape[-1] - 1)).masked_fill_(~inside, float("-inf"))
+    return _largest(values, ids, k)
+
+
+def _largest(values: Tensor, ids: Tensor, k: int) -> Tensor:
+    bits = (values + 0.0).view(torch.int32)  # + 0.0 turns −0 into 0
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    key = (ordered.long() << _ID_BITS) | (_ID_MASK - ids)
+    return _ID_MASK - (key.topk(k, -1).values & _ID_MASK)
+
+
+def gather_logprobs(x: Tensor, chosen: Tensor, k: int, *, normalize: bool) -> Logprobs:
+    """As `pegboard.ops.sampling.log_softmax_topk`, on the host. x: float32 [n, V], chosen: int64 [n]."""
+    k = x.shape[-1] if k < 0 else min(k, x.shape[-1])
+    ids = chosen.unsqueeze(-1)
+    if k:
+        ids = torch.cat([ids, top_tokens(x, k)], -1)
+    values = x.gather(-1, ids)
+    # Counting in float32 is exact below 2²⁴ and several times faster than in integers.
+    ranks = 1 + torch.gt(x, values[:, :1], out=torch.empty_like(x)).sum(-1)
+    if normalize:
+        values = values - x.logsumexp(-1, keepdim=True)
+    return Logprobs(ids.int().cpu().numpy(), values.float().cpu().numpy(), ranks.int().cpu().numpy())

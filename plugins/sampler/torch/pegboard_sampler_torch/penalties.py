@@ -1,0 +1,93 @@
+"""Repetition, frequency and presence penalties for the rows that use them.
+
+Only tokens that have occurred change, so a row keeps the list of them (with repeats) beside its output counts, and a step
+gathers those logits, changes them and scatters them back: work grows with the history, not with the vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class PenaltyTable:
+    """Slots of token history for rows with penalties; made when the first such row comes.
+
+    tokens: int64 [S, capacity] on the device, the first lengths[s] valid. counts: int32 [S, V] of the output."""
+
+    def __init__(self, vocab_size: int, device: str) -> None:
+        self.vocab_size, self.device = vocab_size, device
+        self.slots: dict[int, int] = {}
+        self._free: list[int] = []
+        self.tokens = torch.zeros(0, 0, dtype=torch.int64, device=device)
+        self.counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        self.lengths = np.zeros(0, np.int64)
+
+    def add(self, row: int, prompt: np.ndarray, outputs: np.ndarray) -> None:
+        """prompt: tokens that only the repetition penalty sees, empty when the row has none. Negative ids are skipped."""
+        prompt, outputs = np.unique(self._known(prompt)), self._known(outputs)
+        if not self._free:
+            self._reserve(max(4, 2 * len(self.lengths)), self.tokens.shape[1])
+        slot = self.slots[row] = self._free.pop()
+        history = np.concatenate([prompt, outputs])
+        self._reserve(len(self.lengths), len(history))
+        self.lengths[slot] = len(history)
+        self.tokens[slot, : len(history)] = torch.from_numpy(history).to(self.device)
+        self.counts[slot] = torch.from_numpy(np.bincount(outputs, minlength=self.vocab_size)).to(self.device)
+
+    def remove(self, row: int) -> None:
+        """`row` may be unknown."""
+        slot = self.slots.pop(row, None)
+        if slot is not None:
+            self._free.append(slot)
+
+    def append(self, rows: list[int], tokens: Tensor) -> None:
+        """One new output token [n] for each of these rows, which are all in the table."""
+        slots = np.fromiter((self.slots[row] for row in rows), np.int64, len(rows))
+        self._reserve(len(self.lengths), int(self.lengths[slots].max()) + 1)
+        index, ends = (torch.from_numpy(a).to(self.device) for a in (slots, self.lengths[slots]))
+        self.tokens[index, ends] = tokens
+        self.counts.index_put_((index, tokens), torch.ones_like(tokens, dtype=torch.int32), accumulate=True)
+        self.lengths[slots] += 1
+
+    def apply(self, logits: Tensor, places: Tensor, rows: list[int], parameters: Tensor, drafts: Tensor | None) -> None:
+        """In place on logits [N, V] at `places` int64 [n]; rows: whose they are. parameters: float32 [3, n] repetition,
+        frequency, presence. drafts: int64 [n, D], tokens that count as outputs before the place, −1 = none there.
+        The same numbers as `pegboard.ops.sampling.apply_penalties`."""
+        slots = np.fromiter((self.slots[row] for row in rows), np.int64, len(rows))
+        lengths = self.lengths[slots]
+        index, length = (torch.from_numpy(a).to(self.device) for a in (slots, lengths))
+        ids = self.tokens[index, : int(lengths.max())]
+        valid = torch.arange(ids.shape[1], device=self.device) < length.unsqueeze(-1)
+        if drafts is not None:
+            ids, valid = torch.cat([ids, drafts], -1), torch.cat([valid, drafts >= 0], -1)
+        if not ids.shape[1]:
+            return
+        # Invalid places repeat a valid id of the row: all writes of one id then agree. Without any, nothing may change.
+        ids = torch.where(valid, ids, ids.gather(-1, valid.byte().argmax(-1, keepdim=True))).clamp_(min=0)
+        occurred = valid.any(-1, keepdim=True)
+        counts = self.counts[index.unsqueeze(-1), ids]
+        if drafts is not None:
+            counts = counts + (ids.unsqueeze(-1) == drafts.unsqueeze(1)).sum(-1)
+        repetition, frequency, presence = parameters.unsqueeze(-1)
+        before = logits[places.unsqueeze(-1), ids]
+        after = torch.where(before > 0, before / repetition, before * repetition)
+        after = after - frequency * counts - presence * (counts > 0)
+        logits[places.unsqueeze(-1), ids] = torch.where(occurred, after, before)
+
+    def _known(self, token_ids: np.ndarray) -> np.ndarray:
+        token_ids = token_ids.astype(np.int64)
+        return token_ids[(token_ids >= 0) & (token_ids < self.vocab_size)]
+
+    def _reserve(self, num_slots: int, capacity: int) -> None:
+        """Make room for so many slots and tokens, doubling the capacity."""
+        if capacity > self.tokens.shape[1]:
+            wider = max(capacity, 2 * self.tokens.shape[1], 64)
+            self.tokens = torch.nn.functional.pad(self.tokens, (0, wider - self.tokens.shape[1]))
+        more = num_slots - len(self.lengths)
+        if more > 0:
+            self._free += range(len(self.lengths), num_slots)
+            self.lengths = np.pad(self.lengths, (0, more))
+            self.tokens = torch.nn.functional.pad(self.tokens, (0, 0, 0, more))
+            self.counts = torch.nn.functional.pad(self.counts, (0, 0, 0, more))

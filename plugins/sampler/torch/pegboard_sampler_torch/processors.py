@@ -1,0 +1,48 @@
+"""The custom logits processors: told of row changes before the next step, applied in their two stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from pegboard.interfaces.logits_processor import LogitsProcessor
+from pegboard.sampling_params import SamplingParams
+
+
+class ProcessorChain:
+    """`changing` may change the most likely token and see every row; `invariant` may not, so greedy rows skip them."""
+
+    def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
+        self.all = tuple(processors)
+        self.changing = tuple(p for p in self.all if not p.argmax_invariant)
+        self.invariant = tuple(p for p in self.all if p.argmax_invariant)
+        self._announced: set[int] = set()
+        self._added: dict[int, tuple[int, SamplingParams, np.ndarray]] = {}
+        self._removed: set[int] = set()
+
+    def add(self, row: int, params: SamplingParams, token_ids: np.ndarray) -> None:
+        if self.all:
+            self._added[row] = (row, params, token_ids)
+
+    def remove(self, row: int) -> None:
+        self._added.pop(row, None)
+        if row in self._announced:
+            self._removed.add(row)
+
+    def flush(self) -> None:
+        """Tell the processors what has changed; a row that was freed and taken again is in both lists, removed first."""
+        if not self._added and not self._removed:
+            return
+        added, removed = list(self._added.values()), np.array(sorted(self._removed), np.int32)
+        for processor in self.all:
+            processor.update(added, removed)
+        self._announced = (self._announced - self._removed) | set(self._added)
+        self._added, self._removed = {}, set()
+
+    @staticmethod
+    def apply(processors: Sequence[LogitsProcessor], logits: Tensor, rows: Tensor, depth: Tensor) -> Tensor:
+        for processor in processors:
+            logits = processor.apply(logits, rows, depth)
+        return logits

@@ -1,0 +1,76 @@
+"""What the sampler knows of each row: parameters as arrays indexed by row, and the feature bits that let a step skip all that
+none of its rows uses."""
+
+from __future__ import annotations
+
+from enum import IntFlag
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pegboard.sampling_params import SamplingParams
+
+
+class Feature(IntFlag):
+    """What a row uses. A row without any bit is greedy and wants nothing else."""
+
+    SAMPLED = 1
+    TEMPERATURE = 2
+    TOP_K = 4
+    TOP_P = 8
+    MIN_P = 16
+    SEED = 32
+    LOGPROBS = 64
+    PENALTIES = 128
+    EDITS = 256
+
+
+CUTS = Feature.TOP_K | Feature.TOP_P | Feature.MIN_P
+NEEDS_HISTORY = Feature.SEED | Feature.PENALTIES | Feature.EDITS
+
+TEMPERATURE, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE = range(6)
+
+
+class Rows:
+    """Arrays over rows 0 … max_num_seqs − 1.
+
+    flags: int32, the `Feature` bits. values: float32 [6, R] on the device, the parameters named above. top_k, num_logprobs
+    (−1 = whole vocabulary), seeds, num_outputs: int64, on the host. A free row has flags 0."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, device: str) -> None:
+        self.vocab_size = vocab_size
+        self.flags = np.zeros(max_num_seqs, np.int32)
+        self.values = torch.zeros(6, max_num_seqs, device=device)
+        self.top_k = np.zeros(max_num_seqs, np.int64)
+        self.num_logprobs = np.zeros(max_num_seqs, np.int64)
+        self.seeds = np.zeros(max_num_seqs, np.int64)
+        self.num_outputs = np.zeros(max_num_seqs, np.int64)
+
+    def add(self, row: int, params: SamplingParams, seed: int | None, num_outputs: int) -> Feature:
+        """Fill `row`; returns its features, without EDITS, which the caller decides."""
+        features = Feature(0)
+        if not params.is_greedy:
+            features |= Feature.SAMPLED
+            features |= Feature.TEMPERATURE if params.temperature != 1 else Feature(0)
+            features |= Feature.TOP_K if 0 < params.top_k < self.vocab_size else Feature(0)
+            features |= Feature.TOP_P if params.top_p < 1 else Feature(0)
+            features |= Feature.MIN_P if params.min_p > 0 else Feature(0)
+            features |= Feature.SEED if seed is not None else Feature(0)
+        if params.logprobs is not None:
+            features |= Feature.LOGPROBS
+        if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1, 0, 0):
+            features |= Feature.PENALTIES
+        self.flags[row] = features
+        self.top_k[row] = params.top_k if features & Feature.TOP_K else self.vocab_size
+        self.num_logprobs[row] = 0 if params.logprobs is None else params.logprobs
+        self.seeds[row] = 0 if seed is None else seed
+        self.num_outputs[row] = num_outputs
+        penalties = [params.repetition_penalty, params.frequency_penalty, params.presence_penalty]
+        values = [params.temperature, params.top_p, params.min_p, *penalties]
+        self.values[:, row] = torch.tensor(values, dtype=torch.float32)
+        return features
+
+    def of(self, name: int, rows: Tensor) -> Tensor:
+        """float32 [n]: parameter `name` of `rows` (int64 on the device)."""
+        return self.values[name].index_select(0, rows)

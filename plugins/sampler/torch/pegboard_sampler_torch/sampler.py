@@ -1,0 +1,281 @@
+"""Sampler `torch`: the pipeline from logits to token ids.
+
+State lives in `rows` (arrays), `penalties` and `edits` (only the rows that use them); the arithmetic in `choose`. A step looks
+at the union of its rows' feature bits and skips what none of them uses: greedy rows cost one argmax.
+
+A row whose logits leave nothing to draw from (all −inf, or NaN) gets its argmax, id 0 when all are −inf. The sampler never
+raises on what a model or a mask produces.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pegboard.batch import Logprobs, TokenMasks
+from pegboard.interfaces.sampler import Sampled, SamplerSetup, SampleStep
+from pegboard.ops.sampling import accept_equal, apply_token_mask, verify_drafts
+from pegboard.sampling_params import SamplingParams
+from pegboard_sampler_torch.choose import Cuts, argmax, draw, weigh
+from pegboard_sampler_torch.edits import Edits, apply_edits
+from pegboard_sampler_torch.logprobs import gather_logprobs
+from pegboard_sampler_torch.penalties import PenaltyTable
+from pegboard_sampler_torch.processors import ProcessorChain
+from pegboard_sampler_torch.random import seeded_uniforms
+from pegboard_sampler_torch.rows import (
+    CUTS,
+    FREQUENCY,
+    MIN_P,
+    NEEDS_HISTORY,
+    PRESENCE,
+    REPETITION,
+    TEMPERATURE,
+    TOP_P,
+    Feature,
+    Rows,
+)
+from pegboard_sampler_torch.step import StepLayout
+
+SCORE_ROWS = 256
+"""Prompt logprobs are computed for so many positions at a time: bounds the temporaries of a long chunk."""
+
+
+class TorchSampler:
+    """Implements `pegboard.interfaces.sampler.Sampler`.
+
+    Random numbers: a row with a seed uses a function of (seed, output position); the others share one generator that starts
+    from `setup.seed` and is drawn from in the order of steps and rows."""
+
+    def __init__(self, options: None, setup: SamplerSetup) -> None:
+        self.setup = setup
+        self.device = torch.device(setup.device)
+        self.rows = Rows(setup.max_num_seqs, setup.vocab_size, setup.device)
+        self.penalties = PenaltyTable(setup.vocab_size, setup.device)
+        self.edits: dict[int, Edits] = {}
+        self.processors = ProcessorChain(setup.processors)
+        self.generator = np.random.default_rng(setup.seed % 2**64)
+        self.raw_logprobs = setup.logprobs_mode.startswith("raw")
+        self.normalize = setup.logprobs_mode.endswith("logprobs")
+
+    @torch.inference_mode()
+    def add(self, row: int, params: SamplingParams, seed: int | None, token_ids: np.ndarray, num_prompt_tokens: int) -> None:
+        """See `Sampler.add`. A row that is still in use is replaced."""
+        self.remove(np.array([row]))
+        prompt, outputs = token_ids[:num_prompt_tokens], token_ids[num_prompt_tokens:]
+        features = self.rows.add(row, params, seed, len(outputs))
+        if features & Feature.PENALTIES:
+            self.penalties.add(row, prompt if params.repetition_penalty != 1 else prompt[:0], outputs)
+        edits = Edits.of(params, outputs, self.setup.vocab_size, self.setup.device)
+        if edits is not None:
+            self.edits[row] = edits
+            self.rows.flags[row] |= int(Feature.EDITS)
+        self.processors.add(row, params, token_ids)
+
+    def remove(self, rows: np.ndarray) -> None:
+        """See `Sampler.remove`."""
+        for row in rows.tolist():
+            self.rows.flags[row] = 0
+            self.penalties.remove(row)
+            self.edits.pop(row, None)
+            self.processors.remove(row)
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, step: SampleStep) -> Sampled:
+        """See `Sampler.sample`; overwrites `logits`."""
+        layout = StepLayout(step, self.rows, logits.device)
+        self.processors.flush()
+        logits = logits.float().contiguous()
+        if step.masks is not None and len(step.masks.rows):
+            self._apply_masks(logits, step.masks, layout)
+        asked = layout.places(Feature.LOGPROBS) if layout.present & Feature.LOGPROBS else None
+        scores = self._keep_raw(logits, asked, layout) if asked is not None and self.raw_logprobs else None
+        logits = self._shape(logits, layout)
+        tokens, token_ids, counts = self._choose(logits, step, layout)
+        if asked is not None and scores is None:
+            scores = logits[layout.to_device(asked)]
+        logprobs = None
+        if asked is not None and scores is not None:
+            logprobs = self._logprobs(scores, asked, token_ids, counts, layout)
+        self._commit(token_ids, counts, layout)
+        return Sampled(token_ids, counts, logprobs)
+
+    @torch.inference_mode()
+    def score(self, logits: Tensor, targets: Tensor, top: int) -> Logprobs:
+        """See `Sampler.score`. Always normalized; targets outside the vocabulary (prompt embeddings) count as id 0."""
+        targets = targets.to(logits.device, torch.int64)
+        targets = torch.where((targets < 0) | (targets >= logits.shape[-1]), 0, targets)
+        chunks = zip(logits.split(SCORE_ROWS), targets.split(SCORE_ROWS), strict=True)
+        return Logprobs.concat([gather_logprobs(x.float(), chosen, top, normalize=True) for x, chosen in chunks])
+
+    def _apply_masks(self, logits: Tensor, masks: TokenMasks, layout: StepLayout) -> None:
+        """Masks of rows or depths that are not in this step are ignored."""
+        index_of = np.full(self.setup.max_num_seqs, -1)
+        index_of[layout.rows] = np.arange(len(layout.rows))
+        index = index_of[masks.rows]
+        places = layout.offsets[index] + masks.depths
+        used = (index >= 0) & (places < layout.offsets[index + 1])
+        bits = layout.to_device(np.ascontiguousarray(masks.bits[used]).view(np.int32))
+        where = layout.to_device(places[used])
+        logits[where] = apply_token_mask(logits[where], bits)
+
+    def _keep_raw(self, logits: Tensor, asked: np.ndarray, layout: StepLayout) -> Tensor:
+        """The logits of the rows that asked, safe from what follows."""
+        untouched = not layout.present & (Feature.SAMPLED | Feature.PENALTIES | Feature.EDITS) and not self.processors.all
+        if untouched and len(asked) == len(logits):
+            return logits
+        return logits[layout.to_device(asked)]
+
+    def _shape(self, logits: Tensor, layout: StepLayout) -> Tensor:
+        """Everything that may change which token is the most likely."""
+        if layout.present & Feature.EDITS:
+            drafts = layout.host_drafts
+            apply_edits(
+                logits,
+                [
+                    (place, self.edits[row], int(self.rows.num_outputs[row]), drafts[owner][:depth])
+                    for place in layout.places(Feature.EDITS).tolist()
+                    for row, owner, depth in [(int(layout.row_of[place]), layout.owner[place], layout.depth[place])]
+                ],
+            )
+        if self.processors.changing:
+            logits = self.processors.apply(self.processors.changing, logits, layout.row_tensor, layout.depth_tensor)
+        if layout.present & Feature.PENALTIES:
+            places = layout.places(Feature.PENALTIES)
+            rows, where = layout.row_of[places], layout.to_device(places)
+            index = layout.to_device(rows)
+            parameters = torch.stack([self.rows.of(name, index) for name in (REPETITION, FREQUENCY, PRESENCE)])
+            drafts_before = layout.drafts_before[where] if layout.has_drafts else None
+            self.penalties.apply(logits, where, rows.tolist(), parameters, drafts_before)
+        return logits
+
+    def _choose(self, logits: Tensor, step: SampleStep, layout: StepLayout) -> tuple[Tensor, Tensor, Tensor]:
+        """→ tokens drawn at every logits row [N], accepted token_ids [B, 1 + D], counts [B]. Without processed logprobs the
+        logits are worthless afterwards."""
+        with_probs = step.draft_probs is not None and layout.has_drafts
+        sampled = layout.places(Feature.SAMPLED) if layout.present & Feature.SAMPLED else layout.rows[:0]
+        uniforms = self._uniforms(sampled, layout, 2 if with_probs else 1)
+        if len(sampled) == layout.num_places > 0:
+            tokens, weights = self._draw(logits, sampled, uniforms, layout)
+        else:
+            tokens, weights = argmax(logits), None
+            if len(sampled):
+                where = layout.to_device(sampled)
+                subset = logits[where]
+                tokens[where], weights = self._draw(subset, sampled, uniforms, layout)
+                if not self.raw_logprobs:
+                    logits[where] = subset
+        if not layout.has_drafts:
+            return tokens, tokens.unsqueeze(-1), torch.ones_like(tokens)
+        if not with_probs:
+            return tokens, *accept_equal(tokens, layout.drafts, layout.offsets_tensor)
+        probs = torch.zeros_like(logits).scatter_(-1, tokens.unsqueeze(-1), 1.0)
+        if weights is not None:
+            total = weights.sum(-1, keepdim=True)
+            fine = (total > 0) & total.isfinite()
+            where = layout.to_device(sampled)
+            probs[where] = torch.where(fine, weights / total, probs[where])
+        both = torch.zeros(layout.num_places, 2, dtype=torch.float64, device=logits.device)
+        both[layout.to_device(sampled)] = uniforms
+        draft_probs = step.draft_probs.to(logits.device, torch.float32)
+        return tokens, *verify_drafts(probs, layout.draft_token_ids, layout.offsets_tensor, both, draft_probs)
+
+    def _draw(self, x: Tensor, places: np.ndarray, uniforms: Tensor, layout: StepLayout) -> tuple[Tensor, Tensor]:
+        """x [n, V]: the logits of `places`, all sampled; becomes the processed logits where logprobs want these.
+        → tokens [n] and the weights [n, V] they were drawn with."""
+        rows, present = layout.row_of[places], layout.present
+        index = layout.to_device(rows)
+        if present & Feature.TEMPERATURE:
+            x.div_(self.rows.of(TEMPERATURE, index).unsqueeze(-1))
+        min_p = self.rows.of(MIN_P, index) if present & Feature.MIN_P else None
+        if self.processors.invariant:
+            if min_p is not None:
+                x.masked_fill_(x < x.amax(-1, keepdim=True) + min_p.log().unsqueeze(-1), float("-inf"))
+                min_p = None
+            depth = layout.to_device(layout.depth[places])
+            x.copy_(self.processors.apply(self.processors.invariant, x, index, depth))
+        cuts = Cuts(min_p=min_p)
+        if present & CUTS:
+            top_k = self.rows.top_k[rows]
+            cuts = Cuts(
+                min_p=min_p,
+                top_k=layout.to_device(top_k) if present & Feature.TOP_K else None,
+                max_k=int(np.max(top_k, where=top_k < self.setup.vocab_size, initial=0)),
+                top_p=self.rows.of(TOP_P, index) if present & Feature.TOP_P else None,
+            )
+        best = argmax(x)
+        weights, floor = weigh(x, x.gather(-1, best.unsqueeze(-1)), cuts)
+        tokens, failed = draw(weights, uniforms[:, 0])
+        if floor is not None and not self.raw_logprobs:
+            x.masked_fill_(x < floor, float("-inf"))
+        return torch.where(failed, best, tokens), weights
+
+    def _uniforms(self, places: np.ndarray, layout: StepLayout, columns: int) -> Tensor:
+        """float64 [n, columns] in [0, 1) on the device for the logits rows `places`."""
+        numbers = np.empty((len(places), columns))
+        seeded = (layout.flags[places] & int(Feature.SEED)) != 0
+        if seeded.any():
+            rows = layout.row_of[places[seeded]]
+            positions = self.rows.num_outputs[rows] + layout.depth[places[seeded]]
+            numbers[seeded] = seeded_uniforms(self.rows.seeds[rows], positions)[:, :columns]
+        if not seeded.all():
+            numbers[~seeded] = self.generator.random((int((~seeded).sum()), columns))
+        return layout.to_device(numbers)
+
+    def _logprobs(
+        self, scores: Tensor, asked: np.ndarray, token_ids: Tensor, counts: Tensor, layout: StepLayout
+    ) -> list[Logprobs | None]:
+        """scores: [n, V] of the logits rows `asked`. Rows that want the whole vocabulary are computed apart from the others."""
+        owner, depth = layout.owner[asked], layout.depth[asked]
+        where = layout.to_device(np.stack([owner, depth]))
+        chosen = token_ids[where[0], where[1]].clamp(min=0)  # −1 where a draft was rejected before; such places are cut off
+        num_logprobs = self.rows.num_logprobs[layout.row_of[asked]]
+        counts_cpu = counts.cpu().numpy()
+        result: list[Logprobs | None] = [None] * len(layout.rows)
+        for whole in (False, True):
+            part = np.flatnonzero((num_logprobs < 0) == whole)
+            if not len(part):
+                continue
+            index = layout.to_device(part)
+            subset, subset_chosen = (scores, chosen) if len(part) == len(asked) else (scores[index], chosen[index])
+            found = gather_logprobs(subset, subset_chosen, int(num_logprobs[part].max()), normalize=self.normalize)
+            for i, (b, d) in enumerate(zip(owner[part].tolist(), depth[part].tolist(), strict=True)):
+                if d == 0:
+                    k = int(num_logprobs[part[i]])
+                    rows, columns = slice(i, i + int(counts_cpu[b])), slice(None if k < 0 else 1 + k)
+                    result[b] = Logprobs(found.token_ids[rows, columns], found.values[rows, columns], found.ranks[rows])
+        return result
+
+    def _commit(self, token_ids: Tensor, counts: Tensor, layout: StepLayout) -> None:
+        """Add the accepted tokens to the rows' history; a host copy is made only for rows that look back."""
+        present, history = layout.present, self.rows.num_outputs
+        if not layout.has_drafts:
+            history[layout.rows] += 1
+            if present & Feature.PENALTIES:
+                which = layout.places(Feature.PENALTIES)
+                self.penalties.append(layout.rows[which].tolist(), token_ids[layout.to_device(which), 0])
+        elif present & NEEDS_HISTORY:
+            counts_cpu = counts.cpu().numpy()
+            history[layout.rows] += counts_cpu
+            if present & Feature.PENALTIES:
+                users = (self.rows.flags[layout.rows] & int(Feature.PENALTIES)) != 0
+                for column in range(int(counts_cpu.max())):
+                    which = np.flatnonzero(users & (counts_cpu > column))
+                    if len(which):
+                        self.penalties.append(layout.rows[which].tolist(), token_ids[layout.to_device(which), column])
+        if present & Feature.EDITS:
+            self._commit_edits(token_ids, counts, layout)
+
+    def _commit_edits(self, token_ids: Tensor, counts: Tensor, layout: StepLayout) -> None:
+        tokens = counts_list = None
+        for i, row in enumerate(layout.rows.tolist()):
+            edits = self.edits.get(row)
+            if edits is None:
+                continue
+            if edits.words:
+                if tokens is None or counts_list is None:
+                    tokens, counts_list = token_ids.tolist(), counts.tolist()
+                edits.outputs += tokens[i][: counts_list[i]]
+            if edits.is_done(int(self.rows.num_outputs[row])):
+                del self.edits[row]
+                self.rows.flags[row] &= ~int(Feature.EDITS)

@@ -1,0 +1,80 @@
+"""One step laid out: which logits row belongs to which row at which depth, and what the step uses."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pegboard.interfaces.sampler import SampleStep
+from pegboard.ops.sampling import pad_drafts
+from pegboard_sampler_torch.rows import Feature, Rows
+
+
+class StepLayout:
+    """rows: int64 [B]. owner: int64 [N], index into `rows`. row_of, depth: int64 [N]. flags: int32 [N], the features of each
+    logits row; present: the union. All on the host; the properties move them to the device when they are wanted."""
+
+    def __init__(self, step: SampleStep, rows: Rows, device: torch.device) -> None:
+        self.device = device
+        self.rows = step.rows.astype(np.int64)
+        self.offsets = step.offsets.astype(np.int64)
+        self.num_places = int(self.offsets[-1])
+        self.has_drafts = self.num_places > len(self.rows)
+        self._draft_token_ids = step.draft_token_ids
+        if self.has_drafts:
+            self.owner = np.repeat(np.arange(len(self.rows)), np.diff(self.offsets))
+            self.depth = np.arange(self.num_places) - self.offsets[self.owner]
+        else:
+            self.owner = np.arange(len(self.rows))
+            self.depth = np.zeros(len(self.rows), np.int64)
+        self.row_of = self.rows[self.owner]
+        self.flags = rows.flags[self.row_of]
+        self.present = Feature(int(np.bitwise_or.reduce(self.flags, initial=0)))
+
+    def places(self, feature: Feature) -> np.ndarray:
+        """int64: the logits rows that use `feature`."""
+        return np.flatnonzero(self.flags & int(feature))
+
+    def to_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    @cached_property
+    def row_tensor(self) -> Tensor:
+        return self.to_device(self.row_of)
+
+    @cached_property
+    def depth_tensor(self) -> Tensor:
+        return self.to_device(self.depth)
+
+    @cached_property
+    def offsets_tensor(self) -> Tensor:
+        return self.to_device(self.offsets)
+
+    @cached_property
+    def draft_token_ids(self) -> Tensor:
+        """int64 [N − B] on the device."""
+        assert self._draft_token_ids is not None, "logits rows for drafts, but no draft_token_ids"
+        return self._draft_token_ids.to(self.device, torch.int64)
+
+    @cached_property
+    def drafts(self) -> Tensor:
+        """int64 [B, most drafts] on the device, −1 after the end."""
+        return pad_drafts(self.draft_token_ids, self.offsets_tensor)[0]
+
+    @cached_property
+    def drafts_before(self) -> Tensor:
+        """int64 [N, most drafts] on the device: the drafts each logits row comes after, −1 elsewhere."""
+        column = torch.arange(self.drafts.shape[1], device=self.device)
+        later = column >= self.depth_tensor.unsqueeze(-1)
+        return self.drafts[self.to_device(self.owner)].masked_fill_(later, -1)
+
+    @cached_property
+    def host_drafts(self) -> list[list[int]]:
+        """Per row of `rows`, without padding."""
+        if not self.has_drafts:
+            return [[]] * len(self.rows)
+        lengths = (np.diff(self.offsets) - 1).tolist()
+        return [drafts[:n] for drafts, n in zip(self.drafts.tolist(), lengths, strict=True)]

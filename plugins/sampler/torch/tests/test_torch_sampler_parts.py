@@ -1,0 +1,186 @@
+"""The fast parts against the plain references of `pegboard.ops.sampling`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pegboard_sampler_torch.choose import Cuts, argmax, draw, largest_values, weigh
+from pegboard_sampler_torch.logprobs import gather_logprobs, top_tokens
+from pegboard_sampler_torch.penalties import PenaltyTable
+from pegboard_sampler_torch.random import philox, seeded_uniforms
+
+from pegboard.ops import sampling as ops
+from pegboard.testing.contract_generic import check_entry, installed_entry
+
+quick = settings(max_examples=40, deadline=None)
+seeds = st.integers(0, 2**32 - 1)
+vocabularies = st.sampled_from([1, 5, 63, 64, 65, 200, 1500, 9000])
+
+
+def random_logits(seed: int, n: int, vocab_size: int, *, ties: bool = False, scale: float = 3.0) -> torch.Tensor:
+    x = torch.randn(n, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
+    return x.round() if ties else x
+
+
+def test_the_entry_keeps_the_generic_contract() -> None:
+    try:
+        entry = installed_entry("sampler", "torch")
+    except AssertionError as e:
+        pytest.skip(str(e))
+    check_entry(entry)
+
+
+@quick
+@given(seeds, vocabularies, st.booleans())
+def test_argmax_is_the_first_maximum(seed: int, vocab_size: int, ties: bool) -> None:
+    x = random_logits(seed, 4, vocab_size, ties=ties)
+    x[1] = -torch.inf
+    x[2, vocab_size // 2] = torch.nan
+    assert argmax(x).tolist() == x.argmax(-1).tolist()
+
+
+@quick
+@given(seeds, vocabularies)
+def test_draw_equals_the_plain_inverse(seed: int, vocab_size: int) -> None:
+    weights = random_logits(seed, 16, vocab_size).exp() * (random_logits(seed + 1, 16, vocab_size) > 0)
+    weights[:, seed % vocab_size] += 1
+    uniforms = torch.from_numpy(np.random.default_rng(seed).random(16))
+    ids, failed = draw(weights, uniforms)
+    assert not failed.any()
+    assert (weights.gather(-1, ids.unsqueeze(-1)) > 0).all()
+    # Both round, so a uniform next to a boundary may fall to either side of it: compare the cumulative mass instead.
+    cumulative = weights.double().cumsum(-1) / weights.double().sum(-1, keepdim=True)
+    upper = cumulative.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+    lower = upper - weights.double().gather(-1, ids.unsqueeze(-1)).squeeze(-1) / weights.double().sum(-1)
+    assert ((lower - 1e-6 <= uniforms) & (uniforms <= upper + 1e-6)).all()
+
+
+@pytest.mark.parametrize("vocab_size", [5, 64, 100, 300])
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
+def test_draw_at_the_ends_hits_the_first_and_last_token_with_weight(vocab_size: int, uniform: float) -> None:
+    weights = torch.zeros(1, vocab_size)
+    weights[0, [1, vocab_size // 2, vocab_size - 2]] = torch.tensor([1e-20, 3.0, 1e20])
+    ids, failed = draw(weights, torch.tensor([uniform], dtype=torch.float64))
+    assert ids.item() == (vocab_size - 2 if uniform else 1) and not failed.item()
+
+
+def test_draw_reports_rows_without_weight() -> None:
+    weights = torch.tensor([[0.0, 0.0], [torch.nan, 1.0], [torch.inf, 1.0], [0.0, 1.0]])
+    ids, failed = draw(weights, torch.full((4,), 0.5, dtype=torch.float64))
+    assert failed.tolist() == [True, True, True, False] and ids[3] == 1 and ((ids >= 0) & (ids < 2)).all()
+
+
+@quick
+@given(seeds, vocabularies, st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.sampled_from([0.1, 1.0, 5.0]))
+def test_weigh_cuts_like_the_references(
+    seed: int, vocab_size: int, with_min_p: bool, with_top_k: bool, with_top_p: bool, ties: bool, scale: float
+) -> None:
+    rng, n = np.random.default_rng(seed), 5
+    x = random_logits(seed, n, vocab_size, ties=ties, scale=scale)
+    off = torch.from_numpy(rng.random((3, n)) < 0.3)
+    min_p = torch.from_numpy(rng.uniform(0, 0.3, n)).float().masked_fill(off[0], 0)
+    top_k = torch.from_numpy(rng.integers(1, vocab_size + 1, n)).masked_fill(off[1], vocab_size)
+    top_p = torch.from_numpy(rng.uniform(0.01, 1, n)).float().masked_fill(off[2], 1)
+    in_use = top_k[top_k < vocab_size]
+    cuts = Cuts(
+        min_p=min_p if with_min_p else None,
+        top_k=top_k if with_top_k and len(in_use) else None,
+        max_k=int(in_use.max()) if len(in_use) else 0,
+        top_p=top_p if with_top_p else None,
+    )
+    expected = ops.apply_min_p(x, min_p) if with_min_p else x
+    expected = ops.apply_top_k_top_p(expected, top_k if with_top_k else None, top_p if with_top_p else None)
+    peak = x.amax(-1, keepdim=True)
+    weights, floor = weigh(x.clone(), peak, cuts)
+    kept = torch.ones_like(x, dtype=torch.bool) if floor is None else x >= floor
+    # A token whose cumulative probability is within rounding of p may be kept by one and dropped by the other.
+    differing = (kept != expected.isfinite()).float() * (x - peak).exp()
+    assert (differing.sum(-1) / (x - peak).exp().sum(-1) < 2e-3).all()
+    assert (kept != expected.isfinite()).sum() <= (0 if not with_top_p or ties else 2)
+    torch.testing.assert_close(weights, torch.where(kept, (x - peak).exp(), 0))
+
+
+@quick
+@given(seeds, vocabularies, st.integers(1, 9000))
+def test_largest_values(seed: int, vocab_size: int, k: int) -> None:
+    x = random_logits(seed, 3, vocab_size)
+    k = min(k, vocab_size)
+    assert largest_values(x, k).tolist() == x.sort(descending=True).values[:, :k].tolist()
+
+
+@quick
+@given(seeds, vocabularies, st.integers(1, 70), st.booleans())
+def test_top_tokens_are_ordered_by_value_then_id(seed: int, vocab_size: int, k: int, ties: bool) -> None:
+    x = random_logits(seed, 3, vocab_size, ties=ties)
+    x[1] = -torch.inf
+    x[2] *= 0  # zeros of both signs are equal
+    k = min(k, vocab_size)
+    assert top_tokens(x, k).tolist() == x.sort(dim=-1, descending=True, stable=True).indices[:, :k].tolist()
+
+
+@quick
+@given(seeds, vocabularies, st.integers(-1, 30), st.booleans(), st.booleans())
+def test_gather_logprobs(seed: int, vocab_size: int, k: int, ties: bool, normalize: bool) -> None:
+    x = random_logits(seed, 3, vocab_size, ties=ties)
+    chosen = torch.from_numpy(np.random.default_rng(seed).integers(0, vocab_size, 3))
+    found = gather_logprobs(x, chosen, k, normalize=normalize)
+    ids, values, ranks = ops.log_softmax_topk(x, chosen, k, normalize=normalize)
+    assert found.token_ids.tolist() == ids.tolist() and found.ranks.tolist() == ranks.tolist()
+    np.testing.assert_allclose(found.values, values.numpy(), atol=1e-5)
+    assert (found.token_ids.dtype, found.values.dtype, found.ranks.dtype) == (np.int32, np.float32, np.int32)
+
+
+@quick
+@given(seeds, st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 3)), min_size=1, max_size=6))
+def test_penalty_table(seed: int, lengths: list[tuple[int, int, int]]) -> None:
+    """Rows with prompts, outputs and drafts of any length, some appended, against the dense reference."""
+    rng, vocab_size, n = np.random.default_rng(seed), 12, len(lengths)
+    table = PenaltyTable(vocab_size, "cpu")
+    table.add(99, np.arange(9), np.arange(5))
+    table.remove(99)
+    masks, counts = np.zeros((n, vocab_size), bool), np.zeros((n, vocab_size), np.int64)
+    drafts = np.full((n, max(d for *_, d in lengths)), -1)
+    for row, (num_prompt, num_outputs, num_drafts) in enumerate(lengths):
+        prompt, outputs = rng.integers(-1, vocab_size, num_prompt), rng.integers(0, vocab_size, num_outputs)
+        table.add(row, prompt, outputs[:-1])
+        if num_outputs:
+            table.append([row], torch.from_numpy(outputs[-1:]))
+        drafts[row, :num_drafts] = rng.integers(0, vocab_size, num_drafts)
+        masks[row, prompt[prompt >= 0]] = True
+        np.add.at(counts[row], [*outputs, *drafts[row, :num_drafts]], 1)
+    x = random_logits(seed, n, vocab_size)
+    parameters = torch.from_numpy(rng.uniform([[0.5], [-2], [-2]], 2, (3, n))).float()
+    expected = ops.apply_penalties(x, torch.from_numpy(masks), torch.from_numpy(counts), *parameters)
+    table.apply(x, torch.arange(n), list(range(n)), parameters, torch.from_numpy(drafts) if drafts.shape[1] else None)
+    torch.testing.assert_close(x, expected)
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [  # known answers of the authors' Random123 library
+        ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            [0xA4093822, 0x299F31D0],
+            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+        ),
+    ],
+)
+def test_philox_known_answers(counter: list[int], key: list[int], expected: list[int]) -> None:
+    words = philox(np.array(counter, np.uint64)[:, None], np.array(key, np.uint64)[:, None])
+    assert words[:, 0].tolist() == expected
+
+
+def test_seeded_uniforms_are_uniform_over_positions_and_over_seeds() -> None:
+    for seeds_, positions in ((np.full(4000, -3), np.arange(4000)), (np.arange(4000), np.zeros(4000, np.int64))):
+        numbers = seeded_uniforms(seeds_, positions)
+        assert numbers.shape == (4000, 2) and (numbers >= 0).all() and (numbers < 1).all()
+        for column in numbers.T:
+            counts = np.histogram(column, 16, (0, 1))[0]
+            assert ((counts - 250) ** 2 / 250).sum() < 45  # 15 degrees of freedom: p < 10⁻⁴
+        assert abs(np.corrcoef(numbers.T)[0, 1]) < 0.06
+        assert abs(np.corrcoef(numbers[1:, 0], numbers[:-1, 0])[0, 1]) < 0.06

@@ -1,0 +1,63 @@
+"""Reads the files beside tokenizer.json: special tokens and chat templates.
+
+tokenizer_config.json       names of special tokens, older chat templates
+special_tokens_map.json     names of special tokens, if tokenizer_config.json has none
+chat_template.jinja         the chat template; additional_chat_templates/<name>.jinja more of them
+chat_template.json          {"chat_template": …}, as processors store it
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pegboard.errors import ModelError
+from pegboard.tokenization import named_templates
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, {} if there is no such file. Raises ModelError if it is damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def special_tokens(directory: Path) -> tuple[dict[str, str], list[str]]:
+    """Named special tokens ({"eos_token": "</s>"}) and the further ones without a name."""
+    values = read_json(directory / "special_tokens_map.json") | read_json(directory / "tokenizer_config.json")
+    named = {name: text for name in SPECIAL_NAMES if (text := _text(values.get(name))) is not None}
+    extra = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
+    if isinstance(extra, Mapping):  # tokens with names of the model's own, such as "image_token"
+        named |= {name: text for name, value in extra.items() if (text := _text(value)) is not None}
+        extra = []
+    return named, [text for value in extra if (text := _text(value)) is not None]
+
+
+def _text(token: object) -> str | None:
+    """A token is written as a string or as an object with "content"."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def chat_templates(directory: Path) -> str | dict[str, str] | None:
+    """The checkpoint's chat template, or all its named ones; None if it has none."""
+    paths = {"default": directory / "chat_template.jinja"}
+    paths |= {path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
+    sources = {name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.is_file()}
+    if sources:
+        return sources
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        if (entries := read_json(directory / name).get("chat_template")) is not None:
+            return named_templates(entries)
+    return None

@@ -1,0 +1,131 @@
+"""The tokenizer `hf`, on the `tokenizers` library: no transformers, no torch."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from pegboard.errors import ModelError, RequestError
+from pegboard.interfaces.tokenizer import Chat, Rendered, TextStream, TokenizerSetup, Vocabulary
+from pegboard.tokenization import ByteTextStream, ChatTemplate, OffsetTextStream
+from pegboard_tokenizer_hf.files import chat_templates, special_tokens
+from pegboard_tokenizer_hf.token_bytes import bytes_of, is_byte_level
+
+_MAX_ID = 2**32 - 1
+
+
+class HFTokenizer:
+    """Reads tokenizer.json and the files beside it. What `encode` adds (bos, eos) is what the file's post-processor says."""
+
+    def __init__(self, options: None, setup: TokenizerSetup) -> None:
+        directory = _directory(setup)
+        self._tokenizer = _load(directory)
+        named, extra = special_tokens(directory)
+        _mark_special(self._tokenizer, [*named.values(), *extra])
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._added: Mapping[int, str] = {token_id: token.content for token_id, token in added.items()}
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._bos_id = self._id_of(named.get("bos_token"))
+        self._eos_id = self._id_of(named.get("eos_token"))
+        self._template = ChatTemplate(_template_source(setup, directory), named)
+        self._decoder = _decoder_settings(self._tokenizer)
+        self._lock = threading.Lock()
+        self._token_bytes: list[bytes] | None = None
+        self._vocabulary: Vocabulary | None = None
+
+    def render(self, chat: Chat) -> Rendered:
+        return Rendered(self._template.render(chat))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except (TypeError, UnicodeEncodeError) as error:  # unpaired surrogates have no UTF-8
+            raise RequestError(f"the text cannot be written as UTF-8: {error}", parameter="prompt") from error
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        valid = [token_id for token_id in token_ids if 0 <= token_id <= _MAX_ID]
+        return self._tokenizer.decode(valid, skip_special_tokens=skip_special_tokens)
+
+    def stream(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> TextStream:
+        if is_byte_level(self._decoder):
+            return ByteTextStream(self._all_token_bytes(), self._special_ids, skip_special_tokens)
+
+        def decode(token_ids: list[int]) -> str:
+            return self.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+        return OffsetTextStream(decode, prompt_token_ids)
+
+    def vocabulary(self) -> Vocabulary:
+        if self._vocabulary is None:
+            texts = [b"" if token_id in self._special_ids else text for token_id, text in enumerate(self._all_token_bytes())]
+            eos = () if self._eos_id is None else (self._eos_id,)
+            self._vocabulary = Vocabulary(texts, self._special_ids, eos, self._bos_id)
+        return self._vocabulary
+
+    def _id_of(self, token: str | None) -> int | None:
+        return None if token is None else self._tokenizer.token_to_id(token)
+
+    def _all_token_bytes(self) -> list[bytes]:
+        """Bytes by id, for special tokens those of their text; made once, at the first need."""
+        with self._lock:
+            if self._token_bytes is None:
+                vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+                table = [b""] * (max(vocabulary.values(), default=-1) + 1)
+                to_bytes = bytes_of(self._decoder)
+                for token, token_id in vocabulary.items():
+                    table[token_id] = to_bytes(token)
+                if not is_byte_level(self._decoder):  # byte-level decoders treat added tokens like all others
+                    for token_id, text in self._added.items():
+                        table[token_id] = text.encode()
+                self._token_bytes = table
+        return self._token_bytes
+
+
+def _directory(setup: TokenizerSetup) -> Path:
+    payload = setup.checkpoint.tokenizer
+    if payload.directory is None:
+        raise ModelError(f"{setup.checkpoint.path}: no directory with tokenizer files is known; expected one with tokenizer.json")
+    return Path(payload.directory)
+
+
+def _load(directory: Path) -> Tokenizer:
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        others = [name for name in ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json") if (directory / name).is_file()]
+        raise ModelError(
+            f"{directory}: there is no tokenizer.json{', only ' + ', '.join(others) if others else ''}. Make one with the "
+            f"transformers library: AutoTokenizer.from_pretrained({str(directory)!r}).save_pretrained({str(directory)!r}), "
+            "or copy it from the model's repository"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise ModelError(f"{path}: the tokenizers library cannot read it: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _mark_special(tokenizer: Tokenizer, tokens: Sequence[str]) -> None:
+    """Tokens that tokenizer_config.json calls special are so, also if tokenizer.json has them as plain words."""
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    missing = [token for token in dict.fromkeys(tokens) if token not in special and tokenizer.token_to_id(token) is not None]
+    if missing:
+        tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
+
+
+def _template_source(setup: TokenizerSetup, directory: Path) -> str | dict[str, str] | None:
+    if setup.chat_template is not None:
+        return setup.chat_template
+    return chat_templates(directory) or setup.checkpoint.chat_template
+
+
+def _decoder_settings(tokenizer: Tokenizer) -> dict[str, Any] | None:
+    """The "decoder" part of tokenizer.json, by its pickled state: the library offers no other way to read a decoder back."""
+    decoder = tokenizer.decoder
+    return None if decoder is None else json.loads(decoder.__getstate__())

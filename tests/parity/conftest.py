@@ -1,0 +1,120 @@
+"""Parity with transformers: tiny checkpoints with random weights, run by both on the CPU in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
+
+from pegboard import LLM, SamplingParams
+
+TOLERANCE = 1e-4
+VOCAB_SIZE = 131
+PROMPT_LENGTHS = (1, 6, 17, 40)
+NUM_OUTPUT_TOKENS = 9
+
+logging.disable_progress_bar()
+logging.set_verbosity_error()
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """One tiny checkpoint: a transformers model type, and config values beside the common small sizes."""
+
+    model_type: str
+    config: dict[str, Any] = field(default_factory=dict)
+    sizes: dict[str, Any] = field(
+        default_factory=lambda: {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 64,
+        }
+    )
+
+    def make(self) -> Any:
+        """The transformers model. Every tensor is random, those of norms and biases too, so that none can be forgotten."""
+        common = {"vocab_size": VOCAB_SIZE, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "dtype": "float32"}
+        config = AutoConfig.for_model(self.model_type, **{**common, **self.sizes, **self.config})
+        torch.manual_seed(7)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                spread = 0.1 if parameter.dim() == 1 else 1.5 / parameter.shape[-1] ** 0.5
+                parameter.add_(torch.randn(parameter.shape) * spread)
+        return model
+
+
+@dataclass
+class Reference:
+    """A transformers model, and its checkpoint on disk."""
+
+    directory: Path
+    model: Any
+
+    def logprobs(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """[n] ids → [n, V] log-softmax of the logits behind each token."""
+        with torch.no_grad():
+            return self.model(torch.tensor([list(token_ids)])).logits[0].float().log_softmax(-1)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[Tiny], Reference]:
+    """Make a tiny model and write its checkpoint as safetensors."""
+
+    def make(tiny: Tiny) -> Reference:
+        model = tiny.make()
+        model.save_pretrained(tmp_path / "model")
+        return Reference(tmp_path / "model", model)
+
+    return make
+
+
+def random_prompts(lengths: Sequence[int] = PROMPT_LENGTHS) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths]
+
+
+def open_llm(directory: Path, **settings: Any) -> LLM:
+    """Small blocks, and steps so small that prompts are computed in chunks, beside each other and beside decodes."""
+    chosen = {
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "block_size": 4,
+        "kv_cache_memory_bytes": 4 << 20,
+        "max_num_batched_tokens": 16,
+        "max_num_seqs": 3,
+        "max_logprobs": -1,
+        "generation_config": "vllm",
+    }
+    return LLM(str(directory), **{**chosen, **settings})
+
+
+def check_parity(reference: Reference, lengths: Sequence[int] = PROMPT_LENGTHS, **settings: Any) -> None:
+    """Logprobs of the whole vocabulary behind every token of every prompt and output, and every greedy choice."""
+    prompts = random_prompts(lengths)
+    params = SamplingParams(
+        max_tokens=NUM_OUTPUT_TOKENS, temperature=0, prompt_logprobs=-1, logprobs=-1, ignore_eos=True, detokenize=False
+    )
+    with open_llm(reference.directory, **settings) as llm:
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        completion = output.outputs[0]
+        expected = reference.logprobs([*prompt, *completion.token_ids])
+        found = [*(output.prompt_logprobs or [None])[1:], *(completion.logprobs or [])]
+        assert len(found) == len(prompt) - 1 + len(completion.token_ids)
+        for position, row in enumerate(found):
+            assert row is not None
+            values = torch.tensor([row[token].logprob for token in range(VOCAB_SIZE)])
+            worst = (values - expected[position]).abs().max().item()
+            assert worst < TOLERANCE, f"position {position} of a prompt of {len(prompt)} tokens is off by {worst}"
+        greedy = expected[len(prompt) - 1 : -1].argmax(-1).tolist()
+        assert list(completion.token_ids) == greedy
