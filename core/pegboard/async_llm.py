@@ -112,6 +112,7 @@ class AsyncLLM:
     async def start(self) -> None:
         """Wait until the engine is ready; later calls return at once. Raises what stopped it from starting."""
         if self._ready is None:
+            self._refuse_if_dead()
             self._ready = asyncio.get_running_loop().create_future()
             self._ready.add_done_callback(_mark_retrieved)
             self._engine.attach(self._on_message, self._on_death)
@@ -156,6 +157,7 @@ class AsyncLLM:
             self._ready.set_result(None)
         elif isinstance(message, Dead):
             self._fail_start(message.failure.error())
+            self._dead = EngineDeadError(f"the engine did not start: {message.failure.message}")
 
     def _on_deltas(self, message: StepDeltas) -> None:
         ended = []
@@ -219,7 +221,6 @@ class AsyncLLM:
     async def _generate(
         self, prompt: PromptInput, params: SamplingParams, options: RequestOptions
     ) -> AsyncIterator[RequestOutput]:
-        self._refuse_if_dead()
         await self.start()
         live = await self._add(prompt, params, options)
         stream = live.stream
@@ -326,8 +327,8 @@ class AsyncLLM:
         if action == "abort":
             await self.abort(arguments.get("request_ids") or arguments.get("request_id") or [])  # type: ignore[arg-type]
             return None
-        self._refuse_if_dead()
         await self.start()
+        self._refuse_if_dead()
         call_id = next(self._call_ids)
         future = self._calls[call_id] = asyncio.get_running_loop().create_future()
         self._engine.send(Control(call_id, action, dict(arguments)))

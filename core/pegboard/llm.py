@@ -225,6 +225,8 @@ class _InterruptBetweenSteps:
     def __exit__(self, *exc_info: object) -> None:
         if self._is_ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            if exc_info[0] is None:
+                self.check()
 
 
 class _Progress:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pegboard.engine.builder import BUILDER, load_builder
 from pegboard.engine.output_stream import OutputStream
 from pegboard.errors import RequestError
 from pegboard.input import PromptInput, RequestBuilder, prompt_text
@@ -44,8 +45,7 @@ class LLMEngine:
 
         plan, registry = resolve(settings)
         tokenizer = None if settings.engine.skip_tokenizer_init else make_tokenizer(registry, plan)
-        from pegboard.engine.build import build_engine  # imports torch: only now, when everything cheap has been checked
-
+        build_engine = load_builder(BUILDER)  # imports torch: only now, when everything cheap has been checked
         return cls(plan, tokenizer, build_engine(plan))
 
     def prepare(

@@ -49,6 +49,7 @@ class RequestView(Protocol):
     num_prompt_tokens: int
     num_tokens: int
     num_computed_tokens: int
+    num_confirmed_tokens: int
     num_preemptions: int
     lora: AdapterRef | None
     key: str
@@ -125,6 +126,11 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt and confirmed outputs."""
         return len(self.all_token_ids)
+
+    @property
+    def num_confirmed_tokens(self) -> int:
+        """Tokens whose KV no step in flight can change any more."""
+        return self.num_computed_tokens - self.num_in_flight_tokens
 
     @property
     def num_output_tokens(self) -> int:

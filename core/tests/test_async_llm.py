@@ -96,7 +96,7 @@ async def check_call_forms(client: AsyncLLM) -> None:
     final = (await collect(client.generate({"prompt": "xy"}, sampling_params=SamplingParams(n=2, max_tokens=3), request_id="n")))[
         -1
     ]
-    assert [completion.text for completion in final.outputs] == ["xy"] * 2 or [c.text for c in final.outputs] == ["<s>xy"] * 2
+    assert [completion.text for completion in final.outputs] == ["xy"] * 2  # <s> is special and not shown
     final = (await collect(client.generate("x" * 5000, SamplingParams(truncate_prompt_tokens=-1))))[-1]
     assert len(final.prompt_token_ids) == 4095 and final.finished
     assert client.models()[0].name == "echo" and client.health().is_alive and client.is_running
@@ -104,16 +104,14 @@ async def check_call_forms(client: AsyncLLM) -> None:
 
 async def check_refusals(client: AsyncLLM) -> None:
     for prompt, params, words in [
-        ("", SamplingParams(), None),
         ([], SamplingParams(), "empty"),
         ([1] * 4096, SamplingParams(), "max_model_len"),
         ([999], SamplingParams(), "out of vocabulary"),
         ("a", SamplingParams(logprobs=50), "max_logprobs|max-logprobs"),
         ({"prompt": "a", "multi_modal_data": {"image": 1}}, SamplingParams(), "text only"),
     ]:
-        if words is not None:
-            with pytest.raises(RequestError, match=words):
-                await collect(client.generate(prompt, params))
+        with pytest.raises(RequestError, match=words):
+            await collect(client.generate(prompt, params))
     with pytest.raises(RequestError, match="refused on purpose") as caught:
         await collect(client.generate("a", SamplingParams(), priority=REFUSED_PRIORITY))
     assert caught.value.parameter == "priority"
@@ -134,7 +132,7 @@ async def check_aborts(client: AsyncLLM) -> None:
     await client.abort("told")
     assert (await task)[-1].outputs[0].finish_reason == "abort"
     await collect(client.generate("ab", SamplingParams(stop=["b"], max_tokens=50), "stopped"))
-    assert await client.control("aborted") == [*(f"m{i}" for i in ()), "m9", "closed", "cancelled", "told", "stopped"]
+    assert await client.control("aborted") == ["m9", "closed", "cancelled", "told", "stopped"]
 
 
 async def check_control(client: AsyncLLM) -> None:
@@ -236,8 +234,7 @@ async def main():
         async for _ in client.generate("a", SamplingParams(max_tokens=None, ignore_eos=True)):
             pass
 
-if __name__ == "__main__":
-    asyncio.run(main())
+asyncio.run(main())  # without a guard: the engine process does not run this file again
 """
 
 

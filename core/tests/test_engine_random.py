@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+
 from pegboard.batch import AdapterRef, Blob, MediaRef
 from pegboard.interfaces.attention import Chunk, Encoder, Full, State, Window
 from pegboard.request import EngineRequest
@@ -16,6 +17,8 @@ from pegboard.testing.fake_engine import EOS, FakeEngine, expected_tokens
 from pegboard.testing.fake_structured_output import FakeGrammar, FakeStructuredOutput
 
 VOCAB = 64
+RANDOM = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.explicit, Phase.generate]}
+"""No shrinking: a failing scenario is printed whole, and replays."""
 ADAPTERS = [AdapterRef(i, f"adapter{i}", "/none", f"digest{i}") for i in (1, 2, 3)]
 LAYERS = [
     [Full()],
@@ -96,7 +99,7 @@ def requests(draw: st.DrawFn, max_model_len: int, has_encoder: bool) -> EngineRe
         rows = [draw(st.integers(0, 255)) for _ in prompt]
         embeds = Blob(bytes(rows), "uint8", (len(rows), 1))
     return EngineRequest(
-        request_id=f"r{draw(st.uuids())}",
+        request_id="",
         prompt_token_ids=[0] * len(prompt) if embeds else prompt,
         params=params,
         priority=draw(st.integers(0, 2)),
@@ -131,13 +134,14 @@ def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[int, EngineRe
             for retain in engine["retains"]
         ]
     arrivals = []
-    for _ in range(draw(st.integers(1, 7))):
+    for number in range(draw(st.integers(3, 8))):
         request = draw(requests(engine["max_model_len"], any(isinstance(retain, Encoder) for retain in engine["retains"])))
+        request.request_id = f"r{number}"
+        request.priority *= engine["by_priority"]
         if len(request.prompt_token_ids) > engine["max_num_batched_tokens"] and not engine["enable_chunked_prefill"]:
             del request.prompt_token_ids[engine["max_num_batched_tokens"] :]
             request.media = ()
-            if request.prompt_embeds:
-                request.prompt_embeds = None
+            request.prompt_embeds = None
         if not any(isinstance(retain, Encoder) for retain in engine["retains"]):
             request.media = tuple(i for i in request.media if i.num_tokens <= engine["max_num_batched_tokens"])
         arrivals.append((draw(st.sampled_from([0, 0, 1, 5, 12])), request))
@@ -211,7 +215,7 @@ def _build(arguments: dict[str, Any], failing_loads: set[int], store: dict[Any, 
     )
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=250, **RANDOM)
 @given(scenarios())
 def test_every_request_gets_the_tokens_it_gets_alone(scenario: Any) -> None:
     arguments, arrivals, aborts, failing_loads = scenario
@@ -224,7 +228,7 @@ def test_every_request_gets_the_tokens_it_gets_alone(scenario: Any) -> None:
         assert engine.engine.control("reset_prefix_cache")
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, **RANDOM)
 @given(scenarios())
 def test_same_work_same_steps(scenario: Any) -> None:
     """Nothing in the engine depends on object identity, hashing seeds or time (grammars compile in threads: left out)."""
@@ -234,5 +238,7 @@ def test_same_work_same_steps(scenario: Any) -> None:
     for _ in range(2):
         engine = _build(arguments, failing_loads, {})
         _run(engine, arrivals, aborts)
-        runs.append([(b.rows.tolist(), b.num_scheduled_tokens.tolist(), b.new_blocks.block_ids.lists()) for b in engine.executor.batches])
+        runs.append(
+            [(b.rows.tolist(), b.num_scheduled_tokens.tolist(), b.new_blocks.block_ids.lists()) for b in engine.executor.batches]
+        )
     assert runs[0] == runs[1]

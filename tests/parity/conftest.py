@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,34 +23,29 @@ logging.disable_progress_bar()
 logging.set_verbosity_error()
 
 
-@dataclass(frozen=True)
-class Tiny:
-    """One tiny checkpoint: a transformers model type, and config values beside the common small sizes."""
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+COMMON = {"vocab_size": VOCAB_SIZE, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "dtype": "float32"}
 
-    model_type: str
-    config: dict[str, Any] = field(default_factory=dict)
-    sizes: dict[str, Any] = field(
-        default_factory=lambda: {
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 64,
-        }
-    )
 
-    def make(self) -> Any:
-        """The transformers model. Every tensor is random, those of norms and biases too, so that none can be forgotten."""
-        common = {"vocab_size": VOCAB_SIZE, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "dtype": "float32"}
-        config = AutoConfig.for_model(self.model_type, **{**common, **self.sizes, **self.config})
-        torch.manual_seed(7)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                spread = 0.1 if parameter.dim() == 1 else 1.5 / parameter.shape[-1] ** 0.5
-                parameter.add_(torch.randn(parameter.shape) * spread)
-        return model
+def make_model(model_type: str, **values: Any) -> Any:
+    """A tiny transformers model; values replace the common sizes, None drops one. Every tensor is random, those of norms and
+    biases too, so that none can be forgotten."""
+    chosen = {name: value for name, value in {**COMMON, **SIZES, **values}.items() if value is not None}
+    config = AutoConfig.for_model(model_type, **chosen)
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            spread = 0.1 if parameter.dim() == 1 else 1.5 / parameter.shape[-1] ** 0.5
+            parameter.add_(torch.randn(parameter.shape) * spread)
+    return model
 
 
 @dataclass
@@ -67,15 +62,25 @@ class Reference:
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[[Tiny], Reference]:
-    """Make a tiny model and write its checkpoint as safetensors."""
+def write(tmp_path: Path) -> Callable[..., Reference]:
+    """write(model_type, **config values): make a tiny model and write its checkpoint as safetensors."""
 
-    def make(tiny: Tiny) -> Reference:
-        model = tiny.make()
+    def make(model_type: str, **values: Any) -> Reference:
+        model = make_model(model_type, **values)
         model.save_pretrained(tmp_path / "model")
         return Reference(tmp_path / "model", model)
 
     return make
+
+
+@pytest.fixture(name="check_parity")
+def check_parity_fixture() -> Callable[..., None]:
+    return check_parity
+
+
+@pytest.fixture(name="open_llm")
+def open_llm_fixture() -> Callable[..., LLM]:
+    return open_llm
 
 
 def random_prompts(lengths: Sequence[int] = PROMPT_LENGTHS) -> list[list[int]]:

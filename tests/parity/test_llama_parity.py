@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Tiny, check_parity
 
 ARCHITECTURES = {
-    "llama": Tiny("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
-    "llama, biases, odd head size": Tiny("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 12}),
-    "mistral, window": Tiny("mistral", {"sliding_window": 9}),
-    "qwen2": Tiny("qwen2", {"rope_theta": 1e6}),
-    "qwen2, windows above layer 1": Tiny("qwen2", {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1}),
-    "qwen3": Tiny("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "llama": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "llama, biases, odd head size": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 12}),
+    "mistral, window": ("mistral", {"sliding_window": 9}),
+    "qwen2": ("qwen2", {"rope_theta": 1e6}),
+    "qwen2, windows above layer 1": ("qwen2", {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
 }
 
 ROPE = {
@@ -38,10 +37,11 @@ ROPE = {
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_architecture(write: Any, name: str) -> None:
-    check_parity(write(ARCHITECTURES[name]))
+def test_architecture(write: Any, check_parity: Any, name: str) -> None:
+    model_type, config = ARCHITECTURES[name]
+    check_parity(write(model_type, **config))
 
 
 @pytest.mark.parametrize("name", ROPE)
-def test_rope_scaling(write: Any, name: str) -> None:
-    check_parity(write(Tiny("llama", {"rope_parameters": {"rope_theta": 500.0, **ROPE[name]}})))
+def test_rope_scaling(write: Any, check_parity: Any, name: str) -> None:
+    check_parity(write("llama", rope_parameters={"rope_theta": 500.0, **ROPE[name]}))

@@ -50,4 +50,5 @@ def _setting(word: str) -> str:
 def _explain(setting: Setting) -> str:
     shown = str(setting.type).replace("typing.", "") if not isinstance(setting.type, type) else setting.type.__name__
     prefix = "plugins-" if setting.section == "plugins" else ""
-    return f"--{prefix}{setting.name.replace('_', '-')} ({setting.section})\n  {setting.help}\n  type {shown}, default {setting.default!r}"
+    flag = f"--{prefix}{setting.name.replace('_', '-')}"
+    return f"{flag} ({setting.section})\n  {setting.help}\n  type {shown}, default {setting.default!r}"

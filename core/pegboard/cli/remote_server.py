@@ -1,4 +1,4 @@
-"""A running server as `pegboard chat` and `pegboard complete` see it: plain HTTP and server-sent events, standard library only."""
+"""A running server as `pegboard chat` and `pegboard complete` see it: HTTP and server-sent events, standard library only."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class Admission:
         parent = request.parent
         if parent is None or parent.is_finished or parent.num_output_tokens:
             return False
-        return parent.num_computed_tokens < parent.num_prompt_tokens
+        return parent.num_confirmed_tokens < parent.num_prompt_tokens
 
     # --- where it starts ----------------------------------------------------------------------------------------------------
 
@@ -144,8 +144,8 @@ class Admission:
         if "parent" not in request.waits_for or parent is None or parent.status is not RequestStatus.RUNNING:
             return False
         num_prompt = request.num_prompt_tokens
-        if self._kv.holds(request) or request.num_output_tokens or parent.num_computed_tokens < num_prompt:
-            return False
+        if self._kv.holds(request) or request.num_output_tokens or parent.num_confirmed_tokens < num_prompt:
+            return False  # what is still in flight may turn out wrong (a failed KV load)
         if not self._kv.fork(parent, request):
             return False
         request.num_computed_tokens = num_prompt - 1

@@ -105,7 +105,7 @@ class Outcome:
 
     def _commit(self, request: Request) -> None:
         """What no step in flight can change any more is valid."""
-        confirmed = request.num_computed_tokens - request.num_in_flight_tokens
+        confirmed = request.num_confirmed_tokens
         self._kv.commit(request, min(confirmed, len(request.all_token_ids)))
         if request.media:
             self._media.passed(request, confirmed)

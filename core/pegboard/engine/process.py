@@ -13,9 +13,6 @@ import pickle
 import shutil
 import signal
 import threading
-from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 from multiprocessing import connection, parent_process
 from pathlib import Path
 from types import FrameType
@@ -23,6 +20,7 @@ from typing import Any
 
 import zmq
 
+from pegboard.engine.builder import load_builder
 from pegboard.engine.messages import (
     Abort,
     Add,
@@ -42,9 +40,6 @@ from pegboard.errors import PegboardError
 from pegboard.log import get_logger, set_up_logging
 
 log = get_logger(__name__)
-
-BUILDER = "pegboard.engine.build:build_engine"
-"""Default of `run`'s `builder`: "module:function", called with the plan, returns an Engine."""
 
 
 class _Terminated(BaseException):
@@ -102,14 +97,11 @@ def _watch_parent(folder: Path) -> None:
 def _start(socket: zmq.Socket[bytes], builder: str) -> Any:
     """The built engine, announced as ready; None when it failed (reported) or was not wanted any more."""
     try:
-        if builder == BUILDER:
-            _import_ahead()
+        build = load_builder(builder)  # the slow part, while the parent is still busy with the plan
         message = decode_to_engine(socket.recv())
         if isinstance(message, Stop):
             return None
         assert isinstance(message, Start), message
-        module, _, name = builder.partition(":")
-        build: Callable[[Any], Any] = getattr(import_module(module), name)
         engine = build(pickle.loads(message.plan))
         ready = encode(Ready(engine.stats()))
     except Exception as error:  # noqa: BLE001 - whatever stops the start is reported to the parent, which raises it
@@ -118,12 +110,6 @@ def _start(socket: zmq.Socket[bytes], builder: str) -> Any:
         return None
     socket.send(ready)
     return engine
-
-
-def _import_ahead() -> None:
-    """The slowest import of the workers, while the parent is still busy with the plan."""
-    if find_spec("torch") is not None:
-        import_module("torch")
 
 
 def _serve(socket: zmq.Socket[bytes], engine: Any) -> None:

@@ -8,15 +8,18 @@ import multiprocessing
 import pickle
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import zmq
 
 from pegboard import env
 from pegboard.engine import process
+from pegboard.engine.builder import BUILDER
 from pegboard.engine.messages import Dead, FromEngine, Start, Stop, ToEngine, decode_from_engine, encode
 from pegboard.errors import EngineDeadError
 from pegboard.log import get_logger
@@ -33,7 +36,7 @@ class EngineProcess:
     The socket lies in a new folder that only this user can open; both vanish with `stop`, which also runs at exit.
     """
 
-    def __init__(self, builder: str = process.BUILDER) -> None:
+    def __init__(self, builder: str = BUILDER) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="pegboard-"))  # mode 0700
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -85,8 +88,10 @@ class EngineProcess:
             message = decode_from_engine(data)
             if isinstance(message, Dead) and not message.is_start:
                 self._died(f"the engine died: {message.failure.message}")
-            else:
-                self._on_message(message)
+                continue
+            if isinstance(message, Dead):  # it never lived: the reason is the news, not that the process ends now
+                self._on_death = None
+            self._on_message(message)
 
     def _exited(self) -> None:
         assert self._loop is not None
@@ -127,11 +132,16 @@ class EngineProcess:
 
 
 def _start_shielded(child: multiprocessing.process.BaseProcess) -> None:
-    """Start with SIGINT blocked, so that Ctrl-C cannot hit the child before it has made itself deaf to it."""
+    """Start with SIGINT blocked, so that Ctrl-C cannot hit the child before it has made itself deaf to it, and with an empty
+    main module: a spawned child would import the user's script again, which it needs for nothing (and which would start
+    engines of its own where the script has no `if __name__ == "__main__"`)."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
     try:
         child.start()
     finally:
+        sys.modules["__main__"] = main
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 

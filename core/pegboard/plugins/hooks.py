@@ -43,7 +43,7 @@ class Amendment:
     after: Any
 
 
-class _PrefixManager(pluggy.PluginManager):
+class _PrefixedHooks(pluggy.PluginManager):
     """Takes every routine named `pegboard_…` for a hook, so that plugins need no decorator and import nothing."""
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
@@ -60,7 +60,7 @@ class Hooks:
     def __init__(self, registry: Registry) -> None:
         """Import and register what is enabled. A plugin that does not import or names an unknown hook was asked for by
         being enabled, so it is an error: PluginBroken."""
-        self._manager = _PrefixManager("pegboard")
+        self._manager = _PrefixedHooks("pegboard")
         self._manager.add_hookspecs(hookspecs)
         self._entries: dict[str, Entry] = {}
         self.quarantined: dict[str, str] = {}

@@ -94,8 +94,7 @@ class FakeKVConnector:
     def released(self, request: RequestView, blocks: BlockView, why: str) -> Release:
         if request.key in self._loading:  # the load may still be writing
             return Release(later=True)
-        num_valid = min(request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens)  # type: ignore[attr-defined]
-        num_valid = min(num_valid, len(request.block_hashes) * self._stride)
+        num_valid = min(request.num_confirmed_tokens, request.num_tokens, len(request.block_hashes) * self._stride)
         places = self._places(request, blocks, 0, num_valid)
         if why != "finished" or not places:
             return Release()
@@ -148,8 +147,9 @@ class FakeKVConnectorWorker:
     def _copy_in(self, key: str, places: list[Place]) -> None:
         bad = self._fails(key)
         for group, index, block_id, block_hash in places:
-            is_bad = bad is not None and (index + 1) * self._sizes[group] > bad
-            self._memory[block_id] = -7 if is_bad else self._store[group, block_hash]
+            self._memory[block_id] = self._store[group, block_hash]
+            if bad is not None:
+                self._memory[block_id, max(0, bad - index * self._sizes[group]) :] = -7
         if bad is None:
             self._report.loaded.append(key)
         else:

@@ -10,9 +10,9 @@ import codecs
 from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\ufffd"
-_CONTEXT_TOKENS = 5
-_MAX_CONTEXT_TOKENS = 40
+_CONTEXT_SIZES = (5, 6, 7, 8, 16, 17, 18, 19, 40, 41, 42, 43)
 _MAX_PENDING_TOKENS = 16
+_MAX_UNFINISHED_TOKENS = 3
 
 
 class ByteTextStream:
@@ -50,42 +50,64 @@ class OffsetTextStream:
     decode: text of token ids, with skipping of special tokens built in.
     """
 
-    __slots__ = ("_decode", "_num_chars", "_read", "_window")
+    __slots__ = ("_decode", "_has_output", "_num_chars", "_read", "_window")
 
     def __init__(self, decode: Callable[[list[int]], str], prompt_token_ids: Sequence[int]) -> None:
         self._decode = decode
-        size = _CONTEXT_TOKENS
-        while True:
-            self._window = list(prompt_token_ids[-size:])
-            # a prompt may end inside a character, which the output then completes
-            text = decode(self._window).rstrip(REPLACEMENT) if self._window else ""
-            size *= 2
-            if text or size > min(2 * len(prompt_token_ids), _MAX_CONTEXT_TOKENS):
-                break  # context without text (skipped special tokens) does not tell whether a space belongs between
-        self._read = len(self._window)  # tokens of the window whose text is out
-        self._num_chars = len(text)
+        self._window, self._read, self._num_chars = _context(decode, prompt_token_ids)
+        self._has_output = False
 
     def push(self, token_ids: Sequence[int]) -> str:
         if not token_ids:
             return ""
+        self._has_output = True
         self._window.extend(token_ids)
-        text = self._decode(self._window)
-        is_new = len(text) > self._num_chars
-        is_patient = len(self._window) - self._read <= _MAX_PENDING_TOKENS
-        if is_new and not (text.endswith(REPLACEMENT) and is_patient):
-            return self._advance(text)
-        if not is_patient:  # many tokens without text, such as skipped special ones: they have no say any more
-            del self._window[self._read :]
+        size = len(self._window)
+        is_patient = size - self._read <= _MAX_PENDING_TOKENS
+        # tokens of an unfinished character (at most 3) can spoil a whole run of byte tokens: look in front of them too
+        for end in range(size, max(self._read, size - _MAX_UNFINISHED_TOKENS - 1), -1):
+            text = self._decode(self._window[:end])
+            if len(text) > self._num_chars and not text.endswith(REPLACEMENT):
+                return self._advance(text, end)
+            if end == size:
+                whole = text
+            if not text.endswith(REPLACEMENT):
+                break
+        if is_patient:
+            return ""
+        if len(whole) > self._num_chars:
+            return self._advance(whole, size)
+        del self._window[self._read :]  # many tokens without text, such as skipped special ones, have no say any more
         return ""
 
     def flush(self) -> str:
-        return self._decode(self._window)[self._num_chars :] if self._window else ""
+        return self._decode(self._window)[self._num_chars :] if self._has_output else ""
 
-    def _advance(self, text: str) -> str:
-        """Everything of `text` is out; the tokens that just came become the context of the next ones."""
+    def _advance(self, text: str, end: int) -> str:
+        """`text`, of the window's tokens before `end`, is out; its newest tokens become the context of the next ones."""
         new = text[self._num_chars :]
-        del self._window[: self._read]
-        del self._window[:-_MAX_PENDING_TOKENS]
-        self._read = len(self._window)
-        self._num_chars = len(self._decode(self._window))
+        start = max(self._read, end - _MAX_PENDING_TOKENS)
+        self._window = self._window[start:]
+        self._read = end - start
+        self._num_chars = len(self._decode(self._window[: self._read]))
         return new
+
+
+def _context(decode: Callable[[list[int]], str], prompt: Sequence[int]) -> tuple[list[int], int, int]:
+    """The window to start with: tokens from the end of the prompt, how many of them are out, and how many characters those are.
+
+    Context without text (skipped special tokens) would not tell whether a space belongs before the output, and context that
+    begins inside a character can spoil what follows it; so several lengths are tried. A prompt may also end inside a
+    character, which the output then completes.
+    """
+    for num_unfinished in range(_MAX_UNFINISHED_TOKENS + 1):
+        end = len(prompt) - num_unfinished
+        for size in _CONTEXT_SIZES:
+            start = max(0, end - size)
+            text = decode(list(prompt[start:end])) if end > 0 else ""
+            if text and not text.endswith(REPLACEMENT):
+                return list(prompt[start:]), end - start, len(text)
+            if start == 0:
+                break
+    window = list(prompt[-_CONTEXT_SIZES[0] :])
+    return window, len(window), len(decode(window)) if window else 0

@@ -9,6 +9,7 @@ own, so that its blocks lie one behind another; otherwise a block holds all tens
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
 
 import torch
@@ -20,7 +21,8 @@ from pegboard.interfaces.attention import DTYPE_BYTES, KVGroup, KVPlan, KVTensor
 def allocate(plan: KVPlan, device: str, *, num_blocks: int | None = None) -> dict[int, dict[str, Tensor]]:
     """Views by layer index and tensor name, [num_blocks, block_size, *shape] ([num_blocks, *shape] for per-request states).
 
-    num_blocks: instead of the plan's, for the profiling run. Memory is not cleared, except block 0, which is padding.
+    num_blocks: instead of the plan's, for the profiling run. Memory is zero: the slots behind a
+    request's last token are read too, with weight 0, and only finite values survive that.
     """
     count = plan.num_blocks if num_blocks is None else num_blocks
     num_regions = max(len(group.layers) for group in plan.groups)
@@ -29,19 +31,24 @@ def allocate(plan: KVPlan, device: str, *, num_blocks: int | None = None) -> dic
         owners = [group for group in plan.groups if region < len(group.layers)]
         layouts = {_layout(group) for group in owners}
         if len(layouts) == 1:
-            separate = [torch.empty(count, size, dtype=torch.uint8, device=device) for size in layouts.pop()]
+            separate = [_blank(count, size, device) for size in layouts.pop()]
             for group in owners:
                 pairs = zip(group.spec.tensors, separate, strict=True)
                 views[group.layers[region]] = {tensor.name: _view(raw, tensor, group) for tensor, raw in pairs}
         else:
             region_bytes = plan.block_bytes // num_regions
-            raw = torch.empty(count, region_bytes, dtype=torch.uint8, device=device)
+            raw = _blank(count, region_bytes, device)
             for group in owners:
                 views[group.layers[region]] = _packed(raw, group)
-    for layer in views.values():
-        for view in layer.values():
-            view[0].zero_()
     return views
+
+
+def _blank(num_blocks: int, block_bytes: int, device: str) -> Tensor:
+    """[num_blocks, block_bytes] zero bytes. On the host as fresh pages, which take memory only once they are written."""
+    if device != "cpu":
+        return torch.zeros(num_blocks, block_bytes, dtype=torch.uint8, device=device)
+    size = num_blocks * block_bytes
+    return torch.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=torch.uint8, count=size).view(num_blocks, block_bytes)
 
 
 def copy_blocks(views: Mapping[int, Mapping[str, Tensor]], group: KVGroup, source: Tensor, destination: Tensor) -> None:

@@ -41,7 +41,7 @@ class TransformersModel(nn.Module):
         dtype = getattr(torch, build.dtype)
         model = make_model(config, dtype)
         inner = model.base_model
-        declare_attention(build, model, probe_attention(model, inner, model.get_input_embeddings().embedding_dim, dtype))
+        declare_attention(build, model, probe_attention(model, inner, dtype))
         make_buffers(model, build.device)
         self.embedding = declare_layers(build, model)
         for module in model.modules():
@@ -165,11 +165,24 @@ def make_buffers(model: Any, device: str) -> None:
                 module._buffers[name] = module._buffers[name].to(device)
 
 
+class FinalHidden(BaseModelOutputWithPast):
+    """A base model's output that has nothing but the last hidden state, whatever else an architecture would look up."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
 class Passthrough(nn.Module):
     """In place of the base model: what comes in as embeddings is the final hidden state."""
 
-    def forward(self, inputs_embeds: Tensor, **kwargs: Any) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)
+    def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> FinalHidden:
+        return FinalHidden(last_hidden_state=inputs_embeds)
+
+    @property
+    def decoder(self) -> nn.Module:
+        """Some heads reach through the base model to its decoder (OPT)."""
+        return self
 
 
 def with_bare_head(model: Any) -> Any:

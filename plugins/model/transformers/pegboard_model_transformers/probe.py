@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from pegboard.errors import ModelError
 
@@ -59,12 +59,15 @@ class Notes:
 _current: list[Notes] = []
 
 
-def probe_attention(model: nn.Module, inner: nn.Module, hidden_size: int, dtype: torch.dtype) -> list[AttentionCall]:
+def probe_attention(model: PreTrainedModel, inner: nn.Module, dtype: torch.dtype) -> list[AttentionCall]:
     """The attention calls of one forward of `inner`, in order. Raises ModelError for a model that cannot be run this way."""
     name = type(model).__name__
     notes = Notes(name)
+    hidden_size = model.get_input_embeddings().embedding_dim
+    experts = model.get_experts_implementation()
     _current.append(notes)
     try:
+        model.set_experts_implementation("batched_mm")  # plain products, which run for any type on the meta device
         with torch.no_grad():
             inner(
                 inputs_embeds=torch.empty(1, PROBE_TOKENS, hidden_size, dtype=dtype, device="meta"),
@@ -80,6 +83,7 @@ def probe_attention(model: nn.Module, inner: nn.Module, hidden_size: int, dtype:
         ) from error
     finally:
         _current.pop()
+        model.set_experts_implementation(experts)
     return notes.calls
 
 

@@ -65,6 +65,8 @@ QWEN_MOE_LAYER = {
 READ_INTO_CONFIG = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 """Tensors that become part of the configuration instead of the index."""
 
+MAX_EXPERTS = 10_000
+
 _LAYER_NAME = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
 _TOP_NAME = re.compile(r"(\w+)\.(weight|bias)")
 
@@ -144,6 +146,8 @@ def _entry(header: GGUFHeader, tensor: GGUFTensor, name: str) -> TensorEntry:
 
 def _expert_entries(header: GGUFHeader, tensor: GGUFTensor, pattern: str) -> Iterator[TensorEntry]:
     num_experts, *shape = tensor.shape
+    if num_experts > MAX_EXPERTS:
+        raise ModelError(f"{header.path}: tensor {tensor.name!r} holds {num_experts} experts, expected at most {MAX_EXPERTS}")
     size = tensor.num_bytes // num_experts
     for expert in range(num_experts):
         offset = tensor.offset + expert * size

@@ -80,5 +80,5 @@ def _pre_tokenizer(vocabulary: GGUFVocabulary) -> PreTokenizer:
     came = "does not name its pre-tokenizer (it was converted before that was stored)" if name is None else f"uses {name!r}"
     raise ModelError(
         f"{vocabulary.path} {came} in tokenizer.ggml.pre; guessing would give wrong tokens. "
-        f"Known are {', '.join(sorted(PRE_TOKENIZERS))}. Use a file converted for one of these, or the model's own tokenizer files"
+        f"Known are {', '.join(sorted(PRE_TOKENIZERS))}. Use a file made for one of these, or the model's own tokenizer files"
     )

@@ -22,17 +22,16 @@ CHUNK_ELEMENTS = 1 << 18
 
 
 def dequantize_into(data: memoryview, stored: str, out: Tensor) -> None:
-    """Decode all of `data`, blocks of type `stored`, into `out`: any float dtype, any device, [..., whole blocks] and rows that
-    need not lie together. The order of elements is the logical one."""
+    """Decode all of `data`, blocks of type `stored`, into `out`: contiguous, any float dtype, any device, rows of whole blocks.
+    The order of elements is the logical one."""
     ggml_type = BY_STORED[stored]
     decode = DECODERS.get(ggml_type.name) or _from_package(ggml_type.name)
-    rows = out.view(-1, out.shape[-1]) if out.is_contiguous() else out.flatten(0, -2)
+    rows = out.view(-1, out.shape[-1])
     num_rows, width = rows.shape
     row_bytes = ggml_type.num_bytes(width)
     assert len(data) == num_rows * row_bytes, (len(data), num_rows, row_bytes)
     step = max(1, CHUNK_ELEMENTS // width)
-    direct = out.dtype == torch.float32 and rows.is_contiguous() and out.device.type == "cpu"
-    scratch = None if direct else torch.empty(min(step, num_rows), width, device=out.device)
+    scratch = None if out.dtype == torch.float32 else torch.empty(min(step, num_rows), width, device=out.device)
     for start in range(0, num_rows, step):
         stop = min(start + step, num_rows)
         blocks = _as_tensor(data[start * row_bytes : stop * row_bytes]).to(out.device).view(-1, ggml_type.block_bytes)

@@ -10,6 +10,8 @@ from pegboard_pack_gguf.header import GGUFHeader
 from pegboard_pack_gguf.metadata import Metadata
 from pegboard_pack_gguf.rope_scaling import rope_config
 
+MAX_LAYERS = 10_000
+
 
 def hf_config(header: GGUFHeader, prefix: str, architecture: Architecture) -> dict[str, Any]:
     """Raises ModelError when a key that is needed is missing or senseless."""
@@ -23,6 +25,9 @@ def hf_config(header: GGUFHeader, prefix: str, architecture: Architecture) -> di
     head_dim = metadata.count("attention.key_length", max(hidden_size // num_heads, 1))
     if metadata.count("attention.value_length", head_dim) != head_dim:
         raise metadata.fail("attention.value_length", f"differs from the key length {head_dim}, which is not supported")
+    num_layers = metadata.count("block_count")
+    if num_layers > MAX_LAYERS:
+        raise metadata.fail("block_count", f"is {num_layers}, expected at most {MAX_LAYERS}")
     embedding = shapes.get("token_embd.weight")
     if embedding is None or len(embedding) != 2 or embedding[1] != hidden_size:
         raise ModelError(f"{header.path}: token_embd.weight is {embedding}, expected (vocabulary, {hidden_size})")
@@ -32,7 +37,7 @@ def hf_config(header: GGUFHeader, prefix: str, architecture: Architecture) -> di
         "vocab_size": embedding[0],
         "hidden_size": hidden_size,
         "intermediate_size": metadata.count("feed_forward_length"),
-        "num_hidden_layers": metadata.count("block_count"),
+        "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
@@ -51,7 +56,7 @@ def hf_config(header: GGUFHeader, prefix: str, architecture: Architecture) -> di
         config |= _moe_config(metadata, architecture)
     if architecture.norm_offset:
         config |= _gemma_config(metadata, architecture, config)
-    elif metadata.has("attention.sliding_window") and prefix == "phi3":
+    elif prefix == "phi3" and metadata.get("attention.sliding_window"):  # 0 means none
         config["sliding_window"] = metadata.count("attention.sliding_window")
     return config
 

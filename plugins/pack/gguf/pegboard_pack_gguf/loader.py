@@ -19,7 +19,7 @@ from pegboard.interfaces.weight_loader import (
     WeightPiece,
     WeightSlice,
 )
-from pegboard_pack_gguf.architectures import BY_MODEL_TYPE, architecture_of, tensor_entries
+from pegboard_pack_gguf.architectures import BY_MODEL_TYPE, Architecture, architecture_of, tensor_entries
 from pegboard_pack_gguf.ggml_types import BY_STORED, PLAIN
 from pegboard_pack_gguf.header import GGUFHeader, read_header
 from pegboard_pack_gguf.hf_config import hf_config, token_ids
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 PAYLOAD_PREFIX = "tokenizer."
-MAX_LAYERS = 10_000
 
 
 class GGUFLoader:
@@ -46,10 +45,7 @@ class GGUFLoader:
         whole = replace(header, tensors=tuple(tensor for part in headers for tensor in part.tensors))
         prefix, architecture = architecture_of(header)
         config = hf_config(whole, prefix, architecture)
-        num_layers = config["num_hidden_layers"]
-        if num_layers > MAX_LAYERS:
-            raise ModelError(f"{path}: {prefix}.block_count is {num_layers}, expected at most {MAX_LAYERS}")
-        tensors = _index(headers, num_layers)
+        tensors = _index(headers, architecture, config["num_hidden_layers"])
         template = header.metadata.get("tokenizer.chat_template")
         generation_config: dict[str, Any] = dict(token_ids(header))
         tokenizer_data = _tokenizer_data(header)
@@ -131,8 +127,7 @@ def _other_shards(first: GGUFHeader) -> list[GGUFHeader]:
     return headers
 
 
-def _index(headers: list[GGUFHeader], num_layers: int) -> dict[str, TensorEntry]:
-    _, architecture = architecture_of(headers[0])
+def _index(headers: list[GGUFHeader], architecture: Architecture, num_layers: int) -> dict[str, TensorEntry]:
     index: dict[str, TensorEntry] = {}
     for header in headers:
         for entry in tensor_entries(header, architecture, num_layers):
@@ -225,7 +220,7 @@ def _columns(path: Path, entry: TensorEntry, piece: WeightSlice, view: memoryvie
     if piece.start % size or piece.stop % size:
         raise ModelError(
             f"{path}: {entry.name!r} is stored as {entry.stored} in blocks of {size} columns; it cannot be cut at "
-            f"{piece.start}:{piece.stop} of {entry.shape[-1]} columns. Use a tensor parallel size that cuts at multiples of {size}"
+            f"{piece.start}:{piece.stop} of {entry.shape[-1]} columns. Choose a tensor parallel size that cuts at multiples of it"
         )
     rows = np.frombuffer(view, np.uint8).reshape(-1, ggml_type.num_bytes(entry.shape[-1]))
     return memoryview(rows[:, ggml_type.num_bytes(piece.start) : ggml_type.num_bytes(piece.stop)].tobytes())

@@ -43,12 +43,9 @@ class GGUFQuantization:
         weight = self._empty(layer.out_features, layer.in_features)
         return DequantizedLinear(layer.path, weight, _rows_of(weight, layer.parts))
 
-    def experts(self, layer: ExpertsLayer) -> WeightMethod:
-        weight = self._empty(layer.num_experts, layer.out_features, layer.in_features)
-        targets: dict[str, Tensor] = {}
-        for expert, parts in enumerate(layer.parts):
-            targets |= _rows_of(weight[expert], parts)
-        return DequantizedExperts(layer.path, weight, targets)
+    def experts(self, layer: ExpertsLayer) -> None:
+        """No layer of core computes with experts yet; the loader names each expert's tensors for the day one does."""
+        return None
 
     def embedding(self, layer: EmbeddingLayer) -> WeightMethod:
         weight = self._empty(layer.num_rows, layer.width)
@@ -68,14 +65,13 @@ def _rows_of(weight: "Tensor", parts: Iterable[Part]) -> "dict[str, Tensor]":
 
 
 class DequantizedWeight:
-    """The shared life of the three layers: views of one tensor, filled as pieces come."""
+    """The shared life of both layers: views of one tensor, filled as pieces come."""
 
     def __init__(self, path: str, weight: "Tensor", targets: "dict[str, Tensor]") -> None:
         self.path = path
         self.weight = weight
         self.targets = targets
         self.missing = set(targets)
-        self.stored_bytes: dict[str, int] = {}
 
     def declare(self) -> list[str]:
         """Blocks carry their own scales. Splits are checked by the loader, which knows the stored type."""
@@ -137,17 +133,3 @@ class DequantizedEmbedding(DequantizedWeight):
             return F.linear(hidden_states, weight)
 
         return head
-
-
-class DequantizedExperts(DequantizedWeight):
-    """weight [experts, out, in]."""
-
-    def bind(self, kernels: Kernels) -> "Callable[[Tensor, Tensor], Tensor]":
-        """The callable takes the rows grouped by expert and how many each expert gets: ([T, in], [experts]) → [T, out]."""
-        weight = self.weight
-
-        def grouped_linear(hidden_states: "Tensor", rows_per_expert: "Tensor") -> "Tensor":
-            groups = hidden_states.split(rows_per_expert.tolist())
-            return torch.cat([F.linear(group, weight[expert]) for expert, group in enumerate(groups)])
-
-        return grouped_linear

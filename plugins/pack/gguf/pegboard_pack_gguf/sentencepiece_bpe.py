@@ -31,7 +31,7 @@ class SentencePieceBPE:
         bos = vocabulary.token_id("ggml.bos_token_id")
         self.bos_token_id = bos if "ggml.bos_token_id" in vocabulary.data else min(1, len(vocabulary.tokens) - 1)
         self.ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
-        self.scores: list[float] = [float(score) for score in vocabulary.data.get("ggml.scores") or ()]
+        self.scores: list[float] = vocabulary.items("ggml.scores", float, int)
         if len(self.scores) != len(vocabulary.tokens):
             raise vocabulary.fail("ggml.scores", f"has {len(self.scores)} items for {len(vocabulary.tokens)} tokens")
         self.byte_ids = [self._byte_id(byte) for byte in range(256)]

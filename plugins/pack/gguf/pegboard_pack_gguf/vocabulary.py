@@ -73,10 +73,11 @@ class GGUFVocabulary:
     def fail(self, key: str, what: str) -> ModelError:
         return ModelError(f"{self.path}: metadata tokenizer.{key} {what}")
 
-    def items(self, key: str, kind: type) -> list[Any]:
+    def items(self, key: str, *kinds: type) -> list[Any]:
+        """A list whose items are all of these types; [] when the file has none."""
         value = self.data.get(key, [])
-        if not isinstance(value, list) or any(type(item) is not kind for item in value):
-            raise self.fail(key, f"is not a list of {kind.__name__}")
+        if not isinstance(value, list) or not set(map(type, value)) <= set(kinds):
+            raise self.fail(key, f"is not a list of {' or '.join(kind.__name__ for kind in kinds)}")
         return value
 
     def text(self, key: str) -> str | None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from pegboard_tokenizer_hf.tokenizer import HFTokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -146,6 +146,7 @@ def test_encode_and_decode_as_transformers(pair, text, is_special):
 @LIGHT
 def test_stream_joins_to_decode(pair, data, text, prompt, skip):
     ours, _ = pair
+    assume(not prompt.endswith("\ufffd"))  # cannot be told from a character that the output goes on to complete
     prompt_ids = ours.encode(prompt, add_special_tokens=True)[:-1]
     ids = ours.encode(text, add_special_tokens=False)
     stream, parts, rest = ours.stream(prompt_ids, skip_special_tokens=skip), [], ids

@@ -1,0 +1,138 @@
+"""The model source `hub`: repositories of the Hugging Face Hub, through the huggingface_hub library.
+
+Pickled weights (*.bin, *.pt, *.pth, *.ckpt) are never fetched: reading them runs code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import huggingface_hub
+from huggingface_hub import constants, errors
+from tqdm.auto import tqdm
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelReference, ModelSourceSetup, Progress
+
+SETTINGS = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
+WEIGHTS = ("*.safetensors",)
+NEVER = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
+
+
+class HubSource:
+    """Takes "org/name". Files go to the user's own Hugging Face cache if there is one configured or in use, else below
+    `cache_dir/hub`. huggingface_hub resumes broken downloads and moves finished files into place."""
+
+    def __init__(self, options: None, setup: ModelSourceSetup) -> None:
+        self._setup = setup
+
+    def fetch(self, reference: ModelReference, wanted: FileFilter, progress: Progress) -> LocalFiles:
+        patterns = list(wanted.patterns or _patterns(reference.file))
+        with _translated(reference, self._setup):
+            root = Path(
+                huggingface_hub.snapshot_download(
+                    reference.name,
+                    revision=reference.revision,
+                    cache_dir=_cache_dir(self._setup.cache_dir),
+                    token=self._setup.token,
+                    local_files_only=self._setup.offline,
+                    allow_patterns=patterns,
+                    ignore_patterns=list(NEVER),
+                    tqdm_class=_bars(reference.name, progress),
+                )
+            )
+        return LocalFiles(_model_in(root, reference))
+
+
+def _patterns(file: str | None) -> tuple[str, ...]:
+    """A named GGUF file brings its own configuration and tokenizer; any other file needs those beside it."""
+    if file is None:
+        return SETTINGS + WEIGHTS
+    return (file,) if file.lower().endswith(".gguf") else (*SETTINGS, file)
+
+
+def _cache_dir(own: Path) -> Path | None:
+    """None lets huggingface_hub use its own cache: when the user moved it, or already keeps models there."""
+    cache = Path(constants.HF_HUB_CACHE)
+    is_moved = cache != Path(constants.default_home).expanduser() / "huggingface" / "hub"
+    return None if is_moved or cache.is_dir() else own / "hub"
+
+
+def _model_in(root: Path, reference: ModelReference) -> Path:
+    """The snapshot's directory, or the named GGUF file in it. Raises ModelError if the model is not among what was fetched."""
+    if reference.file is not None:
+        path = root / reference.file
+        if not path.is_file():
+            raise ModelError(
+                f"{reference.name}: the repository holds no file {reference.file!r}; see {_page(reference)}/tree/main"
+            )
+        return path if path.suffix.lower() == ".gguf" else root
+    if not any(root.glob("*.safetensors")) and not any(root.glob("*.gguf")) and not (root / "config.json").is_file():
+        raise ModelError(
+            f"{reference.name}: found neither config.json nor *.safetensors in the repository. If it holds GGUF files, name "
+            f"one as {reference.name}:FILE.gguf; pickled weights (*.bin, *.pt) are not read. See {_page(reference)}/tree/main"
+        )
+    return root
+
+
+def _page(reference: ModelReference) -> str:
+    return f"{constants.ENDPOINT}/{reference.name}"
+
+
+def _bars(name: str, progress: Progress) -> type[tqdm]:
+    """A progress bar that also reports to `progress`: huggingface_hub makes one for bytes and one for files."""
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            kwargs.pop("name", None)  # huggingface_hub's own bars take this
+            super().__init__(*args, **kwargs)
+            self._counts_bytes = kwargs.get("unit") == "B"
+
+        def update(self, n: float | None = 1) -> bool | None:
+            shown = super().update(n)
+            if self._counts_bytes:
+                progress(name, int(self.n), int(self.total) if self.total else None)
+            return shown
+
+    return Bar
+
+
+@contextmanager
+def _translated(reference: ModelReference, setup: ModelSourceSetup) -> Iterator[None]:
+    """Errors of huggingface_hub and of the network below it as ModelError. Subclasses come before their bases."""
+    name, revision = reference.name, reference.revision
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        told = "your token has no access" if setup.token else "no token was given"
+        raise ModelError(
+            f"{name} is gated and {told}: accept its terms at {_page(reference)}, then pass --hf-token or set HF_TOKEN"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        hint = "or the token may not see it" if setup.token else "or it is private: pass --hf-token or set HF_TOKEN"
+        raise ModelError(
+            f"there is no repository {name} on {constants.ENDPOINT}: check the spelling, {hint}; "
+            f"for a directory on disk write ./{name}"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelError(f"{name} has no revision {revision!r}; branches and tags are listed at {_page(reference)}") from error
+    except errors.HFValidationError as error:
+        raise ModelError(f"{name!r} is no name of a repository, expected org/name: {error}") from error
+    except errors.LocalEntryNotFoundError as error:
+        at = f" at revision {revision!r}" if revision else ""
+        if setup.offline or constants.HF_HUB_OFFLINE:
+            raise ModelError(
+                f"{name}{at} is not in the cache and downloads are off (offline); run once without offline"
+            ) from error
+        raise ModelError(
+            f"{name}{at} is not in the cache and {constants.ENDPOINT} cannot be reached ({error.__cause__ or error}); "
+            "check the network, or pass the path of a copy on disk"
+        ) from error
+    except errors.HfHubHTTPError as error:
+        raise ModelError(f"{name}: {constants.ENDPOINT} answered with an error, try again later: {error}") from error
+    except (OSError, httpx.HTTPError) as error:  # the disk, the network
+        raise ModelError(f"{name}: the download failed: {error}; run again to resume it") from error

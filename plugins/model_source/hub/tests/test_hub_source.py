@@ -1,0 +1,147 @@
+"""What is asked of huggingface_hub, and what its errors become. No network: `snapshot_download` is replaced."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from pathlib import Path
+
+import httpx
+import huggingface_hub
+import pytest
+from huggingface_hub import constants, errors
+from pegboard_model_source_hub.hub import HubSource
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelReference, ModelSourceSetup
+
+REPOSITORY = [
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "tokenizer.model",
+    "merges.txt", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json",
+    "pytorch_model.bin", "consolidated.pth", "optimizer.pt", "a.gguf", "sub/b.gguf", "README.md", "modeling_x.py", "image.png",
+]  # fmt: skip
+
+
+class Hub:
+    """Stands in for snapshot_download: filters REPOSITORY as it does, and remembers what it was asked."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root / "snapshot"
+        self.cache = root / "cache"
+        self.files = REPOSITORY
+        self.asked: dict = {}
+        self.error: Exception | None = None
+        self.steps: list[tuple[str, int, int | None]] = []
+
+    def download(self, repo_id, *, allow_patterns, ignore_patterns, tqdm_class, **more):
+        self.asked = {"repo_id": repo_id, **more}
+        if self.error is not None:
+            raise self.error
+        for name in self.files:
+            if any(fnmatch(name, p) for p in allow_patterns) and not any(fnmatch(name, p) for p in ignore_patterns):
+                path = self.root / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(b"x")
+        self.root.mkdir(exist_ok=True)
+        with tqdm_class(total=10, unit="B", disable=False, name="huggingface_hub.x") as bar:
+            bar.update(4)
+            bar.update(6)
+        with tqdm_class(total=2, unit="it", disable=True) as bar:
+            bar.update(1)
+        return str(self.root)
+
+    def fetch(self, file=None, revision=None, patterns=(), token=None, offline=False) -> LocalFiles:
+        source = HubSource(None, ModelSourceSetup(self.cache, token, offline))
+        reference = ModelReference("hub", "org/name", revision, file)
+        return source.fetch(reference, FileFilter(patterns), lambda *step: self.steps.append(step))
+
+    @property
+    def fetched(self) -> set[str]:
+        return {path.relative_to(self.root).as_posix() for path in self.root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    hub = Hub(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.download)
+    monkeypatch.setattr(constants, "default_home", str(tmp_path / "home"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home" / "huggingface" / "hub"))
+    return hub
+
+
+def test_fetches_the_model_and_nothing_that_runs(hub):
+    files = hub.fetch()
+    assert files.root == hub.root
+    assert hub.fetched == set(REPOSITORY[:7]) | {name for name in REPOSITORY if "safetensors" in name}
+
+
+def test_a_gguf_file_comes_alone(hub):
+    assert hub.fetch(file="sub/b.gguf").root == hub.root / "sub" / "b.gguf"
+    assert hub.fetched == {"sub/b.gguf"}
+
+
+@pytest.mark.parametrize("patterns", [("*",), ("*.bin", "config.json")])
+def test_pickles_are_never_fetched_even_when_asked_for(hub, patterns):
+    hub.fetch(patterns=patterns)
+    assert hub.fetched
+    assert not any(name.endswith((".bin", ".pt", ".pth")) for name in hub.fetched)
+
+
+def test_what_the_user_said_is_passed_on(hub):
+    hub.fetch(revision="v1", token="secret", offline=True)
+    assert hub.asked["repo_id"] == "org/name"
+    assert (hub.asked["revision"], hub.asked["token"], hub.asked["local_files_only"]) == ("v1", "secret", True)
+    hub.fetch()
+    assert (hub.asked["revision"], hub.asked["token"], hub.asked["local_files_only"]) == (None, None, False)
+
+
+def test_the_users_cache_is_used_if_there_is_one(hub, monkeypatch, tmp_path):
+    hub.fetch()
+    assert hub.asked["cache_dir"] == hub.cache / "hub"
+    Path(constants.HF_HUB_CACHE).mkdir(parents=True)
+    hub.fetch()
+    assert hub.asked["cache_dir"] is None
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "moved"))
+    hub.fetch()
+    assert hub.asked["cache_dir"] is None
+
+
+def test_progress_counts_bytes_only(hub):
+    hub.fetch()
+    assert hub.steps == [("org/name", 4, 10), ("org/name", 10, 10)]
+
+
+def test_repositories_without_a_model_say_what_to_name(hub):
+    hub.files = ["a.gguf", "pytorch_model.bin"]
+    with pytest.raises(ModelError, match=r"org/name:FILE\.gguf; pickled weights"):
+        hub.fetch()
+    with pytest.raises(ModelError, match=r"holds no file 'c\.gguf'"):
+        hub.fetch(file="c.gguf")
+
+
+def _http(kind: type[Exception], status: int) -> Exception:
+    response = httpx.Response(status, request=httpx.Request("GET", "https://example.test/x"))
+    return kind("told by the server", response=response)
+
+
+@pytest.mark.parametrize(
+    ("error", "more", "message"),
+    [
+        (_http(errors.GatedRepoError, 403), {}, r"gated and no token was given: accept its terms at .*org/name.*HF_TOKEN"),
+        (_http(errors.GatedRepoError, 403), {"token": "t"}, "gated and your token has no access"),
+        (_http(errors.RepositoryNotFoundError, 404), {}, r"no repository org/name .*private.*\./org/name"),
+        (_http(errors.RevisionNotFoundError, 404), {"revision": "v9"}, "no revision 'v9'"),
+        (_http(errors.HfHubHTTPError, 500), {}, "answered with an error.*told by the server"),
+        (errors.LocalEntryNotFoundError("x"), {"offline": True}, r"not in the cache.*offline"),
+        (errors.LocalEntryNotFoundError("no route"), {}, r"cannot be reached \(no route\)"),
+        (errors.HFValidationError("bad id"), {}, "expected org/name: bad id"),
+        (httpx.ConnectError("refused"), {}, "download failed: refused"),
+        (httpx.ReadTimeout("slow"), {}, "download failed: slow"),
+        (OSError(28, "No space left on device"), {}, "No space left"),
+    ],
+)
+def test_errors_say_what_to_do(hub, error, more, message):
+    hub.error = error
+    with pytest.raises(ModelError, match=message) as caught:
+        hub.fetch(**more)
+    assert caught.value.__cause__ is error
+    assert "secret" not in str(caught.value)

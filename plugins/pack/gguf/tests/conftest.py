@@ -1,0 +1,102 @@
+"""Small GGUF files for the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+Writer = Callable[..., Path]
+VOCAB, HIDDEN, FFN, HEADS, KV_HEADS, LAYERS = 64, 32, 64, 4, 2, 2
+HEAD_DIM = HIDDEN // HEADS
+
+
+def metadata_of(arch: str) -> dict[str, Any]:
+    """What every architecture has."""
+    return {
+        "block_count": LAYERS,
+        "context_length": 128,
+        "embedding_length": HIDDEN,
+        "feed_forward_length": FFN,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 20000.0,
+    }
+
+
+def tensors_of(arch: str, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random float32 tensors of a two-layer model, by GGUF names; a tied head."""
+    random = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> np.ndarray:
+        return random.standard_normal(shape).astype(np.float32)
+
+    tensors = {"token_embd.weight": normal(VOCAB, HIDDEN), "output_norm.weight": normal(HIDDEN)}
+    for layer in range(LAYERS):
+        name = f"blk.{layer}."
+        tensors |= {
+            f"{name}attn_norm.weight": normal(HIDDEN),
+            f"{name}attn_q.weight": normal(HIDDEN, HIDDEN),
+            f"{name}attn_k.weight": normal(KV_HEADS * HEAD_DIM, HIDDEN),
+            f"{name}attn_v.weight": normal(KV_HEADS * HEAD_DIM, HIDDEN),
+            f"{name}attn_output.weight": normal(HIDDEN, HIDDEN),
+            f"{name}ffn_norm.weight": normal(HIDDEN),
+            f"{name}ffn_gate.weight": normal(FFN, HIDDEN),
+            f"{name}ffn_up.weight": normal(FFN, HIDDEN),
+            f"{name}ffn_down.weight": normal(HIDDEN, FFN),
+        }
+        if arch == "qwen2":
+            tensors |= {f"{name}attn_{part}.bias": normal(rows) for part, rows in (("q", 32), ("k", 16), ("v", 16))}
+        if arch == "qwen3":
+            tensors |= {f"{name}attn_q_norm.weight": normal(HEAD_DIM), f"{name}attn_k_norm.weight": normal(HEAD_DIM)}
+    return tensors
+
+
+def write_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case list():
+            writer.add_array(key, value)
+
+
+@pytest.fixture
+def write_gguf(tmp_path: Path) -> Writer:
+    """write_gguf(arch, tensors=…, types={name: "Q4_1"}, metadata=…) → path. Metadata keys without a known prefix get the
+    architecture's."""
+
+    def write(
+        arch: str = "llama",
+        *,
+        tensors: dict[str, np.ndarray] | None = None,
+        types: dict[str, str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        name: str = "model.gguf",
+    ) -> Path:
+        path = tmp_path / name
+        writer = gguf.GGUFWriter(path, arch)
+        for key, value in {**metadata_of(arch), **(metadata or {})}.items():
+            full = key if key.startswith(("tokenizer.", "general.", "split.")) else f"{arch}.{key}"
+            write_value(writer, full, value)
+        for tensor_name, values in (tensors_of(arch) if tensors is None else tensors).items():
+            kind = gguf.GGMLQuantizationType[(types or {}).get(tensor_name, "F32")]
+            data = values if kind == gguf.GGMLQuantizationType.F32 else gguf.quants.quantize(values, kind)
+            writer.add_tensor(tensor_name, data, raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    return write

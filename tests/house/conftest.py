@@ -1,0 +1,6 @@
+"""The house rules import `members` from beside them."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

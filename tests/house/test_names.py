@@ -1,0 +1,60 @@
+"""Core never spells a plugin's name; what it must say about plugins is generated data."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from members import ROOT, members, plugins
+
+from pegboard.authoring.catalogue import main as catalogue
+
+COMMON_WORDS = {"*", "none", "local", "log", "torch", "cpu", "health", "priority", "dummy", "hf", "gguf", "safetensors"}
+"""Plugin names that are also words of the field: a torch dtype, a logger, a setting. They are allowed as words; choosing a plugin
+by them is what `test_choices_are_data` looks for."""
+
+
+def strings(path: Path) -> Iterator[tuple[str, int]]:
+    """String constants that are not docstrings."""
+    tree = ast.parse(path.read_text("utf-8"))
+    documentation = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+            yield node.value, node.lineno
+
+
+def core_sources() -> list[Path]:
+    outside = (ROOT / "core/pegboard/testing", ROOT / "core/pegboard/authoring")
+    return [path for path in members()[0].sources() if not path.is_relative_to(outside[0]) and not path.is_relative_to(outside[1])]
+
+
+def test_no_plugin_name_in_core() -> None:
+    names = {name for member in plugins() for _, name, _ in member.entry_points} - COMMON_WORDS
+    names |= {member.name for member in plugins()}
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} spells {text!r}" for path in core_sources() for text, line in strings(path) if text in names
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_choices_are_data() -> None:
+    """`find(kind, "name")`, `choose(…, explicit="name")` and their like never get a literal name."""
+    wrong = []
+    for path in core_sources():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("find", "choose", "choose_keyed"):
+                literal = [k.value for k in node.keywords if k.arg == "explicit" and isinstance(k.value, ast.Constant) and k.value.value]
+                literal += [a for a in node.args[1:2] if node.func.attr == "find" and isinstance(a, ast.Constant) and isinstance(a.value, str)]
+                wrong += [f"{path.relative_to(ROOT)}:{value.lineno}" for value in literal]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_catalogue_is_current() -> None:
+    assert catalogue(["--check"]) == 0, "run `make docs`"

@@ -1,0 +1,46 @@
+"""Architectures without a package of their own, run through transformers' modules on our KV cache, against transformers alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("gemma", {"head_dim": 8}),
+    "gemma2, capped scores and logits": (
+        "gemma2",
+        {"head_dim": 8, "sliding_window": 9, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0},
+    ),
+    "gemma3, windows": ("gemma3_text", {"head_dim": 8, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"] * 2,
+                                        "num_hidden_layers": 4}),
+    "phi3, window": ("phi3", {"sliding_window": 13}),
+    "phi, partial rotation, head bias": ("phi", {"partial_rotary_factor": 0.5}),
+    "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
+    "gpt_neox": ("gpt_neox", {"rotary_pct": 0.5}),
+    "olmo2": ("olmo2", {}),
+    "cohere, scaled logits": ("cohere", {"logit_scale": 0.25}),
+    "cohere2": ("cohere2", {"sliding_window": 9, "num_hidden_layers": 4}),
+    "granite, multipliers": (
+        "granite",
+        {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2},
+    ),
+    "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "mixtral, experts": ("mixtral", {"num_local_experts": 4}),
+    "qwen3_moe, experts": (
+        "qwen3_moe",
+        {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 2},
+    ),
+    "deepseek_v2, latent attention": (
+        "deepseek_v2",
+        {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+         "v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1,
+         "n_group": 1, "topk_group": 1, "head_dim": 8},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architecture(write: Any, check_parity: Any, name: str) -> None:
+    model_type, config = ARCHITECTURES[name]
+    check_parity(write(model_type, **config))
