@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -243,12 +244,12 @@ class AsyncLLM:
                 self._engine.send(Abort([options.request_id]))
 
     async def _add(self, prompt: PromptInput, params: SamplingParams, options: RequestOptions) -> "_Live":
-        arguments = {"priority": options.priority, "lora": options.lora}
+        build = partial(self._builder.build, priority=options.priority, lora=options.lora)
         text = prompt_text(prompt)
         if text is not None and len(text) >= LONG_PROMPT_CHARS:
-            request = await asyncio.to_thread(self._builder.build, prompt, params, options.request_id, **arguments)
+            request = await asyncio.to_thread(build, prompt, params, options.request_id)
         else:
-            request = self._builder.build(prompt, params, options.request_id, **arguments)
+            request = build(prompt, params, options.request_id)
         self._refuse_if_dead()
         if options.request_id in self._streams:
             raise RequestError(f"request id {options.request_id!r} is in use by a running request", parameter="request_id")

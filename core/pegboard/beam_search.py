@@ -50,7 +50,7 @@ def score(beam: BeamSearchSequence, length_penalty: float, eos_token_ids: Collec
     length = len(beam.tokens)
     if beam.tokens[-1] in eos_token_ids:
         length -= 1
-    return beam.cum_logprob / max(1, length) ** length_penalty
+    return beam.cum_logprob / float(max(1, length) ** length_penalty)
 
 
 def beam_search(
@@ -62,7 +62,7 @@ def beam_search(
     engine, tokenizer = llm.llm_engine, llm.get_tokenizer()
     step_params = SamplingParams(max_tokens=1, logprobs=2 * params.beam_width, temperature=params.temperature, ignore_eos=True)
     first = [engine.prepare(f"beam-{index}", prompt, step_params) for index, prompt in enumerate(prompts)]
-    eos_token_ids = frozenset(first[0].params.eos_token_ids) if first else frozenset()
+    eos_token_ids = frozenset(engine.eos_token_ids)
     searches = [_Search(request.prompt_token_ids, [BeamSearchSequence(request.prompt_token_ids, [])]) for request in first]
 
     def rank(beam: BeamSearchSequence) -> float:

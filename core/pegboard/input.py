@@ -35,7 +35,7 @@ def as_prompt(value: PromptInput) -> Prompt:
     elif isinstance(value, Mapping):
         prompt = _from_mapping(value)
     elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        prompt = Prompt(token_ids=value)
+        prompt = Prompt(token_ids=value)  # type: ignore[arg-type]  # no str: that case is above
     else:
         raise RequestError(f"prompt must be text, token ids or a mapping, got {type(value).__name__}", parameter="prompt")
     if (prompt.text is None) == (prompt.token_ids is None):

@@ -242,7 +242,7 @@ class _Progress:
 
                 make: Callable[..., Any] = tqdm
             else:
-                make = use_tqdm  # type: ignore[assignment]
+                make = use_tqdm
             self._bar = make(total=total, desc="Processed prompts", dynamic_ncols=True, file=sys.stderr)
 
     def __enter__(self) -> "_Progress":

@@ -125,6 +125,11 @@ class LLMEngine:
             raise RequestError("no tokenizer: skip_tokenizer_init is set, so only token ids are served")
         return self.tokenizer
 
+    @property
+    def eos_token_ids(self) -> Sequence[int]:
+        """Ids that end an output."""
+        return self._builder.eos_token_ids
+
     def default_params(self) -> Mapping[str, Any]:
         """Sampling defaults of the model, by SamplingParams field."""
         return self.plan.default_params

@@ -144,7 +144,7 @@ def _fetch(
     from pegboard.model_reference import parse_reference
 
     engine = settings.engine
-    reference = parse_reference(text, registry, revision=revision)
+    reference = parse_reference(text, registry, revision=revision)  # type: ignore[arg-type]  # entries come from the registry
     decision = registry.choose("model_source", ModelSourceNeed(), explicit=reference.scheme, key=reference.scheme)
     _announce(decision)
     folder = Path(engine.download_dir).expanduser() if engine.download_dir else env.cache_dir()

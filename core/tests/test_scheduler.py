@@ -29,7 +29,7 @@ def last(engine: FakeEngine) -> Batch:
     return engine.executor.batches[-1]
 
 
-# --- budgets and chunks -----------------------------------------------------------------------------------------------------------
+# --- budgets and chunks -------------------------------------------------------------------------------------------------------
 
 
 def test_a_long_prompt_is_cut_by_the_budget_and_samples_only_at_its_end() -> None:
@@ -165,7 +165,7 @@ def test_a_preempted_row_is_not_reused_while_a_step_holds_it() -> None:
     engine.check_idle()
 
 
-# --- prefix cache ---------------------------------------------------------------------------------------------------------------
+# --- prefix cache -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_shared_prompt_is_computed_once() -> None:

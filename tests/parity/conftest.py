@@ -73,6 +73,12 @@ def write(tmp_path: Path) -> Callable[..., Reference]:
     return make
 
 
+@pytest.fixture
+def sizes() -> dict[str, Any]:
+    """The common sizes, for configs that nest them."""
+    return {**SIZES, "vocab_size": VOCAB_SIZE}
+
+
 @pytest.fixture(name="check_parity")
 def check_parity_fixture() -> Callable[..., None]:
     return check_parity

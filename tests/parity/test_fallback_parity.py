@@ -12,8 +12,15 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma2",
         {"head_dim": 8, "sliding_window": 9, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0},
     ),
-    "gemma3, windows": ("gemma3_text", {"head_dim": 8, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"] * 2,
-                                        "num_hidden_layers": 4}),
+    "gemma3, windows": (
+        "gemma3_text",
+        {
+            "head_dim": 8,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_hidden_layers": 4,
+        },
+    ),
     "phi3, window": ("phi3", {"sliding_window": 13}),
     "phi, partial rotation, head bias": ("phi", {"partial_rotary_factor": 0.5}),
     "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
@@ -33,14 +40,38 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek_v2, latent attention": (
         "deepseek_v2",
-        {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
-         "v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1,
-         "n_group": 1, "topk_group": 1, "head_dim": 8},
+        {
+            "head_dim": 8,
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 12,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 12,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+        },
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architecture(write: Any, check_parity: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
     check_parity(write(model_type, **config))
+
+
+def test_a_known_architecture_under_an_unknown_name(write: Any, check_parity: Any) -> None:
+    check_parity(write("llama", attention_bias=True), hf_overrides={"architectures": ["UnheardOfForCausalLM"]})
+
+
+def test_text_part_of_a_multimodal_checkpoint(write: Any, check_parity: Any, sizes: dict[str, Any]) -> None:
+    text = {**sizes, "head_dim": 8, "sliding_window": 9}
+    layers = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**layers, "image_size": 28, "patch_size": 14}
+    reference = write("gemma3", text_config=text, vision_config=vision, mm_tokens_per_image=4, **dict.fromkeys(sizes))
+    check_parity(reference)

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from pegboard import SamplingParams
+
 ARCHITECTURES = {
     "llama": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
     "llama, biases, odd head size": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 12}),
@@ -33,6 +35,13 @@ ROPE = {
         "beta_slow": 2.0,
         "attention_factor": 1.2,
     },
+    "yarn, mscale": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.0,
+    },
 }
 
 
@@ -45,3 +54,70 @@ def test_architecture(write: Any, check_parity: Any, name: str) -> None:
 @pytest.mark.parametrize("name", ROPE)
 def test_rope_scaling(write: Any, check_parity: Any, name: str) -> None:
     check_parity(write("llama", rope_parameters={"rope_theta": 500.0, **ROPE[name]}))
+
+
+def test_linear_scaling_beyond_the_trained_length(write: Any, check_parity: Any) -> None:
+    rope = {"rope_theta": 500.0, "rope_type": "linear", "factor": 2.0}
+    check_parity(write("llama", rope_parameters=rope, max_position_embeddings=32), lengths=(50,))
+
+
+def test_dynamic_scaling_at_full_length(write: Any, check_parity: Any) -> None:
+    """transformers takes the base from the longest text of a step; ours is always that of the longest text allowed, so they
+    must agree on a text of that length: 2 · 32 tokens, 55 of them prompt and 9 output."""
+    rope = {"rope_theta": 500.0, "rope_type": "dynamic", "factor": 2.0}
+    check_parity(write("llama", rope_parameters=rope, max_position_embeddings=32), lengths=(55,))
+
+
+@pytest.mark.parametrize("original", [32, 64])
+def test_longrope(write: Any, check_parity: Any, original: int) -> None:
+    """transformers takes the long divisors for texts beyond the original length, ours for models that reach beyond it."""
+    rope = {
+        "rope_theta": 500.0,
+        "rope_type": "longrope",
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [1.0, 1.5, 2.0, 4.0],
+        "original_max_position_embeddings": original,
+    }
+    check_parity(write("llama", rope_parameters=rope), lengths=(40,))
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "one token per block": {"block_size": 1},
+    "prompts whole": {"block_size": 16, "max_num_batched_tokens": 128, "enable_chunked_prefill": False},
+    "one at a time": {"max_num_seqs": 1, "max_num_batched_tokens": 7},
+    "memory for one and a half": {"num_gpu_blocks_override": 19, "max_model_len": 56},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_do_not_change_results(write: Any, check_parity: Any, name: str) -> None:
+    check_parity(write("mistral", sliding_window=9, num_hidden_layers=2), lengths=(3, 20, 40, 33), **SETTINGS[name])
+
+
+def test_cached_prefixes_do_not_change_results(write: Any, open_llm: Any) -> None:
+    reference = write("llama", num_hidden_layers=2)
+    stem = list(range(3, 40))
+    prompts = [{"prompt_token_ids": [*stem[:length], 50 + length]} for length in (37, 30, 37, 13, 37)]
+    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, detokenize=False)
+    with open_llm(reference.directory) as llm:
+        for _ in range(2):
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            for prompt, output in zip(prompts, outputs, strict=True):
+                found = list(output.outputs[0].token_ids)
+                expected = reference.logprobs([*prompt["prompt_token_ids"], *found])
+                assert found == expected[len(prompt["prompt_token_ids"]) - 1 : -1].argmax(-1).tolist()
+        assert all(output.num_cached_tokens for output in outputs)
+
+
+def test_shards_and_made_up_weights(write: Any, open_llm: Any, check_parity: Any) -> None:
+    reference = write("qwen2")
+    reference.model.save_pretrained(reference.directory, max_shard_size="20KB")
+    (reference.directory / "model.safetensors").unlink(missing_ok=True)
+    assert len(list(reference.directory.glob("*.safetensors"))) > 2
+    check_parity(reference)
+    params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, detokenize=False)
+    texts = []
+    for seed in (0, 0, 1):
+        with open_llm(reference.directory, load_format="dummy", seed=seed) as llm:
+            texts.append(list(llm.generate([{"prompt_token_ids": [3, 4, 5]}], params, use_tqdm=False)[0].outputs[0].token_ids))
+    assert texts[0] == texts[1] != texts[2]

@@ -208,22 +208,13 @@ class Admission:
     def _reserve(self, request: Request, start: _Start, num_tokens: int) -> bool:
         num_tokens = min(num_tokens + self._limits.num_lookahead_tokens, self._limits.max_model_len)
         while self._allocate(request, start, num_tokens) is None:
-            if not self._reclaim_loaded(request):
+            is_alone = not self._roster.running and not self._roster.draining
+            if not is_alone or not self._roster.reclaim(request):
                 return False
         return True
 
     def _allocate(self, request: Request, start: _Start, num_tokens: int) -> NewBlocks | None:
         return self._kv.allocate(request, num_tokens, hit=start.hit, num_computed_tokens=request.num_computed_tokens)
-
-    def _reclaim_loaded(self, need: Request) -> bool:
-        """When nothing runs, only waiting requests with loaded blocks can stand in the way: one gives them back."""
-        if self._roster.running or self._roster.draining:
-            return False
-        for other in self._roster.requests.values():
-            if other is not need and other.status is not RequestStatus.LOADING and self._kv.holds(other):
-                self._roster.drop_blocks(other)
-                return True
-        return False
 
     def chunk(self, request: Request, num_missing: int, plan: StepPlan) -> int:
         """How many of the missing tokens this step computes: within the budget and the chunk limit, ending where a state can

@@ -12,13 +12,18 @@ from pegboard.engine.engine import Engine
 from pegboard.engine.kv_plan import plan_kv
 from pegboard.engine.limits import EngineLimits
 from pegboard.errors import ConfigError
+from pegboard.interfaces.encoder_connector import EncoderConnectorNeed, EncoderConnectorSetup
 from pegboard.interfaces.executor import ExecutorNeed, ExecutorSetup
+from pegboard.interfaces.hooks import ModelInfo
 from pegboard.interfaces.kv_connector import KVConnectorNeed, KVConnectorSetup
 from pegboard.interfaces.metrics import MetricsSetup
 from pegboard.interfaces.platform import ModelFacts, PlatformNeed, PlatformSetup
 from pegboard.interfaces.scheduling_policy import SchedulingPolicyNeed, SchedulingPolicySetup
+from pegboard.interfaces.structured_output import StructuredOutputSetup
 from pegboard.log import get_logger
+from pegboard.plan import make_tokenizer
 from pegboard.plugins.defaults import default_name
+from pegboard.plugins.hooks import Hooks
 from pegboard.plugins.lock import PluginLock
 from pegboard.plugins.registry import Registry
 from pegboard.worker.worker import WorkerPlan, make_worker
@@ -53,14 +58,26 @@ def build_engine(plan: "EnginePlan") -> Engine:
         "loaded %s in %.1f s; KV cache of %d tokens in %d blocks (%.2f GiB)",
         plan.model_names[0], loaded - started, tokens, kv_plan.num_blocks, kv_plan.num_blocks * kv_plan.block_bytes / 2**30,
     )  # fmt: skip
+    _tell_hooks(registry, plan, sum(rank.weight_bytes for rank in ready), loaded - started)
+    policy, has_priority = _policy(registry, config)
     return Engine(
         executor=executor,
-        policy=_policy(registry, config),
+        policy=policy,
+        has_priority=has_priority,
         kv_plan=kv_plan,
-        limits=_limits(plan, config),
+        limits=_limits(plan, config, registry),
         connectors=_connectors(registry, config, kv_plan),
+        structured_output=_structured_output(registry, plan),
+        encoder_connector=_encoder_connector(registry, plan),
         metrics=[] if config.disable_log_stats else _metrics(registry, plan),
     )
+
+
+def _tell_hooks(registry: Registry, plan: "EnginePlan", weight_bytes: int, load_s: float) -> None:
+    if registry.enabled_hooks():
+        architecture = plan.architectures[0] if plan.architectures else ""
+        num_layers = plan.checkpoint.config.get("num_hidden_layers", 0)
+        Hooks(registry).model_loaded(ModelInfo(plan.model_names[0], architecture, num_layers, weight_bytes, load_s))
 
 
 def _with_platform_defaults(registry: Registry, plan: "EnginePlan") -> EngineConfig:
@@ -103,7 +120,8 @@ def _executor(registry: Registry, plan: "EnginePlan", config: EngineConfig) -> A
     return registry.build(entry, ExecutorSetup(world_size, make_worker(registry, worker_plan), worker_plan))
 
 
-def _policy(registry: Registry, config: EngineConfig) -> Any:
+def _policy(registry: Registry, config: EngineConfig) -> tuple[Any, bool]:
+    """The scheduling policy, and whether it honours priorities."""
     asked = config.scheduling_policy or default_name("scheduling_policy")
     entry = registry.choose("scheduling_policy", SchedulingPolicyNeed(), explicit=asked).require()
     setup = SchedulingPolicySetup(
@@ -113,10 +131,10 @@ def _policy(registry: Registry, config: EngineConfig) -> Any:
         max_num_partial_prefills=config.max_num_partial_prefills,
         max_long_partial_prefills=config.max_long_partial_prefills,
     )
-    return registry.build(entry, setup)
+    return registry.build(entry, setup), "priority" in registry.spec(entry).flags
 
 
-def _limits(plan: "EnginePlan", config: EngineConfig) -> EngineLimits:
+def _limits(plan: "EnginePlan", config: EngineConfig, registry: Registry) -> EngineLimits:
     return EngineLimits(
         max_model_len=plan.max_model_len,
         max_num_batched_tokens=config.max_num_batched_tokens or 1,
@@ -124,7 +142,7 @@ def _limits(plan: "EnginePlan", config: EngineConfig) -> EngineLimits:
         vocab_size=plan.vocab_size,
         enable_chunked_prefill=config.enable_chunked_prefill,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
-        max_in_flight=config.max_in_flight,
+        max_in_flight=_max_in_flight(config, registry),
         max_num_queued_reqs=config.max_num_queued_reqs,
         enable_prefix_caching=config.enable_prefix_caching,
         hash_algo=config.prefix_caching_hash_algo,
@@ -142,6 +160,36 @@ def _connectors(registry: Registry, config: EngineConfig, kv_plan: Any) -> dict[
         entry = registry.choose("kv_connector", KVConnectorNeed(), explicit=name, key=name).require()
         connectors[name] = registry.build(entry, setup)
     return connectors
+
+
+def _max_in_flight(config: EngineConfig, registry: Registry) -> int:
+    """A chosen plugin that needs each new token on the host makes the engine synchronous, said in the log."""
+    chosen = [("draft", config.spec_method)] if config.spec_method else []
+    chosen += [("logits_processor", name) for name in config.logits_processors or ()]
+    for kind, name in chosen:
+        entry = registry.find(kind, str(name))
+        if config.max_in_flight > 1 and "host_tokens" in registry.spec(entry).flags:
+            log.info("max_in_flight 1 instead of %d: %s needs each token on the host", config.max_in_flight, entry.id)
+            return 1
+    return config.max_in_flight
+
+
+def _structured_output(registry: Registry, plan: "EnginePlan") -> dict[str, Any]:
+    """The grammar back ends in the user's order, else all installed ones by name. Only then is a vocabulary needed here."""
+    names = plan.settings.engine.structured_outputs_backends
+    entries = [registry.find("structured_output", name) for name in names] if names else registry.entries("structured_output")
+    if not entries:
+        return {}
+    setup = StructuredOutputSetup(make_tokenizer(registry, plan).vocabulary(), plan.eos_token_ids)
+    return {entry.name: registry.build(entry, setup) for entry in entries}
+
+
+def _encoder_connector(registry: Registry, plan: "EnginePlan") -> Any:
+    name = plan.settings.engine.encoder_connector
+    if name is None:
+        return None
+    entry = registry.choose("encoder_connector", EncoderConnectorNeed(), explicit=name).require()
+    return registry.build(entry, EncoderConnectorSetup(plan.checkpoint.digest))
 
 
 def _metrics(registry: Registry, plan: "EnginePlan") -> list[Any]:

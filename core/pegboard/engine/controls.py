@@ -16,14 +16,20 @@ if TYPE_CHECKING:
     from pegboard.engine.engine import Engine
 
 
+SLEEP_TAGS = ("weights", "kv_cache")
+"""What sleeps, and may be woken one by one."""
+
+
 class Controls:
-    """One method per action; arguments are the method's."""
+    """One method per action; arguments are the method's. asleep: the parts of memory that are given back; nothing runs until it
+    is empty."""
 
     def __init__(self, engine: Engine, executor: Executor, kv: KVCache, roster: Roster) -> None:
         self._engine = engine
         self._executor = executor
         self._kv = kv
         self._roster = roster
+        self.asleep: set[str] = set()
         self._actions: dict[str, Callable[..., Any]] = {
             "stats": engine.stats,
             "block_usage": self.block_usage,
@@ -77,11 +83,14 @@ class Controls:
     def sleep(self, level: int = 1) -> list[object]:
         """Give memory back. Running requests recompute after waking; the prefix cache is lost with the blocks."""
         self._forget_kv("sleep")
+        self.asleep = set(SLEEP_TAGS)
         return self._executor.call("sleep", level)
 
     def wake(self, tags: list[str] | None = None) -> list[object]:
         """Take the memory again, all of it or by tag."""
-        return self._executor.call("wake", tags)
+        results = self._executor.call("wake", tags)
+        self.asleep -= set(SLEEP_TAGS if tags is None else tags)
+        return results
 
     def reload_weights(self, reference: str | None = None) -> list[object]:
         """New weights in place. What the old ones computed is forgotten."""

@@ -136,11 +136,15 @@ class Engine:
     def has_work(self) -> bool:
         """`step` has something to do: requests, steps in flight, open KV transfers, or deltas to hand out."""
         roster = self._roster
+        if self._controls.asleep:
+            return bool(roster.deltas)
         return bool(roster.requests or self._in_flight or roster.deltas or self._transfers.has_open)
 
     def step(self) -> list[RequestDelta]:
         """Submit what can be submitted, apply the oldest result, return what the requests gained."""
         self._must_live()
+        if self._controls.asleep:
+            return self._take_deltas()
         with self._dying():
             while len(self._in_flight) < self.limits.max_in_flight and (batch := self._scheduler.schedule()):
                 self._in_flight.append((batch, self._submit(batch)))

@@ -70,14 +70,16 @@ class Failure(msgspec.Struct):
 
     def error(self) -> PegboardError:
         """The exception again, to be raised on the other side."""
-        cls = getattr(errors, self.type, PegboardError)
+        cls: Any = getattr(errors, self.type, PegboardError)
+        carried: dict[str, Any] = {}
         if issubclass(cls, PluginError):
-            return cls(self.message, plugin=self.plugin)
-        if issubclass(cls, Overloaded):
-            return cls(self.message, retry_after_s=self.retry_after_s or 1.0)
-        if issubclass(cls, RequestError):
-            return cls(self.message, parameter=self.parameter)
-        return cls(self.message)
+            carried = {"plugin": self.plugin}
+        elif issubclass(cls, Overloaded):
+            carried = {"retry_after_s": self.retry_after_s or 1.0}
+        elif issubclass(cls, RequestError):
+            carried = {"parameter": self.parameter}
+        error: PegboardError = cls(self.message, **carried)
+        return error
 
 
 class Ready(msgspec.Struct, tag="ready"):

@@ -172,7 +172,11 @@ class Completion:
         shown = token_ids
         if delta.finish_reason == "stop" and not self.params.include_stop_str_in_output:
             shown = token_ids[:-1]  # a token ended it: the id is kept, its text is not
-        hit = self._feed_and_search(token_ids, shown) if self._stop else self._feed_all(token_ids, shown)
+        hit = None
+        if self._stop:
+            hit = self._feed_and_search(token_ids, shown)
+        else:
+            self._feed_all(token_ids, shown)
         if hit is None and delta.finish_reason is not None and self._stream is not None:
             hit = self._grow(self._stream.flush())
         if delta.logprobs is not None and self.logprobs is not None:

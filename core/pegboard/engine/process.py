@@ -53,7 +53,6 @@ def run(address: str, builder: str, level: str) -> None:
     where a listening one would block.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _on_terminate)
     _watch_parent(Path(address.removeprefix("ipc://")).parent)
     set_up_logging(level, "engine")
     context = zmq.Context()
@@ -62,6 +61,7 @@ def run(address: str, builder: str, level: str) -> None:
     socket.linger = 2000  # ms: the last word must get out, but a dead parent must not hold us
     socket.bind(address)
     try:
+        signal.signal(signal.SIGTERM, _on_terminate)
         engine = _start(socket, builder)
         if engine is not None:
             try:

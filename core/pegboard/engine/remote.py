@@ -51,6 +51,7 @@ class EngineProcess:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_message: Callable[[FromEngine], None] | None = None
         self._on_death: Callable[[EngineDeadError], None] | None = None
+        self._has_plan = False
         self._is_stopped = False
         atexit.register(self.stop)  # before multiprocessing's own, which would wait for the child for ever
         _start_shielded(self._process)
@@ -61,6 +62,7 @@ class EngineProcess:
 
     def start(self, plan: Any) -> None:
         """Send the plan; the engine answers `Ready` or `Dead`."""
+        self._has_plan = True
         self.send(Start(pickle.dumps(plan)))
 
     def send(self, message: ToEngine) -> None:
@@ -75,7 +77,7 @@ class EngineProcess:
         """Deliver messages and the death of the process on the running event loop, from now on."""
         self._loop = asyncio.get_running_loop()
         self._on_message, self._on_death = on_message, on_death
-        self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._receive)
+        self._loop.add_reader(self._socket.FD, self._receive)
         self._loop.add_reader(self._process.sentinel, self._exited)
         self._loop.call_soon(self._receive)
 
@@ -109,7 +111,7 @@ class EngineProcess:
     def detach(self) -> None:
         """Stop delivering; call on the loop that attached."""
         if self._loop is not None and not self._is_stopped:
-            self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
+            self._loop.remove_reader(self._socket.FD)
             self._loop.remove_reader(self._process.sentinel)
         self._loop = self._on_message = self._on_death = None
 
@@ -122,7 +124,8 @@ class EngineProcess:
         self._is_stopped = True
         atexit.unregister(self.stop)
         for patience_s, harder in zip(STOP_PATIENCE_S, (self._process.terminate, self._process.kill, None), strict=True):
-            self._process.join(patience_s)
+            if self._has_plan or harder != self._process.terminate:  # without a plan it only imports: nothing to end politely
+                self._process.join(patience_s)
             if self._process.exitcode is not None or harder is None:
                 break
             harder()

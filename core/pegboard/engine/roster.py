@@ -118,6 +118,15 @@ class Roster:
         self.draining.discard(request)
         self._vacate(request)
 
+    def reclaim(self, need: Request) -> bool:
+        """Take the blocks of one other waiting request, which a connector has loaded: the last resort before `need`, which could
+        run, gives way itself. False when nobody has any."""
+        for other in reversed(self.requests.values()):
+            if other is not need and other.status is RequestStatus.WAITING and self.kv.holds(other):
+                self.drop_blocks(other)
+                return True
+        return False
+
     def drop_blocks(self, request: Request) -> None:
         """A waiting request gives back what a connector loaded for it, and starts over by computing."""
         self.transfers.announce(request, "preempted")

@@ -174,6 +174,8 @@ class Scheduler:
             if self._roster.draining:
                 return None  # blocks come back as soon as the steps in flight are done: no need to take more
             victim = self._policy.victim(tuple(self._roster.running), request)
+            if (victim is None or victim is request) and self._roster.reclaim(request):
+                continue
             if victim is None or not plan.withdraw(victim):
                 return None
             plan.has_preempted = True

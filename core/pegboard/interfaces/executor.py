@@ -35,11 +35,12 @@ class ExecutorSetup:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A rank after loading: KV specs by layer index, and the bytes it can give to the KV cache."""
+    """A rank after loading: KV specs by layer index, the bytes it can give to the KV cache, and those its weights take."""
 
     rank: int
     kv_specs: dict[int, "KVCacheSpec"]
     kv_memory_bytes: int
+    weight_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class SchedulingPolicy(Protocol):
 
     def victim(self, running: Sequence["RequestView"], need: "RequestView") -> "RequestView | None":
         """Who of `running` (in admission order) gives its blocks back so that `need` can go on; may be `need` itself; None =
-        nobody, `need` waits."""
+        nobody, `need` waits. Among equals choose the last admitted: the choice must let somebody finish."""
 
     def budget(self, load: StepLoad) -> StepBudget:
         """Called once at the start of each step."""

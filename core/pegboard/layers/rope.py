@@ -1,6 +1,7 @@
 """Rotary position embedding: frequencies from the checkpoint's config, one gather per step.
 
-Scaling rules: linear (Chen et al. 2023), dynamic NTK, YaRN (Peng et al. 2023) and Llama 3's, as their config fields define.
+Scaling rules: linear (Chen et al. 2023), dynamic NTK, YaRN (Peng et al. 2023), LongRoPE (Ding et al. 2024) and Llama 3's, as
+their config fields define.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Rotation = tuple[Tensor, Tensor]
 class Rope(Layer):
     """(positions [T]) → Rotation. Called once per step by the model, then handed to every layer.
 
-    style: "halves", "pairs", or None = as the checkpoint stores Q and K. max_positions bounds the table, in tokens.
+    style: "halves", "pairs", or None = as the checkpoint stores Q and K. max_positions: the config's
+    max_position_embeddings, in tokens; rules that stretch it make the table longer.
     """
 
     def __init__(
@@ -45,7 +47,8 @@ class Rope(Layer):
 
     def bind(self) -> None:
         frequencies, magnitude = rope_frequencies(self.rotary_dim, self.base, self.scaling, self.max_positions)
-        angles = torch.outer(torch.arange(self.max_positions, dtype=torch.float32), frequencies)
+        length = stretched_positions(self.scaling, self.max_positions)
+        angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
         cos = (angles.cos() * magnitude).to(self.build.device)
         sin = (angles.sin() * magnitude).to(self.build.device)
 
@@ -59,29 +62,59 @@ def rope_parameters(config: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
     """(base, scaling) from a Hugging Face config of either generation (`rope_theta` + `rope_scaling`, or `rope_parameters`)."""
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     base = float(parameters.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
+    if original := config.get("original_max_position_embeddings"):
+        parameters["original_max_position_embeddings"] = original
     return base, parameters
+
+
+def stretched_positions(scaling: Mapping[str, Any], max_positions: int) -> int:
+    """Positions that can be served: linear and dynamic scaling stretch max_position_embeddings, YaRN its original length."""
+    kind, factor = _kind(scaling), float(scaling.get("factor") or 1.0)
+    if kind in ("linear", "dynamic"):
+        return max(max_positions, int(max_positions * factor))
+    original = int(scaling.get("original_max_position_embeddings") or max_positions)
+    return max(max_positions, int(original * factor)) if kind == "yarn" else max_positions
+
+
+def _kind(scaling: Mapping[str, Any]) -> str:
+    return str(scaling.get("rope_type") or scaling.get("type") or "default")
 
 
 def rope_frequencies(dim: int, base: float, scaling: Mapping[str, Any], max_positions: int) -> tuple[Tensor, float]:
     """Angle per position of each channel pair, [dim / 2] float32, and the factor on cos and sin."""
-    inverse = 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    kind = _kind(scaling)
+    inverse = _inverse(dim, base)
     if kind == "default":
         return inverse, 1.0
-    if kind == "factors":
-        return inverse / torch.tensor(scaling["factors"], dtype=torch.float32), 1.0
-    factor = float(scaling["factor"])
+    original = int(scaling.get("original_max_position_embeddings") or max_positions)
+    factor = float(scaling.get("factor") or max_positions / original)
     if kind == "linear":
         return inverse / factor, 1.0
-    original = int(scaling.get("original_max_position_embeddings") or max_positions / factor)
-    if kind == "dynamic":
-        grown = base * (factor * max(max_positions, original) / original - (factor - 1)) ** (dim / (dim - 2))
-        return 1.0 / grown ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim), 1.0
+    if kind == "dynamic":  # one base for all lengths, that of the longest: a key must not depend on what comes after it
+        grown = factor * stretched_positions(scaling, max_positions) / max_positions - (factor - 1)
+        return _inverse(dim, base * grown ** (dim / (dim - 2))), 1.0
     if kind == "llama3":
         return _llama3(inverse, factor, original, scaling), 1.0
     if kind == "yarn":
         return _yarn(inverse, dim, base, factor, original, scaling)
-    raise ModelError(f"rope scaling {kind!r} is not supported; known: linear, dynamic, llama3, yarn")
+    if kind == "longrope":
+        return _longrope(inverse, factor, original, max_positions, scaling)
+    raise ModelError(f"rope scaling {kind!r} is not supported; known: linear, dynamic, llama3, yarn, longrope")
+
+
+def _inverse(dim: int, base: float) -> Tensor:
+    return 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+
+
+def _longrope(
+    inverse: Tensor, factor: float, original: int, max_positions: int, scaling: Mapping[str, Any]
+) -> tuple[Tensor, float]:
+    """A divisor per channel pair: the long ones when the model reaches beyond its original length, else the short ones."""
+    divisors = scaling["long_factor"] if max_positions > original else scaling["short_factor"]
+    magnitude = scaling.get("attention_factor")
+    if magnitude is None:
+        magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return inverse / torch.tensor(divisors, dtype=torch.float32), float(magnitude)
 
 
 def _llama3(inverse: Tensor, factor: float, original: int, scaling: Mapping[str, Any]) -> Tensor:
@@ -100,8 +133,14 @@ def _yarn(
     def channel(turns: float) -> float:
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    low = max(math.floor(channel(float(scaling.get("beta_fast") or 32))), 0)
-    high = min(math.ceil(channel(float(scaling.get("beta_slow") or 1))), dim - 1)
-    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
-    magnitude = scaling.get("attention_factor") or (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
-    return inverse / factor * ramp + inverse * (1 - ramp), float(magnitude)
+    def grown(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    low, high = channel(float(scaling.get("beta_fast") or 32)), channel(float(scaling.get("beta_slow") or 1))
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / ((high - low) or 0.001)).clamp(0, 1)
+    magnitude, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    default = grown(magnitude) / grown(all_dim) if magnitude and all_dim else grown(1.0)
+    return inverse / factor * ramp + inverse * (1 - ramp), float(scaling.get("attention_factor") or default)

@@ -30,7 +30,7 @@ Params = SamplingParams
 
 
 def processed_logits(
-    logits: Sequence[float],
+    logits: Sequence[float] | np.ndarray,
     params: Params,
     prompt: Sequence[int],
     outputs: Sequence[int],
@@ -79,13 +79,13 @@ def processed_logits(
 def softmax(x: np.ndarray) -> np.ndarray:
     """Over the last dimension, float64."""
     weights = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True)
+    return np.asarray(weights / weights.sum(-1, keepdims=True))
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
     """[V] → [V], float64; −inf stays."""
     with np.errstate(divide="ignore"):
-        return np.log(softmax(x))
+        return np.asarray(np.log(softmax(x)))
 
 
 def chi_square_fits(observed: np.ndarray, probs: np.ndarray) -> bool:
@@ -103,12 +103,15 @@ def chi_square_fits(observed: np.ndarray, probs: np.ndarray) -> bool:
         return True
     statistic = sum((o - e) ** 2 / e for o, e in groups)
     spread = 2 / (9 * degrees)
-    return (statistic / degrees) ** (1 / 3) < 1 - spread + 4.3 * math.sqrt(spread)
+    return bool((statistic / degrees) ** (1 / 3) < 1 - spread + 4.3 * math.sqrt(spread))
 
 
 def random_params(rng: np.random.Generator, **fixed: Any) -> Params:
     """Parameters with a random set of features on."""
-    token = lambda n: rng.integers(0, VOCAB_SIZE, n).tolist()  # noqa: E731
+
+    def token(n: int) -> list[int]:
+        return [int(value) for value in rng.integers(0, VOCAB_SIZE, n)]
+
     features: dict[str, Callable[[], Any]] = {
         "temperature": lambda: float(rng.choice([0.0, 0.5, 1.7])),
         "top_k": lambda: int(rng.integers(1, VOCAB_SIZE + 4)),
@@ -201,7 +204,7 @@ class SamplerContract:
 
     def test_draws_follow_the_distribution(self) -> None:
         rng = np.random.default_rng(1)
-        cases = [
+        cases: list[dict[str, Any]] = [
             {},
             {"temperature": 0.6},
             {"top_k": 4},

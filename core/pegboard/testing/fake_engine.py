@@ -120,7 +120,8 @@ class FakeEngine:
         self, retains: Sequence[Retain], slot_bytes: Sequence[int], block_size: int, num_blocks: int | None, spare_blocks: int
     ) -> KVPlan:
         limits = self.limits
-        specs = {i: fake_kv_spec(retain, slot_bytes=size) for i, (retain, size) in enumerate(zip(retains, slot_bytes, strict=True))}
+        layers = enumerate(zip(retains, slot_bytes, strict=True))
+        specs = {i: fake_kv_spec(retain, slot_bytes=size) for i, (retain, size) in layers}
 
         def with_blocks(count: int) -> KVPlan:
             return plan_kv(

@@ -34,9 +34,12 @@ class FakePolicy:
         yield from self._waiting
 
     def victim(self, running: Sequence[RequestView], need: RequestView) -> RequestView | None:
-        if self._by_priority:
-            return max(running, key=lambda request: (request.priority, request.arrival_s))
-        return running[-1]
+        """The worst by the order above. Among equals the last admitted one: the first must be able to finish, or two
+        completions of one request could take each other's blocks for ever."""
+        if not self._by_priority:
+            return running[-1]
+        places = range(len(running))
+        return running[max(places, key=lambda place: (running[place].priority, running[place].arrival_s, place))]
 
     def budget(self, load: StepLoad) -> StepBudget:
         setup = self._setup

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pegboard.batch import Batch, Blob, MediaRef, NewRequest
+from pegboard.interfaces.encoder_connector import EncoderConnectorWorker
 from pegboard.worker.step_inputs import StepInputs
 
 
@@ -18,10 +18,15 @@ def tensor_of(blob: Blob) -> Tensor:
 
 
 class EmbeddingSources:
-    """Per row: prompt embeddings [n, hidden] and media items; per media hash: the encoded item [num_tokens, hidden]."""
+    """Per row: prompt embeddings [n, hidden] and media items; per media hash: the encoded item [num_tokens, hidden].
 
-    def __init__(self, encode: Callable[[Sequence[Tensor]], list[Tensor]] | None) -> None:
-        self.encode = encode
+    encode: the model's own, None for a text model. connector: shares encoded items with other engines.
+    """
+
+    def __init__(
+        self, encode: Callable[[Sequence[Tensor]], list[Tensor]] | None, connector: EncoderConnectorWorker | None = None
+    ) -> None:
+        self.encode, self.connector = encode, connector
         self.prompts: dict[int, Tensor] = {}
         self.media: dict[int, tuple[MediaRef, ...]] = {}
         self.encoded: dict[str, Tensor] = {}
@@ -38,17 +43,24 @@ class EmbeddingSources:
         self.media.pop(row, None)
 
     def run_encoder(self, batch: Batch) -> tuple[str, ...]:
-        """Encode what the batch says and drop what it frees; returns the hashes that are new."""
+        """Drop what the batch frees, then encode (or load) what it says; returns the hashes that are new."""
         for media_hash in batch.free_media:
             self.encoded.pop(media_hash, None)
         if batch.encode is None or not len(batch.encode):
             return ()
-        items = [self.media[row][index] for row, index in batch.encode.tolist()]
-        assert self.encode is not None, "only a model that encodes media is given media"
-        blobs: list[Any] = [tensor_of(item.data) for item in items if item.data is not None]
-        for item, encoded in zip(items, self.encode(blobs), strict=True):
-            self.encoded[item.hash] = encoded
-        return tuple(item.hash for item in items)
+        wanted = [self.media[row][index] for row, index in batch.encode.tolist()]
+        items = {item.hash: item for item in wanted if item.hash not in self.encoded}
+        found = {name: self.connector.load(name) for name in items} if self.connector is not None else {}
+        missing = [item for name, item in items.items() if found.get(name) is None]
+        if missing:
+            assert self.encode is not None, "only a model that encodes media is given media"
+            made = self.encode([tensor_of(item.data) for item in missing if item.data is not None])
+            for item, encoded in zip(missing, made, strict=True):
+                found[item.hash] = encoded
+                if self.connector is not None:
+                    self.connector.save(item.hash, encoded)
+        self.encoded.update({name: tensor for name, tensor in found.items() if tensor is not None})
+        return tuple(items)
 
     def merge(self, hidden: Tensor, batch: Batch, inputs: StepInputs) -> Tensor:
         """Overwrite the embeddings of positions that have a source of their own; hidden [T, size] is changed in place."""

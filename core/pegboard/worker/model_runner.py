@@ -14,6 +14,7 @@ from torch import Tensor
 from pegboard.batch import CSR, Batch, NewRequest, StepOutput, StepTimes, TokenMasks
 from pegboard.interfaces.attention import AttentionBackend, KVPlan
 from pegboard.interfaces.draft import DraftProposer, DraftStep
+from pegboard.interfaces.encoder_connector import EncoderConnectorWorker
 from pegboard.interfaces.kv_connector import KVConnectorWorker
 from pegboard.interfaces.sampler import Sampled, Sampler, SampleStep
 from pegboard.sampling_params import SamplingParams
@@ -42,6 +43,7 @@ class RunnerParts:
     max_drafts: int = 0
     draft: DraftProposer | None = None
     connectors: Mapping[str, KVConnectorWorker] = field(default_factory=dict)
+    encoder_connector: EncoderConnectorWorker | None = None
     load_adapter: Callable[[int, Any], None] | None = None
 
 
@@ -59,7 +61,7 @@ class ModelRunner:
             state=self.state,
             device=parts.device,
         )
-        self.sources = EmbeddingSources(getattr(parts.model, "encode", None))
+        self.sources = EmbeddingSources(getattr(parts.model, "encode", None), parts.encoder_connector)
         self.scores = PromptScores(parts.sampler, parts.model.logits, self.state)
         self.token_lora_slots = torch.zeros(0, dtype=torch.int64)
 

@@ -12,9 +12,16 @@ from pegboard.config import EngineConfig
 from pegboard.errors import ConfigError, blame
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
+from pegboard.interfaces.encoder_connector import (
+    EncoderConnectorNeed,
+    EncoderConnectorSetup,
+    EncoderConnectorSpec,
+    EncoderConnectorWorker,
+)
 from pegboard.interfaces.executor import WorkerReady
 from pegboard.interfaces.kv_connector import KVConnectorNeed, KVConnectorSetup, KVConnectorSpec, KVConnectorWorker
 from pegboard.interfaces.logits_processor import LogitsProcessorNeed, LogitsProcessorSetup
+from pegboard.interfaces.model import ModelNeed
 from pegboard.interfaces.platform import PlatformNeed, PlatformSetup
 from pegboard.interfaces.quantization import QuantizationNeed, QuantizationSetup
 from pegboard.interfaces.sampler import Sampler, SamplerNeed, SamplerSetup
@@ -23,9 +30,11 @@ from pegboard.layers import Build
 from pegboard.layers.build import LoRALimits
 from pegboard.log import get_logger
 from pegboard.plugins.defaults import default_name
+from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_part
 from pegboard.plugins.registry import Registry
 from pegboard.worker import memory
+from pegboard.worker.adapters import load_adapter
 from pegboard.worker.attention_groups import AttentionGroups, AttentionLimits
 from pegboard.worker.kernels import choose_kernels
 from pegboard.worker.model_loader import bind_layers, load_weights
@@ -81,7 +90,9 @@ class Worker:
         )
         declared = self.build.declared
         self.attention = AttentionGroups(self.registry, declared.attention, limits, self.build.quantization, self.kernels)
-        return WorkerReady(self.rank, self.attention.kv_specs(), self._kv_memory_bytes())
+        methods = [layer.method for layer in declared.layers if getattr(layer, "method", None) is not None]
+        weight_bytes = sum(method.sizes().resident_bytes for method in methods)
+        return WorkerReady(self.rank, self.attention.kv_specs(), self._kv_memory_bytes(), weight_bytes)
 
     def _build_model(self) -> None:
         config, checkpoint = self.config, self.plan.checkpoint
@@ -98,7 +109,7 @@ class Worker:
             lora=LoRALimits(config.max_loras, config.max_lora_rank) if config.max_loras else None,
             lora_slots=lambda: self.running.token_lora_slots,
         )
-        entry = self.registry.choose_keyed("model", checkpoint.architectures, self._model_need()).require()
+        entry = self.registry.choose_keyed("model", checkpoint.architectures, ModelNeed()).require()
         implementation = self.registry.load(entry)
         with blame(entry.id):
             self.model = implementation(checkpoint.config, self.build)
@@ -106,12 +117,6 @@ class Worker:
         loader = self.registry.build(loader_entry, WeightLoaderSetup(seed=config.seed))
         with self.platform.pool("weights"):
             load_weights(self.build.declared.layers, self.model.WEIGHTS, loader, checkpoint)
-
-    @staticmethod
-    def _model_need() -> Any:
-        from pegboard.interfaces.model import ModelNeed
-
-        return ModelNeed()
 
     def _quantization(self, stored: Any, asked: str | None) -> Any:
         """The quantization method: what the checkpoint says, or the user's choice for a plain checkpoint."""
@@ -150,6 +155,7 @@ class Worker:
                 max_drafts=config.spec_tokens,
                 draft=self._draft(),
                 connectors=self._connectors(kv_plan, views),
+                encoder_connector=self._encoder_connector(),
                 load_adapter=self._load_adapter if config.max_loras else None,
             )
         )
@@ -187,23 +193,33 @@ class Worker:
         return self.registry.build(entry, setup)
 
     def _connectors(self, kv_plan: KVPlan, views: Any) -> dict[str, KVConnectorWorker]:
-        """The worker halves of the configured connectors."""
+        """The worker halves of the configured KV connectors."""
+        setup = KVConnectorSetup(tuple(group.block_size for group in kv_plan.groups))
         connectors = {}
         for name in self.config.kv_connectors or ():
             entry = self.registry.choose("kv_connector", KVConnectorNeed(), explicit=name, key=name).require()
-            spec = self.registry.spec(entry)
-            assert isinstance(spec, KVConnectorSpec)
-            half = import_part(entry, spec.worker, "worker")
-            setup = KVConnectorSetup(tuple(group.block_size for group in kv_plan.groups))
+            connectors[name] = self._worker_half(entry, setup)
             with blame(entry.id):
-                connector = half(self.registry.options(entry), setup)
-                connector.register(views, kv_plan.groups)
-            connectors[name] = connector
+                connectors[name].register(views, kv_plan.groups)
         return connectors
 
-    def _load_adapter(self, slot: int, adapter: Any) -> None:
-        from pegboard.worker.adapters import load_adapter
+    def _encoder_connector(self) -> EncoderConnectorWorker | None:
+        name = self.config.encoder_connector
+        if name is None:
+            return None
+        entry = self.registry.choose("encoder_connector", EncoderConnectorNeed(), explicit=name).require()
+        return self._worker_half(entry, EncoderConnectorSetup(self.plan.checkpoint.digest))
 
+    def _worker_half(self, entry: Entry, setup: object) -> Any:
+        """Build the half of a connector that runs here; its spec names it as `worker`."""
+        spec = self.registry.spec(entry)
+        assert isinstance(spec, KVConnectorSpec | EncoderConnectorSpec)
+        half = import_part(entry, spec.worker, "worker")
+        options = self.registry.options(entry)
+        with blame(entry.id):
+            return half(options, setup)
+
+    def _load_adapter(self, slot: int, adapter: Any) -> None:
         load_adapter(self.registry, self.build.declared.layers, slot, adapter)
 
     def warm_up(self) -> None:

@@ -77,8 +77,8 @@ def make_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
         raise ModelError(f"transformers has no causal language model for {model_type} ({name})")
     if not model_class._supports_attention_backend:
         raise ModelError(
-            f"{model_class.__name__} computes attention (or a recurrent state) in a way that cannot be replaced, so it cannot use "
-            "Pegboard's KV cache; a model plugin of its own is needed"
+            f"{model_class.__name__} computes attention (or a recurrent state) in a way that cannot be replaced, so it cannot "
+            "use Pegboard's KV cache; a model plugin of its own is needed"
         )
     refuse_config(parsed, model_class.__name__)
     parsed.use_cache = False
@@ -97,10 +97,10 @@ def refuse_config(config: Any, name: str) -> None:
         kind = rule.get("rope_type", "default")
         original = rule.get("original_max_position_embeddings") or config.max_position_embeddings
         if kind == "dynamic" or (kind == "longrope" and config.max_position_embeddings > original):
+            advice = "rope_parameters of rope_type 'default'" if kind == "dynamic" else f"max_position_embeddings={original}"
             raise ModelError(
-                f"{name} uses {kind!r} rotary scaling, which transformers sets anew from the longest request of a step, so requests would "
-                "change each other. To serve it within its original length use hf_overrides with rope_parameters of rope_type 'default'"
-                + (f" or max_position_embeddings={original}" if kind == "longrope" else "")
+                f"{name} uses {kind!r} rotary scaling, which transformers sets anew from the longest request of a step, so that "
+                f"requests would change each other. To serve it within its original length use hf_overrides with {advice}"
             )
 
 
@@ -109,7 +109,8 @@ def declare_attention(build: Build, model: nn.Module, calls: list[AttentionCall]
     name, num_layers = type(model).__name__, model.config.num_hidden_layers
     if len(calls) != num_layers or len({id(call.module) for call in calls}) != num_layers:
         raise ModelError(
-            f"{name} attends {len(calls)} times in {num_layers} layers; hybrid models, whose other layers keep a state, need a plugin of their own"
+            f"{name} attends {len(calls)} times in {num_layers} layers; models whose layers do not attend once each, such as "
+            "hybrids with a recurrent state, need a plugin of their own"
         )
     paths = {id(module): path for path, module in model.named_modules()}
     for index, call in enumerate(calls):

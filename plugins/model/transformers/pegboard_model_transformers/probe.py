@@ -29,9 +29,11 @@ PASSIVE_ARGUMENTS = {"position_ids", "cache_position", "output_attentions", "out
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Stands for an attention mask in the probe: the keys a query sees, all earlier ones or the last `window`."""
+    """Stands for an attention mask in the probe: the keys a query sees, all earlier ones or the last `window`. trouble: why
+    it cannot be served; models make masks that they do not use, so that only counts once an attention module gets it."""
 
-    window: int | None
+    window: int | None = None
+    trouble: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ def _note_attention(
             f"{notes.name} attends over {key.shape[2]} keys for {PROBE_TOKENS} tokens; only self-attention can be served"
         )
     if isinstance(attention_mask, Sight):
+        if attention_mask.trouble:
+            raise ModelError(f"{notes.name} {attention_mask.trouble}")
         window = attention_mask.window
     elif attention_mask is not None and (not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2):
         raise ModelError(f"{notes.name} makes attention masks of its own, which the paged attention layer cannot follow")
@@ -116,20 +120,19 @@ def _note_attention(
 
 def _note_mask(*, mask_function: Callable[..., Any], local_size: int | None = None, **kwargs: Any) -> Sight:
     """What a mask function lets through, asked at the borders of a causal mask and of a window."""
-    name = _current[-1].name
 
     def sees(query: int, key: int) -> bool:
         return bool(mask_function(0, 0, torch.tensor(query), torch.tensor(key)))
 
     if sees(5, 6) or not sees(5, 5):
-        raise ModelError(f"{name} uses a mask that is not causal; only decoders can be served")
+        return Sight(trouble="uses a mask that is not causal; only decoders can be served")
     if local_size is None:
-        if not sees(100_000, 0):
-            raise ModelError(f"{name} uses a mask that hides earlier tokens in a way other than a sliding window")
-        return Sight(None)
+        return (
+            Sight() if sees(100_000, 0) else Sight(trouble="uses a mask that hides earlier tokens, but not by a sliding window")
+        )
     far = 3 * local_size + 1
     if not sees(far, far - local_size + 1) or sees(far, far - local_size) or not sees(far + 1, far - local_size + 2):
-        raise ModelError(f"{name} uses chunked attention; only causal and sliding-window attention can be served")
+        return Sight(trouble="uses chunked attention; only causal and sliding-window attention can be served")
     return Sight(local_size)
 
 

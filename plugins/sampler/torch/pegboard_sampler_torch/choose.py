@@ -12,6 +12,7 @@ one core (docs/decisions/0102-sampler.md has the table):
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,13 +37,14 @@ class Cuts:
         return not (self.min_p is None and self.top_k is None and self.top_p is None)
 
 
-def blockwise(x: Tensor, reduce: str) -> Tensor:
-    """[n, V] → [n, ceil(V / BLOCK)]: "amax" or "sum" of each run of BLOCK values; the last run may be shorter."""
-    head = x.shape[-1] - x.shape[-1] % BLOCK
-    reduced = getattr(x[:, :head].unflatten(-1, (-1, BLOCK)), reduce)(-1)
-    if head == x.shape[-1]:
+def blockwise(x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+    """[n, V] → [n, ceil(V / BLOCK)]: torch.amax or torch.sum of each run of BLOCK values; the last run may be shorter."""
+    num_whole, rest = divmod(x.shape[-1], BLOCK)
+    head = x[:, : num_whole * BLOCK]
+    reduced = reduce(head.view(len(x), num_whole, BLOCK), -1)
+    if not rest:
         return reduced
-    return torch.cat([reduced, getattr(x[:, head:], reduce)(-1, keepdim=True)], -1)
+    return torch.cat([reduced, reduce(x[:, -rest:], -1, keepdim=True)], -1)
 
 
 def _block_ids(blocks: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
@@ -53,7 +55,7 @@ def _block_ids(blocks: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
 
 def argmax(x: Tensor) -> Tensor:
     """[n, V] → int64 [n], the first of equal maxima; NaN counts as the largest, as in torch.argmax, which is slower."""
-    best = blockwise(x, "amax").argmax(-1)
+    best = blockwise(x, torch.amax).argmax(-1)
     ids, _ = _block_ids(best, x.shape[-1])
     return ids.gather(-1, x.gather(-1, ids).argmax(-1, keepdim=True)).squeeze(-1)
 
@@ -61,7 +63,7 @@ def argmax(x: Tensor) -> Tensor:
 def draw(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """weights float32 [n, V] ≥ 0, uniforms float64 [n] → (ids int64 [n], failed bool [n]). A row fails when its weights are
     all zero or not finite; its id is then meaningless but inside the vocabulary."""
-    sums = blockwise(weights, "sum").double()
+    sums = blockwise(weights, torch.sum).double()
     cumulative = sums.cumsum(-1)
     total = cumulative[:, -1:]
     wanted = torch.minimum(uniforms.unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total)))
@@ -126,7 +128,7 @@ def _nucleus(x: Tensor, weights: Tensor, peak: Tensor, floor: Tensor, top_p: Ten
     """The value [n, 1] of the least likely token that top_p keeps. weights are cut at `floor` already. largest: descending
     values of x that are at hand, tried first."""
     vocab_size = x.shape[-1]
-    wanted = top_p.double().unsqueeze(-1) * blockwise(weights, "sum").double().sum(-1, keepdim=True)
+    wanted = top_p.double().unsqueeze(-1) * blockwise(weights, torch.sum).double().sum(-1, keepdim=True)
     result = torch.empty_like(peak)
     todo = torch.arange(len(x), device=x.device)
     widths = [k for k in (1024, 8192) if k < vocab_size] if x.device.type == "cpu" else []

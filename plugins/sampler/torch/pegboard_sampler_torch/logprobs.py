@@ -20,7 +20,7 @@ def top_tokens(x: Tensor, k: int) -> Tensor:
     num_blocks = -(-x.shape[-1] // BLOCK)
     if k >= num_blocks // 2:
         return x.sort(dim=-1, descending=True, stable=True).indices[:, :k]
-    blocks = _largest(blockwise(x, "amax"), torch.arange(num_blocks, device=x.device).expand(len(x), -1), k)
+    blocks = _largest(blockwise(x, torch.amax), torch.arange(num_blocks, device=x.device).expand(len(x), -1), k)
     ids = (blocks.unsqueeze(-1) * BLOCK + torch.arange(BLOCK, device=x.device)).flatten(1)
     inside = ids < x.shape[-1]
     values = x.gather(-1, ids.clamp(max=x.shape[-1] - 1)).masked_fill_(~inside, float("-inf"))

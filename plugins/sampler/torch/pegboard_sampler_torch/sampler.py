@@ -105,7 +105,7 @@ class TorchSampler:
         """See `Sampler.score`. Always normalized; targets outside the vocabulary (prompt embeddings) count as id 0."""
         targets = targets.to(logits.device, torch.int64)
         targets = torch.where((targets < 0) | (targets >= logits.shape[-1]), 0, targets)
-        chunks = zip(logits.split(SCORE_ROWS), targets.split(SCORE_ROWS), strict=True)
+        chunks = zip(torch.split(logits, SCORE_ROWS), torch.split(targets, SCORE_ROWS), strict=True)
         return Logprobs.concat([gather_logprobs(x.float(), chosen, top, normalize=True) for x, chosen in chunks])
 
     def _apply_masks(self, logits: Tensor, masks: TokenMasks, layout: StepLayout) -> None:
@@ -152,9 +152,9 @@ class TorchSampler:
     def _choose(self, logits: Tensor, step: SampleStep, layout: StepLayout) -> tuple[Tensor, Tensor, Tensor]:
         """→ tokens drawn at every logits row [N], accepted token_ids [B, 1 + D], counts [B]. Without processed logprobs the
         logits are worthless afterwards."""
-        with_probs = step.draft_probs is not None and layout.has_drafts
+        draft_probs = step.draft_probs if layout.has_drafts else None
         sampled = layout.places(Feature.SAMPLED) if layout.present & Feature.SAMPLED else layout.rows[:0]
-        uniforms = self._uniforms(sampled, layout, 2 if with_probs else 1)
+        uniforms = self._uniforms(sampled, layout, 1 if draft_probs is None else 2)
         if len(sampled) == layout.num_places > 0:
             tokens, weights = self._draw(logits, sampled, uniforms, layout)
         else:
@@ -167,7 +167,7 @@ class TorchSampler:
                     logits[where] = subset
         if not layout.has_drafts:
             return tokens, tokens.unsqueeze(-1), torch.ones_like(tokens)
-        if not with_probs:
+        if draft_probs is None:
             return tokens, *accept_equal(tokens, layout.drafts, layout.offsets_tensor)
         probs = torch.zeros_like(logits).scatter_(-1, tokens.unsqueeze(-1), 1.0)
         if weights is not None:
@@ -177,7 +177,7 @@ class TorchSampler:
             probs[where] = torch.where(fine, weights / total, probs[where])
         both = torch.zeros(layout.num_places, 2, dtype=torch.float64, device=logits.device)
         both[layout.to_device(sampled)] = uniforms
-        draft_probs = step.draft_probs.to(logits.device, torch.float32)
+        draft_probs = draft_probs.to(logits.device, torch.float32)
         return tokens, *verify_drafts(probs, layout.draft_token_ids, layout.offsets_tensor, both, draft_probs)
 
     def _draw(self, x: Tensor, places: np.ndarray, uniforms: Tensor, layout: StepLayout) -> tuple[Tensor, Tensor]:

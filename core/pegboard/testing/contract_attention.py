@@ -1,0 +1,305 @@
+"""Contract tests of the kind `attention`. A plugin's test file:
+
+    class TestMyBackend(AttentionContract):
+        spec = MY_BACKEND
+
+        def backend(self, setup: AttentionSetup) -> AttentionBackend:
+            return MyBackend(None, setup)
+
+Every declared capability is exercised on random steps and held against `pegboard.ops.paged_attention`; every other one must be
+refused by selection. Attention sinks, token trees, bidirectional spans, cross attention and MLA have no reference here: a
+backend that declares them tests them itself. The cache is only written and read through the backend, so its layout is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pegboard.interfaces.attention import (
+    AttentionBackend,
+    AttentionInputs,
+    AttentionLayer,
+    AttentionNeed,
+    AttentionSetup,
+    AttentionSpec,
+    KVGroup,
+    KVPlan,
+    Window,
+)
+from pegboard.interfaces.spec import AtMost, Multiple, unmet
+from pegboard.ops import paged_attention
+from pegboard.worker import memory
+
+FEATURES = ("window", "sinks", "soft_cap", "alibi", "tree", "bidirectional")
+TOLERANCES = {"float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens start … stop − 1 of a row, computed in one step."""
+
+    row: int
+    start: int
+    stop: int
+
+
+class Trial:
+    """A backend over a fresh cache full of garbage, rows of random queries, keys and values in shuffled blocks, and the same in
+    plain tensors for the reference."""
+
+    def __init__(self, contract: "AttentionContract", layers: Sequence[AttentionLayer], block_size: int, lengths: Sequence[int],
+                 seed: int, dtype: str = "float32") -> None:  # fmt: skip
+        self.layers, self.block_size, self.lengths, self.device = tuple(layers), block_size, lengths, contract.device
+        random = torch.Generator().manual_seed(seed)
+        kind = getattr(torch, dtype)
+
+        def values(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=random).to(kind).to(self.device)
+
+        blocks_of = [-(-length // block_size) for length in lengths]
+        self.num_blocks = 1 + sum(blocks_of) + 2  # block 0 belongs to nobody, two more stay free
+        shuffled = torch.randperm(self.num_blocks - 1, generator=random).add_(1).split([*blocks_of, 2])
+        self.tables = [table.to(torch.int32) for table in shuffled[:-1]]
+        self.q, self.k, self.v, self.caches = {}, {}, {}, {}
+        for layer in self.layers:
+            index, width = layer.layer_index, layer.value_dim or layer.head_dim
+            self.q[index] = [values(n, layer.num_heads, layer.head_dim) for n in lengths]
+            if layer.shares_kv_with is None:
+                self.k[index] = [values(n, layer.num_kv_heads, layer.head_dim) for n in lengths]
+                self.v[index] = [values(n, layer.num_kv_heads, width) for n in lengths]
+                self.caches[index] = (self._reference_cache(self.k[index]), self._reference_cache(self.v[index]))
+        self.backend = contract.backend(
+            AttentionSetup(self.layers, dtype, self.device, sum(lengths), len(lengths), max(lengths), num_threads=torch.get_num_threads())
+        )  # fmt: skip
+        owners = [layer for layer in self.layers if layer.shares_kv_with is None]
+        spec = self.backend.kv_spec(owners[0], dtype, None)
+        assert spec is not None, "a decoder layer stores keys and values"
+        group = KVGroup(tuple(layer.layer_index for layer in owners), spec, block_size)
+        plan = KVPlan((group,), self.num_blocks, spec.slot_bytes() * block_size * len(owners), block_size)
+        self.backend.attach(memory.allocate(plan, self.device, num_blocks=1), block_size)  # as for the memory profile
+        self.views = memory.allocate(plan, self.device)
+        for view in (view for named in self.views.values() for view in named.values()):
+            view.copy_(torch.randn(view.shape, generator=random).mul_(9).to(view.dtype))
+        self.backend.attach(self.views, block_size)
+        self.calls = {layer.layer_index: self.backend.bind(layer) for layer in self.layers}
+
+    def _reference_cache(self, rows: Sequence[Tensor]) -> Tensor:
+        cache = torch.zeros(self.num_blocks, self.block_size, *rows[0].shape[1:], dtype=rows[0].dtype, device=self.device)
+        for row, table in zip(rows, self.tables, strict=True):
+            for index, block in enumerate(table.tolist()):
+                part = row[index * self.block_size : (index + 1) * self.block_size]
+                cache[block, : len(part)] = part
+        return cache
+
+    def inputs(self, pieces: Sequence[Piece], unstored: frozenset[int] = frozenset()) -> AttentionInputs:
+        """The step as the worker would describe it; rows in `unstored` have slot −1 everywhere."""
+        counts = [piece.stop - piece.start for piece in pieces]
+        loc = np.cumsum([0, *counts]).astype(np.int32)
+        seq_lens = np.array([piece.stop for piece in pieces], np.int32)
+        tables = np.zeros((len(pieces), -(-int(seq_lens.max()) // self.block_size)), np.int32)
+        slots, positions = [], []
+        for index, piece in enumerate(pieces):
+            table, where = self.tables[piece.row], torch.arange(piece.start, piece.stop)
+            used = -(-piece.stop // self.block_size)
+            tables[index, :used] = table[:used]
+            tables[index, : self._dropped(piece)] = 0
+            own = table[where // self.block_size].long() * self.block_size + where % self.block_size
+            slots.append(torch.full_like(own, -1) if piece.row in unstored else own)
+            positions.append(where)
+        return AttentionInputs(
+            num_rows=len(pieces),
+            num_tokens=int(loc[-1]),
+            num_decode_rows=counts.count(1),
+            query_start_loc=torch.from_numpy(loc).to(self.device),
+            query_start_loc_cpu=loc,
+            seq_lens=torch.from_numpy(seq_lens).to(self.device),
+            seq_lens_cpu=seq_lens,
+            block_table=torch.from_numpy(tables).to(self.device),
+            block_table_cpu=tables,
+            slot_mapping=torch.cat(slots).to(self.device),
+            positions=torch.cat(positions).to(self.device),
+            max_query_len=max(counts),
+            max_seq_len=int(seq_lens.max()),
+        )
+
+    def _dropped(self, piece: Piece) -> int:
+        """Blocks of the row that no window reaches any more: the engine has given them away."""
+        if any(layer.window is None for layer in self.layers):
+            return 0
+        return max(0, piece.start - max(layer.window or 0 for layer in self.layers) + 1) // self.block_size
+
+    def step(self, pieces: Sequence[Piece], unstored: frozenset[int] = frozenset()) -> dict[int, Tensor]:
+        """One step through the backend: output [T, H · Dv] per layer."""
+        self.backend.plan(self.inputs(pieces, unstored))
+        outputs = {}
+        for layer in self.layers:
+            index = layer.layer_index
+            q = torch.cat([self.q[index][p.row][p.start : p.stop] for p in pieces])
+            k = torch.cat([self.k[index][p.row][p.start : p.stop] for p in pieces]) if index in self.k else None
+            v = torch.cat([self.v[index][p.row][p.start : p.stop] for p in pieces]) if index in self.v else None
+            outputs[index] = self.calls[index](q, k, v)
+        return outputs
+
+    def expected(self, pieces: Sequence[Piece]) -> dict[int, Tensor]:
+        """The same by `paged_attention`, in float32."""
+        inputs, outputs = self.inputs(pieces), {}
+        tables = torch.stack([torch.nn.functional.pad(t, (0, self.num_blocks - len(t))) for t in self.tables])
+        tables = tables[[piece.row for piece in pieces]].to(self.device)
+        for layer in self.layers:
+            owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
+            q = torch.cat([self.q[layer.layer_index][p.row][p.start : p.stop] for p in pieces]).float()
+            alibi = None if layer.alibi is None else torch.tensor(layer.alibi, device=self.device)
+            loc, lengths = inputs.query_start_loc, inputs.seq_lens
+            out = paged_attention(
+                q, *self.caches[owner], tables, loc, lengths, layer.scale, layer.window, layer.soft_cap, alibi
+            )
+            outputs[layer.layer_index] = out.flatten(1)
+        return outputs
+
+
+def random_steps(rng: np.random.Generator, lengths: Sequence[int]) -> Iterator[list[Piece]]:
+    """Every row from its first to its last token, in chunks of random size; each step takes some rows, decodes first."""
+    done = [0] * len(lengths)
+    while left := [row for row, length in enumerate(lengths) if done[row] < length]:
+        taken = [row for row in left if rng.random() < 0.7] or left[:1]
+        pieces = []
+        for row in taken:
+            room = lengths[row] - done[row]
+            count = int(rng.choice([1, room, rng.integers(1, room + 1)]))
+            pieces.append(Piece(row, done[row], done[row] + count))
+            done[row] += count
+        yield sorted(pieces, key=lambda piece: piece.stop - piece.start > 1)
+
+
+class AttentionContract:
+    """Every attention backend passes these. Override `spec` and `backend`; `device` when it does not run on the CPU."""
+
+    spec: AttentionSpec
+    device = "cpu"
+
+    def backend(self, setup: AttentionSetup) -> AttentionBackend:
+        """A new backend."""
+        raise AssertionError("override AttentionContract.backend")
+
+    def can(self, feature: str, value: object = True) -> bool:
+        return not unmet(self.spec.supports, {feature: value})
+
+    def some(self, feature: str, usual: Sequence[Any]) -> list[Any]:
+        """Of the usual values, those the backend declares; the least it declares when there is none."""
+        fitting = [value for value in usual if self.can(feature, value)]
+        declared = self.spec.supports.get(feature)
+        return fitting or [declared.of if isinstance(declared, Multiple) else min(declared)]  # type: ignore[call-overload]
+
+    def random_layers(self, rng: np.random.Generator) -> list[AttentionLayer]:
+        """Two layers of one KV group, with a random set of the declared features."""
+        num_kv_heads, group = int(rng.integers(1, 4)), int(rng.choice([1, 2, 3, 5]))
+        num_heads, head_dim = num_kv_heads * group, int(rng.choice(self.some("head_dim", [8, 16, 40, 64, 128])))
+        features: dict[str, Any] = {}
+        if self.can("window") and rng.random() < 0.4:
+            features["window"] = int(rng.choice([1, 2, 5, 16, 33, 200]))
+        if self.can("soft_cap") and rng.random() < 0.3:
+            features["soft_cap"] = float(rng.choice([0.5, 2.0, 30.0]))
+        if self.can("alibi") and rng.random() < 0.3:
+            features["alibi"] = tuple(float(x) for x in rng.uniform(0, 0.5, num_heads))
+        return [AttentionLayer(layer_index=i, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
+                               scale=head_dim**-0.5 * (1 + i), **features) for i in range(2)]  # fmt: skip
+
+    def random_trial(self, seed: int, dtype: str = "float32") -> tuple[Trial, list[list[Piece]]]:
+        rng = np.random.default_rng(seed)
+        block_size = int(rng.choice(self.some("block_size", [1, 4, 16, 32])))
+        lengths = [int(rng.choice([1, rng.integers(1, 12), rng.integers(1, 90)])) for _ in range(rng.integers(1, 7))]
+        trial = Trial(self, self.random_layers(rng), block_size, lengths, seed, dtype)
+        return trial, list(random_steps(rng, lengths))
+
+    @pytest.mark.parametrize("seed", range(24))
+    def test_random_steps_equal_the_reference(self, seed: int) -> None:
+        """Prefill, chunks of it and decode, alone and mixed: each step reads what the ones before it wrote."""
+        trial, steps = self.random_trial(seed, self.some("dtype", ["float32"])[0])
+        for pieces in steps:
+            self.check(trial, pieces, trial.step(pieces))
+
+    @pytest.mark.parametrize("dtype", TOLERANCES)
+    def test_every_declared_dtype(self, dtype: str) -> None:
+        if not (self.can("dtype", dtype) and self.can("kv_dtype", dtype)):
+            return
+        trial, steps = self.random_trial(100, dtype)
+        for pieces in steps:
+            outputs = trial.step(pieces)
+            assert all(out.dtype == getattr(torch, dtype) for out in outputs.values())
+            self.check(trial, pieces, outputs, TOLERANCES[dtype])
+
+    def check(self, trial: Trial, pieces: Sequence[Piece], outputs: dict[int, Tensor], tolerance: float | None = None) -> None:
+        for index, expected in trial.expected(pieces).items():
+            found = outputs[index].float()
+            allowed = tolerance or TOLERANCES[str(outputs[index].dtype).removeprefix("torch.")]
+            torch.testing.assert_close(found, expected, atol=allowed, rtol=allowed, msg=lambda m: f"{trial.layers} {pieces}: {m}")  # noqa: B023
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_rows_do_not_see_their_neighbors(self, seed: int) -> None:
+        """A row computed alone gives what it gives in a batch: bit by bit with the flag "batch_invariant"."""
+        (together, steps), (alone, _) = self.random_trial(200 + seed), self.random_trial(200 + seed)
+        allowed = 0.0 if "batch_invariant" in self.spec.flags else TOLERANCES["float32"]
+        for pieces in steps:
+            outputs = together.step(pieces)
+            singles = [alone.step([piece]) for piece in pieces]
+            for index, out in outputs.items():
+                torch.testing.assert_close(out, torch.cat([single[index] for single in singles]), atol=allowed, rtol=allowed)
+
+    def test_the_same_steps_give_the_same_bits(self) -> None:
+        (first, steps), (second, _) = self.random_trial(300), self.random_trial(300)
+        for pieces in steps:
+            outputs, again = first.step(pieces), second.step(pieces)
+            assert all(torch.equal(outputs[index], again[index]) for index in outputs)
+
+    def test_tokens_without_a_slot_are_not_stored(self) -> None:
+        """Slot −1 writes nothing: the blocks of such a row keep every byte, and its neighbors do not notice."""
+        rng = np.random.default_rng(400)
+        trial = Trial(self, self.random_layers(rng), self.some("block_size", [4, 16])[0], [9, 1, 6], 400)
+        pieces = [Piece(1, 0, 1), Piece(0, 0, 9), Piece(2, 0, 6)]
+        blocks = trial.tables[0].long().to(self.device)
+        before = [view[blocks].clone() for named in trial.views.values() for view in named.values()]
+        outputs = trial.step(pieces, unstored=frozenset({0}))
+        after = [view[blocks] for named in trial.views.values() for view in named.values()]
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        for index, expected in trial.expected(pieces).items():
+            for own in (slice(0, 1), slice(10, 16)):
+                torch.testing.assert_close(outputs[index][own], expected[own], atol=3e-5, rtol=3e-5)
+
+    def test_a_layer_may_read_the_cache_of_another(self) -> None:
+        """`shares_kv_with`: k and v are None, the layer writes nothing."""
+        rng = np.random.default_rng(500)
+        owner = self.random_layers(rng)[0]
+        reader = AttentionLayer(layer_index=1, num_heads=owner.num_heads, num_kv_heads=owner.num_kv_heads,
+                                head_dim=owner.head_dim, scale=0.3, shares_kv_with=0)  # fmt: skip
+        trial = Trial(self, [owner, reader], self.some("block_size", [4, 16])[0], [7, 20], 500)
+        for pieces in random_steps(rng, trial.lengths):
+            self.check(trial, pieces, trial.step(pieces))
+
+    def test_a_window_may_drop_old_blocks_but_no_others(self) -> None:
+        trial, _ = self.random_trial(600)
+        plain = AttentionLayer(layer_index=0, num_heads=2, num_kv_heads=2, head_dim=self.some("head_dim", [64])[0], scale=1.0)
+        spec = trial.backend.kv_spec(plain, "float32", None)
+        assert spec is not None and not isinstance(spec.retain, Window), "full attention needs every token"
+        if self.can("window"):
+            narrow = AttentionLayer(layer_index=0, num_heads=2, num_kv_heads=2, head_dim=plain.head_dim, scale=1.0, window=32)
+            spec = trial.backend.kv_spec(narrow, "float32", None)
+            assert spec is not None and (not isinstance(spec.retain, Window) or spec.retain.tokens >= 32)
+
+    def test_what_is_not_declared_is_refused_with_a_reason(self) -> None:
+        """Selection compares the need of a layer with `supports`; each refusal names the feature."""
+        for feature in FEATURES:
+            reasons = unmet(self.spec.supports, AttentionNeed(**{feature: True}).wants())
+            assert reasons == [] or feature in reasons[0]
+            assert (reasons == []) == bool(self.spec.supports.get(feature))
+        for feature, wrong in (("dtype", "int3"), ("kv_dtype", "int3"), ("kind", "telepathy"), ("head_dim", 12345677)):
+            declared = self.spec.supports.get(feature)
+            reasons = unmet(self.spec.supports, AttentionNeed(**{feature: wrong}).wants())
+            assert declared is True or (len(reasons) == 1 and feature in reasons[0]), f"{feature}={wrong!r} must be refused"
+        assert isinstance(self.spec.supports.get("block_size"), bool | Multiple | AtMost | set | frozenset | int)

@@ -1,0 +1,1 @@
+"""Metrics sink: one JSON line per sample, appended to a file."""

@@ -1,0 +1,15 @@
+"""Options of the metrics sink `jsonl`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class JsonlOptions(BaseModel):
+    """Where the lines go."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: Path = Field(Path("metrics.jsonl"), description="file to append to")

@@ -1,0 +1,30 @@
+"""Writes samples as they come; the file is the whole state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pegboard.interfaces.metrics import Metric, MetricsSetup, Sample
+
+if TYPE_CHECKING:
+    from pegboard_metrics_jsonl.options import JsonlOptions
+
+
+class JsonlSink:
+    """One line per sample: time, model, and every gauge, counter and observation it holds."""
+
+    def __init__(self, options: JsonlOptions, setup: MetricsSetup) -> None:
+        self._model_name = setup.model_name
+        self._file = options.path.open("a", encoding="utf-8", buffering=1)  # line by line, so that a reader sees whole lines
+
+    def declare(self, metrics: Sequence[Metric]) -> None:
+        """Nothing to prepare: every line names its metrics."""
+
+    def publish(self, sample: Sample) -> None:
+        values = {**sample.gauges, **sample.counters, **{name: list(seen) for name, seen in sample.observations.items()}}
+        self._file.write(json.dumps({"time_s": sample.time_s, "model": self._model_name, **values}) + "\n")
+
+    def close(self) -> None:
+        self._file.close()

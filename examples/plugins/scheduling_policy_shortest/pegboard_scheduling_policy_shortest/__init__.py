@@ -1,0 +1,1 @@
+"""Scheduling policy: the waiting request with the fewest tokens goes first."""

@@ -1,0 +1,21 @@
+"""The backend keeps the contracts of its kind and of all plugins."""
+
+from __future__ import annotations
+
+from pegboard_attention_cpu.backend import CPUPagedAttention
+from pegboard_attention_cpu.plugin import CPU_PAGED
+
+from pegboard.interfaces.attention import AttentionSetup
+from pegboard.testing.contract_attention import AttentionContract
+from pegboard.testing.contract_generic import check_entry, installed_entry
+
+
+def test_contract() -> None:
+    check_entry(installed_entry("attention", "cpu_paged"))
+
+
+class TestCPUPagedAttention(AttentionContract):
+    spec = CPU_PAGED
+
+    def backend(self, setup: AttentionSetup) -> CPUPagedAttention:
+        return CPUPagedAttention(None, setup)

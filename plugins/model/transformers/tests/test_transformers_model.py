@@ -1,0 +1,110 @@
+"""What the wildcard model notices before a weight is loaded. Numbers are compared with transformers in tests/parity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pegboard_model_transformers.model import TransformersModel, make_model
+from pegboard_model_transformers.names import Names
+from pegboard_model_transformers.probe import probe_attention
+
+from pegboard.errors import ConfigError, ModelError
+from pegboard.layers import Build, Group
+
+SMALL = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+
+
+def build(**values: Any) -> Build:
+    nothing: Any = None
+    return Build(dtype="float32", device="cpu", quantization=nothing, plain=nothing, kernels={}, **values)
+
+
+def attention_of(model_type: str, **values: Any) -> list[Any]:
+    model = make_model({**SMALL, "model_type": model_type, **values}, torch.float32)
+    return probe_attention(model, model.base_model, torch.float32)
+
+
+def test_attention_is_read_off_a_trial_run() -> None:
+    calls = attention_of("gemma2", head_dim=16, sliding_window=9, query_pre_attn_scalar=4, attn_logit_softcapping=30.0)
+    assert [call.window for call in calls] == [9, None, 9, None]
+    assert {(call.num_heads, call.num_kv_heads, call.head_dim, call.value_dim) for call in calls} == {(4, 2, 16, 16)}
+    assert {(call.scale, call.soft_cap) for call in calls} == {(0.5, 30.0)}
+
+
+def test_declares_one_attention_layer_per_layer_and_no_weight_memory() -> None:
+    own = build()
+    model = TransformersModel({**SMALL, "model_type": "olmo2"}, own)
+    assert sorted(own.declared.attention) == [0, 1, 2, 3]
+    linears = [name for name, module in model.model.named_modules() if type(module) is torch.nn.Linear]
+    assert linears == []
+    on_meta = [name for name, tensor in model.model.named_parameters() if tensor.device.type == "meta"]
+    assert on_meta == []
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values", "reason"),
+    [
+        ("no_such_model", {}, "knows no model_type"),
+        ("t5", {}, "encoder-decoder"),
+        ("mamba", {}, "cannot be replaced"),
+        ("falcon", {}, "cannot be replaced"),
+        ("bert", {}, "not causal"),
+        ("vit", {}, "no causal language model"),
+        (
+            "llama4_text",
+            {"attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 16, "head_dim": 8},
+            "trial run|chunked",
+        ),
+        ("gpt_oss", {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}, "s_aux"),
+        ("lfm2", {}, "trial run|times in 4 layers"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "longest request"),
+    ],
+)
+def test_refuses_with_the_reason(model_type: str, values: dict[str, Any], reason: str) -> None:
+    sizes = SMALL if model_type not in ("t5", "vit", "mamba", "falcon") else {}
+    with pytest.raises(ModelError, match=reason):
+        TransformersModel({**sizes, "model_type": model_type, **values}, build())
+
+
+def test_refuses_pairs_and_several_ranks() -> None:
+    config = {**SMALL, "model_type": "llama"}
+    with pytest.raises(ModelError, match="pairs"):
+        TransformersModel(config, build(rope_style="pairs"))
+    with pytest.raises(ConfigError, match="one rank"):
+        TransformersModel(config, build(tensor=Group(rank=0, size=2)))
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "language_model.model.", "model.language_model."])
+def test_checkpoint_names_with_and_without_prefixes(prefix: str) -> None:
+    names = Names(make_model({**SMALL, "model_type": "llama"}, torch.float32))
+    available = {f"{prefix}layers.{index}.self_attn.q_proj.weight": None for index in range(4)}
+    assert names.module_path("model.layers.3.self_attn.q_proj", available) == f"{prefix}layers.3.self_attn.q_proj"
+    with pytest.raises(ModelError, match=r"no tensor for 'model\.norm\.weight'"):
+        names.source("model.norm.weight", available)
+
+
+def test_experts_are_gathered_in_numeric_order() -> None:
+    names = Names(make_model({**SMALL, "model_type": "mixtral", "num_local_experts": 12}, torch.float32))
+    available = {
+        f"model.layers.0.block_sparse_moe.experts.{expert}.{matrix}.weight": None
+        for expert in range(12)
+        for matrix in ("w1", "w2", "w3")
+    }
+    target = "model.layers.0.mlp.experts.gate_up_proj"
+    source = names.source(target, available)
+    tensors = {name: torch.full((48, 32), float(name.split(".")[5]) + (0.5 if "w3" in name else 0.0)) for name in source.names}
+    merged = names.convert(target, source, tensors)
+    assert merged.shape == (12, 96, 32)
+    assert merged[:, 0, 0].tolist() == [float(expert) for expert in range(12)]
+    assert merged[:, 48, 0].tolist() == [expert + 0.5 for expert in range(12)]

@@ -1,0 +1,97 @@
+"""A side of the comparison: a process that holds one loaded model and answers jobs, one JSON line each.
+
+The process (side_*.py) prints {"ready": …} after its first token, then reads a job per line. Sides stay alive beside each other
+so that their turns can alternate; a side that waits computes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+class SideFailed(Exception):
+    """A side ended before it answered; the message holds the end of its log."""
+
+
+class Side:
+    """name: column of the report. start_s: seconds from the start of the process to its first token."""
+
+    def __init__(self, name: str, python: str, script: str, arguments: list[str], environment: Mapping[str, str] | None = None):
+        self.name = name
+        self._log = open(f"/tmp/pegboard-bench-{os.getpid()}-{name}.log", "w+", encoding="utf-8")  # noqa: SIM115 - read on failure
+        started = time.perf_counter()
+        self._process = subprocess.Popen(
+            [python, str(HERE / script), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+        self._read()
+        self.start_s = time.perf_counter() - started
+
+    def ask(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Run one job. Raises SideFailed."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(job) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self._fail()
+        return self._read()
+
+    def peak_rss_mib(self) -> float:
+        """Largest resident memory of the process and its children so far, added up."""
+        return sum(map(_peak_rss_kib, _tree(self._process.pid))) / 1024
+
+    def stop(self) -> None:
+        """End the process; its log is removed."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+        Path(self._log.name).unlink(missing_ok=True)
+
+    def _read(self) -> dict[str, Any]:
+        """The next JSON line; libraries that print to stdout are passed over."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return dict(json.loads(line))
+        self._fail()
+        raise AssertionError
+
+    def _fail(self) -> None:
+        self._process.wait(20)
+        self._log.seek(0)
+        tail = "".join(self._log.readlines()[-15:])
+        raise SideFailed(f"{self.name} ended with status {self._process.returncode}; its log ({self._log.name}) ends:\n{tail}")
+
+
+def _tree(pid: int) -> list[int]:
+    """pid and all processes below it."""
+    found = [pid]
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in path.read_text().split():
+            found += _tree(int(child))
+    return found
+
+
+def _peak_rss_kib(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1])
+    return 0

@@ -1,0 +1,54 @@
+"""What is asked of every side: seeded prompts of token ids, the same in every run."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass
+from typing import Any
+
+FIRST_ID, LAST_ID = 1000, 40000
+"""Token ids are drawn from here: plain words, no control tokens."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests of one measurement: prompts[i] gets exactly max_tokens[i] tokens."""
+
+    prompts: list[list[int]]
+    max_tokens: list[int]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(self.max_tokens)
+
+    def job(self, kind: str) -> dict[str, Any]:
+        """As a message to a side."""
+        return {"job": kind, **asdict(self)}
+
+
+def mixed(seed: int, quick: bool = False) -> Workload:
+    """32 prompts of 32 to 512 tokens, 64 to 128 tokens out; quick: 8 prompts of 16 to 64, 8 to 16 out."""
+    rng = random.Random(seed)
+    count, inputs, outputs = (8, (16, 64), (8, 16)) if quick else (32, (32, 512), (64, 128))
+    prompts = [_tokens(rng, rng.randint(*inputs)) for _ in range(count)]
+    return Workload(prompts, [rng.randint(*outputs) for _ in range(count)])
+
+
+def single(seed: int, quick: bool = False) -> Workload:
+    """One prompt of 128 tokens, 128 out; quick: 32 and 16."""
+    rng = random.Random(seed)
+    return Workload([_tokens(rng, 32 if quick else 128)], [16 if quick else 128])
+
+
+def steady(seed: int, quick: bool = False) -> Workload:
+    """32 short prompts that decode side by side."""
+    rng = random.Random(seed)
+    return Workload([_tokens(rng, 16) for _ in range(32)], [12 if quick else 40] * 32)
+
+
+def _tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(FIRST_ID, LAST_ID) for _ in range(count)]

@@ -1,0 +1,49 @@
+"""One server on the real model for the whole session, and room for short-lived ones. The tests import `server_process`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from server_process import Server, install_probe  # noqa: E402  needs the path above
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests here need the model, and /proc to see what a server leaves behind."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.real_model)
+            item.add_marker(pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc"))
+
+
+@pytest.fixture(scope="session")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a third party's api plugin that shows the engine's numbers."""
+    return install_probe(tmp_path_factory.mktemp("probe"))
+
+
+@pytest.fixture(scope="session")
+def server(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory, probe: Path) -> Iterator[Server]:
+    """The session's server. Tests leave it idle."""
+    with Server(smollm2_gguf, tmp_path_factory.mktemp("server"), probe=probe) as running:
+        yield running.wait_until_ready()
+    running.check_nothing_left()
+
+
+@pytest.fixture
+def start_server(smollm2_gguf: Path, tmp_path: Path, probe: Path) -> Iterator[Callable[..., Server]]:
+    """Start a server of the test's own (once per test) and wait until it is ready."""
+    started: list[Server] = []
+
+    def start(*flags: str, **env: str) -> Server:
+        started.append(Server(smollm2_gguf, tmp_path, *flags, probe=probe, **env))
+        return started[0].wait_until_ready()
+
+    yield start
+    for running in started:
+        running.stop()

@@ -1,0 +1,198 @@
+"""A `pegboard serve` of its own for tests: started, watched through a side door, stopped, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+
+from pegboard.testing.fake_distributions import FakeDistributions
+
+PATIENCE_S = 120.0
+"""How long anything may take before a test fails. Never waited for when all is well."""
+
+MODEL = "smol"
+"""The name the model is served under."""
+
+SIZES = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "536870912", "--max-num-seqs", "64")
+
+PROBE_MODULE = "acme_probe"
+
+PROBE_SOURCE = '''
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from pegboard.interfaces.api import ApiSpec
+
+SPEC = ApiSpec(api="1.0", implementation="acme_probe:Probe", public_paths=("/probe/stats", "/probe/block_usage"))
+
+
+class Probe:
+    """GET /probe/ACTION: the engine's answer to a control action."""
+
+    def __init__(self, options, setup):
+        self.client = setup.client
+
+    def routes(self):
+        return [Route("/probe/{action}", self.control)]
+
+    def error_body(self, status, message, parameter):
+        return {"error": message}
+
+    async def control(self, request):
+        return JSONResponse(await self.client.control(request.path_params["action"]))
+'''
+
+
+def install_probe(folder: Path) -> Path:
+    """A third party's api plugin in `folder`, which then belongs on the server's PYTHONPATH."""
+    folder.mkdir(exist_ok=True)
+    FakeDistributions(folder).add(
+        "acme-probe", {"api": {"probe": f"{PROBE_MODULE}:SPEC"}}, {PROBE_MODULE: PROBE_SOURCE}, requires=["pegboard", "starlette"]
+    )
+    return folder
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> Any:
+    """The first true result of `condition`. Fails naming `what` when there is none for a long time."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.02)
+    return result
+
+
+def cli(*words: str, timeout: float = PATIENCE_S, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run `pegboard WORDS` to its end."""
+    command = [sys.executable, "-m", "pegboard.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env={**os.environ, **env})
+
+
+class Server:
+    """A running server in a process group of its own. log: a file for all it prints. Temporary files go to `folder`."""
+
+    def __init__(self, model: Path, folder: Path, *flags: str, probe: Path | None = None, **env: str) -> None:
+        self.folder = folder
+        self.temp = folder / "temp"
+        self.temp.mkdir()
+        self.log = folder / "log"
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        words = ["serve", str(model), "--port", str(self.port), "--served-model-name", MODEL, "--disable-access-log"]
+        words += [*SIZES, *flags]
+        more = {"TMPDIR": str(self.temp), **env}
+        if probe is not None:
+            words += ["--plugins-enable", "api:probe"]
+            more["PYTHONPATH"] = os.pathsep.join(filter(None, [str(probe), os.environ.get("PYTHONPATH")]))
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "pegboard.cli.main", *words],
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, **more}, start_new_session=True,
+            )  # fmt: skip
+
+    def wait_until_ready(self) -> "Server":
+        wait_until(self._is_ready_or_gone, "the server is healthy")
+        return self
+
+    def _is_ready_or_gone(self) -> bool:
+        assert self.process.poll() is None, f"the server exited with {self.process.returncode}:\n{self.log.read_text()}"
+        return self.status("/health") == 200
+
+    def status(self, path: str) -> int | None:
+        """The status of a GET; None when nobody answers."""
+        try:
+            return httpx.get(self.url + path, timeout=PATIENCE_S).status_code
+        except httpx.TransportError:
+            return None
+
+    def client(self, api_key: str = "any") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=PATIENCE_S)
+
+    def async_client(self) -> openai.AsyncOpenAI:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        http = httpx.AsyncClient(limits=limits, timeout=PATIENCE_S)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0, http_client=http)
+
+    def stats(self) -> dict[str, Any]:
+        """The engine's numbers of this moment (needs the probe)."""
+        return dict(httpx.get(f"{self.url}/probe/stats", timeout=PATIENCE_S).raise_for_status().json())
+
+    def wait_until_idle(self) -> None:
+        """Until the engine runs nothing; then no request holds a block either."""
+        wait_until(lambda: self._load(self.stats()) == 0, "no request runs")
+        usage = httpx.get(f"{self.url}/probe/block_usage", timeout=PATIENCE_S).json()
+        assert usage["requests"] == {}
+        stats = self.stats()
+        assert stats["kv_cache_usage_perc"] == 0, stats
+
+    @staticmethod
+    def _load(stats: dict[str, Any]) -> int:
+        return int(stats["num_requests_running"] + stats["num_requests_waiting"] + stats["num_steps_in_flight"])
+
+    def engine_pid(self) -> int:
+        """The engine's process: the child that multiprocessing spawned."""
+        children = [pid for pid, parent, _ in processes() if parent == self.process.pid]
+        engines = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert len(engines) == 1, f"children {children}, of which spawned {engines}"
+        return engines[0]
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """What a terminal does on Ctrl-C, and a supervisor on stop."""
+        os.killpg(self.process.pid, number)
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE_S)
+
+    def check_nothing_left(self) -> None:
+        """The whole process group is gone, and so is everything in the temporary folder."""
+        wait_until(lambda: not self._members(), "no process of the server is left")
+        assert list(self.temp.iterdir()) == []
+        assert self.status("/health") is None
+
+    def _members(self) -> list[int]:
+        return [pid for pid, _, group in processes() if group == self.process.pid]
+
+    def stop(self) -> int:
+        """Exit code after SIGTERM; whatever does not go is killed."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            return self.wait()
+        finally:
+            for pid in self._members():
+                os.kill(pid, signal.SIGKILL)
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+
+def processes() -> Sequence[tuple[int, int, int]]:
+    """(pid, parent's pid, process group) of every process that is not a zombie."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:  # it ended while we looked
+            continue
+        state, parent, group = text.rpartition(")")[2].split()[:3]
+        if state not in "ZX":
+            found.append((int(stat.parent.name), int(parent), int(group)))
+    return found

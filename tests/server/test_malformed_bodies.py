@@ -1,0 +1,187 @@
+"""A thousand bodies that are wrong in some way: each is refused in the error shape (or is valid after all and answered), and none
+leaves a mark."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from typing import Any
+
+import httpx
+import openai
+from server_process import MODEL, Server
+
+NUM_BODIES = 1000
+NUM_AT_ONCE = 16
+
+CHAT: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hello"}, {"type": "text", "text": "there"}]},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "call-1", "type": "function", "function": {"name": "look", "arguments": "{\"at\": 1}"}}]},
+        {"role": "tool", "tool_call_id": "call-1", "content": "nothing"},
+    ],
+    "max_tokens": 2, "temperature": 0.5, "top_p": 0.9, "stop": ["x", "y"], "logit_bias": {"17": 1.5}, "logprobs": True,
+    "top_logprobs": 2, "seed": 3, "stream": False, "metadata": {"a": "b"},
+    "tools": [{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}],
+}  # fmt: skip
+COMPLETION: dict[str, Any] = {
+    "model": MODEL, "prompt": ["One", "Two"], "max_tokens": 2, "temperature": 0, "n": 1, "logprobs": 1, "echo": True,
+    "stop_token_ids": [5, 6], "bad_words": ["three"], "min_tokens": 1, "frequency_penalty": 0.5, "stream": True,
+    "stream_options": {"include_usage": True}, "top_k": 4, "min_p": 0.1, "request_id": "r-1", "ignore_eos": True,
+}  # fmt: skip
+VALID = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
+
+VALUES: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 0.5, -0.5, 1e308, -1e308, 5e-324, 2**31 - 1, 2**31, 2**63, -(2**63) - 1, 10**40, "", "0", "x" * 5000,
+    "\x00", "\ud7ff", "🚀", "\u202e", [], {}, [[]], [{}], {"": ""}, [None], [[1, 2], ["a"]], {"role": "user"}, {"type": "text"}, ["a"] * 2000,
+]  # fmt: skip
+FIELDS = [
+    "n", "temperatur", "best_of", "suffix", "__class__", "", "functions", "response_format", "guided_json", "prompt_logprobs", "top_k",
+    "truncate_prompt_tokens", "allowed_token_ids", "chat_template", "chat_template_kwargs", "documents", "priority", "cache_salt", "prompt",
+    "messages", "tool_choice", "user", "store", "continue_final_message", "skip_special_tokens", "repetition_penalty", "\u0000",
+]  # fmt: skip
+LITERALS = [b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-0", b"01", b"0x10", b"'a'", b"9" * 5000, b"[" * 5000 + b"]" * 5000, b"\xff", b"//"]
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) inside a body."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, inner in items for place in [(value, key), *places(inner)]]
+
+
+def mutate_value(chance: random.Random, body: dict[str, Any]) -> None:
+    container, key = chance.choice(places(body))
+    what = chance.random()
+    if what < 0.6:
+        container[key] = chance.choice(VALUES)
+    elif what < 0.75:
+        container[key] = [container[key]]
+    elif what < 0.9:
+        del container[key]
+    else:
+        container[key] = {"x": container[key]}
+
+
+def encoded(chance: random.Random, body: dict[str, Any]) -> bytes:
+    """The body as bytes, most often as JSON, else damaged in a way that JSON text cannot express."""
+    kind = chance.choice(["plain"] * 8 + ["cut", "byte", "literal", "literal", "deep", "encoding", "noise", "other"])
+    data = json.dumps(body).encode()
+    if kind == "cut":
+        return data[: chance.randrange(len(data))]
+    if kind == "byte":
+        position = chance.randrange(len(data))
+        return data[:position] + chance.choice([b"", b"[", b'"', b"}", b",", b"\x80", b"\x00", b"null"]) + data[position + 1 :]
+    if kind == "literal":
+        container, key = chance.choice(places(body))
+        container[key] = "@literal@"
+        return json.dumps(body).encode().replace(b'"@literal@"', chance.choice(LITERALS))
+    if kind == "deep":
+        depth = chance.choice([50, 900, 20_000])
+        return b'{"a":' * depth + data + b"}" * depth if chance.random() < 0.5 else data[:-1] + b',"tools":' + b"[" * depth + b"]" * depth + b"}"
+    if kind == "encoding":
+        return data.decode().encode(chance.choice(["utf-16", "utf-32", "utf-8-sig", "utf-7"])) + chance.choice([b"", b"\xff"])
+    if kind == "noise":
+        return chance.randbytes(chance.randrange(200))
+    if kind == "other":
+        return chance.choice([b"", b" ", b"null", b"[]", b"{}", b"3", b'"x"', b"{}{}", b"true", b"[" * 100_000, b"\x1f\x8b\x08"])
+    return data
+
+
+def make_body(seed: int) -> tuple[str, bytes]:
+    """(path, body) number `seed`."""
+    chance = random.Random(seed)
+    path = chance.choice(list(VALID))
+    body = json.loads(json.dumps(VALID[path]))
+    for _ in range(chance.randint(1, 3)):
+        if chance.random() < 0.25:
+            body[chance.choice(FIELDS)] = chance.choice(VALUES)
+        else:
+            mutate_value(chance, body)
+    if not isinstance(body.get("max_tokens"), int):  # a missing limit is valid and long
+        body["max_tokens"] = chance.choice([2, "2", [2], 2.5, 2**40])
+    elif body["max_tokens"] > 2 and body["max_tokens"] < 2**31:
+        body["max_tokens"] = 2
+    return path, encoded(chance, body)
+
+
+def check_answer(response: httpx.Response, path: str, body: bytes) -> int:
+    """The status, after checking that the answer is what a client can work with."""
+    told = f"{path} {body[:600]!r} → {response.status_code} {response.text[:600]}"
+    if response.status_code == 200:
+        if response.headers["content-type"].startswith("text/event-stream"):
+            events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+            assert events[-1] == "[DONE]", told
+            assert all("error" not in json.loads(event) for event in events[:-1]), told
+        else:
+            assert response.json()["choices"], told
+        return 200
+    assert 400 <= response.status_code < 500, told
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["code"] == response.status_code, told
+    assert isinstance(error["message"], str) and 0 < len(error["message"]) < 2000, told
+    return response.status_code
+
+
+def test_valid_bodies_are_valid(server: Server) -> None:
+    for path, body in VALID.items():
+        assert check_answer(httpx.post(server.url + path, json=body, timeout=60), path, b"") == 200
+
+
+def test_a_thousand_malformed_bodies(server: Server) -> None:
+    headers = {"Content-Type": "application/json"}
+    limits = httpx.Limits(max_connections=NUM_AT_ONCE)
+    wrong: list[str] = []
+    statuses: Counter[int] = Counter()
+
+    async def post(http: httpx.AsyncClient, seed: int) -> None:
+        path, body = make_body(seed)
+        response = await http.post(path, content=body, headers=headers)
+        try:
+            statuses[check_answer(response, path, body)] += 1
+        except (AssertionError, ValueError, KeyError) as error:
+            wrong.append(f"body {seed}: {error!r}")
+
+    async def main() -> None:
+        async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=60) as http:
+            await asyncio.gather(*(post(http, seed) for seed in range(NUM_BODIES)))
+
+    asyncio.run(main())
+    assert not wrong, f"{len(wrong)} bodies were answered wrongly:\n" + "\n".join(wrong[:5])
+    assert statuses[400] > NUM_BODIES // 2 and statuses[200] > 10, statuses  # both sides of the line were tried
+    server.wait_until_idle()
+    assert server.status("/health") == 200
+    with server.client() as client:
+        answer = client.completions.create(model=MODEL, prompt="The capital of France is", temperature=0, max_tokens=4)
+        assert "Paris" in answer.choices[0].text
+
+
+def test_wrong_media_types_are_refused(server: Server) -> None:
+    for content_type in ("text/plain", "application/x-www-form-urlencoded", ""):
+        response = httpx.post(
+            server.url + "/v1/completions", content=json.dumps(COMPLETION), headers={"Content-Type": content_type}, timeout=60
+        )
+        assert check_answer(response, "/v1/completions", content_type.encode()) == 400
+
+
+def test_api_key(start_server: Any) -> None:
+    """Without the key nothing but the health routes answers."""
+    server = start_server("--api-key", "first", "second")
+    for key in ("first", "second"):
+        with server.client(key) as client:
+            assert client.models.list().data[0].id == MODEL
+    with server.client("wrong") as client:
+        for ask in (client.models.list, lambda: client.completions.create(**{"model": MODEL, "prompt": "x", "max_tokens": 1})):
+            try:
+                ask()
+            except openai.AuthenticationError as error:
+                assert error.status_code == 401 and error.type == "AuthenticationError"
+            else:
+                raise AssertionError("a wrong key was taken")
+    assert server.status("/v1/models") == 401
+    assert server.status("/health") == server.status("/ping") == server.status("/version") == 200
+    assert server.stop() == 0
