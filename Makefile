@@ -3,7 +3,7 @@
 # make test    every test
 # make bench   speed here and now, side by side with whichever peers are installed
 # make lint    ruff and the import contracts
-# make docs    regenerate the generated files (catalogue, plugin reference)
+# make docs    regenerate the generated files (catalogue, docs/kinds.md, docs/configuration.md)
 
 PYTHON ?= python3
 VENV   := .venv
@@ -47,6 +47,8 @@ lint: setup
 
 docs: setup
 	$(BIN)/python -m pegboard.authoring.catalogue --write
+	$(BIN)/python -m pegboard.authoring.reference --write
+	$(BIN)/python -m pegboard.authoring.snapshot --write
 
 clean:
 	rm -rf $(VENV)

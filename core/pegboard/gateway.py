@@ -6,6 +6,7 @@ turning exceptions into the api family's error body.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 import re
@@ -45,6 +46,12 @@ class BodyTooLarge(RequestError):
     """The request body is over `max_body_bytes`."""
 
     status = 413
+
+
+class Stopping(RequestError):
+    """The server stops before it has an answer."""
+
+    status = 503
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +143,10 @@ class Gateway:
             await self.app(scope, self._limited(receive), send_back)
         except ClientDisconnect:
             log.debug("request %s: the client left", request_id)
+        except asyncio.CancelledError:  # only the server cancels, at the end of the shutdown timeout; the answer stays incomplete
+            log.warning("request %s was cut off: the server is stopping", request_id)
+            if not started:
+                await self._answer(Stopping("the server is stopping"), scope, request_id)(scope, receive, send_back)
         except Exception as error:  # the boundary to the api plugins: whatever comes out becomes an answer
             if started:  # too late for an error body; the broken connection tells the client
                 log.exception("request %s failed after its answer had begun", request_id)

@@ -46,16 +46,24 @@ class RequestView(Protocol):
     status: RequestStatus
     priority: int
     arrival_s: float
-    num_prompt_tokens: int
-    num_tokens: int
     num_computed_tokens: int
-    num_confirmed_tokens: int
     num_preemptions: int
     lora: AdapterRef | None
     key: str
     all_token_ids: list[int]
     block_hashes: list[bytes]
     kv_transfer_params: dict[str, Any] | None
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and confirmed outputs."""
+
+    @property
+    def num_confirmed_tokens(self) -> int:
+        """Tokens whose KV no step in flight can change any more."""
 
 
 class Request:
@@ -159,7 +167,8 @@ class PositionLogprobs(msgspec.Struct):
 class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     """E → A: what one completion gained in one step. `finish_reason`: None, "stop", "length", "abort" or "error".
 
-    num_cached_tokens comes with the first delta. pooled: the result of a pooling request. `error` says why when finish_reason is "error".
+    num_cached_tokens comes with the first delta. pooled: the result of a pooling request. `error` says why when finish_reason
+    is "error".
     """
 
     request_id: str

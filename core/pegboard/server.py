@@ -30,6 +30,8 @@ log = get_logger(__name__)
 
 BACKLOG = 2048
 HEALTH_INTERVAL_S = 0.5
+CUT_OFF_S = 1.0
+"""How long cancelled requests may take to end."""
 
 
 def bind_socket(config: ServerConfig) -> socket.socket:
@@ -134,6 +136,7 @@ async def run_server(
             if watching.done() and watching.exception() is not None:  # on_ready or health raised: stop, then say so
                 server.should_exit = True
             await serving
+            await _cut_off(server)
     finally:
         watching.cancel()
         serving.cancel()
@@ -144,6 +147,16 @@ async def run_server(
     if isinstance(outcome, Exception):
         raise outcome
     return 1 if outcome is False else 0
+
+
+async def _cut_off(server: _Server) -> None:
+    """End the requests that ran past the shutdown timeout, while the engine can still be told."""
+    tasks = list(server.server_state.tasks)
+    for task in tasks:
+        if not task.cancelling():  # uvicorn leaves them running when it was told not to wait
+            task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=CUT_OFF_S)
 
 
 async def _watch(

@@ -163,8 +163,9 @@ def test_logprobs_come_with_their_tokens() -> None:
         assert all(len(p.token_ids) == len(p.values) == 3 and p.rank == 1 for p in delta.logprobs)
 
 
-def test_a_pooling_request_ends_with_its_result() -> None:
-    engine = FakeEngine(max_num_batched_tokens=8, max_model_len=20)
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_a_pooling_request_ends_with_its_result(max_in_flight: int) -> None:
+    engine = FakeEngine(max_num_batched_tokens=8, max_model_len=20, max_in_flight=max_in_flight)
     engine.engine.add(EngineRequest(request_id="p", prompt_token_ids=list(range(20)), params=PoolingParams()))
     (delta,) = engine.run()["p", 0].deltas
     assert delta.finish_reason == "stop" and len(delta.pooled) == 1 and delta.token_ids == []
@@ -322,6 +323,34 @@ def test_media_encoded_elsewhere_are_not_encoded_here() -> None:
     second = FakeEngine(encoder_cache_tokens=8, max_encoder_tokens=7, encoder_connector=FakeEncoderConnector(store))
     texts = [engine.generate(range(12), greedy(), media=media).token_ids for engine in (first, second)]
     assert texts[0] == texts[1] and (first.worker.num_encoded, second.worker.num_encoded) == (1, 0)
+
+
+@pytest.mark.parametrize("load", ["in_step", "between_steps"])
+@pytest.mark.parametrize("bad", [None, 0, 13])
+def test_a_window_prefix_travels_without_the_blocks_behind_the_window(load: Any, bad: int | None) -> None:
+    """A load that fails then has nothing to build on: what was left out must be computed again from the start."""
+    store: dict[Any, Any] = {}
+    retains = [Full(), Window(6)]
+    first = FakeEngine(retains, kv_load=load, kv_store=store).generate(range(21), greedy(12))
+    follow_up = [*range(21), *first.token_ids, 5]
+    expected = FakeEngine(retains).generate(follow_up, greedy(6)).token_ids
+    engine = FakeEngine(retains, kv_load=load, kv_store=store, kv_fails=lambda key: bad)
+    result = engine.generate(follow_up, greedy(6))
+    assert engine.connector is not None and engine.connector.num_loads == 1 and result.deltas[0].num_cached_tokens == 32
+    assert result.token_ids == expected
+    engine.check_idle()
+
+
+def test_nobody_forks_from_a_prompt_whose_load_may_still_fail() -> None:
+    store: dict[Any, Any] = {}
+    FakeEngine(kv_load="in_step", kv_store=store).generate(range(21), greedy(2))
+    params = SamplingParams(n=3, seed=5, max_tokens=6)
+    alone = FakeEngine()
+    alone.add("a", range(21), params)
+    engine = FakeEngine(kv_load="in_step", kv_store=store, kv_fails=lambda key: 3, max_in_flight=3)
+    engine.add("a", range(21), params)
+    expected, results = alone.run(), engine.run()
+    assert [results["a", i].token_ids for i in range(3)] == [expected["a", i].token_ids for i in range(3)]
 
 
 # --- metrics ------------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pegboard.batch import AdapterRef, Batch, Blob, MediaRef
+from pegboard.engine.encoder_cache import EncoderCache
 from pegboard.errors import RequestError
 from pegboard.interfaces.attention import Full, State, Window
 from pegboard.sampling_params import SamplingParams
@@ -163,6 +164,16 @@ def test_a_preempted_row_is_not_reused_while_a_step_holds_it() -> None:
     engine.run()
     assert engine.engine.stats()["num_preemptions"]
     engine.check_idle()
+
+
+def test_a_window_keeps_what_a_step_in_flight_reads() -> None:
+    engine = FakeEngine([Window(4)], block_size=1, max_in_flight=2, max_num_batched_tokens=5, max_model_len=48)
+    engine.add("a", range(30), greedy(9))
+    while engine.engine.has_work:
+        engine.step()
+        for request in engine.engine._roster.running:
+            first_read = max(0, request.num_confirmed_tokens - 3)
+            assert all(engine.engine._kv.tables(request)[0][first_read:])
 
 
 # --- prefix cache -------------------------------------------------------------------------------------------------------------
@@ -352,6 +363,20 @@ def test_media_are_never_split_when_asked() -> None:
 def test_too_large_media_are_refused() -> None:
     with pytest.raises(RequestError, match="item 0 has 9 tokens; at most 8"):
         FakeEngine(encoder_cache_tokens=8).add("a", range(20), GREEDY, media=(image("cat", 2, 9),))
+
+
+def test_what_is_held_is_never_pushed_out() -> None:
+    cache = EncoderCache(10)
+    cat, dog, cow = image("cat", 0, 4), image("dog", 0, 4), image("cow", 0, 4)
+    assert cache.add(cat, "a") and cache.add(dog, "b")
+    assert not cache.add(cow, "c"), "both are needed"
+    cache.release(cat, "a")
+    cache.release(dog, "b")
+    assert cache.hold(cat, "c") and cache.held_tokens == 4
+    assert cache.add(cow, "c") and cache.take_freed() == ("dog",)
+    assert cat.hash in cache and not cache.hold(dog, "d")
+    cache.release(cat, "someone else")
+    assert cache.held_tokens == 8
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------------------

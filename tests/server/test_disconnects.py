@@ -110,16 +110,16 @@ def test_others_are_not_disturbed(server: Server) -> None:
                     return
 
     async def give_up(http: openai.AsyncOpenAI) -> None:
-        task = asyncio.create_task(http.completions.create(**ENDLESS))
-        while not running(server):
-            await asyncio.sleep(0.01)
+        body = {name: value for name, value in ENDLESS.items() if name != "ignore_eos"}
+        task = asyncio.ensure_future(http.completions.create(**body, extra_body={"ignore_eos": True}))
+        await asyncio.to_thread(wait_until, lambda: running(server), "a request runs")
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
     async def main() -> list[str]:
         async with server.async_client() as http:
-            stay = [asyncio.create_task(http.completions.create(**fields)) for _ in range(4)]
+            stay = [asyncio.ensure_future(http.completions.create(**fields)) for _ in range(4)]
             await asyncio.gather(*(leave() for _ in range(4)), *(give_up(http) for _ in range(4)))
             return [(await task).choices[0].text for task in stay]
 

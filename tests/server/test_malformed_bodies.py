@@ -4,6 +4,7 @@ leaves a mark."""
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import random
 from collections import Counter
@@ -58,7 +59,7 @@ def mutate_value(chance: random.Random, body: dict[str, Any]) -> None:
     container, key = chance.choice(places(body))
     what = chance.random()
     if what < 0.6:
-        container[key] = chance.choice(VALUES)
+        container[key] = copy.deepcopy(chance.choice(VALUES))
     elif what < 0.75:
         container[key] = [container[key]]
     elif what < 0.9:
@@ -96,10 +97,10 @@ def make_body(seed: int) -> tuple[str, bytes]:
     """(path, body) number `seed`."""
     chance = random.Random(seed)
     path = chance.choice(list(VALID))
-    body = json.loads(json.dumps(VALID[path]))
+    body = copy.deepcopy(VALID[path])
     for _ in range(chance.randint(1, 3)):
         if chance.random() < 0.25:
-            body[chance.choice(FIELDS)] = chance.choice(VALUES)
+            body[chance.choice(FIELDS)] = copy.deepcopy(chance.choice(VALUES))
         else:
             mutate_value(chance, body)
     if not isinstance(body.get("max_tokens"), int):  # a missing limit is valid and long

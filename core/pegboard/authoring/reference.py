@@ -1,4 +1,5 @@
-"""Generates the reference pages from the declarations: `docs/kinds.md` from the interfaces, `docs/configuration.md` from the settings.
+"""Generates the reference pages: `docs/kinds.md` from the interfaces, `docs/configuration.md` from the settings, and the tree of
+core in `docs/tour.md` from the first sentences of its modules.
 
 python -m pegboard.authoring.reference --check    exit 1 when a page is not what the code says
 python -m pegboard.authoring.reference --write
@@ -7,10 +8,11 @@ python -m pegboard.authoring.reference --write
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +23,7 @@ from pegboard import env
 from pegboard.authoring.catalogue import REPOSITORY
 from pegboard.cli.flags import SHORT
 from pegboard.config import SECTIONS, Setting, settings_of
+from pegboard.errors import ConfigError
 from pegboard.interfaces import HOOKS_GROUP, KINDS, Kind, hooks
 from pegboard.interfaces.spec import Need, Spec
 
@@ -30,10 +33,16 @@ CHOSEN = {
     "one": "one, by name or rank",
     "keyed": "the key it is named after",
     "capability": "need and rank",
-    "chain": "configured order, first hit",
+    "chain": "configured order",
     "set": "every enabled one",
 }
 """`Kind.chosen` in words."""
+
+
+INTRODUCTION = """\
+Every kind of plugin, from `pegboard.interfaces.KINDS`. Processes: A = API server, E = engine, W = worker. *Provisional*: the
+interface may still change inside its major version. *Ambient*: acts by being present, so it runs only when enabled. How to write
+a plugin: [plugins.md](plugins.md)."""
 
 
 # --- docs/kinds.md ------------------------------------------------------------------------------------------------------------
@@ -49,9 +58,7 @@ def kinds_page() -> str:
     parts = [
         GENERATED,
         "# Kinds",
-        "Every kind of plugin, from `pegboard.interfaces.KINDS`. Processes: A = API server, E = engine, W = worker. *Provisional*: the "
-        "interface may still change inside its major version. *Ambient*: acts by being present, so it runs only when enabled. How to "
-        "write a plugin: [plugins.md](plugins.md).",
+        INTRODUCTION,
         "| kind | entry-point group | chosen by | runs in | marks | what it is |\n|---|---|---|---|---|---|\n" + "\n".join(rows),
         _spec_section(),
         *(_kind_section(kind) for kind in KINDS.values()),
@@ -109,9 +116,8 @@ def _methods(interface: type) -> list[str]:
 def _hooks_section() -> str:
     functions = [item for name, item in vars(hooks).items() if name.startswith("pegboard_")]
     lines = [f"- `{item.__name__}{_signature(item)}` — {_first_sentence(item.__doc__)}" for item in functions]
-    return f"## Hooks\n\nGroup `{HOOKS_GROUP}`, module `pegboard.interfaces.hooks`. {_joined(hooks.__doc__ or '', paragraph=1)}\n\n" + "\n".join(
-        lines
-    )
+    about = f"Group `{HOOKS_GROUP}`, module `pegboard.interfaces.hooks`. {_joined(hooks.__doc__ or '', paragraph=1)}"
+    return f"## Hooks\n\n{about}\n\n" + "\n".join(lines)
 
 
 def _signature(function: Any) -> str:
@@ -142,16 +148,17 @@ def _cell(text: str) -> str:
 HOW = """\
 Every setting has one name. Where it can be set, strongest first:
 
-1. the command line: `--max-num-seqs 64`; `_` and `-` are the same. A boolean is `--flag` or `--no-flag`. Numbers may be written `4k` (4000)
-   or `4K` (4096). One value inside a mapping is `--hf-overrides.rope_theta 10000`
+1. the command line: `--max-num-seqs 64`; `_` and `-` are the same. A boolean is `--flag` or `--no-flag`. Numbers may be written
+   `4k` (4000) or `4K` (4096). One value inside a mapping is `--hf-overrides.rope_theta 10000`
 2. the file given with `--config`: TOML, or YAML where pyyaml is installed
 3. the file that `PEGBOARD_CONFIG` names
 4. the default
 
-`LLM(model, max_num_seqs=64)` and `AsyncLLM(model, max_num_seqs=64)` take the engine settings by name. An unknown name is an error that names
-the nearest one. `pegboard help max-num-seqs` explains one setting.
+`LLM(model, max_num_seqs=64)` and `AsyncLLM(model, max_num_seqs=64)` take the engine settings by name. An unknown name is an error
+that names the nearest one. `pegboard help max-num-seqs` explains one setting.
 
-A config file holds engine and server settings by name, rules about plugins under `plugins`, and options of plugins under their kind:
+A config file holds engine and server settings by name, rules about plugins under `plugins`, and options of plugins under their
+kind:
 
 ```toml
 model = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -168,8 +175,9 @@ extra_pip_args = ["--retries", "2"]
 Settings whose default is "the platform's" are filled in by the platform plugin when the engine starts."""
 
 PLUGIN_OPTIONS = """\
-Options of plugins have one pattern beside them, `PEGBOARD__KIND__NAME__FIELD=value`; on the command line `--kind.name.field value`, and
-`plugin_options={"kind.name": {"field": value}}` for `LLM`. `pegboard help kind.name` lists a plugin's options."""
+Options of plugins have one pattern beside them, `PEGBOARD__KIND__NAME__FIELD=value`; on the command line it is
+`--kind.name.field value`, for `LLM` it is `plugin_options={"kind.name": {"field": value}}`. `pegboard help kind.name` lists a
+plugin's options."""
 
 TITLES = {
     "engine": "Engine settings",
@@ -203,7 +211,7 @@ def _setting_row(setting: Setting) -> str:
         prefix = "plugins-" if setting.section == "plugins" else ""
         names = [f"--{prefix}{setting.name.replace('_', '-')}", *([SHORT[setting.name]] if setting.name in SHORT else [])]
         flag = ", ".join(f"`{name}`" for name in names)
-    default = "" if setting.default in (None, [], {}) else f"`{_value(setting.default)}`"
+    default = "" if setting.default in (None, "", [], {}) else f"`{_value(setting.default)}`"
     return f"| {flag} | {_cell(_type(setting.type))} | {default} | {_cell(setting.help)} |"
 
 
@@ -222,9 +230,50 @@ def _type(annotation: Any) -> str:
     return words[origin or annotation]
 
 
+# --- the tree in docs/tour.md --------------------------------------------------------------------------------------------------
+
+TREE_START = "<!-- tree: generated by `python -m pegboard.authoring.reference --write` -->"
+TREE_END = "<!-- /tree -->"
+CORE = Path(__file__).parent.parent
+
+SUMMED_UP = {
+    "interfaces": "One file per kind of plugin: spec, need, setup, interface. The whole list is in kinds.md.",
+    "testing": "Fakes of everything the engine meets, contract tests of the kinds, pytest fixtures.",
+}
+"""Folders that get one line."""
+
+
+def tour_page(before: str) -> str:
+    """The page with its tree renewed; the words around the tree are written by hand."""
+    head, start, rest = before.partition(TREE_START)
+    _, end, tail = rest.partition(TREE_END)
+    if not (start and end):
+        raise ConfigError(f"docs/tour.md: expected the lines {TREE_START} and {TREE_END} around the tree of core")
+    lines = ["core/pegboard/"]
+    for path in sorted(CORE.glob("*.py")):
+        if not path.name.startswith("__"):
+            lines.append(_tree_line(f"  {path.name}", path))
+    for folder in sorted(path.parent for path in CORE.glob("*/__init__.py")):
+        if folder.name in SUMMED_UP:
+            lines.append(f"{f'  {folder.name}/':<26} {SUMMED_UP[folder.name]}")
+            continue
+        lines.append(_tree_line(f"  {folder.name}/", folder / "__init__.py"))
+        lines += [_tree_line(f"    {path.name}", path) for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"]
+    return f"{head}{TREE_START}\n\n```text\n" + "\n".join(lines) + f"\n```\n\n{TREE_END}{tail}"
+
+
+def _tree_line(name: str, path: Path) -> str:
+    return f"{name:<26} {_first_sentence(ast.get_docstring(ast.parse(path.read_text('utf-8'))))}"
+
+
 # --- command ------------------------------------------------------------------------------------------------------------------
 
-PAGES = {"kinds.md": kinds_page, "configuration.md": configuration_page}
+PAGES: dict[str, Callable[[str], str]] = {
+    "kinds.md": lambda before: kinds_page(),
+    "configuration.md": lambda before: configuration_page(),
+    "tour.md": tour_page,
+}
+"""Page → its text, from the text it has now."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -237,10 +286,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     status = 0
     for name, make in PAGES.items():
-        path, text = options.folder / name, make()
+        path = options.folder / name
+        before = path.read_text("utf-8") if path.is_file() else ""
+        text = make(before)
         if options.write:
             path.write_text(text, "utf-8")
-        elif not path.is_file() or path.read_text("utf-8") != text:
+        elif before != text:
             print(f"{path} is stale: run python -m pegboard.authoring.reference --write", file=sys.stderr)
             status = 1
     return status

@@ -78,12 +78,12 @@ class Admission:
             if plan.tokens_left <= 0 or not roster.free_rows:
                 break
             try:
-                verdict = self._try(request, plan)  # type: ignore[arg-type]
+                verdict = self._try(request, plan)
             except _GrammarFailed as error:
-                failed.append((request, error.cause))  # type: ignore[arg-type]
+                failed.append((request, error.cause))
                 continue
             if verdict is Verdict.ADMITTED:
-                left.append(request)  # type: ignore[arg-type]
+                left.append(request)
             elif verdict is Verdict.BLOCKED:
                 break
         for request in left:
@@ -168,7 +168,10 @@ class Admission:
         """Reserve blocks for the prefix and wait outside of the rows until the connector has filled them."""
         blocks = self._kv.allocate(request, start.num_cached, hit=start.hit, num_computed_tokens=start.num_cached)
         if blocks is None:
-            return Verdict.BLOCKED
+            if not self._is_alone() or self._roster.reclaim(request):
+                return Verdict.BLOCKED
+            request.uses_connectors = False  # there will never be more room than now: compute it, chunk by chunk
+            return Verdict.SKIPPED
         self._count_query(request, start)
         request.num_computed_tokens = start.num_cached
         request.status = RequestStatus.LOADING
@@ -208,10 +211,14 @@ class Admission:
     def _reserve(self, request: Request, start: _Start, num_tokens: int) -> bool:
         num_tokens = min(num_tokens + self._limits.num_lookahead_tokens, self._limits.max_model_len)
         while self._allocate(request, start, num_tokens) is None:
-            is_alone = not self._roster.running and not self._roster.draining
-            if not is_alone or not self._roster.reclaim(request):
+            if not self._is_alone() or not self._roster.reclaim(request):
                 return False
         return True
+
+    def _is_alone(self) -> bool:
+        """Nobody runs, loads or leaves who could give blocks back."""
+        roster = self._roster
+        return not (roster.running or roster.draining or roster.loading or self._transfers.has_open)
 
     def _allocate(self, request: Request, start: _Start, num_tokens: int) -> NewBlocks | None:
         return self._kv.allocate(request, num_tokens, hit=start.hit, num_computed_tokens=request.num_computed_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -32,7 +33,7 @@ class BatchBuilder:
         """The batch, row → draft tokens it verifies, and the block copies it runs."""
         items = self._in_order(plan)
         copies = self._kv.take_copies()
-        drafts = {r.row: r.draft_token_ids[: e.num_drafts] for r, e in items if e.num_drafts}
+        drafts = {cast(int, r.row): r.draft_token_ids[: e.num_drafts] for r, e in items if e.num_drafts}
         new = [self._new_request(request, plan) for request, entry in items if entry.is_new]
         roster, limits = self._roster, self._limits
         batch = Batch(
@@ -52,7 +53,7 @@ class BatchBuilder:
             lora_loads=roster.loras.take_loads(),
         )
         if plan.has_trimmed_drafts:
-            batch.draft_token_ids = CSR.of([drafts.get(request.row, ()) for request, _ in items])
+            batch.draft_token_ids = CSR.of([request.draft_token_ids[: entry.num_drafts] for request, entry in items])
         if limits.max_loras:
             batch.lora_slots = _ints(roster.loras.slot_of(request.lora) for request, _ in items)
         roster.removed_rows = []

@@ -1,16 +1,16 @@
-"""Plugins as the engine calls them: whatever escapes becomes `PluginFailure` with the plugin's name."""
+"""The scheduling policy as the engine calls it: whatever escapes becomes `PluginFailure` with the plugin's name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pegboard.errors import blame
 from pegboard.interfaces.scheduling_policy import SchedulingPolicy, StepBudget, StepLoad
 
 if TYPE_CHECKING:
     from pegboard.batch import StepTimes
-    from pegboard.request import RequestView
+    from pegboard.request import Request
 
 
 class BlamedPolicy:
@@ -20,21 +20,21 @@ class BlamedPolicy:
         self._policy = policy
         self._name = name
 
-    def add(self, request: RequestView) -> None:
+    def add(self, request: Request) -> None:
         with blame(self._name):
             self._policy.add(request)
 
-    def remove(self, request: RequestView) -> None:
+    def remove(self, request: Request) -> None:
         with blame(self._name):
             self._policy.remove(request)
 
-    def waiting(self) -> Iterator[RequestView]:
+    def waiting(self) -> Iterator[Request]:
         with blame(self._name):
-            yield from self._policy.waiting()
+            yield from cast("Iterator[Request]", self._policy.waiting())  # they are the ones it was given
 
-    def victim(self, running: Sequence[RequestView], need: RequestView) -> RequestView | None:
+    def victim(self, running: Sequence[Request], need: Request) -> Request | None:
         with blame(self._name):
-            return self._policy.victim(running, need)
+            return cast("Request | None", self._policy.victim(running, need))
 
     def budget(self, load: StepLoad) -> StepBudget:
         with blame(self._name):

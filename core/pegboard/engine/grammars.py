@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ MAX_CACHED = 256
 
 def constraint_of(params: StructuredOutputsParams) -> Constraint:
     """The one constraint the parameters give, as text; whitespace and property options ride along."""
-    options = {
+    options: dict[str, Any] = {
         "disable_any_whitespace": params.disable_any_whitespace,
         "disable_additional_properties": params.disable_additional_properties,
         "whitespace_pattern": params.whitespace_pattern,

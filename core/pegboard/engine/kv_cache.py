@@ -248,40 +248,37 @@ class KVCache:
     def _start(self, request: Request, num_tokens: int, hit: PrefixHit, num_computed_tokens: int) -> NewBlocks | None:
         shared = [b for i in self._token_groups for b in hit.block_ids[i]]
         sources = [hit.block_ids[i][0] for i in self._state_groups if hit.block_ids[i]]
-        gaps, counts = self._first_counts(request, num_tokens, hit, num_computed_tokens)
-        if sum(counts) > self.pool.num_free - self.pool.count_free([*shared, *sources]):
+        layouts = [self._first_layout(index, request, num_tokens, hit, num_computed_tokens) for index in range(len(self.rules))]
+        num_fresh = sum(sum(layout) for layout in layouts)
+        if num_fresh > self.pool.num_free - self.pool.count_free([*shared, *sources]):
             return None
         self.pool.touch(shared)
         self.pool.touch(sources)  # released when the copy is done
         blocks = self._blocks[request.key] = RequestBlocks(len(self.rules))
-        for index in self._token_groups:
-            blocks.tables[index].extend(hit.block_ids[index])
-            blocks.tables[index].extend([NULL_BLOCK] * gaps[index])
-            blocks.num_hashed[index] = len(hit.block_ids[index])
-        taken = self.pool.take(sum(counts))
+        taken = self.pool.take(num_fresh)
         assert taken is not None, "counted above"
-        self._append(blocks, counts, taken)
+        fresh = iter(taken)
+        for index, (table, layout) in enumerate(zip(blocks.tables, layouts, strict=True)):
+            if index in self._token_groups:
+                table.extend(hit.block_ids[index])
+                blocks.num_hashed[index] = len(table)
+            table.extend(next(fresh) if is_needed else NULL_BLOCK for is_needed in layout)
+        self._measure(blocks)
         for index, source in zip(self._state_groups, sources, strict=False):
             self._copies.append((request.key, (index, source, blocks.tables[index][0])))
         return blocks.tables
 
-    def _first_counts(
-        self, request: Request, num_tokens: int, hit: PrefixHit, num_computed_tokens: int
-    ) -> tuple[list[int], list[int]]:
-        """Per group: null blocks to put behind the hit, and fresh blocks after them."""
-        gaps, counts = [0] * len(self.rules), [0] * len(self.rules)
-        for index, rule in enumerate(self.rules):
-            if index in self._encoder_groups:
-                counts[index] = rule.blocks_needed(sum(item.num_tokens for item in request.media))
-            elif index in self._state_groups:
-                counts[index] = rule.blocks_needed(num_tokens)
-            else:
-                num_shared = len(hit.block_ids[index])
-                expired = rule.expired(num_computed_tokens)
-                if expired.start <= num_shared:
-                    gaps[index] = max(0, expired.stop - num_shared)
-                counts[index] = max(0, rule.blocks_needed(num_tokens) - num_shared - gaps[index])
-        return gaps, counts
+    def _first_layout(
+        self, index: int, request: Request, num_tokens: int, hit: PrefixHit, num_computed_tokens: int
+    ) -> list[bool]:
+        """The entries behind the shared ones in a new request's table of one group: needed, or null from the start."""
+        rule = self.rules[index]
+        if index in self._encoder_groups:
+            return [True] * rule.blocks_needed(sum(item.num_tokens for item in request.media))
+        if index in self._state_groups:
+            return [True] * rule.blocks_needed(num_tokens)
+        expired = rule.expired(num_computed_tokens)
+        return [i not in expired for i in range(len(hit.block_ids[index]), rule.blocks_needed(num_tokens))]
 
     def fork(self, parent: Request, child: Request) -> bool:
         """n > 1: the child shares the parent's prompt up to the block with the last prompt token, gets a copy of that block,

@@ -63,8 +63,7 @@ class Outcome:
                 continue
             request.num_computed_tokens -= num_drafts + 1 - len(token_ids[place])
             self._take_tokens(request, token_ids[place], output, place, now_s)
-            if drafts is not None:
-                request.draft_token_ids = drafts[place]
+            request.draft_token_ids = drafts[place] if drafts is not None else []
             if num_drafts:
                 self._metrics.count("spec_decode_num_draft_tokens_total", num_drafts)
                 self._metrics.count("spec_decode_num_accepted_tokens_total", len(token_ids[place]) - 1)

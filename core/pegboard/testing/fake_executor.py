@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from pegboard.batch import Batch, StepOutput, TokenMasks
 from pegboard.interfaces.executor import WorkerDeath, WorkerReady
@@ -69,9 +70,9 @@ class FakeExecutor:
         """Run all steps up to this one and hand its result out."""
         while step not in self.outputs:
             batch = self._queue.popleft()
-            masks = None
             if batch.needs_masks:
                 assert batch.step in self._masks, "the masks of a step must come before its result is asked for"
-                masks = self._masks.pop(batch.step)
-            self.outputs[batch.step] = self.worker.run(batch, (lambda found=masks: found) if masks is not None else None)
+                self.outputs[batch.step] = self.worker.run(batch, partial(self._masks.pop, batch.step))
+            else:
+                self.outputs[batch.step] = self.worker.run(batch, None)
         return self.outputs.pop(step)

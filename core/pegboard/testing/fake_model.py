@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from pegboard.interfaces.attention import Chunk, Encoder, Full, KVCacheSpec, KVT
 def fake_kv_spec(retain: Retain | None = None, *, slot_bytes: int = 4) -> KVCacheSpec:
     """What one layer of a fake model stores, under any retention rule."""
     retain = retain if retain is not None else Full()
-    unit = "request" if isinstance(retain, State) else "token"
+    unit: Literal["token", "request"] = "request" if isinstance(retain, State) else "token"
     return KVCacheSpec(tensors=(KVTensor("kv", (slot_bytes,), "uint8"),), retain=retain, unit=unit)
 
 

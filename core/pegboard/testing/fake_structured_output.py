@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pegboard.errors import RequestError
-from pegboard.interfaces.structured_output import Constraint
+from pegboard.interfaces.structured_output import Constraint, Grammar
 
 
 class FakeGrammar:
@@ -74,8 +74,9 @@ class FakeStructuredOutput:
         except ValueError as error:
             raise RequestError(f"bad grammar {constraint.text!r}", parameter="structured_outputs") from error
 
-    def fill(self, grammars: Sequence[FakeGrammar], masks: np.ndarray) -> None:
+    def fill(self, grammars: Sequence[Grammar], masks: np.ndarray) -> None:
         for grammar, mask in zip(grammars, masks, strict=True):
+            assert isinstance(grammar, FakeGrammar), "a backend gets its own grammars back"
             allowed = np.zeros(masks.shape[1] * 32, np.uint8)
             allowed[[token for token in range(self._vocab_size) if grammar.allows(token)]] = 1
             mask[:] = np.packbits(allowed, bitorder="little").view(np.uint32)

@@ -102,7 +102,7 @@ class FakeWorker:
         return output
 
     def _row(self, batch: Batch, i: int) -> _Row:
-        row = self.rows[batch.rows[i]]
+        row = self.rows[int(batch.rows[i])]
         assert row is not None, f"row {batch.rows[i]} is scheduled but empty"
         return row
 
@@ -147,7 +147,7 @@ class FakeWorker:
                     assert item.data is not None, f"media {item.hash} must be encoded, but its data was not sent"
                     self.num_encoded += 1
                     if self.encoder_connector is not None:
-                        self.encoder_connector.save(item.hash, item.data)  # type: ignore[arg-type]
+                        self.encoder_connector.save(item.hash, item.data)
                 self.encoded.add(item.hash)
                 done.append(item.hash)
         for number in {number for number, _ in batch.encode.tolist()} if batch.encode is not None else ():
@@ -236,20 +236,20 @@ class FakeWorker:
         for i, number in enumerate(batch.rows.tolist()):
             row, inputs = self._row(batch, i), given[i]
             self._score_prompt(row, len(inputs))
-            is_pooling = not isinstance(row.request.params, SamplingParams)
-            if batch.samples[i] and not is_pooling:
+            params = row.request.params
+            if batch.samples[i] and isinstance(params, SamplingParams):
                 sampled = self._verify(row, number, inputs, int(batch.num_draft_tokens[i]), allowed)
                 rows.append(number)
                 tokens.append(sampled)
-                wanted = row.request.params.logprobs
+                wanted = params.logprobs
                 logprobs.append(None if wanted is None else fake_logprobs(sampled, wanted, self.model.vocab_size))
-                if row.request.params.prompt_logprobs is not None and row.scores:
+                if params.prompt_logprobs is not None and row.scores:
                     assert len(row.scores) == row.request.num_prompt_tokens - 1, "a prompt position was never computed"
-                    prompt_logprobs[number] = fake_logprobs(row.scores, row.request.params.prompt_logprobs, self.model.vocab_size)
+                    prompt_logprobs[number] = fake_logprobs(row.scores, params.prompt_logprobs, self.model.vocab_size)
                     row.scores = []
                 num_accepted = len(inputs) - int(batch.num_draft_tokens[i]) + len(sampled) - 1
             else:
-                if is_pooling and batch.samples[i]:
+                if batch.samples[i]:
                     pooled[number] = [float(self._next(row, row.num_computed + len(inputs) - 1, None))]
                 sampled, num_accepted = [], len(inputs)
             self._advance(row, num_accepted, sampled)

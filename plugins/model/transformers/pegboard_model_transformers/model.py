@@ -50,18 +50,21 @@ class TransformersModel(nn.Module):
         self.model, self.inner, self.head = model, inner, with_bare_head(model)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        return self.embedding(input_ids)
+        hidden: Tensor = self.embedding(input_ids)
+        return hidden
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        return self.inner(inputs_embeds=hidden[None], position_ids=positions[None], use_cache=False).last_hidden_state[0]
+        final: Tensor = self.inner(inputs_embeds=hidden[None], position_ids=positions[None], use_cache=False).last_hidden_state
+        return final[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(inputs_embeds=hidden[None], use_cache=False).logits[0].float()
+        logits: Tensor = self.head(inputs_embeds=hidden[None], use_cache=False).logits
+        return logits[0].float()
 
 
 def make_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
     """The causal language model on the meta device; of a multimodal config, its text part."""
-    model_type = config.get("model_type")
+    model_type = str(config.get("model_type"))
     try:
         parsed = AutoConfig.for_model(model_type, **{name: value for name, value in config.items() if name != "model_type"})
     except ValueError as error:
@@ -72,7 +75,7 @@ def make_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
     name = type(parsed).__name__
     if parsed.is_encoder_decoder:
         raise ModelError(f"{model_type} is an encoder-decoder model ({name}); only decoder-only models can be served")
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(parsed), None)
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(parsed), None)
     if model_class is None:
         raise ModelError(f"transformers has no causal language model for {model_type} ({name})")
     if not model_class._supports_attention_backend:
@@ -104,7 +107,7 @@ def refuse_config(config: Any, name: str) -> None:
             )
 
 
-def declare_attention(build: Build, model: nn.Module, calls: list[AttentionCall]) -> None:
+def declare_attention(build: Build, model: Any, calls: list[AttentionCall]) -> None:
     """One paged attention layer per attention module."""
     name, num_layers = type(model).__name__, model.config.num_hidden_layers
     if len(calls) != num_layers or len({id(call.module) for call in calls}) != num_layers:
@@ -133,10 +136,18 @@ def declare_layers(build: Build, model: Any) -> Embedding:
     Returns the embedding."""
     names = Names(model)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if not isinstance(head, nn.Linear):
-        raise ModelError(f"{type(model).__name__} has no linear output head")
-    is_tied = bool(model.config.tie_word_embeddings)
+    name = type(model).__name__
+    if type(head) is not nn.Linear:
+        raise ModelError(f"{name} has the output head {type(head).__name__}; only a linear one can be served")
+    if type(embedding) is not nn.Embedding and not hasattr(embedding, "embed_scale"):
+        raise ModelError(
+            f"{name} has the token embedding {type(embedding).__name__}, which does more than look up and scale rows"
+        )
     paths = {id(module): path for path, module in model.named_modules()}
+    tied = set(model.all_tied_weights_keys)
+    is_tied = f"{paths[id(head)]}.weight" in tied
+    if other := sorted(tied - {f"{paths[id(head)]}.weight"}):
+        raise ModelError(f"{name} ties tensors other than its output head: {', '.join(other[:4])}")
     own_embedding = ModuleEmbedding(build.at(paths[id(embedding)]), embedding, names)
     replaced: dict[str, nn.Module] = {paths[id(embedding)]: own_embedding}
     replaced[paths[id(head)]] = ModuleHead(build.at(paths[id(head)]), head, names, own_embedding if is_tied else None)

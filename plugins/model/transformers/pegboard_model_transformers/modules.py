@@ -33,7 +33,8 @@ class ModuleLinear(Linear):
         multiply = self.forward
 
         def forward(x: Tensor) -> Tensor:
-            return multiply(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+            out: Tensor = multiply(x.reshape(-1, x.shape[-1]))
+            return out.view(*x.shape[:-1], -1)
 
         self.forward = forward
 

@@ -88,7 +88,7 @@ class Names:
             return tensors[source.names[0]]
         converter = deepcopy(source.converter)
         for name, pattern in zip(source.names, source.patterns, strict=True):
-            converter.collected_tensors[pattern].append(tensors[name])
+            converter.collected_tensors[pattern].append(tensors[name])  # type: ignore[arg-type]
         result = converter.convert(target, model=self.model, config=self.model.config)
         value = result.get(target)
         if isinstance(value, list):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from pegboard.errors import ModelError
 
@@ -61,7 +61,7 @@ class Notes:
 _current: list[Notes] = []
 
 
-def probe_attention(model: PreTrainedModel, inner: nn.Module, dtype: torch.dtype) -> list[AttentionCall]:
+def probe_attention(model: Any, inner: nn.Module, dtype: torch.dtype) -> list[AttentionCall]:
     """The attention calls of one forward of `inner`, in order. Raises ModelError for a model that cannot be run this way."""
     name = type(model).__name__
     notes = Notes(name)
@@ -136,9 +136,7 @@ def _note_mask(*, mask_function: Callable[..., Any], local_size: int | None = No
     return Sight(local_size)
 
 
-def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
-) -> tuple[Tensor, None]:
+def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> tuple[Tensor, None]:
     """The attention of a served step: scale, window and cap were settled when the layer was declared."""
     out = module.paged_attention(*(x[0].transpose(0, 1).contiguous() for x in (query, key, value)))
     return out.view(1, query.shape[2], query.shape[1], -1), None

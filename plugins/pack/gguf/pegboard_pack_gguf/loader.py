@@ -71,7 +71,7 @@ class GGUFLoader:
         private mappings. Slices of columns must lie on block borders."""
         offset = BY_MODEL_TYPE[checkpoint.config["model_type"]].norm_offset
         maps: dict[str, mmap.mmap] = {}
-        chosen = [(_entry(checkpoint, piece), piece) for piece in wanted]
+        chosen = [(_entry(checkpoint, piece), piece) for piece in dict.fromkeys(wanted)]
         for entry, piece in sorted(chosen, key=lambda pair: (pair[0].file, pair[0].offset)):
             path = checkpoint.path.parent / entry.file
             data = maps.get(entry.file)

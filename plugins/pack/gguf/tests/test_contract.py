@@ -1,10 +1,90 @@
+"""The plugins of the pack keep the contracts of their kinds and of all plugins."""
+
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
+import gguf
+import numpy as np
+import pytest
+import torch
+from pegboard_pack_gguf.byte_level_bpe import BYTE_ALPHABET
+from pegboard_pack_gguf.loader import GGUFLoader
+from pegboard_pack_gguf.plugin import QUANTIZATION, WEIGHT_LOADER
+from pegboard_pack_gguf.quantization import GGUFQuantization
+from pegboard_pack_gguf.tokenizer import GGUFTokenizer
+from torch import Tensor
+
+from pegboard.interfaces.model_source import LocalFiles
+from pegboard.interfaces.quantization import Part, QuantizationSetup
+from pegboard.interfaces.tokenizer import TokenizerSetup
+from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoaderSetup, WeightPiece, WeightSlice
 from pegboard.testing.contract_generic import check_entry, installed_entry
+from pegboard.testing.contract_quantization import QuantizationContract
+from pegboard.testing.contract_tokenizer import TokenizerContract
+from pegboard.testing.contract_weight_loader import WeightLoaderContract
 
 
 @pytest.mark.parametrize("kind", ["weight_loader", "quantization", "tokenizer"])
 def test_contract(kind: str) -> None:
     check_entry(installed_entry(kind, "gguf"))
+
+
+class TestLoader(WeightLoaderContract):
+    spec = WEIGHT_LOADER
+
+    @pytest.fixture(autouse=True)
+    def writer(self, write_gguf: Callable[..., Path]) -> None:
+        self.write_gguf = write_gguf
+
+    def loader(self, setup: WeightLoaderSetup) -> GGUFLoader:
+        return GGUFLoader(None, setup)
+
+    def write(self, folder: Path) -> tuple[LocalFiles, Mapping[str, Tensor]]:
+        files = LocalFiles(self.write_gguf(types={"blk.0.ffn_up.weight": "Q8_0"}))
+        loader = self.loader(WeightLoaderSetup())
+        checkpoint = loader.describe(files)
+        plain = [entry for entry in checkpoint.tensors.values() if entry.stored == "float32"]
+        pieces = loader.tensors(checkpoint, [WeightSlice(entry.name) for entry in plain])
+        return files, {piece.name: torch.clone(piece.data) for piece in pieces if isinstance(piece.data, Tensor)}
+
+
+class TestQ8(QuantizationContract):
+    spec = QUANTIZATION
+    config = {"quant_method": "gguf"}
+    block = 32
+    ggml_type = "Q8_0"
+
+    def method(self, setup: QuantizationSetup) -> GGUFQuantization:
+        return GGUFQuantization(None, setup)
+
+    def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
+        kind: Any = gguf.GGMLQuantizationType[self.ggml_type]
+        packed = gguf.quants.quantize(np.ascontiguousarray(values.numpy()), kind)
+        true = torch.from_numpy(gguf.quants.dequantize(packed, kind)).to(getattr(torch, dtype)).float()
+        return [WeightPiece(part.name, self.ggml_type, tuple(values.shape), memoryview(packed.tobytes()))], true
+
+
+class TestQ4(TestQ8):
+    ggml_type = "Q4_1"
+
+
+class TestByteLevelTokenizer(TokenizerContract):
+    def tokenizer(self, chat_template: str | None = None) -> GGUFTokenizer:
+        merges = ["h e", "l l", "he ll", "hell o", "Ġ hello"]
+        tokens = [*BYTE_ALPHABET, *(merge.replace(" ", "") for merge in merges), "<|im_start|>", "<|im_end|>"]
+        data = {
+            "ggml.model": "gpt2",
+            "ggml.pre": "gpt-2",
+            "ggml.tokens": tokens,
+            "ggml.token_type": [1] * (len(tokens) - 2) + [3, 3],
+            "ggml.merges": merges,
+            "ggml.bos_token_id": len(tokens) - 2,
+            "ggml.eos_token_id": len(tokens) - 1,
+            "ggml.add_bos_token": True,
+        }
+        payload = TokenizerPayload("gguf", data=data)
+        checkpoint = Checkpoint(format="gguf", path=Path("m"), config={}, architectures=(), tensors={}, tokenizer=payload)
+        return GGUFTokenizer(None, TokenizerSetup(checkpoint, chat_template))

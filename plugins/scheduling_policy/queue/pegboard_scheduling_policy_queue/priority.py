@@ -72,8 +72,9 @@ class PriorityPolicy:
                 yield entry.request
 
     def victim(self, running: Sequence[RequestView], need: RequestView) -> RequestView | None:
-        """The worst of `running`, which can be `need` itself: then it waits for better ones."""
-        return max(running, key=lambda request: (request.priority, request.arrival_s), default=None)
+        """The worst of `running`, which can be `need` itself: then it waits for better ones. Among equals the last admitted
+        one: the first must be able to finish."""
+        return max(reversed(running), key=lambda request: (request.priority, request.arrival_s), default=None)
 
     def budget(self, load: StepLoad) -> StepBudget:
         return self._budget

@@ -12,7 +12,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import TensorEntry
@@ -101,7 +101,7 @@ def _entry(path: Path, name: str, value: Any, start: int, data_bytes: int) -> Te
     return TensorEntry(name, tuple(shape), TORCH_NAMES[dtype], path.name, start + begin, expected)
 
 
-def _are_sizes(values: Any) -> bool:
+def _are_sizes(values: Any) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 

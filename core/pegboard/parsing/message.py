@@ -1,0 +1,46 @@
+"""The whole message as the fold of its events: streaming and whole text cannot differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pegboard.interfaces.output_parser import Content, Event, Reasoning, ToolCallArguments, ToolCallEnd, ToolCallStart
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """arguments: JSON text. is_complete: its end was seen."""
+
+    id: str
+    name: str
+    arguments: str = ""
+    is_complete: bool = False
+
+
+@dataclass(slots=True)
+class Message:
+    """content and reasoning: "" when there was none."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+
+def fold(events: Iterable[Event]) -> Message:
+    """Events in order → the message they make. Tool calls are numbered from 0 in order of their starts."""
+    message = Message()
+    for event in events:
+        match event:
+            case Content(text):
+                message.content += text
+            case Reasoning(text):
+                message.reasoning += text
+            case ToolCallStart(index, id, name):
+                assert index == len(message.tool_calls), "tool calls start in order"
+                message.tool_calls.append(ToolCall(id, name))
+            case ToolCallArguments(index, text):
+                message.tool_calls[index].arguments += text
+            case ToolCallEnd(index):
+                message.tool_calls[index].is_complete = True
+    return message

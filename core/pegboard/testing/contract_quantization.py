@@ -1,0 +1,211 @@
+"""Contract tests of the kind `quantization`. A plugin's test file:
+
+    class TestMyFormat(QuantizationContract):
+        spec = MY_FORMAT
+        config = {"quant_method": "mine"}
+        block = 32
+
+        def method(self, setup: QuantizationSetup) -> QuantizationMethod:
+            return MyFormat(None, setup)
+
+        def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
+            ...  # the pieces of `values` in the checkpoint's form, and the float32 values those pieces stand for
+
+A format may lose precision between the weights someone had and what `stored` returns; what it computes from that must be
+exact up to the compute type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pegboard.errors import PegboardError
+from pegboard.interfaces.quantization import (
+    EmbeddingLayer,
+    LinearLayer,
+    Part,
+    QuantizationMethod,
+    QuantizationSetup,
+    QuantizationSpec,
+    WeightMethod,
+)
+from pegboard.interfaces.spec import unmet
+from pegboard.interfaces.weight_loader import WeightPiece
+from pegboard.ops import REFERENCES
+
+TOLERANCES = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
+"""Allowed error of a product, relative to its largest value."""
+
+
+class QuantizationContract:
+    """Every quantization method passes these. Override `spec`, `method` and `stored`; `config`, `block` (columns that are
+    stored together) and `tolerance` (a factor on TOLERANCES, for methods that also quantize activations) where they differ."""
+
+    spec: QuantizationSpec
+    config: Mapping[str, Any] = {}
+    block = 1
+    device = "cpu"
+    tolerance = 1.0
+
+    def method(self, setup: QuantizationSetup) -> QuantizationMethod:
+        """A new method."""
+        raise AssertionError("override QuantizationContract.method")
+
+    def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
+        """This rank's slice `values` [rows, columns] as pieces, and what they stand for. dtype: of the activations."""
+        raise AssertionError("override QuantizationContract.stored")
+
+    # --- what the tests are made of ------------------------------------------------------------------------------------------
+
+    def make(self, dtype: str = "float32") -> QuantizationMethod:
+        return self.method(QuantizationSetup(self.config, dtype, self.device, REFERENCES))
+
+    def values(self, seed: int, rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+
+    def layer(self, rows: Sequence[int], columns: int) -> LinearLayer:
+        """A weight merged from parts of `rows` rows each."""
+        parts, start = [], 0
+        for index, count in enumerate(rows):
+            parts.append(Part(f"model.part{index}.weight", (start, start + count), (count, columns)))
+            start += count
+        return LinearLayer("model.merged", columns, start, tuple(parts))
+
+    def fill(self, weight: WeightMethod, layer: LinearLayer, seed: int, dtype: str = "float32") -> Tensor:
+        """Load random values, the last part first; returns the matrix they stand for."""
+        weight.declare()
+        matrix = torch.empty(layer.out_features, layer.in_features)
+        for index, part in reversed(list(enumerate(layer.parts))):
+            start, stop = part.rows
+            pieces, true = self.stored(part, self.values(seed + index, stop - start, layer.in_features), dtype)
+            for piece in pieces:
+                weight.accept(piece)
+            matrix[start:stop] = true
+        weight.finish()
+        return matrix
+
+    def linear(self, layer: LinearLayer, dtype: str = "float32") -> WeightMethod:
+        weight = self.make(dtype).linear(layer)
+        assert weight is not None, "a method that leaves every linear layer alone quantizes nothing"
+        return weight
+
+    def check(self, found: Tensor, x: Tensor, matrix: Tensor) -> None:
+        expected = x.float().cpu() @ matrix.T
+        dtype = str(x.dtype).removeprefix("torch.")
+        allowed = TOLERANCES[dtype] * self.tolerance * float(expected.abs().max())
+        assert found.dtype == x.dtype, f"activations are {x.dtype}, the product is {found.dtype}"
+        torch.testing.assert_close(found.float().cpu(), expected, atol=allowed, rtol=0)
+
+    def activations(self, count: int, width: int, dtype: str = "float32") -> Tensor:
+        return self.values(99, count, width).to(getattr(torch, dtype)).to(self.device)
+
+    # --- the contract --------------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("dtype", TOLERANCES)
+    @pytest.mark.parametrize("rows", [(5,), (8, 3, 3), (1, 70)], ids=str)
+    def test_merged_parts_multiply_as_one_matrix(self, rows: tuple[int, ...], dtype: str) -> None:
+        """Parts land in their rows whatever order they come in; every declared activation type computes in itself."""
+        if unmet(self.spec.supports, {"dtype": dtype}):
+            return
+        layer = self.layer(rows, self.block * 3)
+        weight = self.linear(layer, dtype)
+        matrix = self.fill(weight, layer, 1, dtype)
+        call = weight.bind(REFERENCES)
+        for count in (1, 2, 33):
+            x = self.activations(count, layer.in_features, dtype)
+            self.check(call(x), x, matrix)
+
+    def test_dequantize_gives_the_stored_values(self) -> None:
+        layer = self.layer((6, 4), self.block * 2)
+        weight = self.linear(layer)
+        matrix = self.fill(weight, layer, 2)
+        found = weight.dequantize()
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.cpu(), matrix, atol=1e-6, rtol=1e-6)
+
+    def test_the_input_is_not_changed(self) -> None:
+        layer = self.layer((4,), self.block)
+        weight = self.linear(layer)
+        self.fill(weight, layer, 3)
+        x = self.activations(5, self.block)
+        before = x.clone()
+        weight.bind(REFERENCES)(x)
+        assert torch.equal(x, before)
+
+    def test_a_reload_reaches_calls_that_are_bound(self) -> None:
+        """accept and finish again write to the same addresses: recordings and bound calls stay valid."""
+        layer = self.layer((4, 4), self.block * 2)
+        weight = self.linear(layer)
+        old = self.fill(weight, layer, 4)
+        call, x = weight.bind(REFERENCES), self.activations(3, layer.in_features)
+        self.check(call(x), x, old)
+        new = self.fill(weight, layer, 40)
+        assert not torch.allclose(old, new)
+        self.check(call(x), x, new)
+
+    def test_row_split_shares_add_up_to_the_whole(self) -> None:
+        """Two ranks take half of the columns each; their products sum to the unsplit one."""
+        width, rows = self.block * 4, 6
+        whole = self.layer((rows,), width)
+        weight = self.linear(whole)
+        matrix = self.fill(weight, whole, 5)
+        x = self.activations(4, width)
+        total = torch.zeros(4, rows)
+        for rank in range(2):
+            cut = slice(rank * width // 2, (rank + 1) * width // 2)
+            part = Part("model.part0.weight", (0, rows), (rows, width), 1, cut.start, cut.stop)
+            share = self.linear(LinearLayer("model.merged", width // 2, rows, (part,)))
+            share.declare()
+            for piece in self.stored(part, self.values(5, rows, width)[:, cut], "float32")[0]:
+                share.accept(piece)
+            share.finish()
+            total += share.bind(REFERENCES)(x[:, cut].contiguous()).float().cpu()
+        allowed = 2 * TOLERANCES["float32"] * self.tolerance * float(total.abs().max())
+        torch.testing.assert_close(total, x.cpu() @ matrix.T, atol=allowed, rtol=0)
+
+    @pytest.mark.parametrize("is_head", [False, True])
+    def test_embedding_and_tied_head_share_one_table(self, is_head: bool) -> None:
+        num_rows, width = 11, self.block * 2
+        part = Part("model.embed.weight", (0, num_rows), (num_rows, width))
+        layer = EmbeddingLayer("model.embed", num_rows, width, part, is_head)
+        weight = self.make().embedding(layer)
+        if weight is None:
+            return  # left to the plain method
+        as_linear = LinearLayer(layer.path, width, num_rows, (part,))
+        table = self.fill(weight, as_linear, 6)
+        ids = torch.tensor([0, 10, 3, 3], device=self.device)
+        found = weight.bind(REFERENCES)(ids)
+        torch.testing.assert_close(found.float().cpu(), table[ids.cpu()], atol=1e-6, rtol=1e-6)
+        if is_head:
+            bind_head = getattr(weight, "bind_head", None)
+            assert bind_head is not None, "an embedding with is_head also multiplies: bind_head is missing"
+            x = self.activations(3, width)
+            self.check(bind_head(REFERENCES)(x), x, table)
+
+    def test_sizes_are_those_of_the_format(self) -> None:
+        layer = self.layer((8,), self.block * 2)
+        weight = self.linear(layer)
+        self.fill(weight, layer, 7)
+        sizes = weight.sizes()
+        assert sizes.resident_bytes + sizes.mapped_bytes > 0
+        assert 0 < sizes.forward_bytes <= sizes.resident_bytes + sizes.mapped_bytes
+        assert sizes.resident_bytes <= 4 * 8 * self.block * 2 * 2, "twice the float32 weight is too much for any format"
+
+    def test_a_piece_that_does_not_fit_is_refused_by_name(self) -> None:
+        layer = self.layer((6,), self.block * 2)
+        weight = self.linear(layer)
+        wrong = Part(layer.parts[0].name, (0, 6), (6, self.block))
+        pieces, _ = self.stored(wrong, self.values(8, 6, self.block), "float32")
+        with pytest.raises(PegboardError, match=r"model\.part0"):
+            for piece in pieces:
+                weight.accept(piece)
+            weight.finish()
+
+    def test_undeclared_activations_are_refused_with_a_reason(self) -> None:
+        reasons = unmet(self.spec.supports, {"dtype": "int3"})
+        assert len(reasons) == 1 and "dtype" in reasons[0]

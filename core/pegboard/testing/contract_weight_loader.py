@@ -1,0 +1,163 @@
+"""Contract tests of the kind `weight_loader`. A plugin's test file:
+
+    class TestMyLoader(WeightLoaderContract):
+        spec = MY_LOADER
+
+        def loader(self, setup: WeightLoaderSetup) -> WeightLoader:
+            return MyLoader(None, setup)
+
+        def write(self, folder: Path) -> tuple[LocalFiles, Mapping[str, Tensor]]:
+            ...  # a small checkpoint, and its tensors by checkpoint name
+"""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.model_source import LocalFiles
+from pegboard.interfaces.weight_loader import (
+    Checkpoint,
+    WeightLoader,
+    WeightLoaderSetup,
+    WeightLoaderSpec,
+    WeightPiece,
+    WeightSlice,
+)
+
+NO_TORCH = """
+import importlib, sys
+from pathlib import Path
+from pegboard.interfaces.model_source import LocalFiles
+from pegboard.interfaces.weight_loader import WeightLoaderSetup
+module, _, name = sys.argv[1].partition(":")
+getattr(importlib.import_module(module), name)(None, WeightLoaderSetup()).describe(LocalFiles(Path(sys.argv[2])))
+assert "torch" not in sys.modules, "describe() imported torch"
+"""
+
+
+class WeightLoaderContract:
+    """Every weight loader passes these. Override `spec`, `loader` and `write`. At least one tensor must have two dimensions of
+    even size and be stored in a plain type, so that slices of it can be checked."""
+
+    spec: WeightLoaderSpec
+
+    def loader(self, setup: WeightLoaderSetup) -> WeightLoader:
+        """A new loader."""
+        raise AssertionError("override WeightLoaderContract.loader")
+
+    def write(self, folder: Path) -> tuple[LocalFiles, Mapping[str, Tensor]]:
+        """A checkpoint in the empty `folder`."""
+        raise AssertionError("override WeightLoaderContract.write")
+
+    def described(self, folder: Path) -> tuple[WeightLoader, Checkpoint, Mapping[str, Tensor]]:
+        files, values = self.write(folder)
+        loader = self.loader(WeightLoaderSetup())
+        return loader, loader.describe(files), values
+
+    def whole(self, values: Mapping[str, Tensor]) -> list[WeightSlice]:
+        return [WeightSlice(name, shape=tuple(value.shape)) for name, value in values.items()]
+
+    def check(self, piece: WeightPiece, expected: Tensor) -> None:
+        """The piece says what it is; plain data is bit by bit what was written."""
+        assert tuple(piece.shape) == tuple(expected.shape), f"{piece.name}: logical shape {piece.shape}"
+        if isinstance(piece.data, Tensor):
+            assert piece.stored == str(piece.data.dtype).removeprefix("torch.")
+            assert torch.equal(piece.data.to(expected.dtype), expected), f"{piece.name} is not what was written"
+
+    def test_the_description_is_complete_plain_and_stable(self, tmp_path: Path) -> None:
+        """It travels to other processes, and the digest names the content: equal for equal files."""
+        loader, checkpoint, values = self.described(tmp_path)
+        again = loader.describe(LocalFiles(checkpoint.path))
+        assert again == checkpoint
+        assert pickle.loads(pickle.dumps(checkpoint)) == checkpoint
+        assert checkpoint.architectures and all(isinstance(name, str) for name in checkpoint.architectures)
+        assert checkpoint.digest, "an empty digest would mix up the block hashes of different models"
+        assert isinstance(checkpoint.config.get("hidden_size"), int), "the config is Hugging Face-shaped"
+        assert bool(checkpoint.tensors) or self.spec.weights_optional
+        assert not checkpoint.tensors or set(values) <= set(checkpoint.tensors)
+        for name, entry in checkpoint.tensors.items():
+            assert (name, entry.num_bytes >= 0) == (entry.name, True)
+            assert name not in values or entry.shape == tuple(values[name].shape)
+
+    def test_the_files_are_recognised(self, tmp_path: Path) -> None:
+        """`file_patterns` and `magic` of the spec match a weight file that is there."""
+        files, _ = self.write(tmp_path)
+        paths = [files.root] if files.root.is_file() else [path for path in files.root.iterdir() if path.is_file()]
+        named = [path for path in paths if any(fnmatch(path.name, pattern) for pattern in self.spec.file_patterns)]
+        assert self.spec.weights_optional or any(path.read_bytes().startswith(self.spec.magic or b"") for path in named)
+
+    def test_describe_imports_no_torch(self, tmp_path: Path) -> None:
+        files, _ = self.write(tmp_path)
+        command = [sys.executable, "-c", NO_TORCH, self.spec.implementation, str(files.root)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert result.returncode == 0, result.stderr
+
+    def test_every_wanted_tensor_comes_once_in_file_order(self, tmp_path: Path) -> None:
+        """Whatever order they are asked for in; asking twice is asking once."""
+        loader, checkpoint, values = self.described(tmp_path)
+        wanted = self.whole(values)
+        wanted = [wanted[index] for index in np.random.default_rng(0).permutation(len(wanted))] + wanted[:1]
+        places, seen = [], []
+        for piece in loader.tensors(checkpoint, wanted):  # a piece may be gone with the next one: check at once
+            self.check(piece, values[piece.name])
+            seen.append(piece.name)
+            if entry := checkpoint.tensors.get(piece.name):
+                places.append((entry.file, entry.offset))
+        assert sorted(seen) == sorted(values)
+        assert places == sorted(places)
+
+    def test_slices_equal_slices_of_the_whole(self, tmp_path: Path) -> None:
+        """Along either dimension, as tensor-parallel ranks take them."""
+        loader, checkpoint, values = self.described(tmp_path)
+        kinds = {piece.name: isinstance(piece.data, Tensor) for piece in loader.tensors(checkpoint, self.whole(values))}
+        matrices = [n for n, v in values.items() if kinds[n] and v.dim() == 2 and not any(extent % 2 for extent in v.shape)]
+        assert matrices, "write() needs a plain matrix of even extents"
+        for name in matrices:
+            for dim in (0, 1):
+                half = values[name].shape[dim] // 2
+                for start in (0, half):
+                    wanted = WeightSlice(name, dim, start, start + half, tuple(values[name].shape))
+                    (piece,) = loader.tensors(checkpoint, [wanted])
+                    self.check(piece, values[name].narrow(dim, start, half))
+
+    def test_nothing_wanted_is_nothing_read(self, tmp_path: Path) -> None:
+        loader, checkpoint, _ = self.described(tmp_path)
+        assert list(loader.tensors(checkpoint, [])) == []
+
+    def test_an_unknown_tensor_is_named(self, tmp_path: Path) -> None:
+        loader, checkpoint, _ = self.described(tmp_path)
+        with pytest.raises(ModelError, match="no_such_tensor"):
+            list(loader.tensors(checkpoint, [WeightSlice("no_such_tensor")]))
+
+    def test_damage_is_found_and_the_file_named(self, tmp_path: Path) -> None:
+        """A checkpoint that lost its last bytes, then one whose weight file is empty."""
+        if self.spec.weights_optional:
+            return
+        files, values = self.write(tmp_path)
+        loader = self.loader(WeightLoaderSetup())
+        tensors = loader.describe(files).tensors
+        last = max(tensors.values(), key=lambda entry: (entry.file, entry.offset))
+        folder = files.root if files.root.is_dir() else files.root.parent
+        path = folder / last.file
+        content = path.read_bytes()
+        for damaged in (content[: last.offset + last.num_bytes - 1], b""):
+            path.write_bytes(damaged)
+            with pytest.raises(ModelError, match=path.name.replace(".", r"\.")):
+                list(loader.tensors(loader.describe(files), self.whole(values)))
+
+    def test_a_place_without_a_checkpoint_is_refused_by_path(self, tmp_path: Path) -> None:
+        empty = tmp_path / "empty"
+        empty.mkdir()
+        with pytest.raises(ModelError, match="empty"):
+            self.loader(WeightLoaderSetup()).describe(LocalFiles(empty))

@@ -1,0 +1,60 @@
+"""The platform keeps the contracts of its kind and of all plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from pegboard_platform_cpu.platform import KV_CACHE_LIMIT, CPUPlatform
+from pegboard_platform_cpu.probe import probe
+
+from pegboard.errors import ConfigError
+from pegboard.interfaces.platform import ModelFacts, PlatformSetup
+from pegboard.interfaces.spec import Absent, Ok, ProbeFacts
+from pegboard.testing.contract_generic import check_entry, installed_entry
+from pegboard.testing.contract_platform import PlatformContract
+
+
+@pytest.fixture(autouse=True)
+def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if no engine had run in this process yet."""
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(CPUPlatform, "threads_in_use", None)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_contract() -> None:
+    check_entry(installed_entry("platform", "cpu"))
+
+
+class TestCPUPlatform(PlatformContract):
+    def platform(self, setup: PlatformSetup) -> CPUPlatform:
+        return CPUPlatform(None, setup)
+
+
+def test_threads_are_the_users() -> None:
+    assert CPUPlatform(None, PlatformSetup(num_threads=3)).start(0).num_threads == 3
+    assert torch.get_num_threads() == 3
+
+
+def test_two_engines_must_agree_on_threads() -> None:
+    CPUPlatform(None, PlatformSetup(num_threads=1)).start(0)
+    with pytest.raises(ConfigError, match="num_threads=2, but this process already computes with 1"):
+        CPUPlatform(None, PlatformSetup(num_threads=2)).start(0)
+
+
+def test_the_cache_takes_a_share_of_what_is_free() -> None:
+    platform = CPUPlatform(None, PlatformSetup())
+    size = platform.defaults(ModelFacts("float32", "X", 1, 1))["kv_cache_memory_bytes"]
+    assert isinstance(size, int) and 0 < size <= min(KV_CACHE_LIMIT, platform.memory().total_bytes)
+
+
+def test_only_missing_torch_makes_a_cpu_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = ProbeFacts("x86_64", "Linux", frozenset({"avx2", "avx512_bf16"}), 4)
+    found = probe(facts)
+    assert isinstance(found, Ok) and found.facts == {"level": "avx2", "cores": 4, "bfloat16": True}
+    monkeypatch.setattr("pegboard_platform_cpu.probe.find_spec", lambda name: None)
+    missing = probe(facts)
+    assert isinstance(missing, Absent) and "pip install torch" in missing.reason

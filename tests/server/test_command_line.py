@@ -1,0 +1,86 @@
+"""`pegboard` as its users type it: against a running server, and with mistakes. A mistake costs one line and never a traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from server_process import MODEL, SIZES, Server, cli, processes
+
+
+def check_one_line(stderr: str) -> str:
+    """The one line that says what is wrong (besides log lines)."""
+    assert "Traceback" not in stderr
+    (line,) = [line for line in stderr.splitlines() if line.startswith("pegboard: error: ")]
+    return line
+
+
+def test_chat_and_complete(server: Server) -> None:
+    with server.client() as client:
+        expected = client.completions.create(model=MODEL, prompt="2, 4, 6,", temperature=0, max_tokens=6).choices[0].text
+    ended = cli("complete", "--url", f"{server.url}/v1", "--quick", "2, 4, 6,", "--max-tokens", "6")
+    assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout.strip()
+    assert len(ended.stdout) >= len(expected) // 3  # sampled, so only about as long
+    ended = cli("chat", "--url", f"{server.url}/v1", "--quick", "What is the capital of France?", "--max-tokens", "16")
+    assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout.strip()
+
+
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_no_server_there(command: str) -> None:
+    ended = cli(command, "--url", "http://127.0.0.1:9/v1", "--quick", "Hello")
+    assert ended.returncode == 1 and ended.stdout == ""
+    assert "is the server running?" in check_one_line(ended.stderr)
+
+
+def test_refused_by_the_server(server: Server) -> None:
+    ended = cli("chat", "--url", f"{server.url}/v1", "--model-name", "nope", "--quick", "Hello")
+    assert ended.returncode == 1 and "404" in check_one_line(ended.stderr) and "`nope` does not exist" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["serve", "--max-num-sequences", "3"], "unknown flag --max-num-sequences; did you mean '--max-num-seqs'?"),
+        (["serve", "--max-model-len", "many"], "'many' is no number"),
+        (["serve", "a", "b"], "unexpected argument 'b'"),
+        (["serv"], "there is no command 'serv'; did you mean 'serve'?"),
+        (["chat", "--quik", "x"], "did you mean '--quick'?"),
+    ],
+)
+def test_wrong_usage(words: list[str], told: str) -> None:
+    ended = cli(*words)
+    assert ended.returncode == 2 and ended.stdout == "" and told in check_one_line(ended.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "told"),
+    [
+        (["nowhere/at/all.gguf"], {}, "nowhere/at/all.gguf"),
+        (["GOOD", "--max-model-len", "1000000"], {}, "max_model_len"),
+        (["GOOD", "--port", "70000"], {}, "port"),
+        (["GOOD", "--sampler", "torhc"], {}, "torhc"),
+        (["GOOD", "--sampler.torch.nothing", "1"], {}, "nothing"),
+        (["GOOD", "--kv-cache-memory-bytes", "4096"], {}, "kv_cache_memory_bytes"),
+        (["GOOD"], {"PEGBOARD_PLUGINS": "pegboard-model-source-local"}, "PEGBOARD_PLUGINS"),
+        (["GOOD"], {"PEGBOARD_PLUGINS": "ALL BUT THE SAMPLER"}, "sampler"),
+        (["GOOD"], {"PEGBOARD_LOG_LEVEL": "loud"}, "PEGBOARD_LOG_LEVEL='loud'"),
+    ],
+    ids=["no model", "long context", "port", "sampler", "option", "small cache", "no plugins", "no sampler", "log level"],
+)
+def test_what_stops_the_start_is_told(
+    smollm2_gguf: Path, tmp_path: Path, words: list[str], env: dict[str, str], told: str
+) -> None:
+    """Exit status 1, one line that names the culprit; no process and no file stays."""
+    env = dict(env)
+    if env.get("PEGBOARD_PLUGINS") == "ALL BUT THE SAMPLER":
+        from pegboard.plugins.discovery import scan_path
+        import sys
+
+        names = {entry.distribution for entry in scan_path(sys.path).entries if entry.kind != "sampler"}
+        env["PEGBOARD_PLUGINS"] = ",".join(sorted(names))
+    words = [str(smollm2_gguf) if word == "GOOD" else word for word in words]
+    flags = [] if "--port" in words else ["--port", "0"]
+    ended = cli("serve", *words, *flags, TMPDIR=str(tmp_path), **env)
+    assert ended.returncode == 1, ended.stderr
+    assert told in check_one_line(ended.stderr)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,114 @@
+"""How a server ends: on request, when its engine is killed, when it is killed itself. Nothing may stay behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from server_process import MODEL, SIZES, Server, cli, processes, wait_until
+
+LONG: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "stream": True}
+
+StartServer = Callable[..., Server]
+
+
+@contextmanager
+def running_stream(server: Server, body: dict[str, Any] = LONG) -> Iterator[Iterator[str]]:
+    """The lines of a stream that has begun."""
+    with httpx.Client(timeout=120) as http, http.stream("POST", f"{server.url}/v1/completions", json=body) as response:
+        assert response.status_code == 200
+        lines = response.iter_lines()
+        assert json.loads(next(lines).removeprefix("data: "))["choices"]
+        yield lines
+
+
+def events_of(lines: Iterator[str]) -> list[str]:
+    return [line.removeprefix("data: ") for line in lines if line]
+
+
+def test_killed_engine(start_server: StartServer) -> None:
+    """Streams end with an error event, clients that wait get an error, /health tells until the end, which comes at once and with
+    an error: there is nothing to wait for."""
+    server = start_server("--shutdown-timeout-s", "600")
+    engine = server.engine_pid()
+    with running_stream(server) as lines, running_stream(server, {**LONG, "n": 3}) as others, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(httpx.post, f"{server.url}/v1/completions", json={**LONG, "stream": False}, timeout=120)
+        wait_until(lambda: server.stats()["num_requests_running"] == 5, "all requests run")
+        os.kill(engine, signal.SIGKILL)
+        for events in (events_of(lines), events_of(others)):
+            error = json.loads(events[-2])["error"]
+            assert events[-1] == "[DONE]" and error["code"] == 500 and "SIGKILL" in error["message"]
+        answer = waiting.result()
+        assert answer.status_code == 500 and "SIGKILL" in answer.json()["error"]["message"]
+        assert server.status("/health") in (503, None)
+        wait_until(lambda: server.status("/health") is None, "the server takes no more connections")
+    assert server.wait() == 1
+    server.check_nothing_left()
+    assert "Traceback" not in server.log.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stopped_while_streaming(start_server: StartServer, number: signal.Signals) -> None:
+    """Both signals to the whole group, as Ctrl-C does: short requests finish, long ones are cut after the timeout, exit code 0."""
+    server = start_server("--shutdown-timeout-s", "2.5")
+    with running_stream(server) as long, running_stream(server, {**LONG, "max_tokens": 6}) as short:
+        server.signal_group(number) if number == signal.SIGINT else server.process.send_signal(number)
+        events = events_of(short)
+        assert events[-1] == "[DONE]" and json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
+        with pytest.raises(httpx.RemoteProtocolError):
+            events_of(long)
+    assert server.wait() == 0
+    server.check_nothing_left()
+    assert "Traceback" not in server.log.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stopped_when_idle(start_server: StartServer, number: signal.Signals) -> None:
+    server = start_server()
+    server.signal_group(number)
+    assert server.wait() == 0
+    server.check_nothing_left()
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_killed_server_takes_its_engine_along(start_server: StartServer) -> None:
+    server = start_server()
+    engine = server.engine_pid()
+    with running_stream(server):
+        server.process.kill()
+        assert server.wait() == -signal.SIGKILL
+    wait_until(lambda: engine not in {pid for pid, _, _ in processes()}, "the engine has ended")
+    server.check_nothing_left()
+
+
+STAGES: dict[str, Callable[[Server], object]] = {
+    "folder made": lambda server: list(server.temp.iterdir()),
+    "child spawned": lambda server: [1 for _, parent, _ in processes() if parent == server.process.pid],
+    "engine listening": lambda server: list(server.temp.glob("*/engine")),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stopped_while_starting(smollm2_gguf: Any, tmp_path: Any, number: signal.Signals, stage: str) -> None:
+    with Server(smollm2_gguf, tmp_path) as server:
+        wait_until(lambda: STAGES[stage](server), stage)
+        server.signal_group(number)
+        assert server.wait() == 128 + number
+        server.check_nothing_left()
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_taken_port(server: Server, smollm2_gguf: Any, tmp_path: Any) -> None:
+    """One clear line, and the server that has the port goes on."""
+    ended = cli("serve", str(smollm2_gguf), *SIZES, "--port", str(server.port), TMPDIR=str(tmp_path))
+    assert ended.returncode == 1 and f"port {server.port} on 127.0.0.1 is already in use" in ended.stderr
+    assert "Traceback" not in ended.stderr and list(tmp_path.iterdir()) == []
+    assert server.status("/health") == 200
