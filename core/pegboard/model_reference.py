@@ -12,9 +12,11 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from pegboard.errors import ModelError, PluginError
+from pegboard.errors import ModelError, PluginError, PluginNotFound
 from pegboard.interfaces.model_source import ModelReference
 from pegboard.interfaces.spec import Spec
+from pegboard.plugins.defaults import provider
+from pegboard.plugins.names import missing_providers, not_found, to_install
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _SCHEME = re.compile(r"([A-Za-z][\w+-]+):(.*)", re.DOTALL)  # two letters at least: "C:\models" is a path
@@ -35,7 +37,8 @@ class _Registry(Protocol):
 
 
 def parse_reference(text: str, registry: _Registry, *, revision: str | None = None) -> ModelReference:
-    """`split_reference` with the schemes of the installed model sources. Broken plugins take no part."""
+    """`split_reference` with the schemes of the installed model sources. Broken plugins take no part. Raises ModelError as
+    there, and PluginNotFound when what is missing is a source: the error says what to install."""
     flags: dict[str, frozenset[str]] = {}
     for entry in registry.entries("model_source"):
         try:
@@ -44,9 +47,20 @@ def parse_reference(text: str, registry: _Registry, *, revision: str | None = No
             flags[entry.name] = frozenset()
     directory_scheme = next((name for name in sorted(flags) if "directory" in flags[name]), None)
     default_scheme = next((name for name in sorted(flags) if "default" in flags[name]), None)
-    return split_reference(
-        text, revision=revision, schemes=flags, directory_scheme=directory_scheme, default_scheme=default_scheme
-    )
+    if not flags:
+        raise PluginNotFound(to_install("model_source"))
+    scheme = text.strip().partition(":")[0]
+    if scheme not in flags and provider("model_source", scheme) and scheme != text.strip() and not _exists(text):
+        raise not_found("model_source", scheme, flags)
+    try:
+        return split_reference(
+            text, revision=revision, schemes=flags, directory_scheme=directory_scheme, default_scheme=default_scheme
+        )
+    except ModelError as error:
+        advice = missing_providers("model_source", flags)
+        if advice and None in (directory_scheme, default_scheme):
+            raise PluginNotFound(f"{error}; {advice}") from None
+        raise
 
 
 def split_reference(

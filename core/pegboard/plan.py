@@ -25,6 +25,7 @@ from pegboard.interfaces.tokenizer import TokenizerNeed, TokenizerSetup
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoaderNeed, WeightLoaderSetup, WeightLoaderSpec
 from pegboard.log import get_logger
 from pegboard.plugins.defaults import default_model, default_name
+from pegboard.plugins.names import missing_providers, not_found
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 from pegboard.plugins.selection import Decision
@@ -111,7 +112,10 @@ def make_tokenizer(registry: Registry, plan: EnginePlan) -> "Tokenizer":
     """The tokenizer for the plan's checkpoint: the one asked for, or one that reads what the checkpoint carries."""
     payload = plan.checkpoint.tokenizer.format
     mode = plan.settings.engine.tokenizer_mode
-    decision = registry.choose("tokenizer", TokenizerNeed(payload=payload), explicit=None if mode == "auto" else mode)
+    need = TokenizerNeed(payload=payload)
+    decision = registry.choose("tokenizer", need, explicit=None if mode == "auto" else mode, required=False)
+    if decision.winner is None and payload not in registry.names("tokenizer"):  # payloads bear the name of who reads them
+        raise not_found("tokenizer", payload, registry.names("tokenizer"), typed=False)
     _announce(decision)
     setup = TokenizerSetup(plan.checkpoint, _chat_template(plan.settings.engine.chat_template))
     tokenizer: Tokenizer = registry.build(decision.require(), setup)
@@ -173,9 +177,10 @@ def _choose_loader(registry: Registry, settings: Settings, root: Path) -> Decisi
         entries = registry.entries("weight_loader")
         suited = [entry for entry in entries if _reads(registry.spec(entry), root)]  # type: ignore[arg-type]
         if entries and not suited:
+            advice = missing_providers("weight_loader", registry.names("weight_loader"))
             raise ModelError(
                 f"{root}: no installed weight loader reads what is there ({_listing(root)}); "
-                f"installed: {', '.join(entry.name for entry in entries)}"
+                f"installed: {', '.join(entry.name for entry in entries)}{f'; {advice}' if advice else ''}"
             )
         decision = registry.choose("weight_loader", WeightLoaderNeed(), among=suited if entries else None)
     _announce(decision)

@@ -200,7 +200,8 @@ class _Check:
         self.params = params
 
     def fail(self, name: str, expected: str) -> None:
-        raise RequestError(f"{name} {expected}, got {getattr(self.params, name)!r}", parameter=name)
+        got = repr(getattr(self.params, name))
+        raise RequestError(f"{name} {expected}, got {got if len(got) <= 200 else got[:200] + '…'}", parameter=name)
 
     def integer(self, name: str, low: int, high: float = math.inf) -> None:
         value = getattr(self.params, name)

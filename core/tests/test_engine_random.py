@@ -17,7 +17,7 @@ from pegboard.testing.fake_engine import EOS, FakeEngine, expected_tokens
 from pegboard.testing.fake_structured_output import FakeGrammar, FakeStructuredOutput
 
 VOCAB = 64
-RANDOM = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.explicit, Phase.generate]}
+RANDOM = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.explicit, Phase.reuse, Phase.generate]}
 """No shrinking: a failing scenario is printed whole, and replays."""
 ADAPTERS = [AdapterRef(i, f"adapter{i}", "/none", f"digest{i}") for i in (1, 2, 3)]
 LAYERS = [

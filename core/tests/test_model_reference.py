@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pegboard.errors import ModelError, PluginBroken
+from pegboard.errors import ModelError, PluginBroken, PluginNotFound
 from pegboard.interfaces.model_source import ModelReference, ModelSourceSpec
 from pegboard.model_reference import parse_reference, split_reference
 
@@ -118,8 +118,13 @@ def test_schemes_come_from_the_installed_sources():
     assert parse_reference("broken:x", Registry(Entry("broken", None))).scheme == "broken"
 
 
-def test_missing_sources_are_named_as_missing():
-    with pytest.raises(ModelError, match="no installed model source takes paths"):
+def test_missing_sources_are_named_with_what_to_install():
+    with pytest.raises(PluginNotFound, match="no plugin of kind 'model_source' is installed; .*pip install pegboard-"):
         parse_reference("./x", Registry())
-    with pytest.raises(ModelError, match="no installed model source takes names of the form org/name"):
-        parse_reference("org/x", Registry())
+    other = Registry(Entry("a1", frozenset()))
+    with pytest.raises(PluginNotFound, match="no installed model source takes paths; .*pip install pegboard-"):
+        parse_reference("./x", other)
+    with pytest.raises(PluginNotFound, match="takes names of the form org/name; .*pip install pegboard-"):
+        parse_reference("org/x", other)
+    with pytest.raises(PluginNotFound, match="model_source 'pypi' is not installed; .*pip install pegboard-"):
+        parse_reference("pypi:x", other)

@@ -253,6 +253,15 @@ def test_a_window_is_kept_for_children_that_still_wait() -> None:
     assert sum(new.parent_row is not None for batch in engine.executor.batches for new in batch.new) == 1
 
 
+def test_a_parent_that_is_short_of_blocks_stops_keeping_its_window() -> None:
+    engine = FakeEngine(
+        [Window(4)], block_size=1, spare_blocks=0, max_num_batched_tokens=4, max_num_seqs=1, enable_prefix_caching=False
+    )
+    engine.add("a", range(12), SamplingParams(n=2, seed=7, max_tokens=40))
+    results = engine.run()
+    assert [len(results["a", i].token_ids) for i in range(2)] == [40, 40]
+
+
 def test_one_completion_can_be_aborted_alone() -> None:
     engine = FakeEngine()
     engine.add("a", range(5), SamplingParams(n=2, seed=1, max_tokens=20))
@@ -351,6 +360,13 @@ def test_a_chunk_ends_before_an_item_that_does_not_fit_the_encoder_cache() -> No
     engine.run()
     assert tokens_per_step(engine)[:2] == [[10], [10]]
     assert [hash_ for batch in engine.executor.batches for hash_ in batch.free_media] == ["cat"]
+
+
+def test_a_later_item_in_the_cache_does_not_keep_out_an_earlier_one() -> None:
+    engine = FakeEngine(encoder_cache_tokens=12, enable_prefix_caching=False)
+    engine.generate(range(20), GREEDY, media=(image("dog", 10, 8),))
+    engine.generate(range(20), GREEDY, media=(image("cat", 2, 8), image("dog", 10, 8)))
+    assert engine.worker.num_encoded == 3, "the second item made room for the first and came again"
 
 
 def test_media_are_never_split_when_asked() -> None:

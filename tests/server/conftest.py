@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from server_process import Server, install_probe  # noqa: E402  needs the path above
+from server_process import Server, install_probe
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

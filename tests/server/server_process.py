@@ -62,6 +62,10 @@ def install_probe(folder: Path) -> Path:
     return folder
 
 
+HTTP = httpx.Client(timeout=PATIENCE_S, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
+"""For plain questions, each on a connection of its own."""
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -116,7 +120,7 @@ class Server:
     def status(self, path: str) -> int | None:
         """The status of a GET; None when nobody answers."""
         try:
-            return httpx.get(self.url + path, timeout=PATIENCE_S).status_code
+            return HTTP.get(self.url + path).status_code
         except httpx.TransportError:
             return None
 
@@ -130,12 +134,12 @@ class Server:
 
     def stats(self) -> dict[str, Any]:
         """The engine's numbers of this moment (needs the probe)."""
-        return dict(httpx.get(f"{self.url}/probe/stats", timeout=PATIENCE_S).raise_for_status().json())
+        return dict(HTTP.get(f"{self.url}/probe/stats").raise_for_status().json())
 
     def wait_until_idle(self) -> None:
         """Until the engine runs nothing; then no request holds a block either."""
         wait_until(lambda: self._load(self.stats()) == 0, "no request runs")
-        usage = httpx.get(f"{self.url}/probe/block_usage", timeout=PATIENCE_S).json()
+        usage = HTTP.get(f"{self.url}/probe/block_usage").json()
         assert usage["requests"] == {}
         stats = self.stats()
         assert stats["kv_cache_usage_perc"] == 0, stats

@@ -1,11 +1,14 @@
-"""`pegboard` as its users type it: against a running server, and with mistakes. A mistake costs one line and never a traceback."""
+"""`pegboard` as its users type it: against a running server, and with mistakes. A mistake costs one line, never a traceback."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
-from server_process import MODEL, SIZES, Server, cli, processes
+from server_process import Server, cli
+
+from pegboard.plugins.discovery import scan_path
 
 
 def check_one_line(stderr: str) -> str:
@@ -16,11 +19,8 @@ def check_one_line(stderr: str) -> str:
 
 
 def test_chat_and_complete(server: Server) -> None:
-    with server.client() as client:
-        expected = client.completions.create(model=MODEL, prompt="2, 4, 6,", temperature=0, max_tokens=6).choices[0].text
     ended = cli("complete", "--url", f"{server.url}/v1", "--quick", "2, 4, 6,", "--max-tokens", "6")
     assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout.strip()
-    assert len(ended.stdout) >= len(expected) // 3  # sampled, so only about as long
     ended = cli("chat", "--url", f"{server.url}/v1", "--quick", "What is the capital of France?", "--max-tokens", "16")
     assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout.strip()
 
@@ -40,10 +40,10 @@ def test_refused_by_the_server(server: Server) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["serve", "--max-num-sequences", "3"], "unknown flag --max-num-sequences; did you mean '--max-num-seqs'?"),
+        (["serve", "--max-num-sequences", "3"], "unknown flag --max-num-sequences, did you mean '--max-num-seqs'?"),
         (["serve", "--max-model-len", "many"], "'many' is no number"),
         (["serve", "a", "b"], "unexpected argument 'b'"),
-        (["serv"], "there is no command 'serv'; did you mean 'serve'?"),
+        (["serv"], "there is no command 'serv', did you mean 'serve'?"),
         (["chat", "--quik", "x"], "did you mean '--quick'?"),
     ],
 )
@@ -61,9 +61,9 @@ def test_wrong_usage(words: list[str], told: str) -> None:
         (["GOOD", "--sampler", "torhc"], {}, "torhc"),
         (["GOOD", "--sampler.torch.nothing", "1"], {}, "nothing"),
         (["GOOD", "--kv-cache-memory-bytes", "4096"], {}, "kv_cache_memory_bytes"),
-        (["GOOD"], {"PEGBOARD_PLUGINS": "pegboard-model-source-local"}, "PEGBOARD_PLUGINS"),
+        (["GOOD"], {"PEGBOARD_PLUGINS": "pegboard-model-source-local"}, "weight_loader"),
         (["GOOD"], {"PEGBOARD_PLUGINS": "ALL BUT THE SAMPLER"}, "sampler"),
-        (["GOOD"], {"PEGBOARD_LOG_LEVEL": "loud"}, "PEGBOARD_LOG_LEVEL='loud'"),
+        (["GOOD"], {"PEGBOARD_LOG_LEVEL": "loud"}, "PEGBOARD_LOG_LEVEL"),
     ],
     ids=["no model", "long context", "port", "sampler", "option", "small cache", "no plugins", "no sampler", "log level"],
 )
@@ -73,9 +73,6 @@ def test_what_stops_the_start_is_told(
     """Exit status 1, one line that names the culprit; no process and no file stays."""
     env = dict(env)
     if env.get("PEGBOARD_PLUGINS") == "ALL BUT THE SAMPLER":
-        from pegboard.plugins.discovery import scan_path
-        import sys
-
         names = {entry.distribution for entry in scan_path(sys.path).entries if entry.kind != "sampler"}
         env["PEGBOARD_PLUGINS"] = ",".join(sorted(names))
     words = [str(smollm2_gguf) if word == "GOOD" else word for word in words]
@@ -84,3 +81,12 @@ def test_what_stops_the_start_is_told(
     assert ended.returncode == 1, ended.stderr
     assert told in check_one_line(ended.stderr)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_deep_temporary_folder(tmp_path: Path) -> None:
+    """The path of a socket has about a hundred bytes; a folder deeper than that is not used for it."""
+    deep = tmp_path / ("deep" * 30)
+    deep.mkdir()
+    ended = cli("serve", "nowhere.gguf", TMPDIR=str(deep))
+    assert ended.returncode == 1 and "nowhere.gguf" in check_one_line(ended.stderr)
+    assert list(deep.iterdir()) == []

@@ -4,14 +4,16 @@ leaves a mark."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import json
 import random
+import socket
 from collections import Counter
 from typing import Any
 
 import httpx
-import openai
+import pytest
 from server_process import MODEL, Server
 
 NUM_BODIES = 1000
@@ -38,15 +40,20 @@ COMPLETION: dict[str, Any] = {
 VALID = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
 
 VALUES: list[Any] = [
-    None, True, False, 0, 1, -1, 2, 0.5, -0.5, 1e308, -1e308, 5e-324, 2**31 - 1, 2**31, 2**63, -(2**63) - 1, 10**40, "", "0", "x" * 5000,
-    "\x00", "\ud7ff", "🚀", "\u202e", [], {}, [[]], [{}], {"": ""}, [None], [[1, 2], ["a"]], {"role": "user"}, {"type": "text"}, ["a"] * 2000,
+    None, True, False, 0, 1, -1, 2, 0.5, -0.5, 1e308, -1e308, 5e-324, 2**31 - 1, 2**31, 2**63, -(2**63) - 1, 10**40,
+    "", "0", "x" * 5000, "\x00", "\ud7ff", "🚀", "\u202e", [], {}, [[]], [{}], {"": ""}, [None], [[1, 2], ["a"]], ["a"] * 2000,
+    {"role": "user"}, {"type": "text"},
 ]  # fmt: skip
 FIELDS = [
-    "n", "temperatur", "best_of", "suffix", "__class__", "", "functions", "response_format", "guided_json", "prompt_logprobs", "top_k",
-    "truncate_prompt_tokens", "allowed_token_ids", "chat_template", "chat_template_kwargs", "documents", "priority", "cache_salt", "prompt",
-    "messages", "tool_choice", "user", "store", "continue_final_message", "skip_special_tokens", "repetition_penalty", "\u0000",
+    "n", "temperatur", "best_of", "suffix", "__class__", "", "functions", "response_format", "guided_json", "prompt_logprobs",
+    "top_k", "truncate_prompt_tokens", "allowed_token_ids", "chat_template", "chat_template_kwargs", "documents", "priority",
+    "cache_salt", "prompt", "messages", "tool_choice", "user", "store", "continue_final_message", "skip_special_tokens",
+    "repetition_penalty", "\u0000",
 ]  # fmt: skip
-LITERALS = [b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-0", b"01", b"0x10", b"'a'", b"9" * 5000, b"[" * 5000 + b"]" * 5000, b"\xff", b"//"]
+LITERALS = [
+    b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-0", b"01", b"0x10", b"'a'", b"\xff", b"//", b"9" * 5000,
+    b"[" * 5000 + b"]" * 5000,
+]  # fmt: skip
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
@@ -83,7 +90,9 @@ def encoded(chance: random.Random, body: dict[str, Any]) -> bytes:
         return json.dumps(body).encode().replace(b'"@literal@"', chance.choice(LITERALS))
     if kind == "deep":
         depth = chance.choice([50, 900, 20_000])
-        return b'{"a":' * depth + data + b"}" * depth if chance.random() < 0.5 else data[:-1] + b',"tools":' + b"[" * depth + b"]" * depth + b"}"
+        if chance.random() < 0.5:
+            return b'{"a":' * depth + data + b"}" * depth
+        return data[:-1] + b',"tools":' + b"[" * depth + b"]" * depth + b"}"
     if kind == "encoding":
         return data.decode().encode(chance.choice(["utf-16", "utf-32", "utf-8-sig", "utf-7"])) + chance.choice([b"", b"\xff"])
     if kind == "noise":
@@ -169,20 +178,38 @@ def test_wrong_media_types_are_refused(server: Server) -> None:
         assert check_answer(response, "/v1/completions", content_type.encode()) == 400
 
 
-def test_api_key(start_server: Any) -> None:
-    """Without the key nothing but the health routes answers."""
-    server = start_server("--api-key", "first", "second")
-    for key in ("first", "second"):
-        with server.client(key) as client:
-            assert client.models.list().data[0].id == MODEL
-    with server.client("wrong") as client:
-        for ask in (client.models.list, lambda: client.completions.create(**{"model": MODEL, "prompt": "x", "max_tokens": 1})):
-            try:
-                ask()
-            except openai.AuthenticationError as error:
-                assert error.status_code == 401 and error.type == "AuthenticationError"
-            else:
-                raise AssertionError("a wrong key was taken")
-    assert server.status("/v1/models") == 401
-    assert server.status("/health") == server.status("/ping") == server.status("/version") == 200
-    assert server.stop() == 0
+def test_body_over_the_limit_is_refused_unread(server: Server) -> None:
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 999999999999\r\n\r\n"
+    assert answer_to(server, head.encode()).startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),  # TLS
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"nonsense\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 1_000_000,
+        b"GET /health\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n{}",
+    ],
+    ids=["tls", "http2", "no http", "long header", "zero byte", "negative length", "two lengths", "bad chunk"],
+)
+def test_what_is_no_http(server: Server, data: bytes) -> None:
+    """Refused, or the connection is closed; the next client gets its answer."""
+    answer = answer_to(server, data)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 4"), answer
+    assert server.status("/health") == 200
+
+
+def answer_to(server: Server, data: bytes) -> bytes:
+    """Everything that comes back until the server has said all or closed the connection."""
+    received = b""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(data)
+        while b"\r\n\r\n" not in received and (more := connection.recv(65536)):
+            received += more
+    return received

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
 from server_process import MODEL, Server
+
+from pegboard import __version__
 
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0}
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -158,8 +160,6 @@ def test_models_and_health(server: Server, client: openai.OpenAI) -> None:
         client.models.retrieve("nope")
     assert server.status("/health") == server.status("/ping") == 200
     assert httpx.post(server.url + "/ping").status_code == 200
-    from pegboard import __version__
-
     assert httpx.get(server.url + "/version").json() == {"version": __version__}
 
 
@@ -171,10 +171,24 @@ def test_errors_are_the_client_s_own_classes(client: openai.OpenAI) -> None:
     assert caught.value.param == "temperature" and caught.value.type == "BadRequestError"
     with pytest.raises(openai.BadRequestError, match="1024"):
         client.completions.create(prompt="word " * 2000, max_tokens=1, **GREEDY)
-    with pytest.raises(openai.BadRequestError, match="stop"), client.completions.create(
-        prompt="x", stop=[""], stream=True, **GREEDY
-    ):
-        pass
+    with pytest.raises(openai.BadRequestError, match="stop"):
+        client.completions.create(prompt="x", stop=[""], stream=True, **GREEDY)
+
+
+def test_api_keys(start_server: Callable[..., Server]) -> None:
+    """Without a key nothing but the health routes answers."""
+    server = start_server("--api-key", "first", "second")
+    for key in ("first", "second"):
+        with server.client(key) as client:
+            assert client.models.list().data[0].id == MODEL
+            assert client.completions.create(prompt="x", max_tokens=1, **GREEDY).choices
+    with server.client("wrong") as client:
+        for ask in (client.models.list, lambda: client.completions.create(prompt="x", max_tokens=1, **GREEDY)):
+            with pytest.raises(openai.AuthenticationError) as caught:
+                ask()
+            assert caught.value.type == "AuthenticationError"
+    assert server.status("/v1/models") == 401
+    assert server.status("/health") == server.status("/ping") == server.status("/version") == 200
 
 
 def test_asynchronous_client(server: Server, client: openai.OpenAI) -> None:

@@ -53,6 +53,7 @@ def _on_terminate(signum: int, frame: FrameType | None) -> NoReturn:
 def _serve(settings: "Settings") -> int:
     from pegboard.engine.remote import EngineProcess
 
+    _require_server_packages()
     engine = EngineProcess()  # first of all: it has seconds of imports to do
     try:
         from pegboard.server import bind_socket
@@ -62,6 +63,19 @@ def _serve(settings: "Settings") -> int:
         return asyncio.run(_run(client, listener))
     finally:
         engine.stop()
+
+
+def _require_server_packages() -> None:
+    """Core serves with what api plugins depend on, and does not depend on it itself. Raises PluginNotFound."""
+    from importlib.util import find_spec
+
+    from pegboard.errors import PluginNotFound
+    from pegboard.plugins.names import missing_providers
+
+    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        advice = missing_providers("api", ())
+        raise PluginNotFound(f"serving needs {' and '.join(missing)}, which plugins of kind 'api' bring along; {advice}")
 
 
 def _client(settings: "Settings", engine: Any) -> "AsyncLLM":

@@ -7,7 +7,6 @@ oldest first. Sizes are in placeholder tokens.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 
 from pegboard.batch import MediaRef
 
@@ -31,9 +30,9 @@ class EncoderCache:
         """Tokens of items somebody needs: room that cannot be made."""
         return self.used_tokens - sum(self._sizes[media_hash] for media_hash in self._idle)
 
-    def idle_tokens(self, items: Iterable[MediaRef]) -> int:
-        """Tokens of those items that are encoded but held by nobody: holding them takes that much room."""
-        return sum(self._sizes[media_hash] for media_hash in {item.hash for item in items} if media_hash in self._idle)
+    def idle_tokens(self, item: MediaRef) -> int:
+        """Room that holding an encoded item takes: its size if nobody holds it yet."""
+        return self._sizes[item.hash] if item.hash in self._idle else 0
 
     def is_held(self, item: MediaRef, key: str) -> bool:
         """The request holds the item."""

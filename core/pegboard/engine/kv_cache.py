@@ -42,7 +42,7 @@ class RequestBlocks:
     """One request's tables. capacity: tokens its token groups have room for. wake_at: `commit` has nothing to do below this.
     checkpoint: (tokens, block) of a state copy that waits to become findable."""
 
-    __slots__ = ("tables", "capacity", "wake_at", "num_hashed", "num_dropped", "checkpoint")
+    __slots__ = ("tables", "capacity", "wake_at", "num_hashed", "num_dropped", "checkpoint", "keeps_for_children")
 
     def __init__(self, num_groups: int) -> None:
         self.tables: NewBlocks = tuple([] for _ in range(num_groups))
@@ -50,6 +50,7 @@ class RequestBlocks:
         self.wake_at = 0
         self.num_hashed = [0] * num_groups
         self.num_dropped = [0] * num_groups
+        self.keeps_for_children = True
         self.checkpoint: tuple[int, tuple[int, ...]] | None = None
 
 
@@ -161,10 +162,20 @@ class KVCache:
             for index in self._token_groups:
                 self._publish(blocks, index, request.block_hashes, num_tokens)
             self._publish_checkpoint(blocks, request.block_hashes, num_tokens)
-        keep_from = min(num_tokens, request.num_prompt_tokens - 1) if request.num_waiting_children else num_tokens
+        keeps = request.num_waiting_children and blocks.keeps_for_children
+        keep_from = min(num_tokens, request.num_prompt_tokens - 1) if keeps else num_tokens
         for index in self._token_groups:
             self._drop_expired(blocks, index, keep_from)
         blocks.wake_at = self._next_wake(keep_from)
+
+    def stop_keeping(self, request: Request) -> bool:
+        """Drop what the request only keeps behind its window so that children can fork from it: a favor, the first thing to go
+        when blocks are short. True when that freed any."""
+        blocks, num_free = self._blocks[request.key], self.pool.num_free
+        blocks.keeps_for_children = False
+        for index in self._token_groups:
+            self._drop_expired(blocks, index, request.num_confirmed_tokens)
+        return self.pool.num_free > num_free
 
     def _publish(self, blocks: RequestBlocks, index: int, hashes: Sequence[bytes], num_tokens: int) -> None:
         rule, table = self.rules[index], blocks.tables[index]

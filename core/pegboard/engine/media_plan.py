@@ -27,23 +27,23 @@ class MediaPlanner:
         nothing. 0 = not in this step."""
         start = request.num_computed_tokens
         end = self._whole_items(request, start, start + num_tokens, plan) if self._never_split else start + num_tokens
-        needed = self._needed(request, start, end)
         room = self._cache.capacity_tokens - self._cache.held_tokens
-        room -= self._cache.idle_tokens(request.media[index] for index in needed)
-        budget, encode, hashes = plan.encoder_tokens_left, [], set()
-        for index in needed:
+        budget, encode, counted = plan.encoder_tokens_left, [], set()
+        for index in self._needed(request, start, end):  # in order: what comes later must not keep out what comes first
             item = request.media[index]
-            if item.hash not in self._cache and item.hash not in hashes:
-                cost = 0 if self._is_elsewhere(item) else item.num_tokens
-                if item.num_tokens > room or cost > budget:
+            is_new = item.hash not in self._cache
+            if item.hash not in counted:
+                counted.add(item.hash)
+                room -= item.num_tokens if is_new else self._cache.idle_tokens(item)
+                budget -= item.num_tokens if is_new and not self._is_elsewhere(item) else 0
+                if room < 0 or budget < 0:
                     end = start if self._all_at_once else max(start, item.offset)
                     break
-                room, budget = room - item.num_tokens, budget - cost
-                hashes.add(item.hash)
-                encode.append(index)
-            elif self._all_at_once:
+                if is_new:
+                    encode.append(index)
+            if self._all_at_once and index not in encode:
                 encode.append(index)  # its keys and values must be written for this request as well
-        return end - start, encode
+        return (end - start, encode) if end > start else (0, [])
 
     def book(self, request: Request, num_tokens: int, encode: list[int], plan: StepPlan) -> None:
         """Encode these in this step, and hold whatever the chunk touches (before new items push anything out)."""

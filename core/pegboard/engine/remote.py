@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import contextlib
 import multiprocessing
+import os
 import pickle
 import shutil
 import signal
@@ -41,7 +42,7 @@ class EngineProcess:
 
     def __init__(self, builder: str = BUILDER) -> None:
         with _signals_wait():
-            self.folder = Path(tempfile.mkdtemp(prefix="pegboard-"))  # mode 0700
+            self.folder = _new_folder()
             self._context = zmq.Context()
             self._socket = self._context.socket(zmq.DEALER)
             self._socket.set_hwm(0)
@@ -136,6 +137,12 @@ class EngineProcess:
         self._socket.close()
         self._context.term()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _new_folder() -> Path:
+    """Only this user can open it (mode 0700). In /tmp where the user's own choice is too deep for the path of a socket."""
+    length = len(os.fsencode(tempfile.gettempdir())) + len("/pegboard-12345678/engine")
+    return Path(tempfile.mkdtemp(prefix="pegboard-", dir="/tmp" if length > zmq.IPC_PATH_MAX_LEN else None))
 
 
 @contextlib.contextmanager

@@ -174,6 +174,8 @@ class Scheduler:
         """Blocks for `num_tokens` tokens, taken from victims if there is no other way. None = the request waits."""
         num_tokens = min(num_tokens + self._limits.num_lookahead_tokens, self._limits.max_model_len)
         while (new_blocks := self._kv.allocate(request, num_tokens)) is None:
+            if request.num_waiting_children and self._kv.stop_keeping(request):
+                continue
             if self._roster.draining:
                 return None  # blocks come back as soon as the steps in flight are done: no need to take more
             victim = self._policy.victim(tuple(self._roster.running), request)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,8 @@ from torch import Tensor
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """[…, size] → x / sqrt(mean(x²) + eps) * weight, in float32 inside. (Zhang & Sennrich 2019.)"""
     wide = x.float()
-    scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    scale = torch.addcmul(_epsilon(eps, x.device), length, length, value=1 / x.shape[-1]).rsqrt_()
     return (wide * scale).mul_(weight).to(x.dtype)
 
 
@@ -22,3 +25,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """[…, size] → (x − mean) / sqrt(var + eps) * weight + bias. (Ba et al. 2016.)"""
     return torch.nn.functional.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+
+
+@lru_cache(maxsize=64)
+def _epsilon(eps: float, device: torch.device) -> Tensor:
+    """eps as a tensor: a Python number in the middle of small ops costs as much as the op it joins."""
+    with torch.inference_mode(False):
+        return torch.full((), eps, dtype=torch.float32, device=device)

@@ -10,29 +10,28 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, pairs: bool) -> Tensor:
     """Rotate the first 2·R of D channels of every head; the rest passes.
 
     x: [T, heads, D]; cos, sin: [T, R] float32. pairs=False rotates channel i with i + R (Hugging Face checkpoints);
-    pairs=True rotates 2i with 2i + 1 (the paper; Llama weights as GGUF stores them). Returns a tensor of x's shape; x may
-    be overwritten.
+    pairs=True rotates 2i with 2i + 1 (the paper; Llama weights as GGUF stores them). Returns a new tensor
+    of x's shape.
     """
     rotary = 2 * cos.shape[-1]
     head = x[..., :rotary]
-    if pairs:
-        first, second = head[..., 0::2], head[..., 1::2]
-    else:
-        first, second = head[..., : rotary // 2], head[..., rotary // 2 :]
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    if x.dtype != torch.float32:
-        cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    out = x if rotary == x.shape[-1] else x.clone()
-    turned_first = first * cos
-    turned_first.addcmul_(second, sin, value=-1)
-    turned_second = second * cos
-    turned_second.addcmul_(first, sin)
-    if rotary == x.shape[-1]:
-        out = torch.empty_like(x)
-    if pairs:
-        out[..., 0:rotary:2] = turned_first
-        out[..., 1:rotary:2] = turned_second
-    else:
-        out[..., : rotary // 2] = turned_first
-        out[..., rotary // 2 : rotary] = turned_second
+    turned = _turn_pairs(head, cos, sin) if pairs else _turn_halves(head, cos, sin)
+    return turned if rotary == x.shape[-1] else torch.cat([turned, x[..., rotary:]], -1)
+
+
+def _turn_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """A neighbouring pair is a complex number, its rotation a product: several times faster than strided halves."""
+    pairs = x.float().unflatten(-1, (-1, 2))
+    if pairs.storage_offset() % 2 or any(stride % 2 for stride in pairs.stride()[:-1]):
+        pairs = pairs.clone(memory_format=torch.contiguous_format)  # complex numbers start at even places
+    turned = torch.view_as_complex(pairs) * torch.complex(cos, sin).unsqueeze(1)
+    return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+
+
+def _turn_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    cos, sin = cos.unsqueeze(1).to(x.dtype), sin.unsqueeze(1).to(x.dtype)
+    (first, second), out = x.chunk(2, -1), torch.empty_like(x)
+    turned_first, turned_second = out.chunk(2, -1)
+    torch.mul(first, cos, out=turned_first).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=turned_second).addcmul_(first, sin)
     return out

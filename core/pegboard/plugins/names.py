@@ -54,5 +54,18 @@ def to_install(kind: str) -> str:
     options = sorted(set(catalogue().get(kind, {}).values()))
     if not options:
         return f"no plugin of kind {kind!r} is installed, and none is catalogued: install a distribution that provides one"
-    shown = ", ".join(options[:6]) + (", …" if len(options) > 6 else "")
-    return f"no plugin of kind {kind!r} is installed; install one of: {shown}"
+    if len(options) == 1:
+        return f"no plugin of kind {kind!r} is installed; it is provided by {options[0]}: pip install {options[0]}"
+    return f"no plugin of kind {kind!r} is installed; {_commands(options)}"
+
+
+def missing_providers(kind: str, installed: Iterable[str]) -> str:
+    """What could be installed beside the `installed` names of a kind, as advice behind an error; "" when there is nothing."""
+    known = catalogue().get(kind, {})
+    options = sorted({distribution for name, distribution in known.items() if name not in set(installed)})
+    return _commands(options) if options else ""
+
+
+def _commands(distributions: list[str]) -> str:
+    shown = ", ".join(f"pip install {distribution}" for distribution in distributions[:6])
+    return f"what may be missing: {shown}{', …' if len(distributions) > 6 else ''}"

@@ -15,6 +15,9 @@ from pegboard.interfaces.api import EngineClient, RequestOptions
 from pegboard.output import RequestOutput
 from pegboard_api_openai.fields import GenerationFields
 
+MAX_NAME = 200
+"""Characters of a wrong model name that the error repeats."""
+
 encode = msgspec.json.Encoder().encode
 
 
@@ -24,7 +27,8 @@ def served_model(client: EngineClient, name: str | None) -> str:
     if name is None:
         return names[0]
     if name not in names:
-        raise UnknownModel(f"The model `{name}` does not exist. This server has: {', '.join(names)}", parameter="model")
+        served = ", ".join(names)
+        raise UnknownModel(f"The model `{name[:MAX_NAME]}` does not exist. This server has: {served}", parameter="model")
     return name
 
 

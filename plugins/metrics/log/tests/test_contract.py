@@ -1,0 +1,18 @@
+"""The sink keeps the contracts of its kind and of all plugins."""
+
+from __future__ import annotations
+
+from pegboard_metrics_log.sink import LogSink
+
+from pegboard.interfaces.metrics import MetricsSetup
+from pegboard.testing.contract_generic import check_entry, installed_entry
+from pegboard.testing.contract_metrics import MetricsContract
+
+
+def test_contract() -> None:
+    check_entry(installed_entry("metrics", "log"))
+
+
+class TestLogSink(MetricsContract):
+    def sink(self, setup: MetricsSetup) -> LogSink:
+        return LogSink(None, setup)

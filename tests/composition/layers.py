@@ -1,0 +1,104 @@
+"""Installations without installing: a thin layer with our wheels unpacked, over links to the third-party packages that exactly
+those wheels declare. A child interpreter sees the standard library, the layer and the links, and nothing else; so a missing
+`dependencies` entry shows as well as a missing plugin.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+from flit_core.wheel import make_wheel_in
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 120
+
+
+def build_wheel(pyproject: Path, folder: Path) -> Path:
+    """The wheel of one distribution, as `pip wheel` without isolation would build it."""
+    path: Path = make_wheel_in(pyproject, folder).file
+    return path
+
+
+@dataclass(frozen=True)
+class Installation:
+    """Folders for sys.path, ours first."""
+
+    path: tuple[Path, ...]
+
+    def command(self, code: str) -> list[str]:
+        setup = f"import sys; sys.path[:0] = {[str(folder) for folder in self.path]!r}; sys.argv[0] = 'test'\n"
+        return [sys.executable, "-I", "-S", "-X", "utf8", "-c", setup + code]
+
+    def run(self, code: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Run `code` in a fresh interpreter."""
+        return subprocess.run(self.command(code), capture_output=True, text=True, timeout=TIMEOUT_S, cwd=cwd)
+
+    def output(self, code: str, cwd: Path | None = None) -> str:
+        """stdout of `code`, which must succeed."""
+        result = self.run(code, cwd)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout.strip()
+
+    def pegboard(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The command line."""
+        return self.run(f"from pegboard.cli.main import main; sys.exit(main({list(arguments)!r}))")
+
+
+class Layers:
+    """Makes installations; wheels are unpacked and packages linked once per set."""
+
+    def __init__(self, wheels: dict[str, Path], folder: Path) -> None:
+        self.wheels, self.folder = wheels, folder
+        self.made: dict[tuple[str, ...], Installation] = {}
+
+    def of(self, names: Iterable[str], *more: str) -> Installation:
+        """Our distributions `names` (core always included) and the third-party requirements `more`."""
+        key = (*sorted({"pegboard", *names}), *more)
+        if key not in self.made:
+            place = self.folder / str(len(self.made))
+            own, third = place / "own", place / "third_party"
+            third.mkdir(parents=True)
+            for name in key[: len(key) - len(more)]:
+                with zipfile.ZipFile(self.wheels[name]) as wheel:
+                    wheel.extractall(own)
+            found = [Distribution.at(info) for info in own.glob("*.dist-info")]
+            wanted = [requirement for dist in found for requirement in dist.requires or ()]
+            link(third, [*wanted, *more], {dist.name: dist for dist in found})
+            self.made[key] = Installation((own, third))
+        return self.made[key]
+
+
+def link(folder: Path, requirements: Sequence[str], own: dict[str, Distribution]) -> None:
+    """Link what `requirements` need into `folder`, and what that needs in turn."""
+    waiting = [(Requirement(text), "") for text in requirements]
+    seen = set()
+    while waiting:
+        requirement, extra = waiting.pop()
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        if (requirement.name, tuple(sorted(requirement.extras))) in seen:
+            continue
+        seen.add((requirement.name, tuple(sorted(requirement.extras))))
+        ours = own.get(requirement.name)
+        try:
+            found = ours or distribution(requirement.name)
+        except PackageNotFoundError:
+            continue  # optional on this platform; whoever needs it will say so
+        for wanted in ("", *requirement.extras):
+            waiting += [(Requirement(text), wanted) for text in found.requires or ()]
+        if ours is None:
+            link_distribution(folder, found)
+
+
+def link_distribution(folder: Path, found: Distribution) -> None:
+    for top in {Path(file).parts[0] for file in found.files or ()}:
+        source, target = Path(str(found.locate_file(top))), folder / top
+        if top not in ("..", "__pycache__") and source.exists() and not target.exists():
+            target.symlink_to(source)

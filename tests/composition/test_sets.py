@@ -1,0 +1,121 @@
+"""Every kind can be taken away: what is left works, or says which kind is missing and what to install."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from layers import ROOT, Installation, Layers
+
+MINIMAL = {
+    "platform": "pegboard-platform-cpu",
+    "executor": "pegboard-executor-local",
+    "attention": "pegboard-attention-cpu",
+    "model": "pegboard-model-llama",
+    "quantization": "pegboard-quantization-integer",
+    "weight_loader": "pegboard-weight-loader-safetensors",
+    "tokenizer": "pegboard-tokenizer-hf",
+    "model_source": "pegboard-model-source-local",
+    "sampler": "pegboard-sampler-torch",
+    "scheduling_policy": "pegboard-scheduling-policy-queue",
+}
+"""One distribution per kind that generating needs."""
+
+GENERATE = """
+import json
+from pegboard import LLM, SamplingParams
+from pegboard.errors import PegboardError
+try:
+    llm = LLM({model!r}, kv_cache_memory_bytes=1 << 20, num_threads=1)
+    outputs = llm.generate(["Hello", "a longer prompt"], SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True), use_tqdm=False)
+except PegboardError as error:
+    print(json.dumps({{"error": str(error), "class": type(error).__name__}}))
+else:
+    print(json.dumps({{"tokens": [list(output.outputs[0].token_ids) for output in outputs]}}))
+"""
+
+
+def generate(installation: Installation, model: object) -> dict[str, object]:
+    """What LLM makes of the model in this installation: its tokens, or the error."""
+    return dict(json.loads(installation.output(GENERATE.format(model=str(model))).splitlines()[-1]))
+
+
+# --- core alone --------------------------------------------------------------------------------------------------------------
+
+
+def test_core_alone_imports_and_explains_itself(layers: Layers) -> None:
+    """Without any plugin, and without torch."""
+    core = layers.of([])
+    assert core.output("import pegboard; print(pegboard.__version__)")
+    assert not (core.path[1] / "torch").exists()
+    shown = core.pegboard("--help")
+    assert shown.returncode == 0 and "serve" in shown.stdout
+    listed = core.pegboard("plugins", "list", "--json")
+    assert listed.returncode == 0, listed.stderr
+    assert json.loads(listed.stdout) == [], "no plugin is built into core"
+
+
+def test_core_alone_says_what_to_install(layers: Layers, checkpoint: Path) -> None:
+    core = layers.of([])
+    for model in (str(checkpoint), "org/name", "pypi:something"):
+        answer = generate(core, model)
+        assert answer["class"] == "PluginNotFound", answer
+        assert "model_source" in str(answer["error"]) and "pip install pegboard-model-source-" in str(answer["error"]), answer
+    directory_only = layers.of(["pegboard-model-source-local"])
+    answer = generate(directory_only, "org/name")
+    assert "org/name" in str(answer["error"]) and "pip install pegboard-model-source-hub" in str(answer["error"]), answer
+    served = core.pegboard("serve")
+    assert served.returncode == 1
+    assert "pegboard: error:" in served.stderr and "pip install pegboard-" in served.stderr
+    assert "Traceback" not in served.stderr
+
+
+def test_core_passes_its_own_tests_alone(layers: Layers) -> None:
+    """The scheduler, the KV cache and the plugin system, on the fakes that core ships."""
+    core = layers.of([], "pytest", "hypothesis", "pydantic")
+    files = ["test_scheduler.py", "test_kv_cache.py", "test_block_pool.py", "test_engine.py"]
+    paths = [str(ROOT / "core/tests" / name) for name in files]
+    paths += [str(path) for path in sorted((ROOT / "core/tests").glob("test_plugins_*.py")) if "catalogue" not in path.name]
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-m", "not slow"]
+    result = core.run(f"import pytest; sys.exit(pytest.main({[*options, *paths]!r}))", ROOT)
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
+
+
+# --- the minimal set, whole and in part --------------------------------------------------------------------------------------
+
+
+def test_the_minimal_set_generates(layers: Layers, checkpoint: Path) -> None:
+    answer = generate(layers.of(MINIMAL.values()), checkpoint)
+    assert "error" not in answer, answer
+    assert [len(tokens) for tokens in answer["tokens"]] == [5, 5]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", MINIMAL)
+def test_what_is_taken_away_is_named(layers: Layers, checkpoint: Path, kind: str) -> None:
+    """The minimal set minus one: a PluginError with the kind and the distribution to install, never another way to fail, and
+    never a silent stand-in."""
+    left = [name for other, name in MINIMAL.items() if other != kind]
+    answer = generate(layers.of(left), checkpoint)
+    assert "error" in answer, f"without {kind} it still generates: {answer}"
+    message = str(answer["error"])
+    assert str(answer["class"]).startswith("Plugin"), answer
+    assert kind in message and f"pip install {MINIMAL[kind]}" in message, message
+
+
+# --- everything --------------------------------------------------------------------------------------------------------------
+
+
+def test_everything_together_gives_the_same_tokens(layers: Layers, checkpoint: Path) -> None:
+    """More plugins do not change what a model says."""
+    everything = layers.of(layers.wheels)
+    assert generate(everything, checkpoint) == generate(layers.of(MINIMAL.values()), checkpoint)
+    listed = everything.pegboard("plugins", "list", "--json")
+    assert {row["distribution"] for row in json.loads(listed.stdout)} == set(layers.wheels) - {"pegboard"}
+
+
+@pytest.mark.parametrize("kind", ["weight_loader", "tokenizer", "quantization"])
+def test_another_plugin_of_the_kind_is_no_excuse(layers: Layers, checkpoint: Path, kind: str) -> None:
+    """Everything minus the one that fits: the others of its kind stay, and the error still says what to install."""
+    message = str(generate(layers.of(set(layers.wheels) - {MINIMAL[kind]}), checkpoint).get("error"))
+    assert kind.replace("_", " ") in message.replace("_", " ") and f"pip install {MINIMAL[kind]}" in message, message

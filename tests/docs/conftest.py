@@ -1,0 +1,48 @@
+"""What the commands of the pages need: the example plugins installed, the real model, a server.
+
+The tests import `pages` and `page_server`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from page_server import PATIENCE_S, Server
+from pages import ROOT
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment of the commands: the example plugins are installed, by pip, without a network."""
+    target = tmp_path_factory.mktemp("examples")
+    projects = [str(path.parent) for path in sorted(ROOT.glob("examples/plugins/*/pyproject.toml"))]
+    options = [
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-index",
+        "--no-build-isolation",
+        "--no-deps",
+        "--target",
+        str(target),
+    ]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, "--target", str(target), *projects], check=True, timeout=PATIENCE_S
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PEGBOARD") or name == "PEGBOARD_CACHE"}
+    return {**kept, "PYTHONPATH": str(target), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"}
+
+
+@pytest.fixture(scope="session")
+def server(smollm2_gguf: Path, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for all commands that talk to one."""
+    running = Server(("pegboard", "serve", str(smollm2_gguf)), environment, tmp_path_factory.mktemp("server"))
+    yield running
+    assert running.stop() == 0

@@ -1,0 +1,118 @@
+"""Every command of the pages works: executed where that is possible, else checked against what it names."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from page_server import HUB_MODEL, PATIENCE_S, Server
+from pages import PROGRAMS, PROJECTS, ROOT, Command, all_commands
+
+PEGBOARD = all_commands("pegboard")
+SERVE = [command for command in PEGBOARD if command.words[1] == "serve"]
+TALK = [command for command in PEGBOARD if command.words[1] in ("chat", "complete")]
+OTHER = [command for command in PEGBOARD if command not in (*SERVE, *TALK)]
+
+
+def runs(command: list[str], **more: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, **more)  # type: ignore[call-overload]
+
+
+def unique(commands: list[Command]) -> list[Command]:
+    """One of each wording."""
+    return list({command.words: command for command in commands}.values())
+
+
+def test_the_pages_have_commands_of_every_program() -> None:
+    assert {command.words[0] for command in all_commands(*PROGRAMS)} >= {"pegboard", "make", "pip"}
+    assert SERVE and TALK and any(command.output for command in OTHER)
+
+
+@pytest.mark.parametrize("command", unique(all_commands("make")), ids=str)
+def test_make(command: Command) -> None:
+    """The target and everything it needs exist. (They are not run: `make test` is what runs this.)"""
+    result = runs(["make", "-n", *command.words[1:]], cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("command", unique(all_commands("pip")), ids=str)
+def test_pip_install(command: Command) -> None:
+    """What is installed is a distribution of this repository, with the extra it names, or a folder with a project."""
+    projects = {(project := tomllib.loads(path.read_text("utf-8"))["project"])["name"]: project for path in PROJECTS}
+    assert command.words[1] == "install"
+    for word in command.words[2:]:
+        if word.startswith("./"):
+            assert (ROOT / word / "pyproject.toml").is_file(), f"{command}: {word} is no project"
+            continue
+        name, extra = re.fullmatch(r"([a-z0-9-]+)(?:\[(\w+)\])?", word).groups()  # type: ignore[union-attr]
+        assert name in projects, f"{command}: no distribution is called {name}"
+        assert extra is None or extra in projects[name]["optional-dependencies"], f"{command}: {name} has no extra {extra}"
+
+
+def test_python() -> None:
+    """The file or module exists, wherever a page runs one."""
+    for command in unique(all_commands("python")):
+        is_module = command.words[1] == "-m"
+        assert find_spec(command.words[2]) if is_module else (ROOT / command.words[1]).is_file(), str(command)
+
+
+@pytest.mark.parametrize("command", unique(OTHER), ids=str)
+def test_pegboard(command: Command, environment: dict[str, str], tmp_path: Path) -> None:
+    """It runs; and where the page shows its output, that is the output."""
+    result = runs(list(command.words), env=environment, cwd=tmp_path)
+    if command.output is None:
+        assert result.returncode == 0, result.stderr
+    else:
+        shown = "\n".join(line.rstrip() for line in result.stdout.strip().splitlines())
+        assert shown == command.output
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("command", unique(TALK), ids=str)
+def test_pegboard_talks_to_a_server(command: Command, server: Server, environment: dict[str, str], tmp_path: Path) -> None:
+    words = [*command.words, "--url", f"{server.url}/v1", "--max-tokens", "4"]
+    result = runs(words, env=environment, cwd=tmp_path, stdin=subprocess.DEVNULL)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip()
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("command", unique(SERVE), ids=str)
+def test_pegboard_serve(command: Command, smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    """It starts, and leaves when told to. A model of the pages is replaced by the local one."""
+    words = [str(smollm2_gguf) if word == HUB_MODEL or word.endswith(".gguf") else word for word in command.words]
+    assert Server(tuple(words), environment, tmp_path).stop() == 0
+
+
+# --- what the README says about sets ------------------------------------------------------------------------------------------
+
+
+def minimal_set() -> str:
+    """The distributions of the README's first `pip install`, without core, as an allow list."""
+    first = next(command for command in all_commands("pip") if command.block.page.name == "README.md")
+    return ",".join(word for word in first.words[2:] if word != "pegboard")
+
+
+@pytest.mark.real_model
+def test_the_minimal_set_and_the_gguf_pack_run_a_model(smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    code = f"""
+from pegboard import LLM, SamplingParams
+llm = LLM({str(smollm2_gguf)!r}, max_model_len=256, kv_cache_memory_bytes={2**27})
+print(llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=4))[0].outputs[0].finish_reason)
+"""
+    allowed = {**environment, "PEGBOARD_PLUGINS": f"{minimal_set()},pegboard-pack-gguf"}
+    result = runs([sys.executable, "-c", code], env=allowed, cwd=tmp_path)
+    assert result.stdout.strip() == "length", result.stderr
+
+
+@pytest.mark.real_model
+def test_what_is_left_out_is_named(smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    words = ["pegboard", "serve", "--port", "0", str(smollm2_gguf)]
+    result = runs(words, env={**environment, "PEGBOARD_PLUGINS": minimal_set()}, cwd=tmp_path)
+    assert result.returncode == 1
+    assert "pip install pegboard-pack-gguf" in result.stderr

@@ -1,0 +1,103 @@
+"""What the pages say about the repository is so: links, files, generated parts, lists."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from pages import PACKAGE_PAGES, PAGES, ROOT, anchors, blocks, links, prose
+from pegboard_api_openai.fields import REFUSED
+
+from pegboard.authoring.reference import main as reference
+from pegboard.config import SECTIONS, settings_of
+from pegboard.interfaces import KINDS
+
+CORE = ROOT / "core/pegboard"
+DECISIONS = sorted((ROOT / "docs/decisions").glob("*.md"))
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *DECISIONS, *PACKAGE_PAGES], ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in links(page):
+        assert target.exists(), f"{name(page)} links to {target}"
+        assert not anchor or anchor in anchors(target), f"{name(page)} links to #{anchor}, which {name(target.resolve())} lacks"
+
+
+@pytest.mark.parametrize("page", [*PAGES, *DECISIONS, *PACKAGE_PAGES], ids=name)
+def test_named_files_exist(page: Path) -> None:
+    """Anything in backticks that looks like a file of the repository is one."""
+    missing = [path for path in re.findall(r"`([\w./-]+\.(?:py|md|toml|json))`", prose(page)) if not _is_here(path, page)]
+    assert not missing, f"{name(page)} names files that are not there: {missing}"
+
+
+OF_MODELS = {"config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.json"}
+
+
+def _is_here(path: str, page: Path) -> bool:
+    if path in OF_MODELS or path.startswith("model."):
+        return True
+    if "/" not in path:
+        return any(next((ROOT / folder).rglob(path), None) for folder in ("core", "plugins", "examples"))
+    return any((folder / path).exists() for folder in (ROOT, CORE, page.parent))
+
+
+def test_generated_pages_are_current() -> None:
+    assert reference(["--check"]) == 0, "run `make docs`"
+
+
+def test_a_stale_page_is_noticed_and_renewed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for page in ("kinds.md", "configuration.md", "tour.md"):
+        text = (ROOT / "docs" / page).read_text("utf-8")
+        (tmp_path / page).write_text(text.replace("scheduler.py ", "gone.py ").replace("`--port`", "`--gone`"), "utf-8")
+    assert reference(["--check", "--folder", str(tmp_path)]) == 1
+    stale = capsys.readouterr().err
+    assert "configuration.md" in stale and "tour.md" in stale and "kinds.md" not in stale
+    assert reference(["--write", "--folder", str(tmp_path)]) == 0
+    assert reference(["--check", "--folder", str(tmp_path)]) == 0
+    assert "scheduler.py " in (tmp_path / "tour.md").read_text("utf-8")
+
+
+def test_kinds_page_has_every_method() -> None:
+    text = (ROOT / "docs/kinds.md").read_text("utf-8")
+    for kind in KINDS.values():
+        assert f"\n## {kind.name}\n" in text
+        for item in vars(import_module(kind.spec.partition(":")[0])).values():
+            if inspect.isclass(item) and getattr(item, "_is_protocol", False) and item.__module__ == kind.spec.partition(":")[0]:
+                methods = [method for method in vars(item) if not method.startswith("_") and callable(getattr(item, method))]
+                assert methods and all(f"- `{method}(" in text for method in methods)
+                assert len(methods) <= 7, f"README: interfaces have at most seven methods; {item.__name__} has {len(methods)}"
+
+
+def test_readme_counts_the_kinds() -> None:
+    assert f"[{len(KINDS)} kinds](docs/kinds.md)" in (ROOT / "README.md").read_text("utf-8")
+
+
+def test_what_vllm_page_calls_missing_is_missing() -> None:
+    page = ROOT / "docs/vllm.md"
+    table = page.read_text("utf-8").partition("**Flags** that do not exist:")[2]
+    ours = {f"--{setting.name.replace('_', '-')}" for section in SECTIONS for setting in settings_of(section)}
+    rows = [row.split("|") for row in table.splitlines() if row.startswith("| `--")]
+    assert rows
+    missing = {flag for row in rows for flag in re.findall(r"`(--[\w-]+)`", row[1])}
+    offered = {flag for row in rows for flag in re.findall(r"`(--[\w-]+)`", row[2])}
+    assert not missing & ours
+    assert offered <= ours
+    (listed,) = (block.text.split() for block in blocks(page) if block.language == "text")
+    assert listed == sorted(REFUSED)
+
+
+def test_glossary_names_are_the_codes_names() -> None:
+    """Every name in backticks in the first column is a name in core."""
+    source = "\n".join(path.read_text("utf-8") for path in CORE.rglob("*.py"))
+    text = (ROOT / "docs/glossary.md").read_text("utf-8")
+    first = [row.split("|")[1] for row in text.splitlines() if row.startswith("| ")]
+    words = {word for cell in first for word in re.findall(r"`(\w+)`", cell)}
+    assert len(words) > 20
+    assert not [word for word in sorted(words) if not re.search(rf"\b{word}\b", source)]
