@@ -52,7 +52,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     generation_config: Annotated[str, doc("Sampling defaults: auto = the model's, vllm = none, or a directory")] = "auto"
     override_generation_config: Annotated[dict[str, Any] | None, doc("Sampling defaults that replace the model's (JSON)")] = None
     hf_overrides: Annotated[dict[str, Any] | None, doc("Values that replace the checkpoint's config (JSON)")] = None
-    enable_prompt_embeds: Annotated[bool, doc("Accept prompts given as embeddings")] = False
     # KV cache
     block_size: Annotated[int | None, doc("Tokens per KV block; default the platform's")] = None
     kv_cache_dtype: Annotated[str, doc("Stored type of keys and values; auto = the compute type")] = "auto"
@@ -80,7 +79,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tensor_parallel_size: Annotated[int, doc("Ranks that share each layer")] = 1
     pipeline_parallel_size: Annotated[int, doc("Groups of consecutive layers on ranks of their own")] = 1
     attention_backend: Annotated[str | None, doc("Attention plugin; default by capability")] = None
-    sampler: Annotated[str | None, doc("Sampler plugin; default the platform's")] = None
+    sampler: Annotated[str | None, doc("Sampler plugin")] = None
     enforce_eager: Annotated[bool, doc("Never record the forward")] = False
     logits_processors: Annotated[list[str] | None, doc("Logits processor plugins, in order")] = None
     # speculative decoding, structured output, LoRA, connectors: chosen plugins and their limits

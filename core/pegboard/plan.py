@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,6 +80,8 @@ def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[En
     registry = Registry.discover(PluginPolicy.from_config(settings.plugins))
     settings = _amend(registry, settings)
     check_engine(settings.engine)
+    _check_names(registry, settings)
+    registry.check_options()
     engine = settings.engine
     reference = engine.model or default_model()
     with _Bar() if progress is None else _NoBar(progress) as report:
@@ -217,6 +219,27 @@ def _tokenizer_payload(registry: Registry, settings: Settings, text: str, progre
 
 
 # --- early choices -----------------------------------------------------------------------------------------------------------
+
+
+def _check_names(registry: Registry, settings: Settings) -> None:
+    """Every plugin that the user asked for by name must be there: said before anything is fetched or loaded."""
+    engine = settings.engine
+    asked: dict[str, Sequence[str | None]] = {
+        "platform": [engine.device],
+        "executor": [engine.distributed_executor_backend],
+        "scheduling_policy": [engine.scheduling_policy],
+        "sampler": [engine.sampler],
+        "attention": [engine.attention_backend],
+        "draft": [engine.spec_method],
+        "logits_processor": engine.logits_processors or (),
+        "structured_output": engine.structured_outputs_backends or (),
+        "kv_connector": engine.kv_connectors or (),
+        "encoder_connector": [engine.encoder_connector],
+    }
+    for kind, names in asked.items():
+        for name in names:
+            if name not in (None, "auto"):
+                registry.find(kind, str(name))
 
 
 def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint) -> None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pegboard.errors import ConfigError, PluginBroken
@@ -37,6 +37,7 @@ LOCKS = st.builds(
 
 
 @given(LOCKS)
+@settings(suppress_health_check=[HealthCheck.too_slow])  # the first text of a process builds hypothesis' tables of characters
 def test_json_round_trip(lock: PluginLock) -> None:
     again = PluginLock.from_json(lock.to_json())
     assert again == lock and again.to_json() == lock.to_json() and again.digest == lock.digest

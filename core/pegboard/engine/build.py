@@ -39,6 +39,7 @@ def build_engine(plan: "EnginePlan") -> Engine:
     started = time.perf_counter()
     registry = Registry.from_lock(PluginLock.from_json(plan.lock_json))
     config = _with_platform_defaults(registry, plan)
+    policy, has_priority = _policy(registry, config)
     executor = _executor(registry, plan, config)
     ready = executor.start()
     loaded = time.perf_counter()
@@ -59,7 +60,6 @@ def build_engine(plan: "EnginePlan") -> Engine:
         plan.model_names[0], loaded - started, tokens, kv_plan.num_blocks, kv_plan.num_blocks * kv_plan.block_bytes / 2**30,
     )  # fmt: skip
     _tell_hooks(registry, plan, sum(rank.weight_bytes for rank in ready), loaded - started)
-    policy, has_priority = _policy(registry, config)
     return Engine(
         executor=executor,
         policy=policy,

@@ -83,8 +83,9 @@ class Controls:
     def sleep(self, level: int = 1) -> list[object]:
         """Give memory back. Running requests recompute after waking; the prefix cache is lost with the blocks."""
         self._forget_kv("sleep")
+        results = self._executor.call("sleep", level)
         self.asleep = set(SLEEP_TAGS)
-        return self._executor.call("sleep", level)
+        return results
 
     def wake(self, tags: list[str] | None = None) -> list[object]:
         """Take the memory again, all of it or by tag."""

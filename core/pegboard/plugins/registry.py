@@ -254,6 +254,12 @@ class Registry:
         """The entry's validated options object, None if it has no options. Raises ConfigError."""
         return options.resolve(entry, self.spec(entry), options.raw_values(entry, self._raw_options))
 
+    def check_options(self) -> None:
+        """Validate every option that was given, also those of plugins that will not be chosen. Raises ConfigError."""
+        for entry in self.scan.entries:
+            if not self.policy.blocked(entry) and options.raw_values(entry, self._raw_options):
+                self.options(entry)
+
     def build(self, entry: Entry, setup: object) -> Any:
         """`Implementation(options, setup)`. Raises as `load` and `options`; what the constructor raises becomes PluginFailure
         naming the plugin, our own errors pass."""

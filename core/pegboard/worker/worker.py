@@ -74,6 +74,8 @@ class Worker:
         self.platform_name = entry.name
         self.platform = self.registry.build(entry, PlatformSetup(num_threads=config.num_threads))
         self.device = self.platform.start(self.rank)
+        asked = config.sampler or default_name("sampler")
+        self.sampler_entry = self.registry.choose("sampler", SamplerNeed(platform=entry.name), explicit=asked).require()
         self.kernels = choose_kernels(self.registry, platform=entry.name, dtype=config.dtype)
         self._build_model()
         limits = AttentionLimits(
@@ -162,8 +164,6 @@ class Worker:
 
     def _sampler(self) -> Sampler:
         config = self.config
-        asked = config.sampler or default_name("sampler")
-        entry = self.registry.choose("sampler", SamplerNeed(platform=self.platform_name), explicit=asked).require()
         rows = config.max_num_seqs or 1
         processors = []
         for name in config.logits_processors or ():
@@ -171,7 +171,7 @@ class Worker:
             setup = LogitsProcessorSetup(self.plan.vocab_size, self.device.name, rows)
             processors.append(self.registry.build(chosen, setup))
         return self.registry.build(
-            entry,
+            self.sampler_entry,
             SamplerSetup(
                 vocab_size=self.plan.vocab_size,
                 max_num_seqs=rows,

@@ -1,0 +1,142 @@
+"""What layers and models are built with in tests: plain float weights, reference ops, and ranks as threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, WeightSizes
+from pegboard.interfaces.weight_loader import TensorEntry, WeightPiece, WeightSlice
+from pegboard.layers import Build, Group, Layer
+from pegboard.ops import REFERENCES
+
+
+class FakeQuantization:
+    """Float32 weights, multiplied as they are."""
+
+    def linear(self, layer: LinearLayer) -> "FakeWeight":
+        return FakeWeight(layer.parts, layer.out_features, layer.in_features)
+
+    def embedding(self, layer: EmbeddingLayer) -> "FakeWeight":
+        return FakeWeight((layer.part,), layer.num_rows, layer.width, is_table=True)
+
+    def experts(self, layer: object) -> None:
+        return None
+
+    def kv_cache(self, layer: object) -> None:
+        return None
+
+
+class FakeWeight:
+    """One matrix; reading it before `finish` fails."""
+
+    def __init__(self, parts: Sequence[Part], rows: int, columns: int, *, is_table: bool = False) -> None:
+        self.parts = {part.name: part for part in parts}
+        self.weight = torch.full((rows, columns), float("nan"))
+        self.is_table, self.num_finishes = is_table, 0
+
+    def declare(self) -> list[str]:
+        return []
+
+    def accept(self, piece: WeightPiece) -> None:
+        start, stop = self.parts[piece.name].rows
+        assert isinstance(piece.data, Tensor) and piece.data.shape == self.weight[start:stop].shape
+        self.weight[start:stop] = piece.data
+
+    def finish(self) -> None:
+        self.num_finishes += 1
+
+    def bind(self, kernels: Mapping[str, Callable[..., Any]]) -> Callable[[Tensor], Tensor]:
+        assert self.num_finishes, "bind before finish"
+        return (lambda ids: self.weight[ids]) if self.is_table else self.bind_head(kernels)
+
+    def bind_head(self, kernels: Mapping[str, Callable[..., Any]]) -> Callable[[Tensor], Tensor]:
+        return lambda x: x @ self.weight.T
+
+    def dequantize(self) -> Tensor:
+        return self.weight
+
+    def sizes(self) -> WeightSizes:
+        return WeightSizes(self.weight.nbytes, 0, self.weight.nbytes)
+
+
+class FakeLoader:
+    """Delivers slices of tensors held in memory, in the order of their names."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.held = dict(tensors)
+
+    def index(self) -> dict[str, TensorEntry]:
+        return {n: TensorEntry(n, tuple(t.shape), "float32", "memory", 0, t.nbytes) for n, t in self.held.items()}
+
+    def tensors(self, checkpoint: object, wanted: Sequence[WeightSlice]) -> Any:
+        for piece in sorted(wanted, key=lambda piece: piece.name):
+            data = self.held[piece.name]
+            if piece.dim is not None:
+                data = data.narrow(piece.dim, piece.start, piece.stop - piece.start)
+            yield WeightPiece(piece.name, "float32", tuple(data.shape), data)
+
+
+def fake_build(**more: Any) -> Build:
+    """A Build on the CPU in float32; more: fields of Build."""
+    method = FakeQuantization()
+    fields = {"quantization": method, "plain": method, "kernels": REFERENCES, **more}
+    return Build(dtype="float32", device="cpu", **fields)
+
+
+def load_layers(layers: Sequence[Layer], tensors: Mapping[str, Tensor], *, bind: bool = True) -> set[str]:
+    """Fill and bind layers from tensors by checkpoint name, as the worker does; returns the names that were used."""
+    loader, used = FakeLoader(tensors), set()
+    for layer in layers:
+        wanted = layer.declare(loader.index())
+        for piece in loader.tensors(None, wanted):
+            layer.accept(piece)
+            used.add(piece.name)
+        layer.finish()
+    for layer in layers if bind else ():
+        layer.bind()
+    return used
+
+
+class FakeCollective:
+    """Ranks are threads of one process: every call waits for all of them."""
+
+    def __init__(self, size: int) -> None:
+        self.gate, self.shares = threading.Barrier(size, timeout=20), {}  # type: ignore[var-annotated]
+
+    def _all(self, x: Tensor) -> list[Tensor]:
+        self.gate.wait()
+        self.shares[threading.current_thread().name] = x
+        self.gate.wait()
+        return [self.shares[name] for name in sorted(self.shares)]
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return torch.stack(self._all(x)).sum(0)
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        return torch.cat(self._all(x), dim)
+
+
+def run_ranks(size: int, body: Callable[[Group], Any]) -> list[Any]:
+    """`body(group)` once per rank, at the same time; results in rank order."""
+    collective, results, errors = FakeCollective(size), [None] * size, []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = body(Group(rank, size, collective))  # type: ignore[arg-type]
+        except BaseException as error:  # noqa: BLE001 - raised in the caller below
+            errors.append(error)
+            collective.gate.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank:03}") for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        raise error
+    return results

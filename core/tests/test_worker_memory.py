@@ -1,0 +1,104 @@
+"""Views of the KV memory: who shares bytes with whom, and that no two blocks or layers overlap where they must not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, KVTensor, State
+from pegboard.worker.memory import allocate, copy_blocks
+
+NUM_BLOCKS = 5
+
+
+def group(layers: tuple[int, ...], block_size: int, *tensors: KVTensor, **more: object) -> KVGroup:
+    return KVGroup(layers, KVCacheSpec(tensors=tensors, **more), block_size)  # type: ignore[arg-type]
+
+
+def plan_of(*groups: KVGroup) -> KVPlan:
+    """A plan with room for the largest block of any group."""
+    slots = [(g.block_size if g.spec.unit == "token" else 1) * g.spec.slot_bytes() for g in groups]
+    return KVPlan(groups, NUM_BLOCKS, max(slots) * max(len(g.layers) for g in groups), 16)
+
+
+def plain(heads: int = 2, width: int = 4, dtype: str = "float32") -> tuple[KVTensor, KVTensor]:
+    return KVTensor("k", (heads, width), dtype), KVTensor("v", (heads, width), dtype)
+
+
+PLANS = {
+    "one group": plan_of(group((0, 1, 2), 4, *plain())),
+    "two groups of one layout": plan_of(group((0, 2), 4, *plain()), group((1, 3), 4, *plain())),
+    "groups of different size": plan_of(group((0, 1), 4, *plain()), group((2,), 4, *plain())),
+    "two layouts in packed blocks": plan_of(group((0,), 4, *plain()), group((1,), 8, KVTensor("kv", (8,), "bfloat16"))),
+    "states beside tokens": plan_of(
+        group((0,), 4, *plain()), group((1,), 4, KVTensor("s", (16, 2), "float32"), unit="request", retain=State())
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_views_have_the_declared_shape_and_are_zero(name: str) -> None:
+    plan = PLANS[name]
+    views = allocate(plan, "cpu")
+    assert sorted(views) == sorted(layer for g in plan.groups for layer in g.layers)
+    for g in plan.groups:
+        for layer in g.layers:
+            for tensor in g.spec.tensors:
+                view = views[layer][tensor.name]
+                slots = (g.block_size,) if g.spec.unit == "token" else ()
+                assert view.shape == (NUM_BLOCKS, *slots, *tensor.shape)
+                assert view.dtype == getattr(torch, tensor.dtype) and not view.any()
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_block_is_nobody_elses(name: str) -> None:
+    """Writing a block of a layer changes no other block of any layer, and no other layer of its group."""
+    plan = PLANS[name]
+    for writer_group in plan.groups:
+        for writer in writer_group.layers:
+            for tensor in writer_group.spec.tensors:
+                views = allocate(plan, "cpu")
+                views[writer][tensor.name][2] = 1
+                for layer, named in views.items():
+                    for other, view in named.items():
+                        assert not view[[0, 1, 3, 4]].any(), f"{name}: block 2 of layer {writer} reaches into others"
+                        if layer in writer_group.layers and (layer, other) != (writer, tensor.name):
+                            assert not view.any(), f"{name}: {writer}.{tensor.name} overlaps {layer}.{other}"
+                assert views[writer][tensor.name][2].all()
+
+
+def test_groups_share_the_bytes_of_a_block_id() -> None:
+    """The pool gives an id to one group at a time, so the memory is there once, not once per group."""
+    plan = PLANS["two groups of one layout"]
+    views = allocate(plan, "cpu")
+    assert views[0]["k"].data_ptr() == views[1]["k"].data_ptr()
+    assert views[2]["k"].data_ptr() == views[3]["k"].data_ptr() != views[0]["k"].data_ptr()
+    packed = allocate(PLANS["two layouts in packed blocks"], "cpu")
+    assert packed[0]["k"].data_ptr() == packed[1]["kv"].data_ptr()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    heads=st.integers(1, 3), width=st.sampled_from([2, 8]), block_size=st.sampled_from([1, 4]), num_layers=st.integers(1, 3),
+    pairs=st.lists(st.tuples(st.integers(0, 1), st.integers(2, 4)), max_size=3, unique_by=lambda pair: pair[1]),
+)  # fmt: skip
+def test_copies_move_whole_blocks(heads: int, width: int, block_size: int, num_layers: int, pairs: list[tuple[int, int]]) -> None:
+    g = group(tuple(range(num_layers)), block_size, *plain(heads, width))
+    views = allocate(plan_of(g), "cpu")
+    for layer, named in views.items():
+        for tensor, view in named.items():
+            view.copy_(torch.randn(view.shape, generator=torch.Generator().manual_seed(layer * 2 + (tensor == "k"))))
+    before = {(layer, name): view.clone() for layer, named in views.items() for name, view in named.items()}
+    source, destination = (torch.tensor([pair[i] for pair in pairs], dtype=torch.int64) for i in (0, 1))
+    copy_blocks(views, g, source, destination)
+    for (layer, name), old in before.items():
+        for block in range(NUM_BLOCKS):
+            origin = next((a for a, b in pairs if b == block), block)
+            assert torch.equal(views[layer][name][block], old[origin])
+
+
+def test_the_profile_run_takes_fewer_blocks() -> None:
+    views = allocate(PLANS["one group"], "cpu", num_blocks=1)
+    assert views[0]["k"].shape[0] == 1
