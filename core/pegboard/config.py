@@ -131,7 +131,8 @@ class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything a program was told. sources: field name → where its value came from ("default", "command line", a file, a plugin)."""
+    """Everything a program was told. sources: field name → where its value came from ("command line", a file, a plugin, …);
+    absent = the default."""
 
     engine: EngineConfig = EngineConfig()
     server: ServerConfig = ServerConfig()

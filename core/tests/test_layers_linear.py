@@ -124,7 +124,9 @@ def test_adapters_equal_merged_weights_token_by_token(slots: list[int], seed: in
         layer.adapters.load(slot, own, scaling=0.5)
         weights[slot] = dict(tensors) | {f"{n}.weight": tensors[f"{n}.weight"] + 0.5 * b @ a for n, (a, b) in own.items()}
     x = random(len(slots), width, seed=seed)
-    expected = [torch.cat([weights[slot][f"m.{name}.weight"] for name in parts]) @ row for slot, row in zip(slots, x, strict=True)]
+    expected = [
+        torch.cat([weights[slot][f"m.{name}.weight"] for name in parts]) @ row for slot, row in zip(slots, x, strict=True)
+    ]
     torch.testing.assert_close(layer(x), torch.stack(expected), atol=1e-4, rtol=1e-4)
 
 

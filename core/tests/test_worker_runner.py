@@ -113,6 +113,10 @@ def expected(prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+def new_request(row: int, prompt: list[int], block_ids: np.ndarray) -> NewRequest:
+    return NewRequest(row, str(row), np.array(prompt, np.int32), len(prompt), 0, SamplingParams(), None, (block_ids,))
+
+
 def make_runner(max_drafts: int) -> ModelRunner:
     spec = KVCacheSpec(tensors=(KVTensor("v", (1,), "float32"),))
     plan = KVPlan((KVGroup((0,), spec, BLOCK),), 200, 4 * BLOCK, BLOCK)
@@ -120,8 +124,16 @@ def make_runner(max_drafts: int) -> ModelRunner:
     backend = SumBackend(views[0]["v"])
     return ModelRunner(
         RunnerParts(
-            model=SumModel(backend), backends=[(0, backend)], plan=plan, views=views, sampler=GreedySampler(), device="cpu",
-            max_num_seqs=3, max_num_batched_tokens=64, max_model_len=60, max_drafts=max_drafts,
+            model=SumModel(backend),
+            backends=[(0, backend)],
+            plan=plan,
+            views=views,
+            sampler=GreedySampler(),
+            device="cpu",
+            max_num_seqs=3,
+            max_num_batched_tokens=64,
+            max_model_len=60,
+            max_drafts=max_drafts,
             draft=RepeatDraft() if max_drafts else None,
         )  # fmt: skip
     )
@@ -153,8 +165,7 @@ def test_tokens_are_those_of_the_model_whatever_the_chunks_and_drafts(
             samples.append(count == left)
         new = []
         if step == 0:
-            new = [NewRequest(row, str(row), np.array(prompt, np.int32), len(prompt), 0, SamplingParams(), None, (blocks_of[row],))
-                   for row, prompt in enumerate(prompts)]  # fmt: skip
+            new = [new_request(row, prompt, blocks_of[row]) for row, prompt in enumerate(prompts)]
         none = np.zeros(0, np.int32)
         batch = Batch(
             step=step, rows=np.array(rows, np.int32), num_scheduled_tokens=np.array(counts, np.int32),
@@ -183,7 +194,7 @@ def test_a_row_that_is_taken_again_knows_nothing_of_the_one_before() -> None:
     runner, none = make_runner(0), np.zeros(0, np.int32)
 
     def step(number: int, prompt: list[int], removed: np.ndarray) -> list[int]:
-        new = NewRequest(0, str(number), np.array(prompt, np.int32), len(prompt), 0, SamplingParams(), None, (np.array([3, 4], np.int32),))
+        new = new_request(0, prompt, np.array([3, 4], np.int32))
         batch = Batch(
             step=number, rows=np.array([0], np.int32), num_scheduled_tokens=np.array([len(prompt)], np.int32),
             num_computed_tokens=np.array([0], np.int32), num_draft_tokens=np.array([0], np.int32), samples=np.array([True]),

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from layers import ROOT, Layers, build_wheel  # noqa: E402
+from layers import ROOT, Layers, build_wheel
 
 SIZES = {
     "hidden_size": 32,

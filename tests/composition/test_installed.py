@@ -11,7 +11,7 @@ from layers import ROOT, Layers
 from test_sets import GENERATE, MINIMAL
 
 
-def run(*command: str | Path, **more: object) -> str:
+def run(*command: str | Path) -> str:
     result = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=150)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
@@ -25,8 +25,8 @@ def test_pip_installs_a_working_set(layers: Layers, wheels: dict[str, Path], che
     python = environment / "bin" / "python"
     names = ["pegboard", *MINIMAL.values()]
     folder = next(iter(wheels.values())).parent
-    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--disable-pip-version-check", "--no-index", "--no-deps",
-        "--find-links", folder, *names)  # fmt: skip
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python)
+    run(*pip, "install", "-q", "--no-index", "--no-deps", "--find-links", folder, *names)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)}))
     (site / "third_party.pth").write_text(f"{third_party}\n")
     assert "5, 5" in run(python, "-I", "-c", "import json, sys\n" + GENERATE.format(model=str(checkpoint)) + CHECK)

@@ -28,7 +28,8 @@ from pegboard import LLM, SamplingParams
 from pegboard.errors import PegboardError
 try:
     llm = LLM({model!r}, kv_cache_memory_bytes=1 << 20, num_threads=1)
-    outputs = llm.generate(["Hello", "a longer prompt"], SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True), use_tqdm=False)
+    params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+    outputs = llm.generate(["Hello", "a longer prompt"], params, use_tqdm=False)
 except PegboardError as error:
     print(json.dumps({{"error": str(error), "class": type(error).__name__}}))
 else:

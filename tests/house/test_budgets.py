@@ -1,5 +1,5 @@
-"""What must stay quick and light, measured in fresh interpreters. Times are the best of several runs, against budgets with room for a
-busy machine; the tight numbers are `make bench`'s."""
+"""What must stay quick and light, measured in fresh interpreters. Times are the best of several runs, against budgets with
+room for a busy machine; the tight numbers are `make bench`'s."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def test_import_time() -> None:
 def test_command_line_answers_at_once(arguments: list[str]) -> None:
     def seconds() -> float:
         started = time.perf_counter()
-        result = subprocess.run([sys.executable, "-m", "pegboard.cli.main", *arguments], capture_output=True, text=True, timeout=60)
+        result = subprocess.run(
+            [sys.executable, "-m", "pegboard.cli.main", *arguments], capture_output=True, text=True, timeout=60
+        )
         assert result.returncode == 0, result.stderr
         return time.perf_counter() - started
 

@@ -21,7 +21,9 @@ def protocols(path: Path) -> list[ast.ClassDef]:
     return [
         node
         for node in tree.body
-        if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Protocol" for base in node.bases) and node.name not in HANDED_OUT
+        if isinstance(node, ast.ClassDef)
+        and any(ast.unparse(base) == "Protocol" for base in node.bases)
+        and node.name not in HANDED_OUT
     ]
 
 

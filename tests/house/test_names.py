@@ -32,27 +32,38 @@ def strings(path: Path) -> Iterator[tuple[str, int]]:
 
 def core_sources() -> list[Path]:
     outside = (ROOT / "core/pegboard/testing", ROOT / "core/pegboard/authoring")
-    return [path for path in members()[0].sources() if not path.is_relative_to(outside[0]) and not path.is_relative_to(outside[1])]
+    return [
+        path for path in members()[0].sources() if not path.is_relative_to(outside[0]) and not path.is_relative_to(outside[1])
+    ]
 
 
 def test_no_plugin_name_in_core() -> None:
     names = {name for member in plugins() for _, name, _ in member.entry_points} - COMMON_WORDS
     names |= {member.name for member in plugins()}
     wrong = [
-        f"{path.relative_to(ROOT)}:{line} spells {text!r}" for path in core_sources() for text, line in strings(path) if text in names
+        f"{path.relative_to(ROOT)}:{line} spells {text!r}"
+        for path in core_sources()
+        for text, line in strings(path)
+        if text in names
     ]
     assert not wrong, "\n".join(wrong)
 
 
+def literal_choices(tree: ast.AST) -> Iterator[int]:
+    """Lines where a plugin is looked up by a literal name."""
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        values = [keyword.value for keyword in node.keywords if keyword.arg == "explicit"]
+        if node.func.attr == "find":
+            values += node.args[1:2]
+        yield from (value.lineno for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str))
+
+
 def test_choices_are_data() -> None:
     """`find(kind, "name")`, `choose(…, explicit="name")` and their like never get a literal name."""
-    wrong = []
-    for path in core_sources():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("find", "choose", "choose_keyed"):
-                literal = [k.value for k in node.keywords if k.arg == "explicit" and isinstance(k.value, ast.Constant) and k.value.value]
-                literal += [a for a in node.args[1:2] if node.func.attr == "find" and isinstance(a, ast.Constant) and isinstance(a.value, str)]
-                wrong += [f"{path.relative_to(ROOT)}:{value.lineno}" for value in literal]
+    sources = {path: ast.parse(path.read_text("utf-8")) for path in core_sources()}
+    wrong = [f"{path.relative_to(ROOT)}:{line}" for path, tree in sources.items() for line in literal_choices(tree)]
     assert not wrong, "\n".join(wrong)
 
 

@@ -29,7 +29,12 @@ def test_no_grab_bags() -> None:
 
 def test_class_names_say_what_a_thing_is() -> None:
     pattern = re.compile(rf"^class (\w+(?:{'|'.join(FORBIDDEN_SUFFIXES)}))\b", re.M)
-    bad = [(path.name, name) for member in members() for path in member.sources() for name in pattern.findall(path.read_text("utf-8"))]
+    bad = [
+        (path.name, name)
+        for member in members()
+        for path in member.sources()
+        for name in pattern.findall(path.read_text("utf-8"))
+    ]
     assert not bad, bad
 
 

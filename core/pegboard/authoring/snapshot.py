@@ -33,7 +33,9 @@ def _lines(body: Sequence[ast.stmt], indent: str) -> Iterator[str]:
             keywords = ", ".join(f"{keyword.arg}={ast.unparse(keyword.value)}" for keyword in node.keywords)
             yield f"{indent}class {node.name}({', '.join(filter(None, [bases, keywords]))})"
             yield from _lines(node.body, indent + "    ")
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (not node.name.startswith("_") or node.name == "__init__"):
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
+            not node.name.startswith("_") or node.name == "__init__"
+        ):
             word = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
             returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
             yield f"{indent}{word} {node.name}({ast.unparse(node.args)}){returns}"

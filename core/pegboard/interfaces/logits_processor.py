@@ -1,4 +1,4 @@
-"""Kind `logits_processor` (provisional): users' own changes to logits, a chain in configured order. Runs in A (validate) and W."""
+"""Kind `logits_processor` (provisional): users' own changes to logits, a chain in configured order. Runs in A and W."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kind `quantization`: how weights are stored and multiplied. Keyed by `quant_method`; "none" is an implementation too. Runs in W.
+"""Kind `quantization`: how weights are stored and multiplied. Keyed by `quant_method`; "none" is one too. Runs in W.
 
 Life of a weight, driven by core layer by layer: declare → accept (once per checkpoint piece) → finish → bind → calls.
 """

@@ -40,7 +40,8 @@ class WeightLoaderSetup:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One stored tensor: logical shape (rows first), stored type ("float32", "bfloat16", "Q4_1", …), file, byte offset and length."""
+    """One stored tensor: logical shape (rows first), stored type ("float32", "bfloat16", "Q4_1", …), file, byte offset and
+    length."""
 
     name: str
     shape: tuple[int, ...]
@@ -88,7 +89,8 @@ class Checkpoint:
 @dataclass(frozen=True, slots=True)
 class WeightSlice:
     """A wanted tensor, whole (dim None) or elements [start, stop) along `dim` of its logical shape.
-    shape: the whole tensor's shape as the layer expects it, () when the layer does not know; loaders that make weights up use it."""
+    shape: the whole tensor's shape as the layer expects it, () when the layer does not know; for loaders that make weights
+    up."""
 
     name: str
     dim: int | None = None

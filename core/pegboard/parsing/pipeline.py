@@ -44,5 +44,3 @@ class Pipeline:
                 yield from parsed
             else:
                 yield event
-
-

@@ -1,8 +1,8 @@
 """Contract tests of the kind `metrics`. A plugin's test file:
 
-    class TestMySink(MetricsContract):
-        def sink(self, setup: MetricsSetup) -> MetricsSink:
-            return MySink(None, setup)
+class TestMySink(MetricsContract):
+    def sink(self, setup: MetricsSetup) -> MetricsSink:
+        return MySink(None, setup)
 """
 
 from __future__ import annotations

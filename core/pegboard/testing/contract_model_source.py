@@ -1,14 +1,14 @@
 """Contract tests of the kind `model_source`. A plugin's test file:
 
-    class TestMySource(ModelSourceContract):
-        @pytest.fixture(autouse=True)
-        def somewhere(self, tmp_path): ...                  # put a model where the source can find it, without network
+class TestMySource(ModelSourceContract):
+    @pytest.fixture(autouse=True)
+    def somewhere(self, tmp_path): ...                  # put a model where the source can find it, without network
 
-        def source(self, setup: ModelSourceSetup) -> ModelSource:
-            return MySource(None, setup)
+    def source(self, setup: ModelSourceSetup) -> ModelSource:
+        return MySource(None, setup)
 
-        def present(self) -> ModelReference: ...            # a model that is there: config.json and *.safetensors, or one file
-        def missing(self) -> ModelReference: ...            # one that is not
+    def present(self) -> ModelReference: ...            # a model that is there: config.json and *.safetensors, or one file
+    def missing(self) -> ModelReference: ...            # one that is not
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ModelSourceContract:
             with pytest.raises(ModelError) as caught:
                 self.fetch(cache, self.missing(), offline=offline)
             assert self.missing().name.rpartition("/")[2].partition("=")[0] in str(caught.value)
-        assert not [path for path in cache.rglob("config.json")]
+        assert not list(cache.rglob("config.json"))
 
     def test_only_the_cache_is_written_to(self, cache: Path, tmp_path: Path) -> None:
         def outside() -> dict[Path, float]:

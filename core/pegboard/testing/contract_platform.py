@@ -1,8 +1,8 @@
 """Contract tests of the kind `platform`. A plugin's test file:
 
-    class TestMyPlatform(PlatformContract):
-        def platform(self, setup: PlatformSetup) -> Platform:
-            return MyPlatform(None, setup)
+class TestMyPlatform(PlatformContract):
+    def platform(self, setup: PlatformSetup) -> Platform:
+        return MyPlatform(None, setup)
 """
 
 from __future__ import annotations
@@ -98,5 +98,3 @@ class PlatformContract:
         torch.ones(64, 64, device=device.name).matmul(torch.ones(64, 64, device=device.name))
         platform.profile(None)
         assert any(path.stat().st_size for path in (tmp_path / "profile").rglob("*") if path.is_file())
-
-

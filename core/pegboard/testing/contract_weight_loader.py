@@ -1,13 +1,13 @@
 """Contract tests of the kind `weight_loader`. A plugin's test file:
 
-    class TestMyLoader(WeightLoaderContract):
-        spec = MY_LOADER
+class TestMyLoader(WeightLoaderContract):
+    spec = MY_LOADER
 
-        def loader(self, setup: WeightLoaderSetup) -> WeightLoader:
-            return MyLoader(None, setup)
+    def loader(self, setup: WeightLoaderSetup) -> WeightLoader:
+        return MyLoader(None, setup)
 
-        def write(self, folder: Path) -> tuple[LocalFiles, Mapping[str, Tensor]]:
-            ...  # a small checkpoint, and its tensors by checkpoint name
+    def write(self, folder: Path) -> tuple[LocalFiles, Mapping[str, Tensor]]:
+        ...  # a small checkpoint, and its tensors by checkpoint name
 """
 
 from __future__ import annotations

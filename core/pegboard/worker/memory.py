@@ -1,8 +1,8 @@
 """The KV cache's memory: one pool of equal-sized blocks, and the layers' named views of it.
 
 All groups have the same number of bytes per block. Layer i of every group lies in region i; a block id therefore means the
-same bytes for whichever group holds it. Where all layers of a region store tensors of the same sizes, each tensor has memory of its
-own, so that its blocks lie one behind another; otherwise a block holds all tensors of the layer.
+same bytes for whichever group holds it. Where all layers of a region store tensors of the same sizes, each tensor has memory of
+its own, so that its blocks lie one behind another; otherwise a block holds all tensors of the layer.
 
     region i   [num_blocks, bytes of layer i's block]  =  layer i of group 0, layer i of group 1, …
 """

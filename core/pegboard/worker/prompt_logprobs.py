@@ -29,10 +29,10 @@ class PromptScores:
         """Only requests at their very start are scored: a resumed one has delivered already, a fork never does."""
         self.remove(new.row)
         params = new.params
-        if isinstance(params, SamplingParams) and params.prompt_logprobs is not None and new.num_computed_tokens == 0:
-            if len(new.token_ids) == new.num_prompt_tokens and new.num_prompt_tokens > 1:
-                self.wanted[new.row] = params.prompt_logprobs
-                self.parts[new.row] = []
+        is_start = new.num_computed_tokens == 0 and len(new.token_ids) == new.num_prompt_tokens > 1
+        if is_start and isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
+            self.wanted[new.row] = params.prompt_logprobs
+            self.parts[new.row] = []
 
     def remove(self, row: int) -> None:
         self.wanted.pop(row, None)

@@ -22,7 +22,8 @@ class Plain:
     def __init__(self, options: None, setup: QuantizationSetup) -> None:
         if setup.config:
             raise ConfigError(
-                f"the checkpoint is quantized ({setup.config.get('quant_method')!r}); quantization 'none' only reads plain weights"
+                f"the checkpoint is quantized ({setup.config.get('quant_method')!r}); "
+                "quantization 'none' only reads plain weights"
             )
         self.dtype, self.device = getattr(torch, setup.dtype), setup.device
 

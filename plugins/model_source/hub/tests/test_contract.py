@@ -1,0 +1,52 @@
+"""The source keeps the contracts of its kind and of all plugins; a folder stands in for the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+from pegboard_model_source_hub.hub import HubSource
+
+from pegboard.interfaces.model_source import ModelReference, ModelSourceSetup
+from pegboard.testing.contract_generic import check_entry, installed_entry
+from pegboard.testing.contract_model_source import ModelSourceContract
+
+
+def test_contract() -> None:
+    check_entry(installed_entry("model_source", "hub"))
+
+
+class TestHub(ModelSourceContract):
+    @pytest.fixture(autouse=True)
+    def hub(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One repository, whose snapshot is written below the cache once."""
+
+        def download(repo_id: str, **more: Any) -> str:
+            if repo_id != "org/name":
+                request = httpx.Request("GET", f"https://hub/{repo_id}")
+                raise errors.RepositoryNotFoundError(f"{repo_id} not found", response=httpx.Response(404, request=request))
+            root = tmp_path / "new" / "cache" / "hub" / "snapshot"
+            root.mkdir(parents=True, exist_ok=True)
+            for name, content in (("config.json", "{}"), ("model.safetensors", "weights")):
+                if not (root / name).exists():
+                    (root / f".{name}").write_text(content)
+                    (root / f".{name}").replace(root / name)
+            return str(root)
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+
+    def source(self, setup: ModelSourceSetup) -> HubSource:
+        return HubSource(None, setup)
+
+    def present(self) -> ModelReference:
+        return ModelReference("hub", "org/name")
+
+    def missing(self) -> ModelReference:
+        return ModelReference("hub", "org/no-such-model")
+
+    @pytest.mark.skip(reason="huggingface_hub's own locks are not part of the stand-in")
+    def test_two_at_once_get_the_same_whole_model(self, cache: Path) -> None: ...
