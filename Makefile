@@ -2,7 +2,7 @@
 # make serve   the server on 127.0.0.1:8000 until Ctrl-C
 # make test    every test
 # make bench   speed here and now, side by side with whichever peers are installed
-# make lint    ruff and the import contracts
+# make lint    ruff, mypy and the import contracts
 # make docs    regenerate the generated files (catalogue, docs/kinds.md, docs/configuration.md)
 
 PYTHON ?= python3
@@ -42,7 +42,8 @@ bench: model
 
 lint: setup
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check --quiet . || true
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/mypy -p pegboard
 	$(BIN)/lint-imports
 
 docs: setup

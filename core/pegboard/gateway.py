@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Match, get_route_path
+from starlette.routing import BaseRoute, Match, get_route_path  # type: ignore[attr-defined]
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pegboard import env

@@ -135,13 +135,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 check.integer(name, -1)
-        if not all(isinstance(token, int) for token in self.stop_token_ids):
+        if not all(isinstance(token, int) for token in self.stop_token_ids or ()):
             check.fail("stop_token_ids", "must be a list of integers")
-        if any(not text for text in self.stop):
+        if any(not text for text in self.stop or ()):
             check.fail("stop", "must not contain an empty string")
         if self.stop and not self.detokenize:
             check.fail("stop", "needs detokenize=True: stop strings are found in the text")
-        if any(not word for word in self.bad_words):
+        if any(not word for word in self.bad_words or ()):
             check.fail("bad_words", "must not contain an empty string")
         if self.is_greedy and self.n > 1:
             check.fail("n", "must be 1 with temperature 0 (greedy): all completions would be the same")

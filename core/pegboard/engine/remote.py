@@ -162,8 +162,8 @@ def _signals_wait() -> Iterator[None]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for number in arrived:
-            signal.raise_signal(number)
+        for pending in arrived:
+            signal.raise_signal(pending)
 
 
 def _start_without_main(child: multiprocessing.process.BaseProcess) -> None:

@@ -25,8 +25,8 @@ class ExecutorNeed(Need):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSetup:
-    """make_worker(rank) builds core's worker for a rank in the calling process. `worker_plan` is the picklable plan a child
-    process needs to build the same worker itself through `pegboard.worker.bootstrap`."""
+    """make_worker(rank) builds core's worker for a rank in the calling process. worker_plan: picklable; in a child process
+    `worker_plan.make_worker(rank)` builds the same worker."""
 
     world_size: int
     make_worker: Callable[[int], "WorkerLike"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pegboard.errors import ModelError
+from pegboard.interfaces.weight_loader import WeightSlice
 from pegboard.layers.build import Build
 from pegboard.layers.layer import Layer
 
@@ -18,7 +19,7 @@ class Activation(Layer):
             raise ModelError(f"{build.path}: unknown activation {kind!r}; known: {', '.join(OPS)}")
         self.kind = kind
 
-    def declare(self, available: object) -> list[object]:
+    def declare(self, available: object) -> list[WeightSlice]:
         return []
 
     def bind(self) -> None:

@@ -26,7 +26,6 @@ from pegboard.interfaces.attention import (
     AttentionBackend,
     AttentionInputs,
     AttentionLayer,
-    AttentionNeed,
     AttentionSetup,
     AttentionSpec,
     KVGroup,
@@ -34,7 +33,7 @@ from pegboard.interfaces.attention import (
     Window,
 )
 from pegboard.interfaces.spec import Multiple, unmet
-from pegboard.ops import paged_attention
+from pegboard.ops.attention import paged_attention
 from pegboard.worker import memory
 
 FEATURES = ("window", "sinks", "soft_cap", "alibi", "tree", "bidirectional")
@@ -156,7 +155,7 @@ class Trial:
             q = torch.cat([self.q[layer.layer_index][p.row][p.start : p.stop] for p in pieces]).float()
             alibi = None if layer.alibi is None else torch.tensor(layer.alibi, device=self.device)
             loc, lengths = inputs.query_start_loc, inputs.seq_lens
-            rules = (layer.scale, layer.window, layer.soft_cap, alibi)
+            rules: Any = (layer.scale, layer.window, layer.soft_cap, alibi)
             out = paged_attention(q, *self.caches[owner], tables, loc, lengths, *rules)
             outputs[layer.layer_index] = out.flatten(1)
         return outputs
@@ -170,7 +169,7 @@ def random_steps(rng: np.random.Generator, lengths: Sequence[int]) -> Iterator[l
         pieces = []
         for row in taken:
             room = lengths[row] - done[row]
-            count = int(rng.choice([1, room, rng.integers(1, room + 1)]))
+            count = int(rng.choice([1, room, int(rng.integers(1, room + 1))]))
             pieces.append(Piece(row, done[row], done[row] + count))
             done[row] += count
         yield sorted(pieces, key=lambda piece: piece.stop - piece.start > 1)
@@ -191,9 +190,9 @@ class AttentionContract:
 
     def some(self, feature: str, usual: Sequence[Any]) -> list[Any]:
         """Of the usual values, those the backend declares; the least it declares when there is none."""
-        fitting = [value for value in usual if self.can(feature, value)]
-        declared = self.spec.supports.get(feature)
-        return fitting or [declared.of if isinstance(declared, Multiple) else min(declared)]  # type: ignore[call-overload]
+        fitting: list[Any] = [value for value in usual if self.can(feature, value)]
+        declared: Any = self.spec.supports.get(feature)
+        return fitting or [declared.of if isinstance(declared, Multiple) else min(declared)]
 
     def random_layers(self, rng: np.random.Generator) -> list[AttentionLayer]:
         """Two layers of one KV group, with a random set of the declared features."""
@@ -212,7 +211,7 @@ class AttentionContract:
     def random_trial(self, seed: int, dtype: str = "float32") -> tuple[Trial, list[list[Piece]]]:
         rng = np.random.default_rng(seed)
         block_size = int(rng.choice(self.some("block_size", [1, 4, 16, 32])))
-        lengths = [int(rng.choice([1, rng.integers(1, 12), rng.integers(1, 90)])) for _ in range(rng.integers(1, 7))]
+        lengths = [int(rng.choice([1, int(rng.integers(1, 12)), int(rng.integers(1, 90))])) for _ in range(rng.integers(1, 7))]
         trial = Trial(self, self.random_layers(rng), block_size, lengths, seed, dtype)
         return trial, list(random_steps(rng, lengths))
 
@@ -293,7 +292,7 @@ class AttentionContract:
     def test_what_is_not_declared_is_refused_with_a_reason(self) -> None:
         """Selection compares the need of a layer with `supports`; each refusal names the feature."""
         for feature in FEATURES:
-            reasons = unmet(self.spec.supports, AttentionNeed(**{feature: True}).wants())
+            reasons = unmet(self.spec.supports, {feature: True})
             assert reasons == [] or feature in reasons[0]
             assert (reasons == []) == bool(self.spec.supports.get(feature))
         for feature, wrong in (("dtype", "int3"), ("kv_dtype", "int3"), ("kind", "telepathy"), ("head_dim", 12345677)):

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 
-from pegboard.batch import StepTimes
+from pegboard.batch import AdapterRef, StepTimes
 from pegboard.interfaces.scheduling_policy import SchedulingPolicy, SchedulingPolicySetup, SchedulingPolicySpec, StepLoad
-from pegboard.request import RequestStatus
+from pegboard.request import RequestStatus, RequestView
 
 SETUP = SchedulingPolicySetup(max_num_batched_tokens=512, max_num_seqs=4, max_num_partial_prefills=2)
 MAX_STEPS = 5000
@@ -41,11 +42,11 @@ class View:
     num_computed_tokens: int = 0
     num_confirmed_tokens: int = 0
     num_preemptions: int = 0
-    lora: None = None
+    lora: AdapterRef | None = None
     key: str = "a"
     all_token_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
-    kv_transfer_params: None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 def random_view(rng: np.random.Generator) -> View:
@@ -59,10 +60,10 @@ class Engine:
     def __init__(self, policy: SchedulingPolicy, arrivals: Sequence[tuple[int, View, int]], blocks: int) -> None:
         self.policy, self.arrivals, self.blocks = policy, list(arrivals), blocks
         self.work = {id(view): work for _, view, work in arrivals}
-        self.running: list[View] = []
+        self.running: list[RequestView] = []
         self.log: list[tuple[str, int]] = []
 
-    def name(self, view: View) -> int:
+    def name(self, view: RequestView) -> int:
         return next(index for index, (_, other, _) in enumerate(self.arrivals) if other is view)
 
     def run(self) -> list[tuple[str, int]]:
@@ -76,9 +77,9 @@ class Engine:
             self.policy.budget(load)
             self.grow()
             self.admit()
-            for view in [view for view in self.running if view.num_computed_tokens >= self.work[id(view)]]:
-                self.log.append(("finished", self.name(view)))
-                self.drop(view)
+            for done in [view for view in self.running if view.num_computed_tokens >= self.work[id(view)]]:
+                self.log.append(("finished", self.name(done)))
+                self.drop(done)
                 num_finished += 1
             self.policy.observe(load, StepTimes(forward_s=0.001))
             if num_finished == len(self.arrivals):
@@ -88,7 +89,7 @@ class Engine:
     def used(self) -> int:
         return sum(view.num_computed_tokens + 1 for view in self.running)
 
-    def drop(self, view: View) -> None:
+    def drop(self, view: RequestView) -> None:
         self.running = [other for other in self.running if other is not view]
 
     def grow(self) -> None:
@@ -109,7 +110,7 @@ class Engine:
                     view.num_computed_tokens += 1
 
     def admit(self) -> None:
-        admitted = []
+        admitted: list[RequestView] = []
         for view in self.policy.waiting():
             if len(self.running) + len(admitted) == SETUP.max_num_seqs or self.used() + len(admitted) + 1 > self.blocks:
                 break

@@ -1,7 +1,7 @@
 """Fakes of the kinds `reasoning_parser` and `tool_parser`: small formats, real parsers.
 
-    <think> … </think>                 reasoning
-    <call name> {"x": 1} </call>       a tool call; its arguments stream as they come
+<think> … </think>                 reasoning
+<call name> {"x": 1} </call>       a tool call; its arguments stream as they come
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def _environment() -> Any:
     class Generation(Extension):
         """`{% generation %}…{% endgeneration %}` marks what the assistant wrote, for training; here it is transparent."""
 
-        tags = frozenset({"generation"})
+        tags = {"generation"}
 
         def parse(self, parser: Any) -> list[nodes.Node]:
             next(parser.stream)

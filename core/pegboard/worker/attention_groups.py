@@ -76,7 +76,8 @@ class AttentionGroups:
         for index, layer in self.layers.items():
             if layer.shares_kv_with is not None:
                 continue
-            spec = self.registry.load(self.entries[index]).kv_spec(layer, self.limits.kv_dtype, self.quantized[index])
+            backend: Any = self.registry.load(self.entries[index])
+            spec = backend.kv_spec(layer, self.limits.kv_dtype, self.quantized[index])
             if spec is None:
                 raise ModelError(f"attention layer {index} stores no keys and values; such models are not supported yet")
             specs[index] = spec

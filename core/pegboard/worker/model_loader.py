@@ -33,9 +33,9 @@ def load_weights(layers: Iterable[Layer], renames: Mapping[str, str], loader: We
     for layer in layers:
         wanted = list(layer.declare(checkpoint.tensors))
         waiting[layer] = len(wanted)
-        for piece in wanted:
-            owners.setdefault(piece.name, []).append(layer)
-            slices[piece.name] = piece
+        for part in wanted:
+            owners.setdefault(part.name, []).append(layer)
+            slices[part.name] = part
     stored = {_stored_name(name, renames): name for name in slices}
     missing = sorted(set(stored) - set(checkpoint.tensors)) if checkpoint.tensors else []
     if missing:

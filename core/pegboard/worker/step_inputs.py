@@ -100,7 +100,7 @@ class InputBuilder:
         state, placed = self.state, []
         for index in np.flatnonzero(batch.num_draft_tokens):
             row, count = int(batch.rows[index]), int(batch.num_draft_tokens[index])
-            kept = batch.draft_token_ids.row(index) if batch.draft_token_ids is not None else state.drafts[row]
+            kept = batch.draft_token_ids.row(int(index)) if batch.draft_token_ids is not None else state.drafts[row]
             first = state.num_tokens[row]
             state.token_ids[row, first : first + count] = kept[:count]
             placed.append(kept[:count])

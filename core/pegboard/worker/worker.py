@@ -32,6 +32,7 @@ from pegboard.log import get_logger
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_part
+from pegboard.plugins.lock import PluginLock
 from pegboard.plugins.registry import Registry
 from pegboard.worker import memory
 from pegboard.worker.adapters import load_adapter
@@ -55,6 +56,10 @@ class WorkerPlan:
     checkpoint: Checkpoint
     max_model_len: int
     vocab_size: int
+
+    def make_worker(self, rank: int) -> "Worker":
+        """The rank's worker in a process that has nothing but this plan: the parent's plugin choices, no scan."""
+        return Worker(Registry.from_lock(PluginLock.from_json(self.lock_json)), self, rank)
 
 
 class Worker:
@@ -92,8 +97,8 @@ class Worker:
         )
         declared = self.build.declared
         self.attention = AttentionGroups(self.registry, declared.attention, limits, self.build.quantization, self.kernels)
-        methods = [layer.method for layer in declared.layers if getattr(layer, "method", None) is not None]
-        weight_bytes = sum(method.sizes().resident_bytes for method in methods)
+        methods: list[Any] = [getattr(layer, "method", None) for layer in declared.layers]
+        weight_bytes = sum(method.sizes().resident_bytes for method in methods if method is not None)
         return WorkerReady(self.rank, self.attention.kv_specs(), self._kv_memory_bytes(), weight_bytes)
 
     def _build_model(self) -> None:
