@@ -203,7 +203,8 @@ class _Plan:
         tokens = [*tokenizer.encode(client.text_for(prompt_ids, index), add_special_tokens=False), EOS]
         self.tokens: list[int] = []
         self.shown: list[str] = []
-        self.finish_reason, self.stop_reason = "length", None
+        self.finish_reason: str = "length"
+        self.stop_reason: str | int | None = None
         stream = tokenizer.stream(prompt_ids, skip_special_tokens=params.skip_special_tokens)
         text = ""
         for token in tokens[:limit]:
