@@ -105,7 +105,6 @@ def open_llm(directory: Path, **settings: Any) -> LLM:
         "max_num_seqs": 3,
         "max_logprobs": -1,
         "generation_config": "vllm",
-        "num_threads": 1,
     }
     return LLM(str(directory), **{**chosen, **settings})
 

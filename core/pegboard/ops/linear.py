@@ -16,6 +16,9 @@ from torch.nn import functional
 COPY_LIMIT_BYTES = 256 * 1024**2
 """Largest matrix that is held a second time, blocked, when the plain one must stay (an embedding that is also the head)."""
 
+UNPACK_ROWS = 1024
+"""From this many rows on, unpacking the matrix and multiplying the plain one is the faster way."""
+
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
@@ -59,8 +62,14 @@ class FloatWeight:
             if not (self.keep_plain and is_packable(plain) and plain.nbytes <= COPY_LIMIT_BYTES):
                 return bind_linear(plain)
             self._blocked = _pack(plain)
-        multiply = torch.ops.mkldnn._linear_pointwise.default
-        return lambda x: multiply(x, self._blocked, None, "none", [], "")
+        multiply, linear = torch.ops.mkldnn._linear_pointwise.default, functional.linear
+
+        def forward(x: Tensor) -> Tensor:
+            if x.shape[0] >= UNPACK_ROWS:
+                return linear(x, self.dense())
+            return multiply(x, self._blocked, None, "none", [], "")
+
+        return forward
 
     @property
     def nbytes(self) -> int:

@@ -22,6 +22,21 @@ from pegboard.interfaces.attention import (
 from pegboard_attention_cpu.plan import Bucket, Chunk, Plan, make_plan
 
 
+class Scratch:
+    """Memory that all layers of a step gather into: pages that are there already, and still in the cache when they are read.
+    Fresh memory for every gather cost more than the copying itself."""
+
+    def __init__(self) -> None:
+        self.memory = torch.empty(0)
+
+    def gather(self, cache: Tensor, blocks: Tensor) -> Tensor:
+        """cache[blocks], valid until the next gather."""
+        size = len(blocks) * cache[0].numel()
+        if self.memory.numel() < size or self.memory.dtype != cache.dtype:
+            self.memory = torch.empty(size, dtype=cache.dtype)
+        return torch.index_select(cache, 0, blocks, out=self.memory[:size].view(len(blocks), *cache.shape[1:]))
+
+
 class CPUPagedAttention:
     """Attention of one KV group."""
 
@@ -31,6 +46,7 @@ class CPUPagedAttention:
         self.views: Mapping[int, KVView] = {}
         self.block_size = 0
         self.current: Plan | None = None
+        self.key_scratch, self.value_scratch = Scratch(), Scratch()
 
     @staticmethod
     def kv_spec(layer: AttentionLayer, dtype: str, quantization: KVQuantization | None) -> KVCacheSpec | None:
@@ -55,7 +71,8 @@ class CPUPagedAttention:
         owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
         k_cache, v_cache = self.views[owner]["k"], self.views[owner]["v"]
         k_slots, v_slots = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
-        bucket_attention, chunk_attention = _bucket_attention(layer), _chunk_attention(layer)
+        bucket_attention = _bucket_attention(layer, self.key_scratch, self.value_scratch)
+        chunk_attention = _chunk_attention(layer)
         width = layer.num_heads * (layer.value_dim or layer.head_dim)
 
         def attend(q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
@@ -108,7 +125,9 @@ def _slopes(layer: AttentionLayer) -> Tensor | None:
     return None if layer.alibi is None else torch.tensor(layer.alibi, dtype=torch.float32)
 
 
-def _bucket_attention(layer: AttentionLayer) -> Callable[[Tensor, Tensor, Tensor, Bucket], Tensor]:
+def _bucket_attention(
+    layer: AttentionLayer, key_scratch: Scratch, value_scratch: Scratch
+) -> Callable[[Tensor, Tensor, Tensor, Bucket], Tensor]:
     """Decode rows: the query heads that share a KV head are treated as its queries, so keys and values are read once."""
     attend, window, slopes = _attention(layer), layer.window, _slopes(layer)
     num_kv_heads, group = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads
@@ -117,8 +136,8 @@ def _bucket_attention(layer: AttentionLayer) -> Callable[[Tensor, Tensor, Tensor
         n, length = bucket.num_rows, bucket.num_keys
         queries = q[:n] if bucket.tokens is None else q[bucket.tokens]
         queries = queries.reshape(n, num_kv_heads, group, -1)
-        keys = k_cache.index_select(0, bucket.blocks).view(n, length, num_kv_heads, -1).transpose(1, 2).to(q.dtype)
-        values = v_cache.index_select(0, bucket.blocks).view(n, length, num_kv_heads, -1).transpose(1, 2).to(q.dtype)
+        keys = key_scratch.gather(k_cache, bucket.blocks).view(n, length, num_kv_heads, -1).transpose(1, 2).to(q.dtype)
+        values = value_scratch.gather(v_cache, bucket.blocks).view(n, length, num_kv_heads, -1).transpose(1, 2).to(q.dtype)
         bias = bucket.bias[window].to(q.dtype)
         if slopes is not None:
             distance = torch.arange(length)[None, :] - bucket.positions[:, None]

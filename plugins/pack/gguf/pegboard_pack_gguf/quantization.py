@@ -22,6 +22,7 @@ from pegboard.interfaces.quantization import (
     WeightMethod,
     WeightSizes,
 )
+from pegboard.ops.linear import FloatWeight
 from pegboard_pack_gguf.dequantize import dequantize_into
 from pegboard_pack_gguf.ggml_types import BY_STORED
 
@@ -40,47 +41,40 @@ class GGUFQuantization:
         self.device = torch.device(setup.device)
 
     def linear(self, layer: LinearLayer) -> WeightMethod:
-        weight = self._empty(layer.out_features, layer.in_features)
-        return DequantizedLinear(layer.path, weight, _rows_of(weight, layer.parts))
+        weight = FloatWeight((layer.out_features, layer.in_features), self.dtype, self.device)
+        return DequantizedLinear(layer.path, weight, layer.parts)
 
     def experts(self, layer: ExpertsLayer) -> None:
         """No layer of core computes with experts yet; the loader names each expert's tensors for the day one does."""
         return None
 
     def embedding(self, layer: EmbeddingLayer) -> WeightMethod:
-        weight = self._empty(layer.num_rows, layer.width)
-        return DequantizedEmbedding(layer.path, weight, _rows_of(weight, (layer.part,)))
+        table = FloatWeight((layer.num_rows, layer.width), self.dtype, self.device, keep_plain=True)
+        return DequantizedEmbedding(layer.path, table, (layer.part,))
 
     def kv_cache(self, layer: "AttentionLayer") -> "KVQuantization | None":
         return None
 
-    def _empty(self, *shape: int) -> "Tensor":
-        """Zeros, since rows no part fills (a padded vocabulary) must be harmless."""
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
-
-
-def _rows_of(weight: "Tensor", parts: Iterable[Part]) -> "dict[str, Tensor]":
-    """Where each checkpoint tensor goes: a view of rows of the merged weight."""
-    return {part.name: weight[part.rows[0] : part.rows[1]] for part in parts}
-
 
 class DequantizedWeight:
-    """The shared life of both layers: views of one tensor, filled as pieces come."""
+    """The shared life of both layers: one matrix, filled part by part as pieces come. Rows no part fills (a padded vocabulary)
+    stay zero."""
 
-    def __init__(self, path: str, weight: "Tensor", targets: "dict[str, Tensor]") -> None:
+    def __init__(self, path: str, weight: FloatWeight, parts: Iterable[Part]) -> None:
         self.path = path
         self.weight = weight
-        self.targets = targets
-        self.missing = set(targets)
+        self.parts = {part.name: part for part in parts}
+        self.missing = set(self.parts)
 
     def declare(self) -> list[str]:
         """Blocks carry their own scales. Splits are checked by the loader, which knows the stored type."""
         return []
 
     def accept(self, piece: "WeightPiece") -> None:
-        target = self.targets.get(piece.name)
-        if target is None:
-            raise ModelError(f"{self.path} has no place for {piece.name!r}; its parts are {', '.join(self.targets)}")
+        part = self.parts.get(piece.name)
+        if part is None:
+            raise ModelError(f"{self.path} has no place for {piece.name!r}; its parts are {', '.join(self.parts)}")
+        target = self.weight.plain()[part.rows[0] : part.rows[1]]
         if tuple(piece.shape) != tuple(target.shape):
             raise ModelError(f"{piece.name!r} has shape {tuple(piece.shape)}, {self.path} expects {tuple(target.shape)}")
         if isinstance(piece.data, torch.Tensor):
@@ -92,13 +86,14 @@ class DequantizedWeight:
         self.missing.discard(piece.name)
 
     def finish(self) -> None:
-        """Nothing to repack. The next `accept` starts a reload into the same memory."""
+        """The next `accept` starts a reload, which the bound callables see when it is finished."""
         if self.missing:
             raise ModelError(f"{self.path}: the checkpoint did not deliver {', '.join(sorted(self.missing))}")
-        self.missing = set(self.targets)
+        self.missing = set(self.parts)
+        self.weight.finish()
 
     def dequantize(self) -> "Tensor":
-        return self.weight.float()
+        return self.weight.dense().float()
 
     def sizes(self) -> WeightSizes:
         num_bytes = self.weight.nbytes
@@ -107,19 +102,14 @@ class DequantizedWeight:
 
 class DequantizedLinear(DequantizedWeight):
     def bind(self, kernels: Kernels) -> "Callable[[Tensor], Tensor]":
-        weight = self.weight
-
-        def linear(hidden_states: "Tensor") -> "Tensor":
-            return F.linear(hidden_states, weight)
-
-        return linear
+        return self.weight.bind()
 
 
 class DequantizedEmbedding(DequantizedWeight):
-    """The table; with a tied head the same memory multiplies."""
+    """The table; it can be the output head too."""
 
     def bind(self, kernels: Kernels) -> "Callable[[Tensor], Tensor]":
-        weight = self.weight
+        weight = self.weight.plain()
 
         def look_up(token_ids: "Tensor") -> "Tensor":
             return F.embedding(token_ids, weight)
@@ -127,9 +117,4 @@ class DequantizedEmbedding(DequantizedWeight):
         return look_up
 
     def bind_head(self, kernels: Kernels) -> "Callable[[Tensor], Tensor]":
-        weight = self.weight
-
-        def head(hidden_states: "Tensor") -> "Tensor":
-            return F.linear(hidden_states, weight)
-
-        return head
+        return self.weight.bind()

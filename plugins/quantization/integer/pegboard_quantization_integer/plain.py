@@ -11,7 +11,7 @@ from torch import Tensor
 from pegboard.errors import ConfigError, ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, ExpertsLayer, LinearLayer, Part, QuantizationSetup, WeightSizes
 from pegboard.interfaces.weight_loader import WeightPiece
-from pegboard.ops.linear import bind_linear
+from pegboard.ops.linear import FloatWeight
 
 Bound = Callable[[Tensor], Tensor]
 
@@ -43,8 +43,10 @@ class Plain:
 class PlainWeight:
     """One matrix [rows, columns] in the compute type, filled part by part."""
 
+    KEEP_PLAIN = False
+
     def __init__(self, shape: tuple[int, int], parts: Mapping[str, Part], method: Plain) -> None:
-        self.weight = torch.empty(shape, dtype=method.dtype, device=method.device)
+        self.weight = FloatWeight(shape, method.dtype, method.device, keep_plain=self.KEEP_PLAIN)
         self.parts = parts
 
     def declare(self) -> list[str]:
@@ -52,7 +54,7 @@ class PlainWeight:
 
     def accept(self, piece: WeightPiece) -> None:
         start, stop = self.parts[piece.name].rows
-        target = self.weight[start:stop]
+        target = self.weight.plain()[start:stop]
         if not isinstance(piece.data, Tensor):
             raise ModelError(f"tensor {piece.name} is stored as {piece.stored}, which quantization 'none' cannot read")
         if piece.data.shape != target.shape:
@@ -60,13 +62,13 @@ class PlainWeight:
         target.copy_(piece.data)
 
     def finish(self) -> None:
-        """Nothing to repack."""
+        self.weight.finish()
 
     def bind(self, kernels: Mapping[str, Callable[..., Any]]) -> Bound:
-        return bind_linear(self.weight)
+        return self.weight.bind()
 
     def dequantize(self) -> Tensor:
-        return self.weight.float()
+        return self.weight.dense().float()
 
     def sizes(self) -> WeightSizes:
         size = self.weight.nbytes
@@ -76,9 +78,11 @@ class PlainWeight:
 class PlainTable(PlainWeight):
     """An embedding table; the same matrix may be the output head."""
 
+    KEEP_PLAIN = True
+
     def bind(self, kernels: Mapping[str, Callable[..., Any]]) -> Bound:
-        table = self.weight
+        table = self.weight.plain()
         return lambda ids: torch.nn.functional.embedding(ids, table)
 
     def bind_head(self, kernels: Mapping[str, Callable[..., Any]]) -> Bound:
-        return bind_linear(self.weight)
+        return self.weight.bind()
