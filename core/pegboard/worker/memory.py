@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping
-from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -45,15 +44,11 @@ def allocate(plan: KVPlan, device: str, *, num_blocks: int | None = None) -> dic
 
 
 def _blank(num_blocks: int, block_bytes: int, device: str) -> Tensor:
-    """[num_blocks, block_bytes] zero bytes. On the host as fresh pages, which take memory only once they are written; huge
-    ones where the system has them, because blocks lie scattered."""
+    """[num_blocks, block_bytes] zero bytes. On the host as fresh private pages, which take memory only once they are written."""
     if device != "cpu":
         return torch.zeros(num_blocks, block_bytes, dtype=torch.uint8, device=device)
     size = num_blocks * block_bytes
     pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8, count=size).view(num_blocks, block_bytes)
 
 
