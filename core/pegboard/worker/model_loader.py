@@ -1,4 +1,4 @@
-"""Builds a model and fills it from a checkpoint: declare → load → finish, layer by layer.
+"""Fills a model from a checkpoint: declare → load → finish, layer by layer.
 
 Pieces stream in file order; a layer is finished as soon as its last piece is there, so the peak is one layer above the
 finished weights.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import replace
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import Checkpoint, WeightLoader, WeightPiece, WeightSlice
-from pegboard.layers import Build, Layer
+from pegboard.layers import Layer
 from pegboard.log import get_logger
 
 log = get_logger(__name__)
@@ -62,11 +62,6 @@ def bind_layers(layers: Iterable[Layer]) -> None:
         layer.bind()
 
 
-def build_model(implementation: Any, checkpoint: Checkpoint, build: Build) -> Any:
-    """`Model(config, build)`: declares layers, allocates no weights."""
-    return implementation(checkpoint.config, build)
-
-
 def _stored_name(name: str, renames: Mapping[str, str]) -> str:
     for prefix, stored in renames.items():
         if name.startswith(prefix):
@@ -75,8 +70,6 @@ def _stored_name(name: str, renames: Mapping[str, str]) -> str:
 
 
 def _renamed(piece: WeightSlice, name: str) -> WeightSlice:
-    from dataclasses import replace
-
     return piece if piece.name == name else replace(piece, name=name)
 
 
