@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output left, as `head` does
         sys.stderr.close()
         return 1
-    except Exception as error:
+    except Exception as error:  # our own errors become one line; a type checked below, so that `--help` imports no error tree
         from pegboard.errors import PegboardError
 
         if not isinstance(error, PegboardError) or _is_debug():

@@ -104,7 +104,7 @@ def _load(directory: Path) -> Tokenizer:
         )
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:
+    except Exception as error:  # the library raises plain Exception for every kind of damage
         raise ModelError(f"{path}: the tokenizers library cannot read it: {error}") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
