@@ -17,6 +17,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from pegboard.beam_search import beam_search_online
 from pegboard.engine.messages import Abort, Add, Control, ControlReply, Dead, FromEngine, Ready, Rejected, StepDeltas
 from pegboard.engine.output_stream import OutputStream
 from pegboard.errors import EngineDeadError, PegboardError, RequestError
@@ -25,7 +26,7 @@ from pegboard.interfaces.api import Health, Prompt, RequestOptions, ServedModel
 from pegboard.log import get_logger
 from pegboard.logprobs import TokenTexts
 from pegboard.output import PoolingRequestOutput, RequestOutput
-from pegboard.sampling_params import SamplingParams
+from pegboard.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
     from pegboard.batch import AdapterRef
@@ -268,6 +269,10 @@ class AsyncLLM:
     def _refuse_if_dead(self) -> None:
         if self._dead is not None:
             raise EngineDeadError(str(self._dead))
+
+    def beam_search(self, prompt: Prompt, params: BeamSearchParams, request: RequestOptions) -> AsyncIterator[RequestOutput]:
+        """One final output with the `beam_width` best completions; see `pegboard.beam_search`."""
+        return beam_search_online(self, prompt, params, request, self._builder.eos_token_ids)
 
     def encode(self, prompt: Prompt, params: "PoolingParams", request: RequestOptions) -> AsyncIterator[PoolingRequestOutput]:
         """Refused: the served model generates."""

@@ -1,19 +1,24 @@
-"""Beam search over `LLM.generate`: one token per round for all beams of all prompts (vLLM's rules).
+"""Beam search over an engine that knows nothing of it: one token per round for every beam (vLLM's rules).
 
 Score of a beam: cumulative logprob / length ** length_penalty, the length counting the prompt but not a final
 end-of-sequence token. Each round asks for 2 * beam_width logprobs, so `max_logprobs` must allow that many.
+
+`BeamSearch` decides; `beam_search` drives it over `LLM`, `beam_search_online` over an `EngineClient`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pegboard.errors import RequestError
+from pegboard.errors import PegboardError, RequestError
 from pegboard.input import PromptInput
-from pegboard.output import Logprob
-from pegboard.sampling_params import BeamSearchParams, SamplingParams
+from pegboard.interfaces.api import EngineClient, Prompt, RequestOptions
+from pegboard.output import CompletionOutput, Logprob, RequestOutput
+from pegboard.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from pegboard.llm import LLM
@@ -38,13 +43,6 @@ class BeamSearchOutput:
     sequences: list[BeamSearchSequence]
 
 
-@dataclass(slots=True)
-class _Search:
-    prompt_token_ids: list[int]
-    beams: list[BeamSearchSequence]
-    completed: list[BeamSearchSequence] = field(default_factory=list)
-
-
 def score(beam: BeamSearchSequence, length_penalty: float, eos_token_ids: Collection[int]) -> float:
     """Length-normalized logprob; higher is better."""
     length = len(beam.tokens)
@@ -53,60 +51,141 @@ def score(beam: BeamSearchSequence, length_penalty: float, eos_token_ids: Collec
     return beam.cum_logprob / float(max(1, length) ** length_penalty)
 
 
+class BeamSearch:
+    """The search of one prompt. beams: what to extend by one token each; empty when nothing is left to do."""
+
+    def __init__(
+        self, prompt_token_ids: Sequence[int], params: BeamSearchParams, eos_token_ids: Collection[int], max_model_len: int
+    ) -> None:
+        self.beams = [BeamSearchSequence(list(prompt_token_ids), [])]
+        self._params = params
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._max_model_len = max_model_len
+        self._completed: list[BeamSearchSequence] = []
+        self._num_rounds_left = params.max_tokens
+
+    def extend(self, logprobs: Sequence[Mapping[int, Logprob]]) -> None:
+        """One round is over: the most likely next tokens of every beam, in their order."""
+        longer = [
+            BeamSearchSequence([*beam.tokens, token], [*beam.logprobs, dict(found)], beam.cum_logprob + entry.logprob)
+            for beam, found in zip(self.beams, logprobs, strict=True)
+            for token, entry in found.items()
+        ]
+        ends = [not self._params.ignore_eos and beam.tokens[-1] in self._eos_token_ids for beam in longer]
+        for beam, is_end in zip(longer, ends, strict=True):
+            if is_end:
+                beam.finish_reason = "stop"
+                self._completed.append(beam)
+        going_on = [beam for beam, is_end in zip(longer, ends, strict=True) if not is_end]
+        kept = sorted(going_on, key=self._rank, reverse=True)[: self._params.beam_width]
+        self._num_rounds_left -= 1
+        # all beams of a search have the same length, so they reach the limit together
+        is_over = self._num_rounds_left == 0 or bool(kept and len(kept[0].tokens) >= self._max_model_len)
+        self._completed += kept if is_over else []
+        self.beams = [] if is_over else kept
+
+    def best(self) -> list[BeamSearchSequence]:
+        """The `beam_width` best of all, best first; those that no end of sequence ended have "length" as their reason."""
+        best = sorted(self._completed, key=self._rank, reverse=True)[: self._params.beam_width]
+        for beam in best:
+            beam.finish_reason = beam.finish_reason or "length"
+        return best
+
+    def shown(self, beam: BeamSearchSequence) -> list[int]:
+        """The tokens to show: without the end of sequence unless it is asked for."""
+        hides_end = beam.finish_reason == "stop" and not self._params.include_stop_str_in_output
+        return beam.tokens[:-1] if hides_end else beam.tokens
+
+    def _rank(self, beam: BeamSearchSequence) -> float:
+        return score(beam, self._params.length_penalty, self._eos_token_ids)
+
+
+def step_params(params: BeamSearchParams) -> SamplingParams:
+    """What one round asks of the engine. Raises RequestError for parameters that cannot be searched with."""
+    if params.beam_width < 1 or params.max_tokens < 1:
+        raise RequestError("beam_width and max_tokens must be at least 1", parameter="beam_width")
+    return SamplingParams(
+        max_tokens=1,
+        logprobs=2 * params.beam_width,
+        temperature=params.temperature,
+        ignore_eos=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
 def beam_search(
     llm: "LLM", prompts: Sequence[PromptInput], params: BeamSearchParams, *, use_tqdm: Any = False
 ) -> list[BeamSearchOutput]:
     """Search all prompts together. Raises RequestError as `LLM.generate`."""
-    if params.beam_width < 1 or params.max_tokens < 1:
-        raise RequestError("beam_width and max_tokens must be at least 1", parameter="beam_width")
+    asked = step_params(params)
     engine, tokenizer = llm.llm_engine, llm.get_tokenizer()
-    step_params = SamplingParams(max_tokens=1, logprobs=2 * params.beam_width, temperature=params.temperature, ignore_eos=True)
-    first = [engine.prepare(f"beam-{index}", prompt, step_params) for index, prompt in enumerate(prompts)]
-    eos_token_ids = frozenset(engine.eos_token_ids)
-    searches = [_Search(request.prompt_token_ids, [BeamSearchSequence(request.prompt_token_ids, [])]) for request in first]
-
-    def rank(beam: BeamSearchSequence) -> float:
-        return score(beam, params.length_penalty, eos_token_ids)
-
-    for _ in range(params.max_tokens):
-        for search in searches:
-            search.completed += [beam for beam in search.beams if len(beam.tokens) >= engine.plan.max_model_len]
-            search.beams = [beam for beam in search.beams if len(beam.tokens) < engine.plan.max_model_len]
-        live = [(search, beam) for search in searches for beam in search.beams]
-        if not live:
-            break
-        outputs = llm.generate([{"prompt_token_ids": beam.tokens} for _, beam in live], step_params, use_tqdm=use_tqdm)
-        for search in searches:
-            search.beams = []
-        for (search, beam), output in zip(live, outputs, strict=True):
-            _extend(search, beam, (output.outputs[0].logprobs or [{}])[0], eos_token_ids, params)
-        for search in searches:
-            search.beams = sorted(search.beams, key=rank, reverse=True)[: params.beam_width]
+    first = [engine.prepare(f"beam-{index}", prompt, asked) for index, prompt in enumerate(prompts)]
+    length = engine.plan.max_model_len
+    searches = [BeamSearch(request.prompt_token_ids, params, engine.eos_token_ids, length) for request in first]
+    while live := [search for search in searches if search.beams]:
+        inputs = [{"prompt_token_ids": beam.tokens} for search in live for beam in search.beams]
+        outputs = iter(llm.generate(inputs, asked, use_tqdm=use_tqdm))
+        for search in live:
+            search.extend([_logprobs(next(outputs)) for _ in search.beams])
     results = []
     for search in searches:
-        best = sorted([*search.completed, *search.beams], key=rank, reverse=True)[: params.beam_width]
+        best = search.best()
         for beam in best:
-            shown = beam.tokens
-            if beam.finish_reason == "stop" and not params.include_stop_str_in_output:
-                shown = shown[:-1]
-            beam.text = tokenizer.decode(shown, skip_special_tokens=True)
-            beam.finish_reason = beam.finish_reason or "length"
+            beam.text = tokenizer.decode(search.shown(beam), skip_special_tokens=params.skip_special_tokens)
         results.append(BeamSearchOutput(best))
     return results
 
 
-def _extend(
-    search: _Search,
-    beam: BeamSearchSequence,
-    logprobs: dict[int, Logprob],
-    eos_token_ids: frozenset[int],
-    params: BeamSearchParams,
-) -> None:
-    """Add every continuation of `beam` to the search."""
-    for token_id, entry in logprobs.items():
-        longer = BeamSearchSequence([*beam.tokens, token_id], [*beam.logprobs, logprobs], beam.cum_logprob + entry.logprob)
-        if token_id in eos_token_ids and not params.ignore_eos:
-            longer.finish_reason = "stop"
-            search.completed.append(longer)
-        else:
-            search.beams.append(longer)
+async def beam_search_online(
+    client: EngineClient, prompt: Prompt, params: BeamSearchParams, request: RequestOptions, eos_token_ids: Collection[int]
+) -> AsyncIterator[RequestOutput]:
+    """One final output with the `beam_width` best completions; `text` and `token_ids` without the prompt. All beams of a round
+    run at once. Raises as `EngineClient.generate`; closing the iterator aborts."""
+    asked = step_params(params)
+    first = await _last(client.generate(prompt, asked, request))
+    prompt_token_ids = list(first.prompt_token_ids or ())
+    search = BeamSearch(prompt_token_ids, params, eos_token_ids, client.models()[0].max_model_len)
+    search.extend([_logprobs(first)])
+    number = 0
+    while search.beams:
+        number += 1
+        prompts = [replace(prompt, text=None, token_ids=beam.tokens) for beam in search.beams]
+        names = [replace(request, request_id=f"{request.request_id}-{number}-{index}") for index in range(len(prompts))]
+        rounds = [_last(client.generate(longer, asked, name)) for longer, name in zip(prompts, names, strict=True)]
+        search.extend([_logprobs(output) for output in await _all(rounds)])
+    completions = []
+    for index, beam in enumerate(search.best()):
+        token_ids = search.shown(beam)[len(prompt_token_ids) :]
+        text = client.tokenizer().decode(token_ids, skip_special_tokens=params.skip_special_tokens)
+        logprobs = beam.logprobs[: len(token_ids)]
+        stop = beam.stop_reason
+        completions.append(CompletionOutput(index, text, token_ids, beam.cum_logprob, logprobs, beam.finish_reason, stop))
+    yield RequestOutput(
+        request.request_id, prompt.text, prompt_token_ids, completions, True, num_cached_tokens=first.num_cached_tokens
+    )
+
+
+async def _last(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
+    async with aclosing(outputs) as stream:  # type: ignore[type-var]
+        async for output in stream:
+            if output.finished:
+                return output
+    raise PegboardError("the engine ended a beam without an output")
+
+
+async def _all(rounds: Sequence[Any]) -> list[RequestOutput]:
+    """All results in order; the first failure, or being cancelled, ends the others too."""
+    tasks = [asyncio.ensure_future(one) for one in rounds]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _logprobs(output: RequestOutput) -> Mapping[int, Logprob]:
+    completion = output.outputs[0]
+    if completion.finish_reason in ("error", "abort"):
+        raise PegboardError(f"beam search was ended by the engine ({completion.finish_reason})")
+    return (completion.logprobs or [{}])[0]

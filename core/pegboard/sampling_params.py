@@ -219,7 +219,7 @@ class _Check:
 
 
 class BeamSearchParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Beam search over `LLM.beam_search`: score = cumulative logprob / length ** length_penalty."""
+    """Beam search: score = cumulative logprob / length ** length_penalty."""
 
     beam_width: int
     max_tokens: int
@@ -227,3 +227,4 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     temperature: float = 0.0
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Tokenizer
     from pegboard.output import PoolingRequestOutput, RequestOutput
     from pegboard.pooling_params import PoolingParams
-    from pegboard.sampling_params import SamplingParams
+    from pegboard.sampling_params import BeamSearchParams, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +82,11 @@ class EngineClient(Protocol):
     def generate(self, prompt: Prompt, params: "SamplingParams", request: RequestOptions) -> "AsyncIterator[RequestOutput]":
         """Stream outputs as `params.output_kind` says, all n completions in one stream. Closing the iterator aborts.
         Raises RequestError before the first output for anything wrong with the request, Overloaded, EngineDeadError."""
+
+    def beam_search(
+        self, prompt: Prompt, params: "BeamSearchParams", request: RequestOptions
+    ) -> "AsyncIterator[RequestOutput]":
+        """One final output with the `beam_width` best completions, best first; otherwise as `generate`."""
 
     def encode(self, prompt: Prompt, params: "PoolingParams", request: RequestOptions) -> "AsyncIterator[PoolingRequestOutput]":
         """Pool a prompt."""

@@ -12,12 +12,13 @@ import codecs
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
+from pegboard.beam_search import beam_search_online
 from pegboard.errors import EngineDeadError, RequestError
 from pegboard.interfaces.api import Health, Prompt, RequestOptions, ServedModel
 from pegboard.interfaces.tokenizer import Chat, Rendered, Vocabulary
 from pegboard.output import CompletionOutput, Logprob, PoolingRequestOutput, RequestOutput
 from pegboard.pooling_params import PoolingParams
-from pegboard.sampling_params import RequestOutputKind, SamplingParams
+from pegboard.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 BOS, EOS = 256, 257
 SPECIAL = {BOS: "<s>", EOS: "</s>"}
@@ -121,6 +122,9 @@ class FakeEngineClient:
     async def control(self, action: str, **arguments: object) -> object:
         self.controls.append((action, arguments))
         return None
+
+    def beam_search(self, prompt: Prompt, params: BeamSearchParams, request: RequestOptions) -> AsyncIterator[RequestOutput]:
+        return beam_search_online(self, prompt, params, request, (EOS,))
 
     def encode(self, prompt: Prompt, params: PoolingParams, request: RequestOptions) -> AsyncIterator[PoolingRequestOutput]:
         raise RequestError("the fake model does not pool", parameter="model")
