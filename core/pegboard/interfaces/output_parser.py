@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pegboard.interfaces.spec import Need, Spec
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputParserSpec(Spec):
-    pass
+    """flags: `special_tokens` = its markers are special tokens of the model, so these stay in the text it reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +25,14 @@ class OutputParserNeed(Need):
 
 @dataclass(frozen=True, slots=True)
 class OutputParserSetup:
-    """vocabulary: for token-level markers. tools: the request's tools (OpenAI-shaped)."""
+    """vocabulary: for token-level markers. tools: the request's tools (OpenAI-shaped). template_kwargs: the request's switches for
+    the chat template (`enable_thinking`, …). prompt_end: the last characters of the rendered prompt, special tokens included;
+    says whether the template has opened or closed reasoning already."""
 
     vocabulary: "Vocabulary"
     tools: tuple[Mapping[str, Any], ...] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    prompt_end: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +77,7 @@ class OutputParser(Protocol):
 
     def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> "Constraint | None":
         """Grammar of the format for required or named calls; None = it cannot be enforced."""
+
+    def reasoning_end(self) -> tuple[str, ...]:
+        """Texts, any of which ends the reasoning of this completion; () = it does not begin with reasoning. The engine looks for
+        them in the output too, so that a grammar starts behind."""

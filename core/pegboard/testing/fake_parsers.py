@@ -45,6 +45,9 @@ class FakeReasoningParser:
     def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
         return None
 
+    def reasoning_end(self) -> tuple[str, ...]:
+        return ("</think>",)
+
     def _event(self, text: str) -> Event:
         return Reasoning(text) if self._is_reasoning else Content(text)
 
@@ -77,6 +80,9 @@ class FakeToolParser:
 
     def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
         return None
+
+    def reasoning_end(self) -> tuple[str, ...]:
+        return ()
 
     def _step(self, piece: str, is_marker: bool) -> list[Event]:
         if self._name is not None:  # between "<call " and ">"
