@@ -30,14 +30,44 @@ class QuantizationNeed(Need):
 
 
 @dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight in the layout a kernel computes with. memory: bytes at a page border, private: writing changes no file.
+    facts: small JSON values that say how to read it."""
+
+    memory: memoryview
+    facts: Mapping[str, Any]
+
+
+class RepackEntry(Protocol):
+    """Handed out by core: one weight's place in the repack cache. layout: the kernel's word for its arrangement of the bytes,
+    with everything that depends on (version, tile sizes, instruction set)."""
+
+    def open(self, layout: str) -> Packed | None:
+        """What `store` left under this layout, mapped; None when there is nothing sound."""
+
+    def store(self, layout: str, memory: memoryview, facts: Mapping[str, Any]) -> Packed:
+        """Keep the bytes in a file and give them back mapped from it, so that the caller's copy can go; the very same `memory`
+        where nothing can be written."""
+
+
+class RepackCache(Protocol):
+    """Handed out by core: packed weights of this checkpoint, kept between starts."""
+
+    def entry(self, path: str, content: object) -> RepackEntry:
+        """path: of the layer. content: JSON values that, with the checkpoint, determine the weight's values: method, stored
+        types, this rank's slices."""
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizationSetup:
     """config: the checkpoint's quantization config ({} when there is none). dtype, device: of activations, torch names.
-    kernels: bound ops by name (`pegboard.ops` reference or faster)."""
+    kernels: bound ops by name (`pegboard.ops` reference or faster). repack_cache: None = packed weights are not kept."""
 
     config: Mapping[str, Any]
     dtype: str
     device: str
     kernels: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    repack_cache: RepackCache | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +88,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class LinearLayer:
-    """y = x Wᵀ + b with W [out_features, in_features] (this rank's share); `parts` fill it from top to bottom."""
+    """y = x Wᵀ + b with W [out_features, in_features] (this rank's share); `parts` fill it from top to bottom.
+    is_head: its outputs are logits."""
 
     path: str
     in_features: int
     out_features: int
     parts: tuple[Part, ...]
+    is_head: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +137,8 @@ class WeightMethod(Protocol):
         reason when a part's split does not fall on the format's block borders."""
 
     def accept(self, piece: "WeightPiece") -> None:
-        """One piece in checkpoint form (already this rank's slice). May come again later (reload): same storage."""
+        """One piece in checkpoint form (already this rank's slice); it may be kept until `finish`. May come again later (reload):
+        same storage."""
 
     def finish(self) -> None:
         """All pieces are here: repack into the layout to compute with; a second time writes to the same addresses."""

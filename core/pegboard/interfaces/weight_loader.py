@@ -102,7 +102,7 @@ class WeightSlice:
 @dataclass(slots=True)
 class WeightPiece:
     """Delivered data. `data`: a torch tensor for plain types, raw bytes of the stored blocks otherwise (then `shape` is the
-    logical shape). May be a read-only view of mapped memory: copy before changing, do not keep after `accept`."""
+    logical shape). May be a read-only view of mapped memory: copy before changing, do not keep after the layer's `finish`."""
 
     name: str
     stored: str

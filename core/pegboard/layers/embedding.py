@@ -60,9 +60,8 @@ class Head(Layer):
         if self.tied is not None:
             return []
         name = f"{self.build.path}.weight"
-        layer = LinearLayer(
-            self.build.path, self.width, self.num_rows, (Part(name, (0, self.num_rows), (self.num_rows, self.width)),)
-        )
+        part = Part(name, (0, self.num_rows), (self.num_rows, self.width))
+        layer = LinearLayer(self.build.path, self.width, self.num_rows, (part,), is_head=True)
         self.method = self.build.quantization.linear(layer) or self.build.plain.linear(layer)
         assert self.method is not None, "the plain method takes every layer"
         wanted = [WeightSlice(name, shape=(self.num_rows, self.width)), *(WeightSlice(extra) for extra in self.method.declare())]

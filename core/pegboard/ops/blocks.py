@@ -1,0 +1,96 @@
+"""Weights stored as small integers with a scale per block of consecutive columns, and multiplying with them.
+
+The neutral form that quantization methods hand over and kernels repack: it says what a matrix *means*, not how a file or a kernel
+lays it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pegboard.ops.linear import FloatWeight
+
+if TYPE_CHECKING:
+    from pegboard.interfaces.quantization import RepackEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Some rows of a matrix: W[r, c] = scale[r, b] · (codes[r, c] − zero) + minimum[r, b] with b = c // block_size.
+
+    codes: [rows, columns], uint8 of which the low 4 bits are used (bits = 4, zero subtracted) or int8 (bits = 8, zero = 0).
+    scale, minimum: [rows, columns / block_size], both float16 or both float32, exactly as stored; minimum None = 0.
+    block_size: 16 or 32.
+    """
+
+    bits: int
+    block_size: int
+    codes: Tensor
+    scale: Tensor
+    minimum: Tensor | None = None
+    zero: int = 0
+
+    def dense(self) -> Tensor:
+        """float32 [rows, columns]."""
+        rows, columns = self.codes.shape
+        blocks = (self.codes.float() - self.zero).view(rows, -1, self.block_size) * self.scale.float().unsqueeze(-1)
+        if self.minimum is not None:
+            blocks = blocks + self.minimum.float().unsqueeze(-1)
+        return blocks.view(rows, columns)
+
+
+class BlockWeight:
+    """A matrix [out, in] made of `Blocks`, each part of its rows in a format of its own; zeros where nothing was written.
+
+    This reference dequantizes at `finish` and computes in `dtype`. A kernel plugin's class (op `block_weight`) has the same
+    methods and multiplies the integers. is_table: rows are looked up too (an embedding). cache: where the packed layout of this
+    weight may be kept between starts; None = nowhere.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device | str,
+        is_table: bool = False,
+        cache: RepackEntry | None = None,
+    ) -> None:
+        self.shape = shape
+        self._float = FloatWeight(shape, dtype, device, keep_plain=is_table)
+
+    def restore(self) -> bool:
+        """Take the layout that an earlier start left in the cache. True: the weight is finished, as if it had been written. Asked
+        once, before the first `write`. The reference keeps nothing."""
+        return False
+
+    def write(self, start: int, blocks: Blocks) -> None:
+        """Rows start … start + rows of `blocks`. May come again later, then `finish` again."""
+        self._float.plain()[start : start + blocks.codes.shape[0]] = blocks.dense()
+
+    def finish(self) -> None:
+        """All rows are written: bring them into the layout to compute with."""
+        self._float.finish()
+
+    def bind(self) -> Callable[[Tensor], Tensor]:
+        """The callable [T, in] → [T, out]."""
+        return self._float.bind()
+
+    def bind_lookup(self) -> Callable[[Tensor], Tensor]:
+        """The callable [T] row indices → [T, in]; only of a table."""
+        table = self._float.plain()
+        return lambda ids: functional.embedding(ids, table)
+
+    def dense(self) -> Tensor:
+        """float32 [out, in]."""
+        return self._float.dense().float()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self._float.nbytes

@@ -1,0 +1,102 @@
+"""A block weight means what its codes, scales and minima say, in every format and mix of formats."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pegboard.ops import REFERENCES
+from pegboard.ops.blocks import Blocks, BlockWeight
+
+FORMATS = st.tuples(
+    st.sampled_from([4, 8]), st.sampled_from([16, 32]), st.sampled_from([torch.float16, torch.float32]), st.booleans()
+)
+
+
+def random_blocks(
+    rows: int, columns: int, seed: int, form: tuple[int, int, torch.dtype, bool] = (4, 32, torch.float16, True)
+) -> Blocks:
+    """bits, block size, type of the scales, and whether there are minima."""
+    bits, block_size, dtype, has_minimum = form
+    generator = torch.Generator().manual_seed(seed)
+    low, high = (0, 16) if bits == 4 else (-128, 128)
+    codes = torch.randint(low, high, (rows, columns), generator=generator).to(torch.uint8 if bits == 4 else torch.int8)
+    scale = torch.randn(rows, columns // block_size, generator=generator).to(dtype)
+    minimum = torch.randn(rows, columns // block_size, generator=generator).to(dtype) if has_minimum else None
+    return Blocks(bits, block_size, codes, scale, minimum, 8 if bits == 4 and not has_minimum else 0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(form=FORMATS, rows=st.integers(1, 5), per_row=st.integers(1, 3), seed=st.integers(0, 99))
+def test_values_follow_the_formula(form: tuple[int, int, torch.dtype, bool], rows: int, per_row: int, seed: int) -> None:
+    blocks = random_blocks(rows, 32 * per_row, seed, form)
+    found = blocks.dense()
+    assert found.shape == (rows, 32 * per_row) and found.dtype == torch.float32
+    for row in range(rows):
+        for column in range(32 * per_row):
+            block = column // blocks.block_size
+            minimum = 0.0 if blocks.minimum is None else float(blocks.minimum[row, block])
+            value = float(blocks.scale[row, block]) * (int(blocks.codes[row, column]) - blocks.zero) + minimum
+            assert float(found[row, column]) == pytest.approx(value, rel=1e-6, abs=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    forms=st.lists(st.tuples(FORMATS, st.integers(1, 40)), min_size=1, max_size=3),
+    tokens=st.integers(0, 9),
+    gap=st.integers(0, 3),
+)
+def test_rows_of_different_formats_multiply_as_one_matrix(
+    forms: list[tuple[tuple[int, int, torch.dtype, bool], int]], tokens: int, gap: int
+) -> None:
+    parts = [random_blocks(rows, 96, index, form) for index, (form, rows) in enumerate(forms)]
+    expected = torch.cat([*(part.dense() for part in parts), torch.zeros(gap, 96)])
+    weight = BlockWeight((len(expected), 96), torch.float32, "cpu")
+    assert not weight.restore()
+    start = 0
+    for part in parts:
+        weight.write(start, part)
+        start += len(part.codes)
+    weight.finish()
+    x = torch.randn(tokens, 96, generator=torch.Generator().manual_seed(tokens))
+    torch.testing.assert_close(weight.bind()(x), x @ expected.T, rtol=1e-4, atol=2e-2)
+    assert torch.equal(weight.dense(), expected)
+    assert weight.nbytes >= expected.nbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_table_is_looked_up_and_multiplied(dtype: torch.dtype) -> None:
+    blocks = random_blocks(50, 64, 1)
+    weight = BlockWeight((50, 64), dtype, "cpu", is_table=True)
+    weight.write(0, blocks)
+    weight.finish()
+    table, ids, x = blocks.dense().to(dtype), torch.tensor([49, 0, 7, 7]), torch.randn(3, 64).to(dtype)
+    assert torch.equal(weight.bind_lookup()(ids), table[ids])
+    torch.testing.assert_close(weight.bind()(x), x @ table.T, rtol=2e-2, atol=2e-2 if dtype == torch.bfloat16 else 1e-3)
+
+
+@pytest.mark.parametrize("is_table", [False, True])
+def test_new_rows_reach_callables_already_bound(is_table: bool) -> None:
+    old, new = random_blocks(24, 64, 2), random_blocks(8, 64, 3)
+    weight = BlockWeight((24, 64), torch.float32, "cpu", is_table)
+    weight.write(0, old)
+    weight.finish()
+    call = weight.bind()
+    look_up = weight.bind_lookup() if is_table else None
+    weight.write(16, new)
+    weight.finish()
+    expected, x = torch.cat([old.dense()[:16], new.dense()]), torch.randn(3, 64)
+    torch.testing.assert_close(call(x), x @ expected.T, rtol=1e-4, atol=1e-3)
+    if look_up is not None:
+        assert torch.equal(look_up(torch.arange(24)), expected)
+
+
+def test_weights_are_ops() -> None:
+    """A kernel plugin may replace them as any op."""
+    assert REFERENCES["block_weight"] is BlockWeight
+    weight = REFERENCES["float_weight"]((4, 32), torch.float32, "cpu", keep_plain=True)
+    weight.plain().fill_(1.0)
+    weight.finish()
+    assert torch.equal(weight.bind()(torch.ones(1, 32)), torch.full((1, 4), 32.0))
