@@ -42,6 +42,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quantization: Annotated[str | None, doc("Quantization plugin; default what the checkpoint says")] = None
     load_format: Annotated[str, doc("Weight loader plugin; auto = by the files")] = "auto"
     download_dir: Annotated[str | None, doc("Where fetched models are kept; default PEGBOARD_CACHE")] = None
+    repack_cache_gb: Annotated[
+        float, doc("Room for weights kept in the layout of this CPU's kernels, below download_dir; 0 = none are kept")
+    ] = 16.0
     served_model_name: Annotated[list[str] | None, doc("Names clients may use; default the model reference")] = None
     seed: Annotated[int, doc("Seed of requests that bring none")] = 0
     max_logprobs: Annotated[int, doc("Most logprobs a request may ask for; -1 = no limit")] = 20

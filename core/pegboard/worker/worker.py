@@ -9,6 +9,7 @@ from typing import Any
 
 from pegboard.batch import Batch, StepOutput
 from pegboard.config import EngineConfig
+from pegboard.env import cache_dir
 from pegboard.errors import ConfigError, blame
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
@@ -40,6 +41,7 @@ from pegboard.worker.attention_groups import AttentionGroups, AttentionLimits
 from pegboard.worker.kernels import choose_kernels
 from pegboard.worker.model_loader import bind_layers, load_weights
 from pegboard.worker.model_runner import Masks, ModelRunner, RunnerParts
+from pegboard.worker.repack_cache import MappedRepackCache
 
 log = get_logger(__name__)
 
@@ -130,8 +132,21 @@ class Worker:
         name = asked or stored.get("quant_method") or default_name("quantization")
         need = QuantizationNeed(platform=self.platform_name, dtype=self.config.dtype)
         entry = self.registry.choose("quantization", need, explicit=str(name), key=str(name)).require()
-        setup = QuantizationSetup(config=stored, dtype=self.config.dtype, device=self.device.name, kernels=self.kernels)
+        setup = QuantizationSetup(
+            config=stored,
+            dtype=self.config.dtype,
+            device=self.device.name,
+            kernels=self.kernels,
+            repack_cache=self._repack_cache(),
+        )
         return self.registry.build(entry, setup)
+
+    def _repack_cache(self) -> MappedRepackCache | None:
+        config, digest = self.config, self.plan.checkpoint.digest
+        if not config.repack_cache_gb or not digest:
+            return None
+        folder = Path(config.download_dir).expanduser() if config.download_dir else cache_dir()
+        return MappedRepackCache(folder / "repacked", digest, int(config.repack_cache_gb * 2**30))
 
     def _kv_memory_bytes(self) -> int:
         """Bytes for the KV cache: what the user or the platform said, else the share of the device that a step leaves free."""

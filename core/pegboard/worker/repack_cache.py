@@ -1,0 +1,196 @@
+"""The repack cache: weights in the layout a kernel computes with, made once and mapped into memory at every later start.
+
+A weight class (op `block_weight`) gets its `RepackEntry` as `cache` and makes two calls:
+
+    def restore(self) -> bool:              # before anything is read or decoded
+        packed = self.cache.open(LAYOUT)    # None: not there, or not sound
+        ...                                 # adopt packed.memory (mapped), as packed.facts say
+
+    def finish(self) -> None:               # the layout has just been made from the written blocks
+        packed = self.cache.store(LAYOUT, memory, facts)
+        ...                                 # adopt packed.memory (mapped) and let go of the own copy
+
+One file per weight below `<model cache>/repacked/<checkpoint>/`. Its name is a digest of everything the bytes depend on, so a
+file is never out of date. It is written under another name and moved into place; the sums in its header tell a damaged one, which
+is made again. When the limit is reached, files that were not used for longest go first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pegboard.interfaces.quantization import Packed
+from pegboard.log import get_logger
+
+log = get_logger(__name__)
+
+MAGIC = b"pegboard packed weight 1\n"
+SUFFIX = ".packed"
+PAGE = 4096
+"""The bytes begin at a multiple of this, and one sum covers as many of them."""
+
+
+class MappedRepackCache:
+    """root: the folder of all checkpoints. digest: of this checkpoint. limit_bytes: of all files together, whoever wrote them."""
+
+    def __init__(self, root: Path, digest: str, limit_bytes: int) -> None:
+        self.root, self.digest, self.limit_bytes = root, digest, limit_bytes
+        self.folder = root / _name(digest)
+        self.in_use: set[Path] = set()
+        self._total: int | None = None
+        self._can_write = True
+
+    def entry(self, path: str, content: object) -> MappedEntry:
+        """See `interfaces.quantization.RepackCache`."""
+        return MappedEntry(self, [self.digest, path, content])
+
+    def write(self, path: Path, header: bytes, memory: memoryview) -> bool:
+        """Put a file in place; False where that cannot be, which is told once."""
+        size = len(header) + len(memory)
+        if not self._can_write or not self._make_room(size):
+            return False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write_file(path, header, memory)
+        except OSError as error:
+            log.info("packed weights are not kept in %s: %s", self.root, error)
+            self._can_write = False
+            return False
+        self._total = (self._total or 0) + size
+        return True
+
+    def _make_room(self, size: int) -> bool:
+        """Whether `size` more bytes are within the limit, after dropping what was not used for longest."""
+        if self._total is not None and self._total + size <= self.limit_bytes:
+            return True
+        found = []
+        for file in self.root.glob(f"*/*{SUFFIX}"):
+            with contextlib.suppress(OSError):  # another process dropped it just now
+                stat = file.stat()
+                found.append((stat.st_mtime_ns, stat.st_size, file))
+        self._total = sum(length for _, length, _ in found)
+        for _, length, file in sorted(found):
+            if self._total + size <= self.limit_bytes:
+                break
+            if file not in self.in_use:
+                with contextlib.suppress(OSError):  # it may belong to someone else
+                    file.unlink()
+                    self._total -= length
+        return self._total + size <= self.limit_bytes
+
+
+class MappedEntry:
+    """One weight's files, one for each layout it has been packed in."""
+
+    def __init__(self, cache: MappedRepackCache, key: list[object]) -> None:
+        self.cache, self.key = cache, key
+
+    def open(self, layout: str) -> Packed | None:
+        """See `interfaces.quantization.RepackEntry`."""
+        key, path = self._place(layout)
+        try:
+            mapped = _map(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:  # not readable, or empty
+            log.warning("%s cannot be mapped (%s); the weight is packed again", path, error)
+            return None
+        packed = _unpack(mapped, key)
+        if packed is None:
+            log.warning("%s is damaged; the weight is packed again", path)
+            return None
+        self.cache.in_use.add(path)
+        with contextlib.suppress(OSError):  # a folder that is only read keeps its old times
+            os.utime(path)
+        return packed
+
+    def store(self, layout: str, memory: memoryview, facts: Mapping[str, Any]) -> Packed:
+        """See `interfaces.quantization.RepackEntry`."""
+        key, path = self._place(layout)
+        memory = memory.cast("B")
+        kept = Packed(memory, facts)
+        if not self.cache.write(path, _header(key, memory, facts), memory):
+            return kept
+        try:
+            mapped = _map(path)
+        except (OSError, ValueError):  # gone again: another engine needed the room
+            return kept
+        self.cache.in_use.add(path)
+        return _unpack(mapped, key) or kept
+
+    def _place(self, layout: str) -> tuple[str, Path]:
+        key = json.dumps([*self.key, layout], sort_keys=True)
+        return key, self.cache.folder / (_name(key) + SUFFIX)
+
+
+def _name(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _header(key: str, memory: memoryview, facts: Mapping[str, Any]) -> bytes:
+    """MAGIC, one line of JSON, and zeros up to the page where the bytes begin."""
+    content = {"key": key, "size": len(memory), "facts": dict(facts), "sums": _sums(key, memory, facts)}
+    line = MAGIC + json.dumps(content).encode() + b"\n"
+    return line + bytes(-len(line) % PAGE)
+
+
+def _sums(key: str, memory: memoryview, facts: Mapping[str, Any]) -> str:
+    """A digest of key and facts, of the sum of each page's words and of the bytes left over. Reads at the speed of memory, where
+    a cryptographic digest of all bytes would make a warm start wait."""
+    whole = len(memory) // PAGE * PAGE
+    pages = np.frombuffer(memory[:whole], "<u8").reshape(-1, PAGE // 8)
+    digest = hashlib.sha256(json.dumps([key, dict(facts)], sort_keys=True).encode())
+    digest.update(pages.sum(axis=1, dtype=np.uint64).tobytes())
+    digest.update(memory[whole:])
+    return digest.hexdigest()
+
+
+def _unpack(mapped: mmap.mmap, key: str) -> Packed | None:
+    """The weight in a file, or None when the file does not hold this key's bytes whole and unchanged."""
+    end = mapped.find(b"\n", len(MAGIC))
+    if mapped[: len(MAGIC)] != MAGIC or end < 0:
+        return None
+    try:
+        content = json.loads(mapped[len(MAGIC) : end])
+        size, facts, sums = content["size"], content["facts"], content["sums"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    start = end + 1 + -(end + 1) % PAGE
+    if not isinstance(facts, dict) or start + (size if isinstance(size, int) else -1) != len(mapped):
+        return None
+    memory = memoryview(mapped)[start:]
+    return Packed(memory, facts) if _sums(key, memory, facts) == sums else None
+
+
+def _map(path: Path) -> mmap.mmap:
+    """Private memory: a reload of the weights may write over it without touching the file."""
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    if hasattr(mmap, "MADV_WILLNEED"):
+        mapped.madvise(mmap.MADV_WILLNEED)
+    return mapped
+
+
+def _write_file(path: Path, header: bytes, memory: memoryview) -> None:
+    """All or nothing under `path`. Not flushed to the disk: after a power failure the sums tell."""
+    number, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".new")
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(header)
+            file.write(memory)
+            os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
