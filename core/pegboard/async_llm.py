@@ -18,15 +18,19 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pegboard.beam_search import beam_search_online
-from pegboard.engine.messages import Abort, Add, Control, ControlReply, Dead, FromEngine, Ready, Rejected, StepDeltas
+from pegboard.engine.messages import Abort, Add, Control, ControlReply, Dead, FromEngine, Measured, Ready, Rejected, StepDeltas
+from pegboard.engine.metric_sinks import Sinks
 from pegboard.engine.output_stream import OutputStream
 from pegboard.errors import EngineDeadError, PegboardError, RequestError
 from pegboard.input import PromptInput, RequestBuilder, prompt_text
-from pegboard.interfaces.api import Health, Prompt, RequestOptions, ServedModel
+from pegboard.interfaces.api import TRACE_HEADERS, Health, ParsedOutput, Parsing, Prompt, RequestOptions, ServedModel
+from pegboard.interfaces.metrics import Metric, MetricsSink, Sample
 from pegboard.log import get_logger
 from pegboard.logprobs import TokenTexts
 from pegboard.output import PoolingRequestOutput, RequestOutput
+from pegboard.output_events import OutputReader, ParserMaker
 from pegboard.sampling_params import BeamSearchParams, SamplingParams
+from pegboard.settings_view import describe_settings
 
 if TYPE_CHECKING:
     from pegboard.batch import AdapterRef
@@ -71,11 +75,20 @@ class AsyncLLM:
 
     @classmethod
     def from_parts(
-        cls, plan: "EnginePlan", registry: "Registry | None", tokenizer: "Tokenizer | None", engine: "EngineProcess"
+        cls,
+        plan: "EnginePlan",
+        registry: "Registry | None",
+        tokenizer: "Tokenizer | None",
+        engine: "EngineProcess",
+        *,
+        sinks: Sequence[MetricsSink] = (),
+        metrics: Sequence[Metric] = (),
     ) -> "AsyncLLM":
-        """A client of an engine process that was started elsewhere and has been sent its plan."""
+        """A client of an engine process that was started elsewhere and has been sent its plan. sinks: who gets the engine's
+        samples (if it was told to send them) and what `publish` is given; metrics: what the latter may hold."""
         self = cls.__new__(cls)
         self._assemble(plan, registry, tokenizer, engine)
+        self._sinks, self._metrics = Sinks(sinks), tuple(metrics)
         return self
 
     def _open(self, settings: "Settings") -> None:
@@ -97,6 +110,7 @@ class AsyncLLM:
         self.registry = registry
         self.info: Mapping[str, Any] = {}
         self._tokenizer = tokenizer
+        self._output_reader: OutputReader | None = None
         self._texts = TokenTexts(tokenizer) if tokenizer is not None else None
         self._builder = RequestBuilder(plan, tokenizer)
         self._engine = engine
@@ -108,6 +122,8 @@ class AsyncLLM:
         self._dead: EngineDeadError | None = None
         self._is_shut_down = False
         self._created = int(time.time())
+        self._sinks = Sinks()
+        self._metrics: Sequence[Metric] = ()
 
     # --- life ------------------------------------------------------------------------------------------------------------
 
@@ -138,11 +154,14 @@ class AsyncLLM:
         self._is_shut_down = True
         if self._dead is None:
             self._fail_everything(EngineDeadError("the engine was shut down"))
+        self._sinks.close()
         self._engine.stop()
 
     def _on_message(self, message: FromEngine) -> None:
         if isinstance(message, StepDeltas):
             self._on_deltas(message)
+        elif isinstance(message, Measured):
+            self._sinks.publish(message.sample)
         elif isinstance(message, Rejected):
             if live := self._streams.get(message.request_id):
                 live.fail(message.failure.error())
@@ -155,6 +174,7 @@ class AsyncLLM:
                     future.set_exception(message.failure.error())
         elif isinstance(message, Ready):
             self.info = message.info
+            self._sinks.declare([*self._metrics, *message.metrics])
             assert self._ready is not None
             self._ready.set_result(None)
         elif isinstance(message, Dead):
@@ -173,7 +193,7 @@ class AsyncLLM:
             if stream.has_news:
                 live.wake.set()
         if ended:
-            self._engine.send(Abort(ended))
+            self._engine.send(Abort(ended, "stop"))
 
     def _on_death(self, error: EngineDeadError) -> None:
         self._fail_start(error)
@@ -205,6 +225,7 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         lora_request: "AdapterRef | None" = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Stream outputs as `params.output_kind` says; closing the iterator, or cancelling its task, aborts.
 
@@ -217,7 +238,7 @@ class AsyncLLM:
             params = SamplingParams(**self.default_params())
         if not isinstance(request, RequestOptions):
             name = request or request_id or f"request-{next(self._request_ids)}"
-            request = RequestOptions(request_id=name, priority=priority, lora=lora_request)
+            request = RequestOptions(request_id=name, priority=priority, lora=lora_request, trace_headers=trace_headers)
         return self._generate(prompt, params, request)
 
     async def _generate(
@@ -233,7 +254,7 @@ class AsyncLLM:
                 if live.error is not None:
                     raise live.error
                 if stream.error is not None:
-                    raise PegboardError(stream.error)
+                    raise _failure(stream)
                 output = stream.take()
                 if output is not None:
                     yield output
@@ -251,6 +272,8 @@ class AsyncLLM:
             request = await asyncio.to_thread(build, prompt, params, options.request_id)
         else:
             request = build(prompt, params, options.request_id)
+        if headers := options.trace_headers or TRACE_HEADERS.get():
+            request.trace_headers = dict(headers)
         self._refuse_if_dead()
         if options.request_id in self._streams:
             raise RequestError(f"request id {options.request_id!r} is in use by a running request", parameter="request_id")
@@ -273,6 +296,25 @@ class AsyncLLM:
     def beam_search(self, prompt: Prompt, params: BeamSearchParams, request: RequestOptions) -> AsyncIterator[RequestOutput]:
         """One final output with the `beam_width` best completions; see `pegboard.beam_search`."""
         return beam_search_online(self, prompt, params, request, self._builder.eos_token_ids)
+
+    def prepare(self, params: SamplingParams, parsing: Parsing) -> SamplingParams:
+        return self._reader().prepare(params, parsing)
+
+    def events(self, outputs: AsyncIterator[RequestOutput], parsing: Parsing) -> AsyncIterator[ParsedOutput]:
+        return self._reader().events(outputs, parsing)
+
+    def parsers(self) -> Mapping[str, str | None]:
+        return self._reader().parsers()
+
+    def _reader(self) -> OutputReader:
+        """Reads answers with the plan's parsers; raises RequestError under `skip_tokenizer_init`."""
+        if self._output_reader is None:
+            chosen = [
+                ParserMaker.chosen(self.registry, kind, name) if self.registry is not None else None
+                for kind, name in (("tool_parser", self.plan.tool_parser), ("reasoning_parser", self.plan.reasoning_parser))
+            ]
+            self._output_reader = OutputReader(self.tokenizer(), *chosen)
+        return self._output_reader
 
     def encode(self, prompt: Prompt, params: "PoolingParams", request: RequestOptions) -> AsyncIterator[PoolingRequestOutput]:
         """Refused: the served model generates."""
@@ -303,6 +345,10 @@ class AsyncLLM:
     def default_params(self) -> Mapping[str, Any]:
         return self.plan.default_params
 
+    def publish(self, sample: Sample) -> None:
+        """Hand something measured in this process to the sinks of this process."""
+        self._sinks.publish(sample)
+
     def health(self) -> Health:
         return Health(self._dead is None, str(self._dead or ""))
 
@@ -327,9 +373,14 @@ class AsyncLLM:
         return bool(await self.control("reset_prefix_cache"))
 
     async def control(self, action: str, **arguments: object) -> object:
-        """ "abort" (request_ids) and "plugins" are answered here, anything else by `Engine.control`."""
+        """ "abort" (request_ids), "plugins", "settings" and "load" (running prompts) are answered here, anything else by
+        `Engine.control`."""
         if action == "plugins":
             return self._plugins()
+        if action == "settings":
+            return describe_settings(self.plan.settings)
+        if action == "load":
+            return len(self._streams)
         if action == "abort":
             await self.abort(arguments.get("request_ids") or arguments.get("request_id") or [])  # type: ignore[arg-type]
             return None
@@ -346,11 +397,14 @@ class AsyncLLM:
     def _plugins(self) -> dict[str, Any]:
         if self.registry is None:
             return {"installed": [], "decisions": []}
-        decisions = [
-            {"kind": made.kind, "key": made.key, "winner": made.winner.qualified if made.winner else None, "rank": made.rank}
-            for _, made in sorted(self.registry.decisions.items())
-        ]
-        return {"installed": self.registry.describe(), "decisions": decisions}
+        return {"installed": self.registry.describe(), "decisions": self.registry.describe_decisions()}
+
+
+def _failure(stream: OutputStream) -> PegboardError:
+    """Why the engine gave the request up: the request's own fault where it names the field."""
+    message = stream.error or "the engine gave the request up"
+    parameter = stream.error_parameter
+    return PegboardError(message) if parameter is None else RequestError(message, parameter=parameter)
 
 
 class _Live:

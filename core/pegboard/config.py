@@ -88,15 +88,55 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # speculative decoding, structured output, LoRA, connectors: chosen plugins and their limits
     spec_method: Annotated[str | None, doc("Draft plugin for speculative decoding")] = None
     spec_tokens: Annotated[int, doc("Most draft tokens per step and request")] = 0
-    structured_outputs_backends: Annotated[list[str] | None, doc("Structured output plugins, in order; default all")] = None
+    structured_outputs_config: Annotated[
+        dict[str, Any],
+        doc(
+            "Structured output (JSON): backend (auto, a plugin or a list of plugins in order), disable_fallback, "
+            "disable_any_whitespace, disable_additional_properties, enable_in_reasoning"
+        ),
+    ] = {}
     max_loras: Annotated[int, doc("Most different adapters in one step; 0 = LoRA off")] = 0
     max_lora_rank: Annotated[int, doc("Largest adapter rank")] = 16
     kv_connectors: Annotated[list[str] | None, doc("KV connector plugins, in order")] = None
     kv_load_failure_policy: Annotated[Literal["recompute", "fail"], doc("When a KV load fails")] = "recompute"
     encoder_connector: Annotated[str | None, doc("Encoder connector plugin")] = None
     # output
-    disable_log_stats: Annotated[bool, doc("No periodic statistics")] = False
+    tool_call_parser: Annotated[str, doc("Tool parser plugin; auto = what the model family recommends, none = no parser")] = (
+        "auto"
+    )
+    reasoning_parser: Annotated[
+        str, doc("Reasoning parser plugin; auto = what the model family recommends, none = no parser")
+    ] = "auto"
+    disable_log_stats: Annotated[bool, doc("Measure nothing: no statistics in the log, no metrics of the engine")] = False
+    show_hidden_metrics_for_version: Annotated[
+        str | None, doc("Also show metrics that this or a later version of vLLM has hidden, as 0.12")
+    ] = None
+    otlp_traces_endpoint: Annotated[str | None, doc("OpenTelemetry collector that gets a span per request, as a URL")] = None
+    collect_detailed_traces: Annotated[
+        list[str] | None, doc("Add times to spans: model (its forward), worker (whole steps) or all")
+    ] = None
     stream_interval: Annotated[int, doc("Tokens gathered before a streamed chunk")] = 1
+
+
+class StructuredOutputsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `EngineConfig.structured_outputs_config` may hold.
+
+    backend: "auto" asks all installed plugins, best first, per constraint; a name is the only one asked, a list is asked in its
+    order. disable_fallback: "auto" asks the best one only. The two `disable_…` after it hold for every request, as if it had
+    asked for them itself. enable_in_reasoning: a grammar holds from the first token on, not from the end of reasoning.
+    """
+
+    backend: str | list[str] = "auto"
+    disable_fallback: bool = False
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    enable_in_reasoning: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The plugins that were asked for by name, in order; none for "auto"."""
+        names = [self.backend] if isinstance(self.backend, str) else self.backend
+        return [] if names == ["auto"] else names
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,19 +145,47 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     host: Annotated[str, doc("Address to listen on")] = "127.0.0.1"
     port: Annotated[int, doc("Port to listen on; 0 = any free one")] = 8000
     uds: Annotated[str | None, doc("Unix socket to listen on instead")] = None
-    api_key: Annotated[list[str] | None, doc("Keys clients must send one of; default PEGBOARD_API_KEY")] = None
     root_path: Annotated[str, doc("Path prefix behind a proxy")] = ""
+    api_server_count: Annotated[int, doc("API processes that share the address and the engine")] = 1
+    # who may ask
+    api_key: Annotated[list[str] | None, doc("Keys clients must send one of; default PEGBOARD_API_KEY")] = None
+    ssl_keyfile: Annotated[str | None, doc("Private key for HTTPS, PEM; default in ssl_certfile")] = None
+    ssl_certfile: Annotated[str | None, doc("Certificate chain, PEM; given, the server speaks HTTPS")] = None
+    ssl_ca_certs: Annotated[str | None, doc("Authorities that client certificates are checked against, PEM")] = None
+    ssl_cert_reqs: Annotated[int, doc("Client certificates: 0 = none, 1 = optional, 2 = required")] = 0
+    ssl_ciphers: Annotated[str | None, doc("Cipher suites in OpenSSL's notation (TLS 1.2 and below)")] = None
+    enable_ssl_refresh: Annotated[bool, doc("Load key and certificates again when their files change")] = False
+    allowed_origins: Annotated[list[str], doc("CORS: origins of web pages that may ask, * = any; default none")] = []
+    allowed_methods: Annotated[list[str], doc("CORS: allowed methods")] = msgspec.field(default_factory=lambda: ["*"])
+    allowed_headers: Annotated[list[str], doc("CORS: allowed request headers")] = msgspec.field(default_factory=lambda: ["*"])
+    allow_credentials: Annotated[bool, doc("CORS: allow cookies and credentials")] = False
+    middleware: Annotated[list[str], doc("ASGI middleware around everything, as package.module.Name")] = []
+    # logging
     uvicorn_log_level: Annotated[
-        Literal["critical", "error", "warning", "info", "debug"], doc("Log level of the HTTP server")
+        Literal["critical", "error", "warning", "info", "debug", "trace"], doc("Log level of the HTTP server")
     ] = "info"
+    log_config_file: Annotated[str | None, doc("JSON or YAML file with a logging configuration (logging.config.dictConfig)")] = (
+        None
+    )
     disable_access_log: Annotated[bool, doc("No log line per HTTP request")] = False
+    disable_access_log_for_endpoints: Annotated[list[str], doc("Paths without a log line, as /health,/metrics")] = []
+    enable_log_requests: Annotated[bool, doc("Log every generation request")] = False
+    enable_log_outputs: Annotated[bool, doc("Log what was generated; needs enable_log_requests")] = False
+    max_log_len: Annotated[int | None, doc("Most characters or ids of a prompt or output in the log; default all")] = None
+    # answers
     enable_request_id_headers: Annotated[bool, doc("Send X-Request-Id")] = False
     enable_prompt_tokens_details: Annotated[bool, doc("Report cached tokens in usage")] = False
     enable_force_include_usage: Annotated[bool, doc("Send usage in every stream")] = False
     trust_request_chat_template: Annotated[bool, doc("Accept a chat template in a request")] = False
+    enable_auto_tool_choice: Annotated[bool, doc("Read tool calls out of answers where the choice is the model's")] = True
+    exclude_tools_when_tool_choice_none: Annotated[bool, doc("Do not show tools to the model when tool_choice is none")] = False
     response_role: Annotated[str, doc("Role of generated messages")] = "assistant"
+    # limits
     max_body_bytes: Annotated[int, doc("Largest request body")] = 8 * 1024 * 1024
     max_prompts_per_request: Annotated[int, doc("Most prompts in one completion request")] = 1024
+    max_running_requests: Annotated[int, doc("Most HTTP requests in work at once; more are refused (503)")] = 16384
+    h11_max_incomplete_event_size: Annotated[int, doc("Most bytes of a request's head")] = 64 * 1024
+    h11_max_header_count: Annotated[int, doc("Most headers of a request")] = 256
     shutdown_timeout_s: Annotated[float, doc("Seconds running requests get to finish when the server stops")] = 5.0
 
 
@@ -191,6 +259,18 @@ def build(cls: type[Any], values: Mapping[str, Any], source: str) -> Any:
         raise ConfigError(f"{source}: {error}") from error
 
 
+def structured_outputs_config(config: EngineConfig) -> StructuredOutputsConfig:
+    """`config.structured_outputs_config`, checked. Raises ConfigError."""
+    checked: StructuredOutputsConfig = build(
+        StructuredOutputsConfig, config.structured_outputs_config, "structured_outputs_config"
+    )
+    if "auto" in checked.names or not checked.backend:
+        raise ConfigError(
+            f"structured_outputs_config: backend must be 'auto', a plugin or a list of plugins, got {checked.backend!r}"
+        )
+    return checked
+
+
 def check_engine(config: EngineConfig) -> None:
     """Raise ConfigError for values that cannot work together or are out of range, before anything is loaded."""
     positive = ("max_model_len", "block_size", "max_num_batched_tokens", "max_num_seqs", "max_in_flight", "num_threads",
@@ -210,3 +290,27 @@ def check_engine(config: EngineConfig) -> None:
         raise ConfigError("max_long_partial_prefills must not exceed max_num_partial_prefills")
     if (config.spec_method is None) != (config.spec_tokens == 0):
         raise ConfigError("spec_method and spec_tokens go together: give both or neither")
+    structured_outputs_config(config)
+    if config.collect_detailed_traces and config.otlp_traces_endpoint is None:
+        raise ConfigError("collect_detailed_traces needs otlp_traces_endpoint: where the traces go")
+
+
+def check_server(config: ServerConfig) -> None:
+    """Raise ConfigError for server values that are out of range or cannot work together."""
+    positive = ("api_server_count", "max_body_bytes", "max_prompts_per_request", "max_running_requests",
+                "h11_max_incomplete_event_size", "h11_max_header_count", "max_log_len")  # fmt: skip
+    for name in positive:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")
+    if config.shutdown_timeout_s < 0:
+        raise ConfigError(f"shutdown_timeout_s must not be negative, got {config.shutdown_timeout_s}")
+    if config.ssl_cert_reqs not in (0, 1, 2):
+        raise ConfigError(f"ssl_cert_reqs must be 0 (none), 1 (optional) or 2 (required), got {config.ssl_cert_reqs}")
+    for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"):
+        if getattr(config, name) and config.ssl_certfile is None:
+            raise ConfigError(f"{name} is for HTTPS, which needs ssl_certfile")
+    if config.ssl_cert_reqs and config.ssl_ca_certs is None:
+        raise ConfigError("ssl_cert_reqs needs ssl_ca_certs: the authorities that client certificates are checked against")
+    if config.enable_log_outputs and not config.enable_log_requests:
+        raise ConfigError("enable_log_outputs needs enable_log_requests")

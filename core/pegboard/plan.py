@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pegboard import env
-from pegboard.config import Settings, check_engine
+from pegboard.config import Settings, check_engine, structured_outputs_config
 from pegboard.errors import ConfigError, ModelError
+from pegboard.families import NONE, Family, choose_family, choose_parser, need_of
 from pegboard.interfaces.model import ModelNeed
 from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelSourceNeed, ModelSourceSetup, Progress
 from pegboard.interfaces.quantization import QuantizationNeed
@@ -58,6 +59,7 @@ class EnginePlan:
 
     lock_json: the plugin lock. max_model_len, vocab_size: in tokens. eos_token_ids: ids that end an output, by the
     checkpoint's word. default_params: sampling defaults by SamplingParams field. model_names: names clients may use.
+    family: what the model's family recommends. tool_parser, reasoning_parser: qualified names of the chosen parsers.
     """
 
     settings: Settings
@@ -69,6 +71,9 @@ class EnginePlan:
     eos_token_ids: tuple[int, ...] = ()
     default_params: Mapping[str, Any] = field(default_factory=dict)
     architectures: tuple[str, ...] = ()
+    family: Family = Family()
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
 
 
 def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[EnginePlan, Registry]:
@@ -96,6 +101,7 @@ def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[En
         )
     generation = _generation_config(settings, checkpoint)
     _choose_model(registry, settings, checkpoint)
+    family = choose_family(registry, need_of(checkpoint))
     plan = EnginePlan(
         settings=settings,
         lock_json="",
@@ -106,6 +112,9 @@ def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[En
         eos_token_ids=_eos_token_ids(checkpoint.config, generation, engine.override_generation_config or {}),
         default_params=_default_params(settings, generation),
         architectures=checkpoint.architectures,
+        family=family,
+        tool_parser=choose_parser(registry, "tool_parser", engine.tool_call_parser, family),
+        reasoning_parser=choose_parser(registry, "reasoning_parser", engine.reasoning_parser, family),
     )
     return replace(plan, lock_json=registry.lock().to_json()), registry
 
@@ -115,11 +124,12 @@ def make_tokenizer(registry: Registry, plan: EnginePlan) -> "Tokenizer":
     payload = plan.checkpoint.tokenizer.format
     mode = plan.settings.engine.tokenizer_mode
     need = TokenizerNeed(payload=payload)
-    decision = registry.choose("tokenizer", need, explicit=None if mode == "auto" else mode, required=False)
+    prefers = [name for name in [plan.family.recommends.get("tokenizer")] if name]
+    decision = registry.choose("tokenizer", need, explicit=None if mode == "auto" else mode, prefers=prefers, required=False)
     if decision.winner is None and payload not in registry.names("tokenizer"):  # payloads bear the name of who reads them
         raise not_found("tokenizer", payload, registry.names("tokenizer"), typed=False)
     _announce(decision)
-    setup = TokenizerSetup(plan.checkpoint, _chat_template(plan.settings.engine.chat_template))
+    setup = TokenizerSetup(plan.checkpoint, _chat_template(plan.settings.engine.chat_template) or plan.family.chat_template)
     tokenizer: Tokenizer = registry.build(decision.require(), setup)
     return tokenizer
 
@@ -232,9 +242,11 @@ def _check_names(registry: Registry, settings: Settings) -> None:
         "attention": [engine.attention_backend],
         "draft": [engine.spec_method],
         "logits_processor": engine.logits_processors or (),
-        "structured_output": engine.structured_outputs_backends or (),
+        "structured_output": structured_outputs_config(engine).names,
         "kv_connector": engine.kv_connectors or (),
         "encoder_connector": [engine.encoder_connector],
+        "tool_parser": [engine.tool_call_parser if engine.tool_call_parser != NONE else None],
+        "reasoning_parser": [engine.reasoning_parser if engine.reasoning_parser != NONE else None],
     }
     for kind, names in asked.items():
         for name in names:

@@ -108,8 +108,9 @@ def test_a_plan_from_a_folder(model):
     assert again == plan
     child = Registry.from_lock(PluginLock.from_json(again.lock_json))
     assert child.lock().decisions == ()
-    assert {kind for kind, _ in child.locked} == {"model_source", "weight_loader", "model", "quantization"}
-    assert {kind for kind, _ in registry.decisions} == {"model_source", "weight_loader", "model", "quantization"}
+    made = {"model_source", "weight_loader", "model", "quantization", "model_family", "tool_parser", "reasoning_parser"}
+    assert {kind for kind, _ in child.locked} == made
+    assert {kind for kind, _ in registry.decisions} == made
 
 
 def test_settings_change_the_plan(model):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pegboard.interfaces.spec import Need, Spec
 
@@ -12,18 +13,26 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from pegboard.batch import AdapterRef
+    from pegboard.interfaces.metrics import MetricsSink
+    from pegboard.interfaces.output_parser import Event
     from pegboard.interfaces.tokenizer import Tokenizer
     from pegboard.output import PoolingRequestOutput, RequestOutput
     from pegboard.pooling_params import PoolingParams
     from pegboard.sampling_params import BeamSearchParams, SamplingParams
 
 
+TRACE_HEADERS: ContextVar[Mapping[str, str] | None] = ContextVar("trace_headers", default=None)
+"""The trace context that came with the HTTP request being answered; the server sets it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSpec(Spec):
     """public_paths: paths of this API that need no API key (health checks).
-    content_types: media types its routes accept as request bodies; the server refuses any other."""
+    content_types: media types its routes accept as request bodies; the server refuses any other.
+    unmeasured_paths: paths that the HTTP metrics leave out, because machines ask for them all the time."""
 
     public_paths: tuple[str, ...] = ()
+    unmeasured_paths: tuple[str, ...] = ()
     content_types: tuple[str, ...] = ("application/json",)
 
 
@@ -34,10 +43,12 @@ class ApiNeed(Need):
 
 @dataclass(frozen=True, slots=True)
 class ApiSetup:
-    """client: the engine. settings: server settings an API may read (plain values; see `pegboard.config.ServerConfig`)."""
+    """client: the engine. settings: server settings an API may read (plain values; see `pegboard.config.ServerConfig`).
+    sinks: the metrics sinks of this process, by plugin name."""
 
     client: "EngineClient"
     settings: Mapping[str, Any] = field(default_factory=dict)
+    sinks: Mapping[str, "MetricsSink"] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +63,38 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """What rides along: request_id unique among running requests, lower priority value first."""
+    """What rides along: request_id unique among running requests, lower priority value first. trace_headers: "traceparent" and
+    "tracestate" for traces; None = those of the HTTP request being answered (`TRACE_HEADERS`)."""
 
     request_id: str
     priority: int = 0
     lora: "AdapterRef | None" = None
+    trace_headers: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsing:
+    """How the answers of one request are read.
+
+    tools: OpenAI-shaped. tool_choice: "none" leaves calls as text, "auto" reads the model's own format, "required" and "named"
+    force calls; function: the one that "named" names. parallel_tool_calls: False keeps the first call only.
+    template_kwargs: the request's switches for the chat template. skip_special_tokens: as the request wants the text.
+    """
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: Literal["none", "auto", "required", "named"] = "none"
+    function: str | None = None
+    parallel_tool_calls: bool = True
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    skip_special_tokens: bool = True
+
+
+@dataclass(slots=True)
+class ParsedOutput:
+    """An output and what its texts say: events[i] belongs to output.outputs[i]."""
+
+    output: "RequestOutput"
+    events: "list[list[Event]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +121,19 @@ class EngineClient(Protocol):
         """Stream outputs as `params.output_kind` says, all n completions in one stream. Closing the iterator aborts.
         Raises RequestError before the first output for anything wrong with the request, Overloaded, EngineDeadError."""
 
-    def beam_search(
-        self, prompt: Prompt, params: "BeamSearchParams", request: RequestOptions
-    ) -> "AsyncIterator[RequestOutput]":
+    def beam_search(self, prompt: Prompt, params: "BeamSearchParams", request: RequestOptions) -> "AsyncIterator[RequestOutput]":
         """One final output with the `beam_width` best completions, best first; otherwise as `generate`."""
+
+    def prepare(self, params: "SamplingParams", parsing: Parsing) -> "SamplingParams":
+        """The parameters an answer needs to be read as `parsing` says: a schema for forced calls, special tokens where they are
+        markers. Raises RequestError naming `tools` or `tool_choice`."""
+
+    def events(self, outputs: "AsyncIterator[RequestOutput]", parsing: Parsing) -> AsyncIterator[ParsedOutput]:
+        """What outputs (DELTA or FINAL_ONLY) say: content, reasoning and tool calls. A whole answer is a stream of one output,
+        so the two cannot differ. Closing the result closes `outputs`."""
+
+    def parsers(self) -> Mapping[str, str | None]:
+        """Names of the parsers that answers are read with, by kind ("tool_parser", "reasoning_parser")."""
 
     def encode(self, prompt: Prompt, params: "PoolingParams", request: RequestOptions) -> "AsyncIterator[PoolingRequestOutput]":
         """Pool a prompt."""

@@ -11,7 +11,12 @@ from pegboard.interfaces.spec import Need, Spec
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamilySpec(Spec):
     """Data only: `implementation` is "". Most matches win; a tie recommends nothing and says so.
-    recommends: {"tokenizer": …, "tool_parser": …, "reasoning_parser": …}. chat_template: package resource or None."""
+
+    Where model_types or architectures are given one of them must fit, and every template marker must occur in the chat template;
+    each thing that fits counts as one match.
+    recommends: {"tokenizer": …, "tool_parser": …, "reasoning_parser": …}.
+    chat_template: "package:file" of a Jinja template, used where the model's own does not know tools.
+    """
 
     implementation: str = ""
     model_types: frozenset[str] = frozenset()
@@ -23,4 +28,8 @@ class ModelFamilySpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamilyNeed(Need):
-    pass
+    """What is matched on. template: Jinja source of the model's own chat template."""
+
+    model_type: str | None = None
+    architectures: frozenset[str] | None = None
+    template: str | None = None

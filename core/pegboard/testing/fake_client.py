@@ -14,9 +14,11 @@ from typing import Any
 
 from pegboard.beam_search import beam_search_online
 from pegboard.errors import EngineDeadError, RequestError
-from pegboard.interfaces.api import Health, Prompt, RequestOptions, ServedModel
+from pegboard.interfaces.api import Health, ParsedOutput, Parsing, Prompt, RequestOptions, ServedModel
+from pegboard.interfaces.output_parser import OutputParser, OutputParserSetup
 from pegboard.interfaces.tokenizer import Chat, Rendered, Vocabulary
 from pegboard.output import CompletionOutput, Logprob, PoolingRequestOutput, RequestOutput
+from pegboard.output_events import OutputReader, ParserMaker
 from pegboard.pooling_params import PoolingParams
 from pegboard.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
@@ -72,6 +74,7 @@ class ByteStream:
 class FakeEngineClient:
     """script: the completion texts; a string for all, a list indexed by completion, or a function of (prompt text, index).
     delay_s: pause before every token. fail_after: raise `error` after that many tokens of a request (0 = before the first).
+    tool_parser, reasoning_parser: what answers are read with.
 
     `requests` holds what was asked, `running` the ids being generated, `aborted` those whose stream was closed early.
     """
@@ -87,6 +90,8 @@ class FakeEngineClient:
         fail_after: int | None = None,
         error: BaseException | None = None,
         num_cached_tokens: int = 0,
+        tool_parser: Callable[[OutputParserSetup], OutputParser] | None = None,
+        reasoning_parser: Callable[[OutputParserSetup], OutputParser] | None = None,
     ) -> None:
         self.script = script
         self.max_model_len = max_model_len
@@ -102,6 +107,11 @@ class FakeEngineClient:
         self._defaults = dict(defaults or {})
         self._health = Health(True)
         self._tokenizer = ByteTokenizer()
+        self._reader = OutputReader(
+            self._tokenizer,
+            ParserMaker("fake", tool_parser) if tool_parser else None,
+            ParserMaker("fake", reasoning_parser) if reasoning_parser else None,
+        )
 
     def die(self, reason: str = "killed by the test") -> None:
         """From now on the engine is dead."""
@@ -125,6 +135,15 @@ class FakeEngineClient:
 
     def beam_search(self, prompt: Prompt, params: BeamSearchParams, request: RequestOptions) -> AsyncIterator[RequestOutput]:
         return beam_search_online(self, prompt, params, request, (EOS,))
+
+    def prepare(self, params: SamplingParams, parsing: Parsing) -> SamplingParams:
+        return self._reader.prepare(params, parsing)
+
+    def events(self, outputs: AsyncIterator[RequestOutput], parsing: Parsing) -> AsyncIterator[ParsedOutput]:
+        return self._reader.events(outputs, parsing)
+
+    def parsers(self) -> Mapping[str, str | None]:
+        return self._reader.parsers()
 
     def encode(self, prompt: Prompt, params: PoolingParams, request: RequestOptions) -> AsyncIterator[PoolingRequestOutput]:
         raise RequestError("the fake model does not pool", parameter="model")

@@ -1,0 +1,161 @@
+"""Which model family a checkpoint belongs to, and what that family recommends: parsers, a tokenizer, a chat template.
+
+A family is data of a plugin (kind `model_family`). The match reads the checkpoint: its model type, its architectures, and the
+markers its chat template writes, because one architecture serves many families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+
+from pegboard.errors import PluginBroken, PluginError, PluginNotFound
+from pegboard.interfaces.model_family import ModelFamilyNeed, ModelFamilySpec
+from pegboard.interfaces.output_parser import OutputParserNeed
+from pegboard.interfaces.weight_loader import Checkpoint
+from pegboard.log import get_logger
+from pegboard.plugins.discovery import Entry
+from pegboard.plugins.registry import Registry
+from pegboard.plugins.selection import Candidate, Decision, by_gate
+
+log = get_logger(__name__)
+
+AUTO, NONE = "auto", "none"
+"""Words of the parser settings: as the family says, and no parser at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """name: None when no family fits, or several fit equally. reason: why. chat_template: Jinja source of a template that knows
+    tools, None when the family brings none or the model's own does."""
+
+    name: str | None = None
+    reason: str = ""
+    recommends: Mapping[str, str] = field(default_factory=dict)
+    chat_template: str | None = None
+
+
+def need_of(checkpoint: Checkpoint) -> ModelFamilyNeed:
+    """What of a checkpoint families are matched on."""
+    model_type = checkpoint.config.get("model_type")
+    return ModelFamilyNeed(
+        model_type=model_type if isinstance(model_type, str) else None,
+        architectures=frozenset(checkpoint.architectures),
+        template=checkpoint.chat_template,
+    )
+
+
+Fit = tuple[int, Entry, ModelFamilySpec, str]
+"""A family that fits: how many matches, and which in words."""
+
+
+def choose_family(registry: Registry, need: ModelFamilyNeed) -> Family:
+    """The family with the most matches; recorded as the decision `model_family`. Never raises for what a plugin is: one that is
+    broken is left out with a warning."""
+    candidates: list[Candidate] = []
+    fitting: list[Fit] = []
+    for entry in registry.entries("model_family"):
+        try:
+            spec = registry.spec(entry)
+        except PluginError as error:
+            registry.quarantine(entry, str(error))
+            candidates.append(Candidate(entry, "compatible", str(error), broken=True))
+            continue
+        assert isinstance(spec, ModelFamilySpec), "discovery checks the spec's class"
+        num_matches, words = matches(spec, need)
+        if num_matches:
+            fitting.append((num_matches, entry, spec, words))
+        else:
+            candidates.append(Candidate(entry, "suitable", words))
+    fitting.sort(key=lambda row: (-row[0], row[1].sort_key))
+    best = [row for row in fitting if row[0] == fitting[0][0]]
+    winner = best[0] if len(best) == 1 else None
+    for row in fitting:
+        gate = "selected" if row is winner else "ranked"
+        candidates.append(Candidate(row[1], gate, f"{row[0]} matches: {row[3]}"))  # type: ignore[arg-type]
+    shown = [*(c for c in candidates if c.gate == "selected"), *by_gate([c for c in candidates if c.gate != "selected"])]
+    reason = _reason(winner, best)
+    registry.record(Decision("model_family", winner[1] if winner else None, tuple(shown), "", describe(need), reason))
+    if winner is None:
+        if best:
+            log.warning("model family → none: %s", reason)
+        return Family(reason=reason)
+    log.info("model family → %s  (%s)", winner[1].name, reason)
+    return Family(winner[1].name, reason, dict(winner[2].recommends), _template(winner[1], winner[2], need.template))
+
+
+def _reason(winner: Fit | None, best: list[Fit]) -> str:
+    if winner is not None:
+        return f"matched {winner[3]}"
+    if not best:
+        return "no installed family fits"
+    names = " and ".join(row[1].name for row in best)
+    return f"a tie of {names} with {best[0][0]} matches each, so nothing is recommended; name the parsers yourself"
+
+
+def matches(spec: ModelFamilySpec, need: ModelFamilyNeed) -> tuple[int, str]:
+    """How many things match, and which; (0, why not) when something the family asks for does not.
+
+    The model type or an architecture must fit where the family names any; every marker must occur in the template.
+    """
+    found: list[str] = []
+    if need.model_type is not None and need.model_type in spec.model_types:
+        found.append(f"model type {need.model_type}")
+    if shared := sorted(spec.architectures & (need.architectures or frozenset())):
+        found.append(f"architecture {shared[0]}")
+    if not found and (spec.model_types or spec.architectures):
+        return 0, "neither its model types nor its architectures"
+    missing = [marker for marker in spec.template_markers if marker not in (need.template or "")]
+    if missing:
+        return 0, f"the chat template has no {missing[0]!r}"
+    found += [f"template marker {marker!r}" for marker in spec.template_markers]
+    return len(found), ", ".join(found) or "it names nothing to match"
+
+
+def describe(need: ModelFamilyNeed) -> str:
+    """A need in words; the template only by its length."""
+    template = "no chat template" if need.template is None else f"a chat template of {len(need.template)} characters"
+    return f"model_type={need.model_type!r}, architectures={sorted(need.architectures or ())}, {template}"
+
+
+def _template(entry: Entry, spec: ModelFamilySpec, own: str | None) -> str | None:
+    """The family's template where the model has none that knows tools. Raises PluginBroken when its file is missing."""
+    if spec.chat_template is None or (own is not None and "tools" in own):
+        return None
+    package, _, name = spec.chat_template.partition(":")
+    try:
+        return files(package).joinpath(name).read_text("utf-8")
+    except (OSError, ModuleNotFoundError, TypeError) as error:  # TypeError: the name of a module that is no package
+        message = f"{entry.id}: chat_template {spec.chat_template!r} cannot be read ({error}); expected 'package:file'"
+        raise PluginBroken(message, plugin=entry.id) from error
+
+
+def choose_parser(registry: Registry, kind: str, asked: str, family: Family) -> str | None:
+    """The qualified name of the parser of `kind`: the one asked for, or under "auto" the family's. None = no parser.
+
+    A parser that was asked for and cannot be had is an error; a recommended one that is not there is said and left out.
+    """
+    if asked == NONE:
+        return None
+    if asked != AUTO:
+        return registry.choose(kind, OutputParserNeed(), explicit=asked).require().qualified
+    name = family.recommends.get(kind)
+    if name is None:
+        why = f"the model family {family.name} recommends none" if family.name else family.reason
+        registry.record(Decision(kind, None, _others(registry, kind), rank=why))
+        return None
+    try:
+        decision = registry.choose(kind, OutputParserNeed(), explicit=name)
+    except PluginError as error:
+        advice = str(error) if isinstance(error, PluginNotFound) else f"it cannot be used: {error}"
+        log.warning("the model family %s recommends the %s %r, but %s", family.name, kind, name, advice)
+        registry.record(Decision(kind, None, _others(registry, kind), rank=f"{name} is recommended, but {advice}"))
+        return None
+    decision = registry.record(replace(decision, rank=f"recommended by the model family {family.name}"))
+    log.info("%s", decision.line())
+    return decision.require().qualified
+
+
+def _others(registry: Registry, kind: str) -> tuple[Candidate, ...]:
+    return tuple(Candidate(entry, "ranked", "name it to use it") for entry in registry.entries(kind))

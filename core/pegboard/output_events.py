@@ -1,0 +1,176 @@
+"""From outputs to events: what an answer's text says, read by the model's parsers, for every front alike.
+
+The whole answer and the stream go through the same code: a whole answer is a stream of one output.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pegboard.errors import RequestError
+from pegboard.interfaces.api import ParsedOutput, Parsing
+from pegboard.interfaces.output_parser import (
+    Content,
+    Event,
+    OutputParser,
+    OutputParserSetup,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from pegboard.output import RequestOutput
+from pegboard.parsing import Pipeline
+from pegboard.parsing.forced_calls import NamedCall, RequiredCalls, named_schema, required_schema
+from pegboard.sampling_params import SamplingParams, StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from pegboard.interfaces.tokenizer import Tokenizer
+    from pegboard.plugins.registry import Registry
+
+SPECIAL_TOKENS = "special_tokens"
+"""Flag of a parser that reads special tokens."""
+
+PROMPT_END_TOKENS = 64
+"""How much of the prompt's end a parser sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParserMaker:
+    """A chosen parser. make: builds one for a completion. reads_special: its markers are special tokens."""
+
+    name: str
+    make: Callable[[OutputParserSetup], OutputParser]
+    reads_special: bool = False
+
+    @classmethod
+    def chosen(cls, registry: "Registry", kind: str, name: str | None) -> "ParserMaker | None":
+        """The installed parser `name`; None stays None."""
+        if name is None:
+            return None
+        entry = registry.find(kind, name)
+        registry.load(entry)  # now, so that a broken one shows at the start and not in the first request
+        return cls(entry.name, lambda setup: registry.build(entry, setup), SPECIAL_TOKENS in registry.spec(entry).flags)
+
+
+class OutputReader:
+    """Reads the answers of one model. tokenizer: of that model. Each parser may be None: its part stays content."""
+
+    def __init__(
+        self, tokenizer: "Tokenizer", tool_parser: ParserMaker | None = None, reasoning_parser: ParserMaker | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._tools = tool_parser
+        self._reasoning = reasoning_parser
+
+    def parsers(self) -> dict[str, str | None]:
+        """Name of the parser by kind."""
+        tools, reasoning = self._tools, self._reasoning
+        return {"tool_parser": tools.name if tools else None, "reasoning_parser": reasoning.name if reasoning else None}
+
+    def prepare(self, params: SamplingParams, parsing: Parsing) -> SamplingParams:
+        """`params` as the parsers need them: a schema for calls that are forced, special tokens for markers that are some.
+        Raises RequestError naming `tool_choice` or `tools`."""
+        changes: dict[str, Any] = {}
+        schema = self._forced_schema(parsing)
+        if schema is not None:
+            if params.structured_outputs is not None:
+                raise RequestError(
+                    "a tool_choice that forces a call and a structured output exclude each other: leave one of them out",
+                    parameter="tool_choice",
+                )
+            changes["structured_outputs"] = StructuredOutputsParams(json=json.dumps(schema))
+        if self._keeps_special(parsing):
+            changes["skip_special_tokens"] = False
+        return params.clone(**changes) if changes else params
+
+    def _forced_schema(self, parsing: Parsing) -> Mapping[str, Any] | None:
+        if parsing.tool_choice in ("required", "named") and not parsing.tools:
+            raise RequestError("tool_choice needs tools", parameter="tool_choice")
+        if parsing.tool_choice == "named":
+            return named_schema(parsing.tools, parsing.function or "")
+        if parsing.tool_choice == "required":
+            return required_schema(parsing.tools, is_parallel=parsing.parallel_tool_calls)
+        return None
+
+    def _keeps_special(self, parsing: Parsing) -> bool:
+        """Some parser of this request reads special tokens."""
+        tools = self._tools if parsing.tool_choice == "auto" else None
+        return any(parser is not None and parser.reads_special for parser in (self._reasoning, tools))
+
+    def pipeline(self, parsing: Parsing, prompt_token_ids: Sequence[int]) -> Pipeline:
+        """The parsers of one completion."""
+        setup = self._setup(parsing, prompt_token_ids)
+        reasoning = self._reasoning.make(setup) if self._reasoning else None
+        tools: OutputParser | None = None
+        if parsing.tool_choice == "named":
+            tools = NamedCall(parsing.function or "")
+        elif parsing.tool_choice == "required":
+            tools = RequiredCalls()
+        elif parsing.tool_choice == "auto" and parsing.tools and self._tools:
+            tools = self._tools.make(setup)
+        return Pipeline(reasoning, tools)
+
+    def reasoning_end(self, parsing: Parsing, prompt_token_ids: Sequence[int]) -> tuple[str, ...]:
+        """Texts, any of which ends the reasoning of an answer to this prompt; () = it does not reason."""
+        if self._reasoning is None:
+            return ()
+        return self._reasoning.make(self._setup(parsing, prompt_token_ids)).reasoning_end()
+
+    def _setup(self, parsing: Parsing, prompt_token_ids: Sequence[int]) -> OutputParserSetup:
+        end = self._tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
+        return OutputParserSetup(self._tokenizer.vocabulary(), tuple(parsing.tools), parsing.template_kwargs, end)
+
+    @cached_property
+    def _special_texts(self) -> re.Pattern[str] | None:
+        ids = sorted(self._tokenizer.vocabulary().special_token_ids)
+        texts = {self._tokenizer.decode([token], skip_special_tokens=False) for token in ids} - {""}
+        return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True)))) if texts else None
+
+    async def events(self, outputs: AsyncIterator[RequestOutput], parsing: Parsing) -> AsyncGenerator[ParsedOutput, None]:
+        """Each output with what it says; closing the result closes `outputs`. The outputs must be new text each (DELTA), or be
+        one (FINAL_ONLY)."""
+        hides_special = self._keeps_special(parsing) and parsing.skip_special_tokens
+        readers: dict[int, _Completion] = {}
+        async with aclosing(outputs):  # type: ignore[type-var]
+            async for output in outputs:
+                events = []
+                for completion in output.outputs:
+                    reader = readers.get(completion.index)
+                    if reader is None:
+                        pipeline = self.pipeline(parsing, output.prompt_token_ids or ())
+                        hidden = self._special_texts if hides_special else None
+                        reader = _Completion(pipeline, hidden, is_parallel=parsing.parallel_tool_calls)
+                        readers[completion.index] = reader
+                    is_last = completion.finish_reason is not None
+                    events.append(reader.read(completion.text, completion.token_ids, is_last=is_last))
+                yield ParsedOutput(output, events)
+
+
+class _Completion:
+    """The reading of one completion. hidden: special tokens that are taken out of what is left. is_parallel: False drops all
+    calls but the first."""
+
+    def __init__(self, pipeline: Pipeline, hidden: re.Pattern[str] | None, *, is_parallel: bool) -> None:
+        self._pipeline = pipeline
+        self._hidden = hidden
+        self._is_parallel = is_parallel
+
+    def read(self, text: str, token_ids: Sequence[int], *, is_last: bool) -> list[Event]:
+        events = self._pipeline.feed(text, token_ids)
+        if is_last:
+            events = [*events, *self._pipeline.finish()]
+        return [kept for event in events if (kept := self._kept(event)) is not None]
+
+    def _kept(self, event: Event) -> Event | None:
+        if isinstance(event, Content | Reasoning):
+            text = self._hidden.sub("", event.text) if self._hidden else event.text
+            return type(event)(text) if text else None
+        assert isinstance(event, ToolCallStart | ToolCallArguments | ToolCallEnd)
+        return event if self._is_parallel or event.index == 0 else None

@@ -1,0 +1,247 @@
+"""Calls that the request forces: the model writes JSON under a schema made from the tools, whatever its own format is.
+
+Required: [{"name": …, "parameters": {…}}, …]. Named: the arguments of the one function. Both are vLLM's forms.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+from uuid import uuid4
+
+from pegboard.errors import RequestError
+from pegboard.interfaces.output_parser import Content, Event, ToolCallArguments, ToolCallEnd, ToolCallStart
+from pegboard.interfaces.structured_output import Constraint
+
+SPACES = " \t\r\n"
+
+
+def named_schema(tools: Sequence[Mapping[str, Any]], function: str) -> dict[str, Any]:
+    """The JSON schema of the arguments of `function`. Raises RequestError when it is not one of the tools."""
+    for tool in tools:
+        if tool["function"]["name"] == function:
+            return _parameters(tool)
+    names = ", ".join(tool["function"]["name"] for tool in tools) or "none"
+    raise RequestError(f"tool_choice names {function!r}, which is not among the tools ({names})", parameter="tool_choice")
+
+
+def required_schema(tools: Sequence[Mapping[str, Any]], *, is_parallel: bool = True) -> dict[str, Any]:
+    """The JSON schema of a list of calls, at least one and at most one unless `is_parallel`."""
+    definitions: dict[str, Any] = {}
+    items = []
+    for tool in tools:
+        name, parameters = tool["function"]["name"], dict(_parameters(tool))
+        for key, definition in parameters.pop("$defs", {}).items():
+            if definitions.setdefault(key, definition) != definition:
+                raise RequestError(f"two tools define '#/$defs/{key}' differently; rename one of them", parameter="tools")
+        properties = {"name": {"type": "string", "enum": [name]}, "parameters": parameters}
+        items.append({"type": "object", "properties": properties, "required": ["name", "parameters"]})
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "object", "anyOf": items}}
+    if not is_parallel:
+        schema["maxItems"] = 1
+    if definitions:
+        schema["$defs"] = definitions
+    return schema
+
+
+def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a tool's schema; a tool without one takes an empty object."""
+    schema = tool["function"].get("parameters")
+    return copy.deepcopy(dict(schema)) if schema else {"type": "object", "properties": {}}
+
+
+def fresh_id() -> str:
+    """The id of a call whose format has none, as vLLM writes them."""
+    return f"chatcmpl-tool-{uuid4().hex}"
+
+
+class NamedCall:
+    """Everything is the arguments of one function; spaces around them are dropped."""
+
+    def __init__(self, function: str) -> None:
+        self._function = function
+        self._has_begun = False
+        self._spaces = ""
+
+    def feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
+        events: list[Event] = []
+        if not self._has_begun:
+            text = text.lstrip(SPACES)
+            if not text:
+                return []
+            self._has_begun = True
+            events.append(ToolCallStart(0, fresh_id(), self._function))
+        text = self._spaces + text
+        body = text.rstrip(SPACES)
+        self._spaces = text[len(body) :]
+        if body:
+            events.append(ToolCallArguments(0, body))
+        return events
+
+    def finish(self) -> list[Event]:
+        return [ToolCallEnd(0)] if self._has_begun else []
+
+    def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
+        return Constraint("json", json.dumps(named_schema(tools, self._function)))
+
+    def reasoning_end(self) -> tuple[str, ...]:
+        return ()
+
+
+class RequiredCalls:
+    """Reads the list of calls. Arguments stream once the name is known; what is no such list comes back as content.
+
+    One pass over the characters: `_depth` counts open brackets (1 = the list, 2 = a call, more = inside a value).
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._is_escaped = False
+        self._is_content = False
+        self._is_done = False
+        self._count = 0
+        self._head: list[str] = []  # what came before the first call
+        self._call = _Call(0)
+
+    def feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
+        events: list[Event] = []
+        for place, character in enumerate(text):
+            if self._is_content:
+                events.append(Content(text[place:]))
+                break
+            if self._depth >= 2:
+                self._inside(character, events)
+            else:
+                self._outside(character, events)
+        return _joined(events)
+
+    def finish(self) -> list[Event]:
+        """A call that is cut off stays open; one whose name never came, and a list without calls, come back as content."""
+        unread = self._head if not self._count else []
+        if self._depth >= 2:
+            unread = [] if self._call.is_started else [*unread, *self._call.text]
+        return [Content("".join(unread))] if unread and not self._is_content else []
+
+    def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
+        return Constraint("json", json.dumps(required_schema(tools)))
+
+    def reasoning_end(self) -> tuple[str, ...]:
+        return ()
+
+    def _outside(self, character: str, events: list[Event]) -> None:
+        if self._depth == 1 and character == "{":
+            self._depth = 2
+            self._call = _Call(self._count)
+            self._call.text.append(character)
+            return
+        if not self._count:
+            self._head.append(character)
+        if character in SPACES or (self._depth == 1 and character == "," and self._count):
+            return
+        if character == "[" and self._depth == 0 and not self._is_done:
+            self._depth = 1
+        elif character == "]" and self._depth == 1:
+            self._depth, self._is_done = 0, True
+        else:
+            self._is_content = True
+            events.append(Content(character if self._count else "".join(self._head)))
+
+    def _inside(self, character: str, events: list[Event]) -> None:
+        call = self._call
+        if not call.is_started:
+            call.text.append(character)
+        is_between = self._depth == 2 and not self._in_string  # directly in the call, not inside one of its values
+        if self._in_string:
+            if self._is_escaped:
+                self._is_escaped = False
+            elif character == "\\":
+                self._is_escaped = True
+            else:
+                self._in_string = character != '"'
+        elif character == '"':
+            self._in_string = True
+        elif character in "{[":
+            self._depth += 1
+        elif character in "}]":
+            self._depth -= 1
+        if self._depth == 1:
+            self._end_call(events)
+        elif is_between and character in ":,":
+            call.separate(character, events)
+        elif not (is_between and character in SPACES):
+            call.add(character, events)
+
+    def _end_call(self, events: list[Event]) -> None:
+        call = self._call
+        call.close_value(events)
+        if call.is_started:
+            if not call.has_arguments:
+                events.append(ToolCallArguments(self._count, "{}"))
+            events.append(ToolCallEnd(self._count))
+            self._count += 1
+        else:  # an object that is no call: not a list of calls then
+            self._is_content = True
+            events.append(Content("".join([*(self._head if not self._count else ()), *call.text])))
+
+
+class _Call:
+    """One object of the list: its members in any order. text: all of it, until it is started."""
+
+    def __init__(self, index: int) -> None:
+        self.text: list[str] = []
+        self.is_started = False
+        self.has_arguments = False
+        self._index = index
+        self._key: str | None = None
+        self._part: list[str] = []
+        self._early_arguments: list[str] = []
+
+    def add(self, character: str, events: list[Event]) -> None:
+        if self._key in ("parameters", "arguments"):
+            self.has_arguments = True
+            if self.is_started:
+                events.append(ToolCallArguments(self._index, character))
+            else:
+                self._early_arguments.append(character)
+        else:
+            self._part.append(character)
+
+    def separate(self, character: str, events: list[Event]) -> None:
+        """A colon ends a key, a comma ends a value."""
+        if character == ":" and self._key is None:
+            self._key, self._part = str(_value(self._part)), []
+        elif character == ",":
+            self.close_value(events)
+
+    def close_value(self, events: list[Event]) -> None:
+        """The member that was being read is whole; the name starts the call."""
+        if self._key == "name" and not self.is_started:
+            self.is_started = True
+            events.append(ToolCallStart(self._index, fresh_id(), str(_value(self._part))))
+            if self._early_arguments:
+                events.append(ToolCallArguments(self._index, "".join(self._early_arguments)))
+        self._key, self._part = None, []
+
+
+def _value(characters: Sequence[str]) -> Any:
+    text = "".join(characters)
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _joined(events: list[Event]) -> list[Event]:
+    """Neighbouring argument pieces of one call as one."""
+    joined: list[Event] = []
+    for is_arguments, group in groupby(events, lambda event: isinstance(event, ToolCallArguments)):
+        if is_arguments:
+            pieces = list(group)
+            joined.append(ToolCallArguments(pieces[0].index, "".join(piece.text for piece in pieces)))  # type: ignore[union-attr]
+        else:
+            joined += group
+    return joined

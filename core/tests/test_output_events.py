@@ -1,0 +1,134 @@
+"""Reading answers: the whole and the stream are the same fold, for every completion, with and without parsers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from pegboard.errors import PegboardError, RequestError
+from pegboard.interfaces.api import Parsing, Prompt, RequestOptions
+from pegboard.interfaces.output_parser import Content
+from pegboard.parsing import fold
+from pegboard.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from pegboard.testing.fake_client import FakeEngineClient
+from pegboard.testing.fake_parsers import FakeReasoningParser, FakeToolParser
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}},
+}
+TEXTS = ['<think>hm é</think>Well <call add>{"x": 1}</call> and <call sub>{}</call>.', "plain </think", "<think>cut <call a"]
+
+
+def client(script=TEXTS, **more) -> FakeEngineClient:
+    return FakeEngineClient(script, tool_parser=FakeToolParser, reasoning_parser=FakeReasoningParser, **more)
+
+
+def read(engine, parsing, kind, **params):
+    """(messages by index, finish reasons) of one request."""
+
+    async def run():
+        prepared = engine.prepare(SamplingParams(max_tokens=200, output_kind=kind, **params), parsing)
+        outputs = engine.generate(Prompt(text="hello"), prepared, RequestOptions(request_id="r"))
+        events, ends = {}, {}
+        async for parsed in engine.events(outputs, parsing):
+            for completion, news in zip(parsed.output.outputs, parsed.events, strict=True):
+                events.setdefault(completion.index, []).extend(news)
+                ends[completion.index] = completion.finish_reason
+        return {index: fold(items) for index, items in events.items()}, ends
+
+    return asyncio.run(run())
+
+
+def shape(message):
+    return message.content, message.reasoning, [(call.name, call.arguments, call.is_complete) for call in message.tool_calls]
+
+
+@pytest.mark.parametrize("choice", ["none", "auto"])
+def test_stream_equals_whole(choice):
+    parsing = Parsing(tools=[TOOL], tool_choice=choice)
+    whole, ends = read(client(), parsing, RequestOutputKind.FINAL_ONLY, n=3)
+    streamed, same_ends = read(client(), parsing, RequestOutputKind.DELTA, n=3)
+    assert {i: shape(m) for i, m in whole.items()} == {i: shape(m) for i, m in streamed.items()}
+    assert ends == same_ends == dict.fromkeys(range(3), "stop")
+    calls = [("add", '{"x": 1}', True), ("sub", "{}", True)]
+    texts = "Well  and .", 'Well <call add>{"x": 1}</call> and <call sub>{}</call>.'
+    assert shape(whole[0]) == ((texts[0], "hm é", calls) if choice == "auto" else (texts[1], "hm é", []))
+    assert shape(whole[1])[0] == "plain </think"
+    assert shape(whole[2])[1] == "cut <call a"
+
+
+def test_one_call_only():
+    whole, _ = read(client(), Parsing(tools=[TOOL], tool_choice="auto", parallel_tool_calls=False), RequestOutputKind.FINAL_ONLY)
+    assert [call.name for call in whole[0].tool_calls] == ["add"]
+
+
+def test_no_parsers_leave_the_text():
+    engine = FakeEngineClient(TEXTS)
+    assert engine.parsers() == {"tool_parser": None, "reasoning_parser": None}
+    for kind in (RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA):
+        whole, _ = read(engine, Parsing(tools=[TOOL], tool_choice="auto"), kind)
+        assert whole[0].content == TEXTS[0]
+
+
+def test_forced_calls_get_a_schema_and_are_read_as_json():
+    required = '[{"name": "add", "parameters": {"x": 1}}]'
+    engine = FakeEngineClient(lambda prompt, index: required)
+    for kind in (RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA):
+        whole, _ = read(engine, Parsing(tools=[TOOL], tool_choice="required"), kind)
+        assert shape(whole[0]) == ("", "", [("add", '{"x": 1}', True)])
+    schema = json.loads(engine.requests[-1][1].structured_outputs.json)
+    assert schema["items"]["anyOf"][0]["properties"]["parameters"] == TOOL["function"]["parameters"]
+    engine = FakeEngineClient('{"x": 2}')
+    whole, _ = read(engine, Parsing(tools=[TOOL], tool_choice="named", function="add"), RequestOutputKind.DELTA)
+    assert shape(whole[0]) == ("", "", [("add", '{"x": 2}', True)])
+    assert json.loads(engine.requests[-1][1].structured_outputs.json) == TOOL["function"]["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("parsing", "why"),
+    [
+        (Parsing(tool_choice="required"), "needs tools"),
+        (Parsing(tool_choice="named", function="add"), "needs tools"),
+        (Parsing(tools=[TOOL], tool_choice="named", function="sub"), "'sub'"),
+        (Parsing(tools=[TOOL], tool_choice="required"), "exclude each other"),
+    ],
+)
+def test_refusals(parsing, why):
+    with pytest.raises(RequestError, match=why):
+        FakeEngineClient().prepare(SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True)), parsing)
+
+
+def test_a_parser_that_raises_is_the_error_of_its_request():
+    class Broken(FakeToolParser):
+        def feed(self, text, token_ids):
+            raise ZeroDivisionError
+
+    engine = FakeEngineClient(TEXTS, tool_parser=Broken)
+    with pytest.raises(PegboardError, match="Broken"):
+        read(engine, Parsing(tools=[TOOL], tool_choice="auto"), RequestOutputKind.FINAL_ONLY)
+
+
+def test_special_tokens_are_kept_for_a_parser_that_reads_them_and_then_hidden():
+    from pegboard.output_events import OutputReader, ParserMaker
+    from pegboard.testing.fake_client import ByteTokenizer
+
+    engine = client("unused")
+    engine._reader = OutputReader(ByteTokenizer(), ParserMaker("fake", FakeToolParser, reads_special=True))
+    parsing = Parsing(tools=[TOOL], tool_choice="auto")
+    assert engine.prepare(SamplingParams(), parsing).skip_special_tokens is False
+    assert engine.prepare(SamplingParams(), Parsing(tools=[TOOL])).skip_special_tokens is True
+    for shows, expected in ((True, "ab"), (False, "a<s>b")):
+
+        async def run(parsing):
+            from pegboard.output import CompletionOutput, RequestOutput
+
+            async def outputs():
+                yield RequestOutput("r", None, [1], [CompletionOutput(0, "a<s>b", [], finish_reason="stop")], True)
+
+            return [event async for parsed in engine.events(outputs(), parsing) for event in parsed.events[0]]
+
+        parsing = Parsing(tools=[TOOL], tool_choice="auto", skip_special_tokens=shows)
+        assert asyncio.run(run(parsing)) == [Content(expected)]
