@@ -1,0 +1,108 @@
+"""Compiles the C sources for one level of CPU features, once, into the cache.
+
+A level is a set of compiler switches; the whole library is compiled for it, so nothing inside is chosen at run time. `python -m
+pegboard_kernel_cpu.build` compiles for this machine ahead of time.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+
+from pegboard import env
+from pegboard.errors import ConfigError
+from pegboard.log import get_logger
+
+log = get_logger(__name__)
+
+SOURCES = Path(__file__).parent / "csrc"
+
+SWITCHES = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
+
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c")
+LEVELS: dict[str, tuple[str, ...]] = {
+    "avx512_vnni": (*_AVX512, "-mavx512vnni"),
+    "avx512": _AVX512,
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "plain": (),
+}
+"""Level → compiler switches, best first."""
+
+_FLAGS = {
+    "avx512_vnni": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"},
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"},
+    "avx2": {"avx2", "fma", "f16c"},
+}
+"""Level → what /proc/cpuinfo must list."""
+
+
+def levels_of(cpu_flags: Collection[str]) -> list[str]:
+    """The levels a CPU with these flags can run, best first."""
+    return [level for level in LEVELS if _FLAGS.get(level, set()) <= set(cpu_flags)]
+
+
+def level_of(cpu_flags: Collection[str]) -> str:
+    """The best level a CPU with these flags can run."""
+    return levels_of(cpu_flags)[0]
+
+
+def cpu_flags() -> frozenset[str]:
+    """Flags of this machine's CPU as the kernel lists them; none where it does not."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), []))
+
+
+def compiler() -> str | None:
+    """Path of a C compiler, or None."""
+    return next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+
+
+@functools.lru_cache(maxsize=1)
+def _digest() -> str:
+    """Of the sources and switches: a library is valid for exactly these."""
+    digest = hashlib.sha256(repr((SWITCHES, LEVELS)).encode())
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def library_path(level: str) -> Path:
+    """Where the library of a level lies once it is compiled."""
+    return env.cache_dir() / "kernels" / f"pegboard_cpu-{level}-{_digest()}.so"
+
+
+def compiled(level: str) -> Path:
+    """The library of a level, compiled now if it never was. Raises ConfigError with the compiler's words when it fails."""
+    path = library_path(level)
+    if path.exists():
+        return path
+    command = compiler()
+    if command is None:
+        raise ConfigError("no C compiler was found (cc, gcc or clang): install one, or choose reference kernels")
+    log.info("compiling CPU kernels for %s, once", level)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".so")
+    os.close(handle)
+    sources = [str(source) for source in sorted(SOURCES.glob("*.c"))]
+    arguments = [command, *SWITCHES, *LEVELS[level], "-shared", "-fPIC", "-fvisibility=hidden", *sources]
+    try:
+        done = subprocess.run([*arguments, "-o", unfinished, "-lpthread", "-lm"], capture_output=True, text=True, timeout=600)
+        if done.returncode:
+            raise ConfigError(f"{command} could not compile the CPU kernels for {level}:\n{done.stderr.strip()[-2000:]}")
+        os.replace(unfinished, path)  # another process may have been first: both made the same file
+    finally:
+        Path(unfinished).unlink(missing_ok=True)
+    return path
+
+
+if __name__ == "__main__":
+    print(compiled(level_of(cpu_flags())))

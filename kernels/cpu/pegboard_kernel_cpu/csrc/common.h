@@ -1,0 +1,154 @@
+/* What every kernel of this package shares: vectors of the level it is compiled for, and the team of threads it runs in.
+ *
+ * The same sources are compiled once per level (see build.py); nothing here is chosen at run time. A kernel is a function
+ * that all threads of a team enter together; it takes its share of the work with `next_task` and returns. The team waits for
+ * its slowest member between kernels, so a kernel sees everything the one before it wrote.
+ */
+#ifndef PEGBOARD_COMMON_H
+#define PEGBOARD_COMMON_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX2__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+typedef float vfloat __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t vint __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint16_t vhalf __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+typedef int8_t vbyte __attribute__((vector_size(LANES), aligned(1), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+#define EXPORT __attribute__((visibility("default")))
+#define ALIGNED __attribute__((aligned(64)))
+
+/* One step, the same for all kernels of a program. */
+typedef struct {
+    int64_t num_tokens; /* rows of the activations */
+    int64_t num_outputs; /* rows that logits are wanted for */
+} Step;
+
+typedef struct Team Team;
+
+/* One thread inside a kernel. */
+typedef struct {
+    Team *team;
+    int thread, num_threads;
+} Worker;
+
+typedef void (*Kernel)(const Step *step, const Worker *worker, const void *arguments);
+
+typedef struct {
+    Kernel kernel;
+    const void *arguments;
+} Instruction;
+
+/* The next unit of work nobody has taken yet, counted from 0 in every kernel; the kernel stops at its own number of tasks. */
+int64_t next_task(const Worker *worker);
+
+INLINE vfloat splat(float x) { return x - (vfloat){}; }
+INLINE vfloat load(const float *p) { return *(const vfloat *)p; }
+INLINE void store(float *p, vfloat x) { *(vfloat *)p = x; }
+
+INLINE vfloat choose(vint mask, vfloat yes, vfloat no) { return (vfloat)((mask & (vint)yes) | (~mask & (vint)no)); }
+
+INLINE vfloat vmax(vfloat a, vfloat b) {
+#if LANES == 16
+    return (vfloat)_mm512_max_ps((__m512)a, (__m512)b);
+#elif LANES == 8
+    return (vfloat)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return choose(a > b, a, b);
+#endif
+}
+
+INLINE vfloat vmin(vfloat a, vfloat b) {
+#if LANES == 16
+    return (vfloat)_mm512_min_ps((__m512)a, (__m512)b);
+#elif LANES == 8
+    return (vfloat)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return choose(a < b, a, b);
+#endif
+}
+
+INLINE float sum_of(vfloat x) {
+    float total = 0;
+    for (int i = 0; i < LANES; i++) total += x[i];
+    return total;
+}
+
+INLINE float max_of(vfloat x) {
+    float best = x[0];
+    for (int i = 1; i < LANES; i++) best = x[i] > best ? x[i] : best;
+    return best;
+}
+
+/* IEEE half to float. */
+INLINE float half_to_float(uint16_t h) {
+#if defined(__F16C__)
+    return _cvtsh_ss(h);
+#else
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 1023;
+    union { uint32_t bits; float value; } u;
+    if (exponent == 31) u.bits = sign | 0x7f800000 | mantissa << 13;
+    else if (exponent) u.bits = sign | (exponent + 112) << 23 | mantissa << 13;
+    else { u.value = (float)mantissa * 0x1p-24f; u.bits |= sign; }
+    return u.value;
+#endif
+}
+
+INLINE vfloat load_half(const uint16_t *p) {
+#if defined(__AVX512F__)
+    return (vfloat)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif defined(__F16C__) && LANES == 8
+    return (vfloat)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#else
+    vfloat x;
+    for (int i = 0; i < LANES; i++) x[i] = half_to_float(p[i]);
+    return x;
+#endif
+}
+
+INLINE vfloat load_bfloat16(const uint16_t *p) {
+    return (vfloat)(__builtin_convertvector(*(const vhalf *)p, vint) << 16);
+}
+
+INLINE uint16_t to_bfloat16(float x) { /* round to nearest even; a NaN stays one */
+    union { float value; uint32_t bits; } u = {x};
+    if (x != x) return (uint16_t)(u.bits >> 16 | 64);
+    return (uint16_t)((u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16);
+}
+
+INLINE vfloat load_int8(const int8_t *p) { return __builtin_convertvector(*(const vbyte *)p, vfloat); }
+
+/* exp for x <= 0 and a little above, 0 far below: 2^n times a polynomial on [-ln2/2, ln2/2] (Cody & Waite reduction, minimax
+ * coefficients of degree 5; relative error below 2e-7). */
+INLINE vfloat exp_of(vfloat x) {
+    x = vmax(x, splat(-87.0f));
+    vfloat scaled = x * 1.44269504088896341f;
+    vfloat whole = scaled + 12582912.0f - 12582912.0f; /* to the nearest integer: 1.5 * 2^23 leaves no room for a fraction */
+    vint n = __builtin_convertvector(whole, vint);
+    vfloat r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    vfloat y = splat(1.9875691500e-4f);
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * (r * r) + r + 1.0f;
+    return y * (vfloat)((n + 127) << 23);
+}
+
+#endif

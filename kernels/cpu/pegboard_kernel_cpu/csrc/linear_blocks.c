@@ -1,0 +1,215 @@
+/* y = x Wᵀ + b with W in small integers: a scale, and for some formats a minimum, per row and block of columns.
+ *
+ * The activations are quantized as well, per token and 32 columns, to int8 with one scale, so the inner products are of integers
+ * and exact; scales are applied to their sums in float32. Packed W: groups of 16 rows, in each a record per block of columns:
+ * 16 scales, 16 minimums if the format has them, then the codes as linear_blocks.h describes.
+ */
+#include "linear_blocks.h"
+#include "quantize.h"
+
+#define TOKEN_BLOCK 96
+
+typedef struct {
+    int32_t bits, block_size; /* 4 and 32, or 8 and 16 or 32 */
+    int32_t is_wide; /* scales and minimums are float32 instead of float16 */
+    int32_t has_minimum;
+    int32_t zero; /* subtracted from every code */
+    int32_t record_bytes;
+} Format;
+
+typedef struct {
+    const int8_t *x; /* [tokens][columns] codes of the activations */
+    const float *x_scales; /* [tokens][columns / 32] */
+    const float *x_sums; /* [tokens][columns / 16] scale times the sum of codes */
+    float *out; /* [tokens][rows] */
+    int64_t out_stride;
+    const uint8_t *weight; /* packed */
+    const float *bias; /* [rows] or NULL */
+    int64_t rows, columns;
+    Format format;
+} LinearBlocks;
+
+EXPORT void quantize(const Step *step, const Worker *worker, const void *arguments) {
+    const Quantize *a = arguments;
+    for (int64_t t; (t = next_task(worker)) < step->num_tokens;) quantize_row(a->x + t * a->x_stride, &a->to, a->columns, t);
+}
+
+INLINE void read_scales(const uint8_t *p, int is_wide, vfloat to[VECTORS]) {
+    for (int v = 0; v < VECTORS; v++)
+        to[v] = is_wide ? load((const float *)p + v * LANES) : load_half((const uint16_t *)p + v * LANES);
+}
+
+/* `tokens` x 16 results. The format's parts are arguments again so that each combination is compiled by itself. */
+INLINE void tile(const LinearBlocks *a, int tokens, int64_t token, int64_t row, const uint8_t *record, int bits, int block_size,
+                 int is_wide, int has_minimum) {
+    int64_t columns = a->columns, halves = columns / X_HALF;
+    const int8_t *x = a->x + token * columns;
+    const float *x_scales = a->x_scales + token * (halves / 2), *x_sums = a->x_sums + token * halves;
+    int scale_bytes = is_wide ? 64 : 32, per_block = block_size / X_HALF;
+    int offset = a->format.zero + (bits == 8 ? SIGNED_OFFSET : 0);
+    vfloat sums[TOKENS][VECTORS];
+    for (int t = 0; t < tokens; t++)
+        for (int v = 0; v < VECTORS; v++) sums[t][v] = splat(0);
+    for (int64_t block = 0; block < columns / block_size; block++) {
+        vfloat scale[VECTORS], minimum[VECTORS];
+        vint dots[TOKENS][VECTORS];
+        read_scales(record, is_wide, scale);
+        record += scale_bytes;
+        if (has_minimum) {
+            read_scales(record, is_wide, minimum);
+            record += scale_bytes;
+        }
+        if (bits == 4) dots_4bit(record, x, columns, tokens, dots);
+        else dots_8bit(record, x, columns, block_size / 4, tokens, dots);
+        record += block_size * bits * ROWS / 8;
+        x += block_size;
+        for (int v = 0; v < VECTORS; v++) {
+            if (!has_minimum) minimum[v] = scale[v] * -(float)offset;
+            else if (bits == 8 && SIGNED_OFFSET) minimum[v] -= scale[v] * (float)SIGNED_OFFSET;
+        }
+        for (int t = 0; t < tokens; t++) {
+            vfloat x_scale = splat(x_scales[t * (halves / 2) + block * per_block / 2]);
+            for (int v = 0; v < VECTORS; v++) sums[t][v] += __builtin_convertvector(dots[t][v], vfloat) * (scale[v] * x_scale);
+            if (bits == 4 || has_minimum || SIGNED_OFFSET) {
+                const float *half = x_sums + t * halves + block * per_block;
+                vfloat x_sum = splat(per_block == 2 ? half[0] + half[1] : half[0]);
+                for (int v = 0; v < VECTORS; v++) sums[t][v] += minimum[v] * x_sum;
+            }
+        }
+    }
+    int64_t width = a->rows - row < ROWS ? a->rows - row : ROWS;
+    for (int t = 0; t < tokens; t++) {
+        float *out = a->out + (token + t) * a->out_stride + row, edge[ROWS] ALIGNED;
+        float *target = width == ROWS ? out : edge;
+        for (int v = 0; v < VECTORS; v++) store(target + v * LANES, sums[t][v]);
+        if (width < ROWS) memcpy(out, edge, width * sizeof(float));
+        if (a->bias)
+            for (int64_t r = 0; r < width; r++) out[r] += a->bias[row + r];
+    }
+}
+
+INLINE void tiles(const LinearBlocks *a, int64_t token, int64_t end, int64_t row, const uint8_t *record, int bits, int block_size,
+                  int is_wide, int has_minimum) {
+    for (; token + TOKENS <= end; token += TOKENS) tile(a, TOKENS, token, row, record, bits, block_size, is_wide, has_minimum);
+#if TOKENS > 4
+    for (; token + 4 <= end; token += 4) tile(a, 4, token, row, record, bits, block_size, is_wide, has_minimum);
+#endif
+#if TOKENS > 2
+    for (; token + 2 <= end; token += 2) tile(a, 2, token, row, record, bits, block_size, is_wide, has_minimum);
+#endif
+    for (; token < end; token++) tile(a, 1, token, row, record, bits, block_size, is_wide, has_minimum);
+}
+
+/* One value of the packed matrix's codes: `at` is the record's codes. */
+INLINE int32_t code_at(const uint8_t *at, int bits, int row, int64_t column) {
+    if (bits == 8) return (int8_t)at[column / 4 * 64 + row * 4 + column % 4];
+    uint8_t byte = at[column % 16 / 4 * 64 + row * 4 + column % 4];
+    return column < 16 ? byte & 15 : byte >> 4;
+}
+
+INLINE void put_code(uint8_t *at, int bits, int row, int64_t column, uint8_t code) {
+    if (bits == 8) {
+        at[column / 4 * 64 + row * 4 + column % 4] = code;
+        return;
+    }
+    uint8_t *byte = at + column % 16 / 4 * 64 + row * 4 + column % 4;
+    *byte = column < 16 ? (uint8_t)((*byte & 0xf0) | code) : (uint8_t)((*byte & 15) | code << 4);
+}
+
+/* Rows [start, start + count) of the packed matrix from codes [count][columns], one a byte, and scales and minimums
+ * [count][columns / block_size]. */
+EXPORT void pack_blocks(const uint8_t *codes, const uint8_t *scales, const uint8_t *minimums, int64_t start, int64_t count,
+                        int64_t columns, const Format *f, uint8_t *packed) {
+    int64_t blocks = columns / f->block_size, scale_size = f->is_wide ? 4 : 2;
+    for (int64_t r = 0; r < count; r++) {
+        int64_t row = start + r, lane = row % ROWS;
+        uint8_t *record = packed + row / ROWS * blocks * f->record_bytes;
+        for (int64_t b = 0; b < blocks; b++, record += f->record_bytes) {
+            uint8_t *at = record;
+            memcpy(at + lane * scale_size, scales + (r * blocks + b) * scale_size, scale_size);
+            at += ROWS * scale_size;
+            if (f->has_minimum) {
+                memcpy(at + lane * scale_size, minimums + (r * blocks + b) * scale_size, scale_size);
+                at += ROWS * scale_size;
+            }
+            for (int64_t c = 0; c < f->block_size; c++)
+                put_code(at, f->bits, (int)lane, c, codes[r * columns + b * f->block_size + c]);
+        }
+    }
+}
+
+INLINE float scale_at(const uint8_t *p, int is_wide, int64_t lane) {
+    return is_wide ? ((const float *)p)[lane] : half_to_float(((const uint16_t *)p)[lane]);
+}
+
+/* One row of the packed matrix as floats. */
+static void unpack_row(const uint8_t *packed, const Format *f, int64_t row, int64_t columns, float *out) {
+    int64_t blocks = columns / f->block_size, lane = row % ROWS, scale_bytes = ROWS * (f->is_wide ? 4 : 2);
+    const uint8_t *record = packed + row / ROWS * blocks * f->record_bytes;
+    for (int64_t b = 0; b < blocks; b++, record += f->record_bytes, out += f->block_size) {
+        float scale = scale_at(record, f->is_wide, lane);
+        float minimum = f->has_minimum ? scale_at(record + scale_bytes, f->is_wide, lane) : 0;
+        const uint8_t *codes = record + scale_bytes * (1 + f->has_minimum);
+        for (int64_t c = 0; c < f->block_size; c++)
+            out[c] = scale * (float)(code_at(codes, f->bits, (int)lane, c) - f->zero) + minimum;
+    }
+}
+
+typedef struct {
+    const int64_t *ids; /* [tokens] */
+    float *out; /* [tokens][columns] */
+    int64_t out_stride;
+    const uint8_t *weight;
+    int64_t rows, columns;
+    Format format;
+} Lookup;
+
+EXPORT void lookup_blocks(const Step *step, const Worker *worker, const void *arguments) {
+    const Lookup *a = arguments;
+    for (int64_t t; (t = next_task(worker)) < step->num_tokens;) {
+        float *out = a->out + t * a->out_stride;
+        if (a->ids[t] < a->rows) unpack_row(a->weight, &a->format, a->ids[t], a->columns, out);
+        else memset(out, 0, a->columns * sizeof(float)); /* rows the table was filled up with */
+    }
+}
+
+typedef void (*Tiles)(const LinearBlocks *, int64_t, int64_t, int64_t, const uint8_t *);
+
+#define VARIANT(bits, block_size, is_wide, has_minimum)                                                                     \
+    static void tiles_##bits##_##block_size##_##is_wide##_##has_minimum(const LinearBlocks *a, int64_t token, int64_t end,  \
+                                                                         int64_t row, const uint8_t *record) {              \
+        tiles(a, token, end, row, record, bits, block_size, is_wide, has_minimum);                                          \
+    }
+
+VARIANT(4, 32, 0, 0)
+VARIANT(4, 32, 0, 1)
+VARIANT(4, 32, 1, 0)
+VARIANT(4, 32, 1, 1)
+VARIANT(8, 32, 0, 0)
+VARIANT(8, 32, 0, 1)
+VARIANT(8, 32, 1, 0)
+VARIANT(8, 32, 1, 1)
+VARIANT(8, 16, 1, 0)
+
+static Tiles variant_of(const Format *f) {
+    if (f->bits == 4)
+        return f->is_wide ? f->has_minimum ? tiles_4_32_1_1 : tiles_4_32_1_0 : f->has_minimum ? tiles_4_32_0_1 : tiles_4_32_0_0;
+    if (f->block_size == 16) return tiles_8_16_1_0;
+    return f->is_wide ? f->has_minimum ? tiles_8_32_1_1 : tiles_8_32_1_0 : f->has_minimum ? tiles_8_32_0_1 : tiles_8_32_0_0;
+}
+
+EXPORT void linear_blocks(const Step *step, const Worker *worker, const void *arguments) {
+    const LinearBlocks *a = arguments;
+    Tiles multiply = variant_of(&a->format);
+    int64_t tokens = step->num_tokens, groups = (a->rows + ROWS - 1) / ROWS;
+    int64_t group_bytes = a->columns / a->format.block_size * a->format.record_bytes;
+    int64_t blocks = (tokens + TOKEN_BLOCK - 1) / TOKEN_BLOCK;
+    int64_t share = groups * blocks / (worker->num_threads * 8);
+    int64_t per_task = share < 1 ? 1 : share > 16 ? 16 : share;
+    int64_t pieces = (groups + per_task - 1) / per_task;
+    for (int64_t task; (task = next_task(worker)) < pieces * blocks;) {
+        int64_t start = task / pieces * TOKEN_BLOCK, end = start + TOKEN_BLOCK < tokens ? start + TOKEN_BLOCK : tokens;
+        int64_t group = task % pieces * per_task, stop = group + per_task < groups ? group + per_task : groups;
+        for (int64_t g = group; g < stop; g++) multiply(a, start, end, g * ROWS, a->weight + g * group_bytes);
+    }
+}

@@ -1,0 +1,111 @@
+/* y = x Wᵀ + b in float32.
+ *
+ * W is packed in groups of 16 rows, columns inside: packed[group][column][16], the last group filled up with zeros. A tile of
+ * TOKENS x 16 sums stays in registers while it walks along the columns (the scheme of Goto & van de Geijn 2008): columns in pieces
+ * whose 16 rows fit the first cache level, tokens in blocks whose activations fit the second.
+ */
+#include "common.h"
+
+#define ROWS 16
+#define VECTORS (ROWS / LANES)
+#if LANES == 16
+#define TOKENS 12
+#elif LANES == 8
+#define TOKENS 6
+#else
+#define TOKENS 2
+#endif
+#define COLUMNS 256 /* of a piece: 16 KiB of weights */
+#define TOKEN_BLOCK 96
+
+typedef struct {
+    const float *x; /* [tokens][columns] */
+    int64_t x_stride;
+    float *out; /* [tokens][rows] */
+    int64_t out_stride;
+    const float *weight; /* packed */
+    const float *bias; /* [rows] or NULL */
+    int64_t rows, columns;
+} LinearFloat;
+
+EXPORT void pack_linear_float(const float *restrict weight, int64_t rows, int64_t columns, float *restrict packed) {
+    for (int64_t group = 0; group * ROWS < rows; group++)
+        for (int r = 0; r < ROWS; r++) {
+            int64_t row = group * ROWS + r;
+            float *target = packed + group * ROWS * columns + r;
+            for (int64_t c = 0; c < columns; c++) target[c * ROWS] = row < rows ? weight[row * columns + c] : 0;
+        }
+}
+
+EXPORT void unpack_linear_float(const float *restrict packed, int64_t rows, int64_t columns, float *restrict weight) {
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t c = 0; c < columns; c++)
+            weight[row * columns + c] = packed[(row / ROWS * columns + c) * ROWS + row % ROWS];
+}
+
+/* `tokens` x 16 sums over the columns [first, last), added to what is in out unless this is the first piece. */
+INLINE void tile(const LinearFloat *a, int tokens, int64_t token, int64_t row, const float *weight, int64_t first, int64_t last) {
+    vfloat sums[TOKENS][VECTORS];
+    const float *x = a->x + token * a->x_stride;
+    float *out = a->out + token * a->out_stride + row;
+    int64_t width = a->rows - row < ROWS ? a->rows - row : ROWS;
+    float edge[TOKENS * ROWS] ALIGNED;
+    for (int t = 0; t < tokens; t++)
+        for (int v = 0; v < VECTORS; v++) sums[t][v] = splat(0);
+    for (int64_t c = first; c < last; c++) {
+        vfloat w[VECTORS];
+        for (int v = 0; v < VECTORS; v++) w[v] = load(weight + (c - first) * ROWS + v * LANES);
+        for (int t = 0; t < tokens; t++) {
+            vfloat b = splat(x[t * a->x_stride + c]);
+            for (int v = 0; v < VECTORS; v++) sums[t][v] += b * w[v];
+        }
+    }
+    if (width == ROWS) {
+        for (int t = 0; t < tokens; t++)
+            for (int v = 0; v < VECTORS; v++) {
+                float *target = out + t * a->out_stride + v * LANES;
+                if (first) sums[t][v] += load(target);
+                else if (a->bias) sums[t][v] += load(a->bias + row + v * LANES);
+                store(target, sums[t][v]);
+            }
+        return;
+    }
+    for (int t = 0; t < tokens; t++) {
+        for (int v = 0; v < VECTORS; v++) store(edge + t * ROWS + v * LANES, sums[t][v]);
+        for (int64_t r = 0; r < width; r++) {
+            float *target = out + t * a->out_stride + r;
+            *target = edge[t * ROWS + r] + (first ? *target : a->bias ? a->bias[row + r] : 0);
+        }
+    }
+}
+
+static void tiles(const LinearFloat *a, int64_t token, int64_t end, int64_t row, const float *weight, int64_t first, int64_t last) {
+    for (; token + TOKENS <= end; token += TOKENS) tile(a, TOKENS, token, row, weight, first, last);
+#if TOKENS > 6
+    for (; token + 6 <= end; token += 6) tile(a, 6, token, row, weight, first, last);
+#endif
+#if TOKENS > 3
+    for (; token + 3 <= end; token += 3) tile(a, 3, token, row, weight, first, last);
+#endif
+    for (; token + 2 <= end; token += 2) tile(a, 2, token, row, weight, first, last);
+    for (; token < end; token++) tile(a, 1, token, row, weight, first, last);
+}
+
+EXPORT void linear_float(const Step *step, const Worker *worker, const void *arguments) {
+    const LinearFloat *a = arguments;
+    int64_t tokens = step->num_tokens, groups = (a->rows + ROWS - 1) / ROWS;
+    int64_t blocks = (tokens + TOKEN_BLOCK - 1) / TOKEN_BLOCK;
+    int64_t share = groups * blocks / (worker->num_threads * 8);
+    int64_t per_task = share < 1 ? 1 : share > 8 ? 8 : share;
+    int64_t pieces = (groups + per_task - 1) / per_task;
+    int64_t step_columns = tokens <= TOKENS ? a->columns : COLUMNS;
+    for (int64_t task; (task = next_task(worker)) < pieces * blocks;) {
+        int64_t start = task / pieces * TOKEN_BLOCK, end = start + TOKEN_BLOCK < tokens ? start + TOKEN_BLOCK : tokens;
+        int64_t group = task % pieces * per_task, stop = group + per_task < groups ? group + per_task : groups;
+        for (int64_t first = 0; first < a->columns; first += step_columns) {
+            int64_t last = first + step_columns < a->columns ? first + step_columns : a->columns;
+            for (int64_t g = group; g < stop; g++)
+                tiles(a, start, end, g * ROWS, a->weight + (g * a->columns + first) * ROWS, first, last);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+"""The compiled library of this machine's level, and the one team of threads it computes with."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import byref, c_int, c_int64, c_void_p
+
+import torch
+
+from pegboard_kernel_cpu.build import compiled, cpu_flags, level_of
+from pegboard_kernel_cpu.structures import Format, Instruction, InstructionList, Step
+
+
+class Library:
+    """One level's kernels. num_threads: of the team, the calling thread included."""
+
+    def __init__(self, level: str, num_threads: int) -> None:
+        self.level = level
+        self._functions = ctypes.CDLL(str(compiled(level)))
+        self._addresses: dict[str, int] = {}
+        functions = self._functions
+        functions.team_create.restype, functions.team_create.argtypes = c_void_p, (c_int,)
+        functions.team_run.restype, functions.team_run.argtypes = None, (c_void_p, InstructionList, c_int64, ctypes.POINTER(Step))
+        functions.team_stop.restype, functions.team_stop.argtypes = None, (c_void_p,)
+        functions.team_size.restype, functions.team_size.argtypes = c_int, (c_void_p,)
+        sizes = (c_void_p, c_int64, c_int64, c_void_p)
+        functions.pack_linear_float.argtypes = functions.unpack_linear_float.argtypes = sizes
+        functions.pack_blocks.argtypes = (*(c_void_p,) * 3, *(c_int64,) * 3, ctypes.POINTER(Format), c_void_p)
+        self.pack_linear_float = functions.pack_linear_float
+        self.unpack_linear_float = functions.unpack_linear_float
+        self.pack_blocks = functions.pack_blocks
+        self._run = functions.team_run
+        self._team = functions.team_create(num_threads)
+        if not self._team:
+            raise MemoryError("no memory for the kernel threads")
+        self.num_threads: int = functions.team_size(self._team)
+
+    def address(self, kernel: str) -> int:
+        """Of a kernel by its C name."""
+        if kernel not in self._addresses:
+            self._addresses[kernel] = ctypes.cast(getattr(self._functions, kernel), c_void_p).value or 0
+        return self._addresses[kernel]
+
+    def instructions(self, calls: Sequence[tuple[str, ctypes.Structure]]) -> ctypes.Array[Instruction]:
+        """A list for `run`; the structures must outlive it."""
+        return (Instruction * len(calls))(*((self.address(kernel), ctypes.addressof(arguments)) for kernel, arguments in calls))
+
+    def run(self, instructions: ctypes.Array[Instruction], count: int, num_tokens: int) -> None:
+        """Run the first `count` instructions, each on all threads, for a step of that many tokens. Other Python threads may
+        run meanwhile."""
+        self._run(self._team, instructions, count, byref(Step(num_tokens, num_tokens)))
+
+    def team_run(self, calls: Sequence[tuple[str, ctypes.Structure]], num_tokens: int) -> None:
+        """Run some kernels once."""
+        self.run(self.instructions(calls), len(calls), num_tokens)
+
+    def stop(self) -> None:
+        """End the team's threads."""
+        self._functions.team_stop(self._team)
+
+
+_current: Library | None = None
+
+
+def library() -> Library:
+    """The library of this process, compiled and started at first use, with as many threads as the platform gave torch."""
+    global _current
+    if _current is None:
+        _current = Library(level_of(cpu_flags()), torch.get_num_threads())
+    return _current
+
+
+@contextmanager
+def using(level: str, num_threads: int) -> Iterator[Library]:
+    """Compute with another level or team for a while: for tests and measurements."""
+    global _current
+    before, _current = _current, Library(level, num_threads)
+    try:
+        yield _current
+    finally:
+        _current.stop()
+        _current = before

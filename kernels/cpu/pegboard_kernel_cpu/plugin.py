@@ -1,0 +1,23 @@
+"""Specs of this package."""
+
+from pegboard.interfaces.kernel import KernelSpec
+
+
+def _kernel(implementation: str) -> KernelSpec:
+    return KernelSpec(
+        api="1.0",
+        implementation=f"pegboard_kernel_cpu.{implementation}",
+        probe="pegboard_kernel_cpu.probe:probe",
+        platforms=frozenset({"cpu"}),
+        tier="tuned",
+        supports={"dtype": {"float32"}, "op": True},
+    )
+
+
+RMS_NORM = _kernel("elementwise:rms_norm")
+ADD_RMS_NORM = _kernel("elementwise:add_rms_norm")
+SILU_MUL = _kernel("elementwise:silu_mul")
+GELU_TANH_MUL = _kernel("elementwise:gelu_tanh_mul")
+FLOAT_WEIGHT = _kernel("float_weight:NativeFloatWeight")
+BLOCK_WEIGHT = _kernel("block_weight:NativeBlockWeight")
+PROGRAM = _kernel("recorder:NativeRecorder")

@@ -1,0 +1,231 @@
+"""Recording a forward as a program: a list of kernel calls over buffers that stay where they are, replayed by one C call.
+
+While a model is recorded its layers are called with `Value`s instead of tensors. A value is a place in a buffer nobody has put
+anywhere yet; the kernels that would compute it append themselves to the list. When the list is complete every buffer gets
+memory, shared by those that are never needed at the same time, and the addresses are written into the kernels' arguments.
+Token counts are read at replay, so one program serves every step up to the size of its buffers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pegboard_kernel_cpu.library import Library, library
+from pegboard_kernel_cpu.structures import Quantize
+
+ALIGNMENT = 64
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """token_bytes: of one token's row. first, last: the calls that write it first and use it last."""
+
+    token_bytes: int
+    first: int = -1
+    last: int = -1
+    address: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """[T, width] elements of a buffer's rows, `offset` bytes behind their start. stride: elements from row to row."""
+
+    buffer: Buffer
+    width: int
+    stride: int
+    offset: int = 0
+
+    def columns(self, start: int, stop: int) -> "Value":
+        """[T, stop − start] of it (float32)."""
+        return replace(self, offset=self.offset + 4 * start, width=stop - start)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.offset == 0 and self.width == self.stride
+
+
+@dataclass(slots=True)
+class Call:
+    """One kernel call: which field of its arguments is which value."""
+
+    kernel: str
+    arguments: ctypes.Structure
+    reads: dict[str, Value]
+    writes: dict[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedValue:
+    """Activations as int8 with scales and sums, see csrc/quantize.h."""
+
+    codes: Value
+    scales: Value
+    sums: Value
+
+
+@dataclass(slots=True)
+class StepInput:
+    """Tensors made from the step's positions before every replay."""
+
+    make: Callable[[Tensor], tuple[Tensor, ...]]
+    values: tuple[Value, ...]
+    places: list[Tensor] = field(default_factory=list)
+
+
+class NativeRecorder:
+    """max_tokens: the most tokens of a step; buffers are that long. keep: objects whose memory the calls point into."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.library: Library = library()
+        self.max_tokens = max_tokens
+        self.calls: list[Call] = []
+        self.step_inputs: list[StepInput] = []
+        self.keep: list[Any] = []
+        self._quantized: dict[Buffer, QuantizedValue] = {}
+        self._hidden: Value | None = None
+
+    def hidden(self, width: int) -> Value:
+        """The hidden states the program starts from."""
+        self._hidden = self.value(width)
+        return self._hidden
+
+    def from_positions(self, make: Callable[[Tensor], tuple[Tensor, ...]], widths: tuple[int, ...]) -> tuple[Value, ...]:
+        """Values `make(positions)` gives in every step, each [T, width] float32: what layers share, computed once."""
+        values = tuple(self.value(width) for width in widths)
+        self.step_inputs.append(StepInput(make, values))
+        return values
+
+    def value(self, width: int, element_bytes: int = 4) -> Value:
+        """A new [T, width]."""
+        return Value(Buffer(width * element_bytes), width, width)
+
+    def emit(self, kernel: str, arguments: ctypes.Structure, reads: Mapping[str, Value], writes: Mapping[str, Value]) -> None:
+        """Append a call. Field names may be dotted ("to.codes"); `<name>_stride` is set where the structure has it. A value
+        that is both read and written stands in both."""
+        self.calls.append(Call(kernel, arguments, dict(reads), dict(writes)))
+        for value in writes.values():
+            self._quantized.pop(value.buffer, None)
+
+    def quantized(self, value: Value) -> QuantizedValue:
+        """`value` as int8, made by the kernel that computes it where that one can, else by a call of its own."""
+        known = self._quantized.get(value.buffer)
+        if known is not None and value.is_whole:
+            return known
+        made = QuantizedValue(self.value(value.width, 1), self.value(value.width // 32), self.value(value.width // 16))
+        fields = {"to.codes": made.codes, "to.scales": made.scales, "to.sums": made.sums}
+        producer = self._producer(value)
+        if producer is not None and hasattr(producer.arguments, "to"):
+            producer.writes.update(fields)
+        else:
+            self.emit("quantize", Quantize(columns=value.width), {"x": value}, fields)
+        if value.is_whole:
+            self._quantized[value.buffer] = made
+        return made
+
+    def _producer(self, value: Value) -> Call | None:
+        """The call that wrote the value last, if it wrote exactly that."""
+        for call in reversed(self.calls):
+            for name, written in call.writes.items():
+                if written.buffer is value.buffer:
+                    return call if name == "out" and written == value else None
+        return None
+
+    def finish(self, output: Value) -> "Program":
+        """Give every buffer memory and bind all addresses."""
+        assert self._hidden is not None, "a program starts from hidden states"
+        self._drop_unused(output)
+        self._lifetimes(output)
+        arena = self._place()
+        for call in self.calls:
+            for name, value in (call.reads | call.writes).items():
+                _point(call.arguments, name, value)
+        return Program(self, arena, self._hidden, output)
+
+    def _drop_unused(self, output: Value) -> None:
+        """A float result that only its quantized form is read of is not written at all."""
+        read = {value.buffer for call in self.calls for value in call.reads.values()} | {output.buffer}
+        for call in self.calls:
+            out = call.writes.get("out")
+            if "to.codes" in call.writes and out is not None and out.buffer not in read:
+                del call.writes["out"]
+
+    def _lifetimes(self, output: Value) -> None:
+        for index, call in enumerate(self.calls):
+            for value in (*call.reads.values(), *call.writes.values()):
+                buffer = value.buffer
+                buffer.first = index if buffer.first < 0 else buffer.first
+                buffer.last = index
+        output.buffer.last = len(self.calls)
+        given = [value for step_input in self.step_inputs for value in step_input.values]
+        assert self._hidden is not None
+        for value in (self._hidden, *given):
+            value.buffer.first = 0
+            value.buffer.last = max(value.buffer.last, 0)
+
+    def _place(self) -> Tensor:
+        """First fit: a buffer takes the lowest place that no buffer alive at the same time lies in."""
+        buffers = {value.buffer for call in self.calls for value in (*call.reads.values(), *call.writes.values())}
+        buffers |= {value.buffer for step_input in self.step_inputs for value in step_input.values}
+        placed: list[tuple[int, int, Buffer]] = []
+        for buffer in sorted(buffers, key=lambda b: (b.first, -b.token_bytes)):
+            size = -(-buffer.token_bytes * self.max_tokens // ALIGNMENT) * ALIGNMENT
+            start = 0
+            for low, high, other in sorted(placed, key=lambda entry: entry[0]):
+                if other.last < buffer.first or buffer.last < other.first:
+                    continue
+                if start + size <= low:
+                    break
+                start = max(start, high)
+            buffer.address = start
+            placed.append((start, start + size, buffer))
+        total = max((high for _, high, _ in placed), default=0)
+        arena = torch.zeros(total + ALIGNMENT, dtype=torch.uint8)
+        base = -(-arena.data_ptr() // ALIGNMENT) * ALIGNMENT
+        for _, _, buffer in placed:
+            buffer.address += base
+        return arena
+
+
+def _point(arguments: Any, name: str, value: Value) -> None:
+    """Write a value's address, and its stride where there is a field for it."""
+    *path, last = name.split(".")
+    for part in path:
+        arguments = getattr(arguments, part)
+    setattr(arguments, last, value.buffer.address + value.offset)
+    if hasattr(arguments, f"{last}_stride"):
+        setattr(arguments, f"{last}_stride", value.stride)
+
+
+class Program:
+    """A recorded forward: hidden [T, width], positions [T] → hidden [T, width], valid until the next call."""
+
+    def __init__(self, recorder: NativeRecorder, arena: Tensor, hidden: Value, output: Value) -> None:
+        self._keep = (recorder.keep, recorder.calls)
+        self.library, self.max_tokens, self.arena = recorder.library, recorder.max_tokens, arena
+        self.num_calls = len(recorder.calls)
+        self._instructions = self.library.instructions([(call.kernel, call.arguments) for call in recorder.calls])
+        self._hidden, self._output = self._tensor(hidden), self._tensor(output)
+        self._inputs = [
+            (step_input.make, [self._tensor(value) for value in step_input.values]) for step_input in recorder.step_inputs
+        ]
+
+    def _tensor(self, value: Value) -> Tensor:
+        """The value's memory as a tensor [max_tokens, width]."""
+        start = value.buffer.address - self.arena.data_ptr()
+        rows = self.arena[start : start + self.max_tokens * value.buffer.token_bytes].view(torch.float32)
+        return rows.view(self.max_tokens, -1)[:, value.offset // 4 : value.offset // 4 + value.width]
+
+    def __call__(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        count = hidden.shape[0]
+        self._hidden[:count] = hidden
+        for make, places in self._inputs:
+            for place, tensor in zip(places, make(positions), strict=True):
+                place[:count] = tensor
+        self.library.run(self._instructions, self.num_calls, count)
+        return self._output[:count]

@@ -1,0 +1,113 @@
+"""The C structures of csrc/ as ctypes sees them; field for field in the same order."""
+
+from __future__ import annotations
+
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+
+
+class Step(Structure):
+    _fields_ = (("num_tokens", c_int64), ("num_outputs", c_int64))
+
+
+class Instruction(Structure):
+    _fields_ = (("kernel", c_void_p), ("arguments", c_void_p))
+
+
+class Quantized(Structure):
+    _fields_ = (("codes", c_void_p), ("scales", c_void_p), ("sums", c_void_p))
+
+
+class Quantize(Structure):
+    _fields_ = (("x", c_void_p), ("x_stride", c_int64), ("to", Quantized), ("columns", c_int64))
+
+
+class LinearFloat(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("rows", c_int64),
+        ("columns", c_int64),
+    )
+
+
+class Format(Structure):
+    _fields_ = (
+        ("bits", c_int32),
+        ("block_size", c_int32),
+        ("is_wide", c_int32),
+        ("has_minimum", c_int32),
+        ("zero", c_int32),
+        ("record_bytes", c_int32),
+    )
+
+
+class LinearBlocks(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_scales", c_void_p),
+        ("x_sums", c_void_p),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("format", Format),
+    )
+
+
+class LookupBlocks(Structure):
+    _fields_ = (
+        ("ids", c_void_p),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("weight", c_void_p),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("format", Format),
+    )
+
+
+class RMSNorm(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("residual", c_void_p),
+        ("residual_stride", c_int64),
+        ("weight", c_void_p),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("to", Quantized),
+        ("columns", c_int64),
+        ("parts", c_int64),
+        ("epsilon", c_float),
+    )
+
+
+class GatedActivation(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("to", Quantized),
+        ("columns", c_int64),
+        ("is_gelu", c_int64),
+    )
+
+
+class LookupFloat(Structure):
+    _fields_ = (
+        ("ids", c_void_p),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("table", c_void_p),
+        ("columns", c_int64),
+    )
+
+
+InstructionList = POINTER(Instruction)
