@@ -183,12 +183,15 @@ class Logprobs(msgspec.Struct):
 
 
 class StepTimes(msgspec.Struct):
-    """Seconds spent by the worker in each part of a step."""
+    """Seconds spent by the worker in each part of a step. plan_s: of the forward, the attention backends' planning.
+    transfer_s: the KV connectors' worker halves, before and after the forward."""
 
     prepare_s: float = 0.0
     forward_s: float = 0.0
     sample_s: float = 0.0
     draft_s: float = 0.0
+    plan_s: float = 0.0
+    transfer_s: float = 0.0
 
 
 class TransferReport(msgspec.Struct):

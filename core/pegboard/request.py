@@ -35,6 +35,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     prompt_embeds: Blob | None = None
     media: tuple[MediaRef, ...] = ()
     kv_transfer_params: dict[str, Any] | None = None
+    trace_headers: dict[str, str] | None = None
 
 
 class RequestView(Protocol):
@@ -73,6 +74,7 @@ class Request:
     num_in_flight_tokens: of those, scheduled but not yet confirmed, in num_in_flight_steps steps.
     block_hashes: the chain of hashes, one per KVPlan.hash_block_size confirmed tokens.
     waits_for: of "grammar" and "parent" (whose prompt a completion of n > 1 will share; num_waiting_children counts them).
+    num_external_tokens: of num_cached_tokens, those that KV connectors brought.
     uses_connectors: False once a KV load has failed: it is computed here instead.
     key: unique name inside the engine, "<request_id>" for n = 1 and "<index>_<request_id>" otherwise.
     """
@@ -83,6 +85,7 @@ class Request:
         "num_cached_tokens", "num_in_flight_tokens", "num_preemptions", "block_hashes", "draft_token_ids", "grammar",
         "parent", "finish_reason", "stop_reason", "all_token_ids", "stop_token_ids", "is_aborted", "first_scheduled_s",
         "first_token_s", "waits_for", "num_in_flight_steps", "num_waiting_children", "uses_connectors", "last_token_s",
+        "num_external_tokens", "trace_headers",
     )  # fmt: skip
 
     def __init__(self, source: EngineRequest, *, index: int = 0, parent: "Request | None" = None) -> None:
@@ -102,6 +105,7 @@ class Request:
         self.cache_salt = source.cache_salt
         self.lora = source.lora
         self.kv_transfer_params = source.kv_transfer_params
+        self.trace_headers = source.trace_headers
         seed = params.seed if isinstance(params, SamplingParams) else None
         self.seed = None if seed is None else seed + index
         self.stop_token_ids = params.all_stop_token_ids if isinstance(params, SamplingParams) else set()
@@ -109,6 +113,7 @@ class Request:
         self.row: int | None = None
         self.num_computed_tokens = 0
         self.num_cached_tokens: int | None = None
+        self.num_external_tokens = 0
         self.num_in_flight_tokens = 0
         self.num_preemptions = 0
         self.block_hashes: list[bytes] = []
@@ -168,7 +173,8 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     """E → A: what one completion gained in one step. `finish_reason`: None, "stop", "length", "abort" or "error".
 
     num_cached_tokens comes with the first delta. pooled: the result of a pooling request. `error` says why when finish_reason
-    is "error".
+    is "error"; error_parameter names the field at fault if the request itself is (a grammar that does not compile).
+    ends_whole: finish_reason is "stop" without a stop token: the last token is text like the others.
     """
 
     request_id: str
@@ -181,4 +187,6 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_cached_tokens: int | None = None
     kv_transfer_params: dict[str, Any] | None = None
     error: str | None = None
+    error_parameter: str | None = None
+    ends_whole: bool = False
     pooled: Any = None

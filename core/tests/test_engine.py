@@ -15,7 +15,7 @@ from pegboard.engine.limits import EngineLimits
 from pegboard.engine.stop_check import append_until_stop
 from pegboard.errors import ConfigError, EngineDeadError, KVCacheTooSmall, Overloaded, PluginFailure, RequestError
 from pegboard.interfaces.attention import Encoder, Full
-from pegboard.interfaces.metrics import Metric, Sample
+from pegboard.interfaces.metrics import Metric, Sample, split_series
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup, StepBudget, StepLoad
 from pegboard.pooling_params import PoolingParams
 from pegboard.request import EngineRequest, Request, RequestDelta
@@ -220,17 +220,18 @@ def test_what_is_measured() -> None:
     engine.run()
     assert sink.total("prompt_tokens_total") == 20 and sink.total("generation_tokens_total") == 6
     assert sink.total("prefix_cache_queries_total") == 20 and sink.total("prefix_cache_hits_total") == 8
-    assert sink.total("request_finished_length_total") == 2
+    assert sink.total("request_success_total|length") == 2
     assert len(sink.seen("time_to_first_token_seconds")) == 2 and len(sink.seen("inter_token_latency_seconds")) == 4
     assert all(value > 0 for value in sink.seen("time_to_first_token_seconds") + sink.seen("e2e_request_latency_seconds"))
     assert sink.seen("request_prompt_tokens") == [10, 10] and sink.seen("request_generation_tokens") == [3, 3]
     assert len(sink.samples) == len(engine.executor.batches), "one sample per step"
     assert max(sample.gauges["num_requests_running"] for sample in sink.samples) == 1
-    declared = {metric.name: metric.type for metric in sink.metrics}
+    declared = {metric.name: metric for metric in sink.metrics}
     for sample in sink.samples:
-        assert all(declared[name] == "gauge" for name in sample.gauges)
-        assert all(declared[name] == "counter" for name in sample.counters)
-        assert all(declared[name] == "histogram" for name in sample.observations)
+        published = {"gauge": sample.gauges, "counter": sample.counters, "histogram": sample.observations}
+        for kind, keys in published.items():
+            for name, labels in map(split_series, keys):
+                assert declared[name].type == kind and len(declared[name].labels) == len(labels)
     engine.engine.stop()
     assert sink.is_closed
 

@@ -27,10 +27,12 @@ class Verdict(Enum):
 
 @dataclass(slots=True)
 class PrefixQueries:
-    """Tokens looked up in the prefix cache and tokens found, since the start."""
+    """Tokens looked up in the prefix cache and tokens found, since the start; what was not found, at the KV connectors."""
 
     queries: int = 0
     hits: int = 0
+    external_queries: int = 0
+    external_hits: int = 0
 
 
 @dataclass(slots=True)
@@ -90,9 +92,9 @@ class Admission:
             roster.leave_queue(request)
         for request, cause in failed:
             roster.finish(request, "error")
-            roster.deltas.append(
-                RequestDelta(request_id=request.request_id, index=request.index, finish_reason="error", error=str(cause))
-            )
+            delta = RequestDelta(request_id=request.request_id, index=request.index, finish_reason="error", error=str(cause))
+            delta.error_parameter = getattr(cause, "parameter", None)
+            roster.deltas.append(delta)
 
     def _try(self, request: Request, plan: StepPlan) -> Verdict:
         if not self._is_ready(request):
@@ -247,8 +249,13 @@ class Admission:
         if request.num_cached_tokens is None:
             request.num_cached_tokens = start.num_cached
             if start.hit is not None:
-                self.prefix_queries.queries += request.num_tokens
-                self.prefix_queries.hits += start.hit.num_tokens
+                queries, hit = self.prefix_queries, start.hit.num_tokens
+                queries.queries += request.num_tokens
+                queries.hits += hit
+                request.num_external_tokens = start.num_cached - hit
+                if self._transfers.is_on:
+                    queries.external_queries += request.num_tokens - hit
+                    queries.external_hits += request.num_external_tokens
 
 
 class _GrammarFailed(Exception):

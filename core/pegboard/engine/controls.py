@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pegboard.engine.engine_metrics import SLEEP_STATES
 from pegboard.engine.kv_cache import KVCache
 from pegboard.engine.roster import Roster
 from pegboard.errors import RequestError
 from pegboard.interfaces.executor import Executor
+from pegboard.interfaces.metrics import series
 
 if TYPE_CHECKING:
     from pegboard.engine.engine import Engine
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 SLEEP_TAGS = ("weights", "kv_cache")
 """What sleeps, and may be woken one by one."""
+
+SLEEP_STATE_KEYS = tuple(series("engine_sleep_state", state) for state in SLEEP_STATES)
+"""The gauge of each level of sleep."""
 
 
 class Controls:
@@ -30,6 +35,7 @@ class Controls:
         self._kv = kv
         self._roster = roster
         self.asleep: set[str] = set()
+        self._sleep_level = 0
         self._actions: dict[str, Callable[..., Any]] = {
             "stats": engine.stats,
             "block_usage": self.block_usage,
@@ -41,6 +47,7 @@ class Controls:
             "wake": self.wake,
             "reload_weights": self.reload_weights,
             "profile": self.profile,
+            "decisions": lambda: engine.decisions(),
         }
 
     def __call__(self, action: str, **arguments: Any) -> Any:
@@ -85,7 +92,13 @@ class Controls:
         self._forget_kv("sleep")
         results = self._executor.call("sleep", level)
         self.asleep = set(SLEEP_TAGS)
+        self._sleep_level = level
         return results
+
+    def sleep_gauges(self) -> dict[str, float]:
+        """1 for the state the engine is in."""
+        level = self._sleep_level if self.asleep else 0
+        return {key: float(state == level) for state, key in enumerate(SLEEP_STATE_KEYS)}
 
     def wake(self, tags: list[str] | None = None) -> list[object]:
         """Take the memory again, all of it or by tag."""

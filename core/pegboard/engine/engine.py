@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -19,6 +19,7 @@ from pegboard.batch import Batch, StepOutput
 from pegboard.engine.blamed import BlamedPolicy
 from pegboard.engine.controls import Controls
 from pegboard.engine.encoder_cache import EncoderCache
+from pegboard.engine.engine_metrics import MeasuredEngine
 from pegboard.engine.grammars import Grammars
 from pegboard.engine.kv_cache import KVCache
 from pegboard.engine.limits import EngineLimits
@@ -37,7 +38,6 @@ from pegboard.interfaces.executor import Executor, StepFuture, WorkerDeath
 from pegboard.interfaces.kv_connector import KVConnectorScheduler
 from pegboard.interfaces.metrics import MetricsSink
 from pegboard.interfaces.scheduling_policy import SchedulingPolicy
-from pegboard.interfaces.structured_output import StructuredOutput
 from pegboard.request import EngineRequest, Request, RequestDelta
 from pegboard.sampling_params import SamplingParams
 
@@ -48,8 +48,9 @@ GRAMMAR_NAP_S = 0.01
 class Engine:
     """Serves requests on an executor whose model is loaded and whose KV cache is allocated.
 
-    connectors, structured_output: implementations by plugin name, in chain order. has_priority: the policy honours
-    `EngineRequest.priority`. clock: seconds, the same clock as `EngineRequest.arrival_s`.
+    connectors: implementations by plugin name, in chain order. grammars: this engine's own, stopped with it. has_priority: the
+    policy honours `EngineRequest.priority`. measured: what the metrics say about this engine. wants_records: some sink wants a
+    record of every request that ended. clock: seconds, the same clock as `EngineRequest.arrival_s`.
     Raises KVCacheTooSmall when the plan cannot hold one request of `limits.max_model_len` tokens.
 
     After a plugin or the executor has failed in a step, the engine is dead: every call raises EngineDeadError.
@@ -63,9 +64,11 @@ class Engine:
         kv_plan: KVPlan,
         limits: EngineLimits,
         connectors: Mapping[str, KVConnectorScheduler] | None = None,
-        structured_output: Mapping[str, StructuredOutput] | None = None,
+        grammars: Grammars | None = None,
         encoder_connector: EncoderConnectorScheduler | None = None,
         metrics: Sequence[MetricsSink] = (),
+        measured: MeasuredEngine | None = None,
+        wants_records: bool = False,
         has_priority: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -84,20 +87,22 @@ class Engine:
         self._transfers = Transfers(connectors or {}, kv)
         encoder_cache = EncoderCache(limits.encoder_cache_tokens)
         self._roster = Roster(limits, kv, blamed, self._transfers, LoRASlots(limits.max_loras), encoder_cache, clock)
-        self._grammars = None
-        if structured_output:
-            self._grammars = Grammars(structured_output, vocab_size=limits.vocab_size, timeout_s=limits.grammar_timeout_s)
+        self._grammars = grammars
         media = MediaPlanner(
             encoder_cache, encoder_connector, all_at_once=kv.has_encoder_groups, never_split=limits.never_split_media
         )
         self._policy = blamed
         self._scheduler = Scheduler(limits, self._roster, kv, blamed, self._transfers, media, self._grammars)
-        self._metrics = StepMetrics(metrics, clock)
+        measured = measured or MeasuredEngine(limits.max_model_len, limits.max_drafts, limits.max_loras)
+        self._metrics = StepMetrics(metrics, clock, measured, wants_records=wants_records)
         self._outcome = Outcome(limits, self._roster, kv, self._transfers, media, self._metrics)
         self._check = RequestCheck(limits, self._grammars, has_priority=has_priority)
         self._in_flight: deque[tuple[Batch, StepFuture]] = deque()
         self._dead: str | None = None
+        self.decisions: Callable[[], list[dict[str, Any]]] = list
+        """Which plugins were chosen for this engine, and why; whoever builds it knows."""
         self._controls = Controls(self, executor, kv, self._roster)
+        self._metrics.inform(self._controls.sleep_gauges())
         executor.watch(self._on_death)
 
     # --- requests -----------------------------------------------------------------------------------------------------------
@@ -116,19 +121,19 @@ class Engine:
             request = msgspec.structs.replace(request, arrival_s=self._clock())
         with self._dying():
             for completion in _expand(request):
-                if self._grammars is not None and getattr(completion.params, "structured_outputs", None) is not None:
+                if self._grammars is not None:
                     self._grammars.start(completion)
                 self._roster.add(completion)
 
-    def abort(self, request_ids: Sequence[str]) -> None:
+    def abort(self, request_ids: Sequence[str], reason: Literal["abort", "stop"] = "abort") -> None:
         """End requests (all their completions), or single completions by key. Their last delta comes with the next step.
-        Unknown ids are ignored: the request may just have finished."""
+        Unknown ids are ignored: the request may just have finished. reason: their finish reason."""
         self._must_live()
         with self._dying():
             for name in request_ids:
                 completions = self._roster.completions.get(name) or filter(None, [self._roster.requests.get(name)])
                 for request in list(completions):
-                    self._outcome.fail(request, "abort")
+                    self._outcome.fail(request, reason)
 
     # --- the loop -----------------------------------------------------------------------------------------------------------
 
@@ -146,7 +151,7 @@ class Engine:
         if self._controls.asleep:
             return self._take_deltas()
         with self._dying():
-            while len(self._in_flight) < self.limits.max_in_flight and (batch := self._scheduler.schedule()):
+            while len(self._in_flight) < self.limits.max_in_flight and (batch := self._schedule()):
                 self._in_flight.append((batch, self._submit(batch)))
             if self._in_flight:
                 batch, future = self._in_flight.popleft()
@@ -168,18 +173,25 @@ class Engine:
                     self._send_masks(batch)
                 self._apply(batch, self._result(future))
 
+    def _schedule(self) -> Batch | None:
+        with self._metrics.timed("schedule"):
+            return self._scheduler.schedule()
+
     def _apply(self, batch: Batch, output: StepOutput) -> None:
-        record = self._scheduler.close(batch.step)
-        self._outcome.apply(batch, output)
-        self._policy.observe(record.load, output.times)
-        self._metrics.observe("iteration_tokens_total", batch.num_tokens)
+        with self._metrics.timed("apply"):
+            record = self._scheduler.close(batch.step)
+            self._metrics.step(batch, output.times, self._roster.by_row)
+            self._outcome.apply(batch, output)
+            self._policy.observe(record.load, output.times)
 
     def _send_masks(self, batch: Batch) -> None:
         """Older steps are applied, so the grammars are exact; the forward of this step runs meanwhile."""
         assert self._grammars is not None
         by_row = self._roster.by_row
         live = [by_row[row] if by_row[row] not in self._roster.draining else None for row in batch.rows.tolist()]
+        started = time.perf_counter()
         masks = self._grammars.masks(batch, live, self._scheduler.drafts(batch.step))
+        self._metrics.masks_filled(time.perf_counter() - started)
         with self._executing("take token masks"):
             self._executor.provide_masks(batch.step, masks)
 
@@ -188,7 +200,7 @@ class Engine:
             return self._executor.submit(batch)
 
     def _result(self, future: StepFuture) -> StepOutput:
-        with self._executing("run a step"):
+        with self._executing("run a step"), self._metrics.timed("execute"):
             return future.result()
 
     def _take_deltas(self) -> list[RequestDelta]:
@@ -196,24 +208,40 @@ class Engine:
         return deltas
 
     def _publish(self) -> None:
-        queries = self._scheduler.prefix_queries
-        self._metrics.count_up_to("prefix_cache_queries_total", queries.queries)
-        self._metrics.count_up_to("prefix_cache_hits_total", queries.hits)
-        self._metrics.count_up_to("num_preemptions_total", self._roster.num_preemptions)
-        self._metrics.publish(
-            {
-                "num_requests_running": len(self._roster.running),
-                "num_requests_waiting": self._roster.num_waiting,
-                "kv_cache_usage_perc": self._kv.usage,
-            }
-        )
+        metrics, roster, queries = self._metrics, self._roster, self._scheduler.prefix_queries
+        metrics.count_up_to("prefix_cache_queries_total", queries.queries)
+        metrics.count_up_to("prefix_cache_hits_total", queries.hits)
+        metrics.count_up_to("external_prefix_cache_queries_total", queries.external_queries)
+        metrics.count_up_to("external_prefix_cache_hits_total", queries.external_hits)
+        metrics.count_up_to("num_preemptions_total", roster.num_preemptions)
+        ended, roster.ended = roster.ended, []
+        for request in ended:
+            metrics.finished(request, self._clock())
+        if self.limits.max_loras:
+            metrics.loras(roster.running, roster.requests)
+        metrics.publish(self._gauges())
+
+    def _gauges(self) -> dict[str, float]:
+        return {
+            "num_requests_running": len(self._roster.running),
+            "num_requests_waiting": self._roster.num_waiting,
+            "kv_cache_usage_perc": self._kv.usage,
+        }
+
+    def attach(self, sink: MetricsSink) -> None:
+        """One more sink. It is told the metrics and the state of this moment at once."""
+        self._metrics.attach(sink, self._gauges())
 
     # --- control ------------------------------------------------------------------------------------------------------------
 
     def control(self, action: str, **arguments: Any) -> Any:
         """Everything that is not a request: see `pegboard.engine.controls`. RequestError for an unknown action."""
         self._must_live()
-        return self._controls(action, **arguments)
+        result = self._controls(action, **arguments)
+        if action in ("sleep", "wake"):
+            self._metrics.inform(self._controls.sleep_gauges())
+            self._publish()
+        return result
 
     def stats(self) -> dict[str, Any]:
         """Numbers of this moment and totals since the start."""

@@ -1,26 +1,30 @@
 """What crosses the boundary between the API process (A) and the engine process (E): msgpack, one message per frame.
 
     A → E   Start, Add, Abort, Control, Stop
-    E → A   Ready, StepDeltas, Rejected, ControlReply, Dead
+    E → A   Ready, StepDeltas, Measured, Rejected, ControlReply, Dead
 
-E sends one `StepDeltas` per step with the deltas of all requests, so A wakes once per step.
+E sends one `StepDeltas` per step with the deltas of all requests, so A wakes once per step. A `Measured` is for every API
+process, goes before the deltas of its step, and covers all steps since the one before (see `engine.metric_sinks.SampleRelay`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from pegboard import errors
 from pegboard.errors import Overloaded, PegboardError, PluginError, RequestError
+from pegboard.interfaces.metrics import Metric, Sample
 from pegboard.request import EngineRequest, RequestDelta
 
 
 class Start(msgspec.Struct, tag="start"):
-    """The first message. plan: the pickled `EnginePlan`; it arrives over a socket only this user can open."""
+    """The first message. plan: the pickled `EnginePlan`; it arrives over a socket only this user can open. wants_samples: A has
+    metrics sinks, so E sends `Measured`."""
 
     plan: bytes
+    wants_samples: bool = False
 
 
 class Add(msgspec.Struct, tag="add"):
@@ -28,9 +32,11 @@ class Add(msgspec.Struct, tag="add"):
 
 
 class Abort(msgspec.Struct, tag="abort"):
-    """ids: request ids, or keys of single completions (see `pegboard.request.Request.key`)."""
+    """ids: request ids, or keys of single completions (see `pegboard.request.Request.key`). reason: "stop" for completions
+    in whose text A has found a stop string."""
 
     ids: list[str]
+    reason: Literal["abort", "stop"] = "abort"
 
 
 class Control(msgspec.Struct, tag="control"):
@@ -83,13 +89,20 @@ class Failure(msgspec.Struct):
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """The model is loaded. info: plain values of the engine (`Engine.stats()` at start)."""
+    """The model is loaded. info: plain values of the engine (`Engine.stats()` at start). metrics: what samples will hold."""
 
     info: dict[str, Any] = {}
+    metrics: list[Metric] = []
 
 
 class StepDeltas(msgspec.Struct, tag="deltas"):
     deltas: list[RequestDelta]
+
+
+class Measured(msgspec.Struct, tag="measured"):
+    """What the engine has measured since the last one."""
+
+    sample: Sample
 
 
 class Rejected(msgspec.Struct, tag="rejected"):
@@ -113,7 +126,7 @@ class Dead(msgspec.Struct, tag="dead"):
 
 
 ToEngine = Start | Add | Abort | Control | Stop
-FromEngine = Ready | StepDeltas | Rejected | ControlReply | Dead
+FromEngine = Ready | StepDeltas | Measured | Rejected | ControlReply | Dead
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -14,6 +14,7 @@ from pegboard.engine.stop_check import append_until_stop
 from pegboard.engine.transfers import Transfers
 from pegboard.log import get_logger
 from pegboard.request import PositionLogprobs, Request, RequestDelta, RequestStatus
+from pegboard.sampling_params import SamplingParams
 
 log = get_logger(__name__)
 
@@ -65,9 +66,9 @@ class Outcome:
             self._take_tokens(request, token_ids[place], output, place, now_s)
             request.draft_token_ids = drafts[place] if drafts is not None else []
             if num_drafts:
-                self._metrics.count("spec_decode_num_draft_tokens_total", num_drafts)
-                self._metrics.count("spec_decode_num_accepted_tokens_total", len(token_ids[place]) - 1)
+                self._metrics.drafts(num_drafts, len(token_ids[place]) - 1)
         if output.nan_rows is not None and len(output.nan_rows):
+            self._metrics.count("corrupted_requests_total", len(output.nan_rows))
             log.warning(
                 "step %d: the logits of %d rows held NaN; the weights or the kernels are wrong", batch.step, len(output.nan_rows)
             )
@@ -94,13 +95,30 @@ class Outcome:
         if output.logprobs is not None and (logprobs := output.logprobs[place]) is not None:
             delta.logprobs = _positions(logprobs)[: len(kept)]
         self._metrics.tokens(request, len(kept), now_s)
-        if reason is None and request.grammar is not None and request.grammar.accept(kept) != len(kept):
-            reason = "error"
-            delta.error = f"token ids {kept} do not fit the request's grammar although they were masked"
+        if reason is None and request.grammar is not None:
+            reason = self._advance_grammar(request, kept, delta)
         if reason is None:
             self._roster.deltas.append(delta)
         else:
             self._end(request, delta, reason)
+
+    def _advance_grammar(self, request: Request, token_ids: list[int], delta: RequestDelta) -> str | None:
+        """The finish reason, if the grammar gives one: where it wants a stop token and min_tokens (or a model without any) allows
+        none, the text is whole and the completion ends."""
+        if request.grammar.accept(token_ids) != len(token_ids):
+            delta.error = (
+                f"token ids {token_ids} do not fit the request's grammar; logit_bias, allowed_token_ids or bad_words leave none "
+                "of the tokens that it allows"
+            )
+            delta.error_parameter = "structured_outputs"
+            return "error"
+        params = request.params
+        assert isinstance(params, SamplingParams), "pooling requests have no grammar"
+        may_stop = params.eos_token_ids and (params.ignore_eos or len(request.output_token_ids) >= params.min_tokens)
+        if may_stop or not request.grammar.has_ended():
+            return None
+        delta.ends_whole = True
+        return "stop"
 
     def _commit(self, request: Request) -> None:
         """What no step in flight can change any more is valid."""
@@ -114,14 +132,12 @@ class Outcome:
         delta.finish_reason = reason
         delta.stop_reason = request.stop_reason
         self._roster.deltas.append(delta)
-        self._metrics.finished(request, self._roster.clock())
 
-    def fail(self, request: Request, reason: Literal["abort", "error"], error: str | None = None) -> None:
-        """End a request, in whatever status, without a result."""
+    def fail(self, request: Request, reason: Literal["abort", "error", "stop"], error: str | None = None) -> None:
+        """End a request, in whatever status, without a result. "stop": whoever reads its text has found a stop string."""
         delta = RequestDelta(request_id=request.request_id, index=request.index, error=error, finish_reason=reason)
         delta.kv_transfer_params = self._roster.finish(request, reason, why="aborted")
         self._roster.deltas.append(delta)
-        self._metrics.finished(request, self._roster.clock())
 
     # --- KV transfers -------------------------------------------------------------------------------------------------------
 

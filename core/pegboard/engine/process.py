@@ -28,6 +28,7 @@ from pegboard.engine.messages import (
     ControlReply,
     Dead,
     Failure,
+    Measured,
     Ready,
     Rejected,
     Start,
@@ -36,6 +37,7 @@ from pegboard.engine.messages import (
     decode_to_engine,
     encode,
 )
+from pegboard.engine.metric_sinks import SampleRelay
 from pegboard.errors import PegboardError
 from pegboard.log import get_logger, set_up_logging
 
@@ -65,10 +67,10 @@ def run(address: str, builder: str, level: str) -> None:
     try:
         signal.signal(signal.SIGTERM, _on_terminate)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)  # blocked by the parent until now
-        engine = _start(socket, builder)
+        engine, relay = _start(socket, builder)
         if engine is not None:
             try:
-                _serve(socket, engine)
+                _serve(socket, engine, relay)
             finally:
                 engine.stop()
     except _Terminated:
@@ -97,25 +99,30 @@ def _watch_parent(folder: Path) -> None:
     threading.Thread(target=watch, name="watch-parent", daemon=True).start()
 
 
-def _start(socket: zmq.Socket[bytes], builder: str) -> Any:
-    """The built engine, announced as ready; None when it failed (reported) or was not wanted any more."""
+def _start(socket: zmq.Socket[bytes], builder: str) -> tuple[Any, SampleRelay | None]:
+    """The built engine, announced as ready, and its samples if A wants them; no engine when it failed (reported) or was not
+    wanted any more."""
+    relay = None
     try:
         build = load_builder(builder)  # the slow part, while the parent is still busy with the plan
         message = decode_to_engine(socket.recv())
         if isinstance(message, Stop):
-            return None
+            return None, None
         assert isinstance(message, Start), message
         engine = build(pickle.loads(message.plan))
-        ready = encode(Ready(engine.stats()))
+        if message.wants_samples:
+            relay = SampleRelay()
+            engine.attach(relay)
+        ready = encode(Ready(engine.stats(), list(relay.metrics) if relay else []))
     except Exception as error:  # noqa: BLE001 - whatever stops the start is reported to the parent, which raises it
         _log_failure("the engine did not start", error)
         socket.send(encode(Dead(Failure.of(error), is_start=True)))
-        return None
+        return None, None
     socket.send(ready)
-    return engine
+    return engine, relay
 
 
-def _serve(socket: zmq.Socket[bytes], engine: Any) -> None:
+def _serve(socket: zmq.Socket[bytes], engine: Any, relay: SampleRelay | None) -> None:
     """Take messages and step until told to stop. Blocks when there is nothing to do."""
     try:
         while True:
@@ -123,7 +130,10 @@ def _serve(socket: zmq.Socket[bytes], engine: Any) -> None:
                 socket.poll()
             if not _receive_all(socket, engine):
                 return
-            if engine.has_work and (deltas := engine.step()):
+            deltas = engine.step() if engine.has_work else ()
+            if relay is not None and (sample := relay.take()):
+                socket.send(encode(Measured(sample)))
+            if deltas:
                 socket.send(encode(StepDeltas(deltas)))
     except Exception as error:  # noqa: BLE001 - the engine is beyond repair: its state is unknown after a failed step
         _log_failure("the engine died", error)
@@ -140,7 +150,7 @@ def _receive_all(socket: zmq.Socket[bytes], engine: Any) -> bool:
         if isinstance(message, Add):
             _add(socket, engine, message)
         elif isinstance(message, Abort):
-            engine.abort(message.ids)
+            engine.abort(message.ids, message.reason)
         elif isinstance(message, Control):
             socket.send(_control(engine, message))
         elif isinstance(message, Stop):

@@ -65,10 +65,10 @@ class EngineProcess:
     def pid(self) -> int:
         return self._process.pid or 0
 
-    def start(self, plan: Any) -> None:
-        """Send the plan; the engine answers `Ready` or `Dead`."""
+    def start(self, plan: Any, *, wants_samples: bool = False) -> None:
+        """Send the plan; the engine answers `Ready` or `Dead`. wants_samples: send what the engine measures, too."""
         self._has_plan = True
-        self.send(Start(pickle.dumps(plan)))
+        self.send(Start(pickle.dumps(plan), wants_samples))
 
     def send(self, message: ToEngine) -> None:
         """Hand over a message; never blocks. Messages to a dead engine vanish."""

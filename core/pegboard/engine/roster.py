@@ -21,7 +21,8 @@ from pegboard.request import Request, RequestDelta, RequestStatus
 
 class Roster:
     """All live requests. running: in admission order. by_row: who owns each row, draining ones included. loading: requests whose
-    blocks a connector fills between steps. removed_rows: vacated since the last batch. deltas: waiting to be handed out."""
+    blocks a connector fills between steps. removed_rows: vacated since the last batch. deltas: waiting to be handed out. ended:
+    finished since they were last measured."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class Roster:
         self.free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self.removed_rows: list[int] = []
         self.deltas: list[RequestDelta] = []
+        self.ended: list[Request] = []
         self.num_waiting = 0
         self.num_preemptions = 0
 
@@ -98,6 +100,7 @@ class Roster:
         """End a live request in any status. Returns the connectors' parameters for the client."""
         was_running, was_draining = request.status is RequestStatus.RUNNING, request in self.draining
         request.finish_reason = reason
+        self.ended.append(request)
         self._forget(request)
         if was_draining:
             request.status = RequestStatus.FINISHED

@@ -2,53 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
-from pegboard.interfaces.metrics import Metric, MetricsSink, Sample
-from pegboard.log import get_logger
-from pegboard.request import Request
-
-log = get_logger(__name__)
-
-SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-TOKENS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 50000.0, 100000.0)
-
-METRICS: tuple[Metric, ...] = (
-    Metric("num_requests_running", "gauge", "Completions that own a row"),
-    Metric("num_requests_waiting", "gauge", "Completions waiting for a row"),
-    Metric("kv_cache_usage_perc", "gauge", "Fraction of KV blocks in use, 0 to 1"),
-    Metric("prompt_tokens_total", "counter", "Prompt tokens of completions that produced their first token"),
-    Metric("generation_tokens_total", "counter", "Tokens sampled and kept"),
-    Metric("prefix_cache_queries_total", "counter", "Tokens looked up in the prefix cache"),
-    Metric("prefix_cache_hits_total", "counter", "Of those, tokens found"),
-    Metric("num_preemptions_total", "counter", "Completions that gave their blocks back and recomputed"),
-    Metric("spec_decode_num_draft_tokens_total", "counter", "Draft tokens verified"),
-    Metric("spec_decode_num_accepted_tokens_total", "counter", "Of those, tokens accepted"),
-    *(
-        Metric(f"request_finished_{reason}_total", "counter", f"Completions that ended with finish reason {reason!r}")
-        for reason in ("stop", "length", "abort", "error")
-    ),
-    Metric("time_to_first_token_seconds", "histogram", "From arrival to the first token", SECONDS),
-    Metric("inter_token_latency_seconds", "histogram", "Between two outputs of a completion", SECONDS),
-    Metric("e2e_request_latency_seconds", "histogram", "From arrival to the end", SECONDS),
-    Metric("request_queue_time_seconds", "histogram", "From arrival to the first row", SECONDS),
-    Metric("request_prompt_tokens", "histogram", "Prompt tokens of a finished completion", TOKENS),
-    Metric("request_generation_tokens", "histogram", "Output tokens of a finished completion", TOKENS),
-    Metric("iteration_tokens_total", "histogram", "Tokens computed in a step", TOKENS),
+from pegboard.batch import Batch, StepTimes
+from pegboard.engine.engine_metrics import (
+    BY_SOURCE,
+    PLUGIN_SECONDS,
+    SAME_AS,
+    STEP_PARTS,
+    STEP_SECONDS,
+    SUCCESS,
+    MeasuredEngine,
+    engine_metrics,
 )
+from pegboard.engine.metric_sinks import Sinks
+from pegboard.engine.request_records import RequestRecords
+from pegboard.interfaces.metrics import MetricsSink, RequestRecord, Sample, series
+from pegboard.request import Request
+from pegboard.sampling_params import SamplingParams
+
+PARTS = {part: series(STEP_SECONDS, part) for part in STEP_PARTS}
 
 
 class StepMetrics:
-    """Counts and observations since the last publish. All times are on the engine's clock."""
+    """Counts and observations since the last publish. All times are on the engine's clock.
 
-    def __init__(self, sinks: Sequence[MetricsSink], clock: Callable[[], float]) -> None:
-        self._sinks = list(sinks)
+    wants_records: some sink asks for `Sample.requests`. Without sinks nothing is gathered.
+    """
+
+    def __init__(
+        self,
+        sinks: Sequence[MetricsSink],
+        clock: Callable[[], float],
+        engine: MeasuredEngine,
+        *,
+        wants_records: bool = False,
+    ) -> None:
+        self.metrics = engine_metrics(engine)
+        self._engine = engine
+        self._sinks = Sinks(sinks)
         self._clock = clock
         self._counters: dict[str, float] = {}
         self._observations: dict[str, list[float]] = {}
         self._totals: dict[str, float] = {}
-        for sink in sinks:
-            self._call(sink, "declare", METRICS)
+        self._info: dict[str, float] = {}
+        self._news: dict[str, float] = {}
+        self._lora_info = ""
+        self._ended: list[RequestRecord] = []
+        self._records = RequestRecords()
+        self._wants_records = wants_records
+        self._hidden = {name: old for name, old in SAME_AS.items() if any(metric.name == old for metric in self.metrics)}
+        names = engine.plugin_names
+        self._plugin_keys = {
+            (kind, part): series(PLUGIN_SECONDS, kind, names.get(kind, ""), part)
+            for kind, part in (
+                ("attention", "plan"), ("model", "forward"), ("sampler", "sample"), ("draft", "propose"),
+                ("structured_output", "masks"), ("kv_connector", "transfer"),
+            )
+        }  # fmt: skip
+        if engine.cache_config:
+            self.inform({series("cache_config_info", *engine.cache_config.values()): 1.0})
+        self._sinks.declare(self.metrics)
+
+    def inform(self, gauges: Mapping[str, float]) -> None:
+        """Gauges that seldom change: published once, and to a sink that is attached later."""
+        self._info.update(gauges)
+        self._news.update(gauges)
+
+    def attach(self, sink: MetricsSink, gauges: Mapping[str, float]) -> None:
+        """One more sink, which learns at once what the others know already: the engine's state."""
+        late = Sinks([sink])
+        late.declare(self.metrics)
+        late.publish(Sample(self._clock(), {**self._info, **gauges}))
+        if late:
+            self._sinks.add(sink)
 
     def count(self, name: str, n: float = 1) -> None:
         """Add to a counter."""
@@ -65,6 +94,35 @@ class StepMetrics:
         """One observation of a histogram."""
         self._observations.setdefault(name, []).append(value)
 
+    # --- a step -------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """What the engine's loop spends its time with."""
+        started = time.perf_counter()
+        yield
+        self.count(PARTS[part], time.perf_counter() - started)
+
+    def masks_filled(self, seconds: float) -> None:
+        """Grammars have filled the token masks of a step."""
+        self.count(self._plugin_keys["structured_output", "masks"], seconds)
+
+    def step(self, batch: Batch, times: StepTimes, by_row: Sequence[Request | None]) -> None:
+        """The result of a step is in and not applied yet: how large the step was, and what its parts cost."""
+        self.observe("iteration_tokens_total", batch.num_tokens)
+        keys = self._plugin_keys
+        for seconds, key in (
+            (times.plan_s, keys["attention", "plan"]),
+            (times.forward_s - times.plan_s, keys["model", "forward"]),
+            (times.sample_s, keys["sampler", "sample"]),
+            (times.draft_s, keys["draft", "propose"]),
+            (times.transfer_s, keys["kv_connector", "transfer"]),
+        ):
+            if seconds > 0:
+                self.count(key, seconds)
+        if self._wants_records:
+            self._records.step(batch, times, by_row)
+
     def tokens(self, request: Request, num_tokens: int, now_s: float) -> None:
         """A completion has gained tokens."""
         self.count("generation_tokens_total", num_tokens)
@@ -72,41 +130,79 @@ class StepMetrics:
             self.observe("inter_token_latency_seconds", now_s - request.last_token_s)
         else:
             request.first_token_s = now_s
-            self.count("prompt_tokens_total", request.num_prompt_tokens)
+            self._prompt(request)
             self.observe("time_to_first_token_seconds", now_s - request.arrival_s)
-            self.observe("request_queue_time_seconds", request.first_scheduled_s - request.arrival_s)
         request.last_token_s = now_s
+
+    def _prompt(self, request: Request) -> None:
+        cached, external = request.num_cached_tokens or 0, request.num_external_tokens
+        self.count("prompt_tokens_total", request.num_prompt_tokens)
+        self.count("prompt_tokens_cached_total", cached)
+        self.count(BY_SOURCE["local_compute"], request.num_prompt_tokens - cached)
+        self.count(BY_SOURCE["local_cache_hit"], cached - external)
+        self.count(BY_SOURCE["external_kv_transfer"], external)
 
     def drafts(self, num_drafts: int, num_accepted: int) -> None:
         """A row has verified drafts."""
+        self.count("spec_decode_num_drafts_total")
         self.count("spec_decode_num_draft_tokens_total", num_drafts)
         self.count("spec_decode_num_accepted_tokens_total", num_accepted)
+        for position in range(num_accepted):
+            self.count(series("spec_decode_num_accepted_tokens_per_pos_total", str(position)))
+
+    # --- an end -------------------------------------------------------------------------------------------------------------
 
     def finished(self, request: Request, now_s: float) -> None:
-        """A completion has ended."""
-        self.count(f"request_finished_{request.finish_reason}_total")
+        """A completion has ended, for whatever reason. What never came (a first token, a row) is in no histogram."""
+        self.count(SUCCESS[request.finish_reason or "abort"])
         self.observe("e2e_request_latency_seconds", now_s - request.arrival_s)
         self.observe("request_prompt_tokens", request.num_prompt_tokens)
         self.observe("request_generation_tokens", request.num_output_tokens)
+        self.observe("request_num_preemptions", request.num_preemptions)
+        if isinstance(request.params, SamplingParams) and request.params.max_tokens is not None:
+            self.observe("request_params_max_tokens", request.params.max_tokens)
+        if request.first_scheduled_s:
+            self.observe("request_queue_time_seconds", request.first_scheduled_s - request.arrival_s)
+        if request.first_token_s:
+            self._times(request)
+        ended = self._records.finished(request, now_s)
+        if ended is not None:
+            self.observe("request_params_n", ended.record.n)
+            self.observe("request_max_num_generation_tokens", ended.longest)
+            if self._wants_records:
+                self._ended.append(ended.record)
+
+    def _times(self, request: Request) -> None:
+        decode_s = request.last_token_s - request.first_token_s
+        self.observe("request_prefill_time_seconds", request.first_token_s - request.first_scheduled_s)
+        self.observe("request_decode_time_seconds", decode_s)
+        self.observe("request_inference_time_seconds", request.last_token_s - request.first_scheduled_s)
+        self.observe("request_prefill_kv_computed_tokens", request.num_prompt_tokens - (request.num_cached_tokens or 0))
+        if request.num_output_tokens > 1:
+            self.observe("request_time_per_output_token_seconds", decode_s / (request.num_output_tokens - 1))
+
+    # --- out ----------------------------------------------------------------------------------------------------------------
+
+    def loras(self, running: Sequence[Request], waiting: Mapping[str, Request]) -> None:
+        """Which adapters are in use; published when that changes."""
+        here = {request.lora.name for request in running if request.lora is not None}
+        other = {request.lora.name for request in waiting.values() if request.lora is not None and request.row is None}
+        key = series("lora_requests_info", str(self._engine.max_loras), ",".join(sorted(other)), ",".join(sorted(here)))
+        if key != self._lora_info:
+            self._info.pop(self._lora_info, None)
+            self._lora_info = key
+            self.inform({key: self._clock()})
 
     def publish(self, gauges: Mapping[str, float]) -> None:
         """Hand everything gathered to every sink and start anew."""
-        sample = Sample(self._clock(), gauges, self._counters, self._observations)
-        self._counters, self._observations = {}, {}
-        for sink in tuple(self._sinks):
-            self._call(sink, "publish", sample)
+        if self._sinks:
+            for name, old in self._hidden.items():
+                if name in self._observations:
+                    self._observations[old] = self._observations[name]
+            gauges, self._news = {**self._news, **gauges}, {}
+            self._sinks.publish(Sample(self._clock(), gauges, self._counters, self._observations, requests=tuple(self._ended)))
+        self._counters, self._observations, self._ended = {}, {}, []
 
     def close(self) -> None:
         """No more samples."""
-        for sink in tuple(self._sinks):
-            self._call(sink, "close")
-        self._sinks.clear()
-
-    def _call(self, sink: MetricsSink, method: str, *args: object) -> None:
-        try:
-            getattr(sink, method)(*args)
-        except Exception:  # metrics must never stop the engine: any failure switches the sink off
-            self._sinks.remove(sink)
-            log.warning(
-                "metrics sink %s failed in %s and is off for the rest of the run", type(sink).__name__, method, exc_info=True
-            )
+        self._sinks.close()

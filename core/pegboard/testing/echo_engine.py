@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pegboard.errors import ModelError, RequestError
+from pegboard.interfaces.metrics import Metric, MetricsSink, Sample
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
 from pegboard.plan import EnginePlan
 from pegboard.request import EngineRequest, PositionLogprobs, RequestDelta
@@ -61,6 +62,7 @@ class EchoEngine:
         self._num_done: dict[str, int] = {}
         self._ended: list[RequestDelta] = []
         self._fails = False
+        self._sinks: list[MetricsSink] = []
 
     @property
     def has_work(self) -> bool:
@@ -74,15 +76,19 @@ class EchoEngine:
         self._live[request.request_id] = set(range(request.params.n))
         self._num_done[request.request_id] = 0
 
-    def abort(self, ids: Sequence[str]) -> None:
+    def attach(self, sink: MetricsSink) -> None:
+        sink.declare([Metric("generation_tokens_total", "counter", "Tokens of all completions")])
+        self._sinks.append(sink)
+
+    def abort(self, ids: Sequence[str], reason: str = "abort") -> None:
         self.aborted += ids
         for name in ids:
             index, _, parent = name.partition("_")
             if name in self.running:
                 for live in sorted(self._live[name]):
-                    self._end(name, live, "abort")
+                    self._end(name, live, reason)
             elif parent in self.running and int(index) in self._live[parent]:
-                self._end(parent, int(index), "abort")
+                self._end(parent, int(index), reason)
 
     def _end(self, request_id: str, index: int, reason: str) -> None:
         self._ended.append(RequestDelta(request_id=request_id, index=index, finish_reason=reason))
@@ -97,6 +103,9 @@ class EchoEngine:
         deltas, self._ended = self._ended, []
         for request_id, request in list(self.running.items()):
             deltas += self._step_one(request_id, request)
+        num_tokens = sum(len(delta.token_ids) for delta in deltas)
+        for sink in self._sinks:
+            sink.publish(Sample(time.time(), counters={"generation_tokens_total": num_tokens}))
         return deltas
 
     def _step_one(self, request_id: str, request: EngineRequest) -> list[RequestDelta]:

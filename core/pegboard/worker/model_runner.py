@@ -64,20 +64,21 @@ class ModelRunner:
         self.sources = EmbeddingSources(getattr(parts.model, "encode", None), parts.encoder_connector)
         self.scores = PromptScores(parts.sampler, parts.model.logits, self.state)
         self.token_lora_slots = torch.zeros(0, dtype=torch.int64)
+        self._planned = 0.0
 
     @torch.inference_mode()
     def run(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
         """Compute `batch`. masks() waits for the grammar masks of a batch that needs them."""
         started = time.perf_counter()
         self._apply(batch)
-        for name, connector in self.parts.connectors.items():
-            connector.begin(batch.connector.get(name, b""))
+        transfer_s = self._begin_transfers(batch)
         encoded = self.sources.run_encoder(batch)
         if batch.num_rows == 0:
             return self._empty(batch, encoded)
         inputs = self.inputs.build(batch)
         prepared = time.perf_counter()
         hidden = self.forward(batch, inputs)
+        computed = time.perf_counter()
         transfers = {name: connector.end() for name, connector in self.parts.connectors.items()}
         forwarded = time.perf_counter()
         prompt_logprobs = self.scores.collect(batch, inputs, hidden) if self.scores.wanted else {}
@@ -90,13 +91,28 @@ class ModelRunner:
         if self.draft is not None and len(inputs.sample_rows):
             output.draft_token_ids = self._propose(inputs, last_hidden)
         drafted = time.perf_counter()
-        output.times = StepTimes(prepared - started, forwarded - prepared, sampled - forwarded, drafted - sampled)
+        output.times = StepTimes(
+            prepare_s=prepared - started - transfer_s,
+            forward_s=computed - prepared,
+            sample_s=sampled - forwarded,
+            draft_s=drafted - sampled,
+            plan_s=self._planned - prepared,
+            transfer_s=transfer_s + forwarded - computed,
+        )
         return output
+
+    def _begin_transfers(self, batch: Batch) -> float:
+        """Tell the connectors what this step loads and saves; seconds that took."""
+        started = time.perf_counter()
+        for name, connector in self.parts.connectors.items():
+            connector.begin(batch.connector.get(name, b""))
+        return time.perf_counter() - started
 
     def forward(self, batch: Batch, inputs: StepInputs) -> Tensor:
         """Hidden states [T, size] behind the final norm."""
         for group, backend in self.parts.backends:
             backend.plan(inputs.groups[group])
+        self._planned = time.perf_counter()
         hidden = self.sources.merge(self.model.embed(inputs.input_ids), batch, inputs)
         return self.model.forward(hidden, inputs.positions)
 

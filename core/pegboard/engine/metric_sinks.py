@@ -1,0 +1,97 @@
+"""Between who measures and who wants to know: calls sinks so that none can do harm, and carries samples to other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pegboard.interfaces.metrics import Metric, MetricsSink, Sample
+from pegboard.log import get_logger
+
+log = get_logger(__name__)
+
+RELAY_INTERVAL_S = 0.1
+"""How much time a sample that is sent on covers at least, while the engine is busy and nothing ends."""
+
+
+class Sinks:
+    """Several sinks as one. A sink that fails is switched off, with one warning."""
+
+    def __init__(self, sinks: Sequence[MetricsSink] = ()) -> None:
+        self._sinks = list(sinks)
+
+    def __bool__(self) -> bool:
+        return bool(self._sinks)
+
+    def add(self, sink: MetricsSink) -> None:
+        """One more; the caller declares the metrics to it."""
+        self._sinks.append(sink)
+
+    def declare(self, metrics: Sequence[Metric]) -> None:
+        self._call_all("declare", metrics)
+
+    def publish(self, sample: Sample) -> None:
+        self._call_all("publish", sample)
+
+    def close(self) -> None:
+        """No more samples."""
+        self._call_all("close")
+        self._sinks.clear()
+
+    def _call_all(self, method: str, *args: object) -> None:
+        for sink in tuple(self._sinks):
+            try:
+                getattr(sink, method)(*args)
+            except Exception:  # metrics must never stop the engine or the server: any failure switches the sink off
+                self._sinks.remove(sink)
+                log.warning(
+                    "metrics sink %s failed in %s and is off for the rest of the run", type(sink).__name__, method, exc_info=True
+                )
+
+
+class SampleRelay:
+    """A sink that adds samples up until they are sent to another process. Not more than one message per step, and while the
+    engine is busy only one every RELAY_INTERVAL_S, unless a completion has ended: whoever has its answer finds it counted."""
+
+    def __init__(self) -> None:
+        self.metrics: Sequence[Metric] = ()
+        self._sample: Sample | None = None
+        self._is_due = False
+        self._taken_s = 0.0
+
+    def declare(self, metrics: Sequence[Metric]) -> None:
+        self.metrics = tuple(metrics)
+
+    def publish(self, sample: Sample) -> None:
+        self._sample = sample if self._sample is None else merged(self._sample, sample)
+        is_idle = not (sample.gauges.get("num_requests_running") or sample.gauges.get("num_requests_waiting"))
+        has_ended = bool(sample.requests) or "e2e_request_latency_seconds" in sample.observations
+        self._is_due = self._is_due or is_idle or has_ended or sample.time_s - self._taken_s >= RELAY_INTERVAL_S
+
+    def take(self) -> Sample | None:
+        """What is to be sent now."""
+        if not self._is_due or self._sample is None:
+            return None
+        sample, self._sample = self._sample, None
+        self._is_due, self._taken_s = False, sample.time_s
+        return sample
+
+    def close(self) -> None:
+        self._sample = None
+
+
+def merged(first: Sample, second: Sample) -> Sample:
+    """Two samples of one engine as one."""
+    counters = dict(first.counters)
+    for key, value in second.counters.items():
+        counters[key] = counters.get(key, 0) + value
+    observations = dict(first.observations)
+    for key, values in second.observations.items():
+        observations[key] = [*observations.get(key, ()), *values]
+    return Sample(
+        second.time_s,
+        {**first.gauges, **second.gauges},
+        counters,
+        observations,
+        second.engine,
+        (*first.requests, *second.requests),
+    )
