@@ -142,7 +142,13 @@ async def beam_search_online(
     """One final output with the `beam_width` best completions; `text` and `token_ids` without the prompt. All beams of a round
     run at once. Raises as `EngineClient.generate`; closing the iterator aborts."""
     asked = step_params(params)
-    first = await _last(client.generate(prompt, asked, request))
+    try:
+        first = await _last(client.generate(prompt, asked, request))
+    except RequestError as error:
+        if error.parameter != "logprobs":
+            raise
+        reason = f"{params.beam_width} beams need {asked.logprobs} logprobs in every round: {error}"
+        raise RequestError(reason, parameter="n") from error
     prompt_token_ids = list(first.prompt_token_ids or ())
     search = BeamSearch(prompt_token_ids, params, eos_token_ids, client.models()[0].max_model_len)
     search.extend([_logprobs(first)])

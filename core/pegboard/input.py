@@ -120,11 +120,6 @@ class RequestBuilder:
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise RequestError(f"priority must be an integer, got {priority!r}", parameter="priority")
         params.check_against_model(vocab_size=self.plan.vocab_size, max_logprobs=self.plan.settings.engine.max_logprobs)
-        if not params.spaces_between_special_tokens and not params.skip_special_tokens:
-            raise RequestError(
-                "spaces_between_special_tokens=False is not supported with skip_special_tokens=False",
-                parameter="spaces_between_special_tokens",
-            )
         if self.tokenizer is None:
             needs = [name for name in ("stop", "bad_words", "structured_outputs") if getattr(params, name)]
             if needs:

@@ -77,12 +77,6 @@ def test_truncation_keeps_the_last_tokens(length, limit):
         ({"prompt_embeds": [1.0]}, {}, "prompt_embeds", "prompt_embeds"),
         ("a", {"truncate_prompt_tokens": 17}, "over the model's max_model_len", "truncate_prompt_tokens"),
         ("a", {"logprobs": 21}, "limit of 20", "logprobs"),
-        (
-            "a",
-            {"spaces_between_special_tokens": False, "skip_special_tokens": False},
-            "not supported",
-            "spaces_between_special_tokens",
-        ),
         ("a", {"allowed_token_ids": [258]}, "outside the vocabulary", "allowed_token_ids"),
     ],
 )

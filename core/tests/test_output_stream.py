@@ -194,3 +194,28 @@ def test_stream_interval_gathers_tokens():
         if output := stream.take():
             sizes.append(len(output.outputs[0].token_ids))
     assert sizes == [1, 3, 3, 1]
+
+
+class SpacedTokenizer(ByteTokenizer):
+    """Its decoder puts a space in front of every special token."""
+
+    def stream(self, prompt_token_ids, *, skip_special_tokens):
+        stream = super().stream(prompt_token_ids, skip_special_tokens=skip_special_tokens)
+        push = stream.push
+        stream.push = lambda ids: "".join(" " * (token >= 256) + push([token]) for token in ids)
+        return stream
+
+    def decode(self, token_ids, *, skip_special_tokens):
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens).removeprefix(" ")
+
+
+@pytest.mark.parametrize(("spaces", "text"), [(True, "a <s> </s>b </s>"), (False, "a <s></s>b </s>")])
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_no_space_between_special_tokens_when_it_is_not_wanted(spaces, text, cut):
+    params = SamplingParams(skip_special_tokens=False, spaces_between_special_tokens=spaces, include_stop_str_in_output=True)
+    request = EngineRequest(request_id="r", prompt_token_ids=[1], params=params)
+    stream = OutputStream(request, SpacedTokenizer())
+    tokens = [97, 256, 257, 98, 257]
+    stream.feed(RequestDelta(request_id="r", token_ids=tokens[:cut]))
+    stream.feed(RequestDelta(request_id="r", token_ids=tokens[cut:], finish_reason="length"))
+    assert stream.take().outputs[0].text == text

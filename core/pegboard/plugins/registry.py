@@ -268,6 +268,10 @@ class Registry:
         with blame(entry.id):
             return implementation(chosen_options, setup)
 
+    def describe_decisions(self) -> list[dict[str, Any]]:
+        """Every choice of this process as plain data: what was needed, what won and why, and what stopped the others."""
+        return [made.describe() for _, made in sorted(self.decisions.items())]
+
     def describe(self) -> list[dict[str, Any]]:
         """Every entry as plain data, with why it may not be used ("" = it may): what `plugins list` and the API show."""
         rows = [(entry, self.policy.blocked(entry) or "") for entry in (*self.scan.entries, *self.scan.hooks)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 from pegboard.errors import PluginUnsuitable
 from pegboard.interfaces.spec import TIERS, Need, Spec
@@ -82,6 +82,20 @@ class Decision:
         width = max((len(names[c.entry]) for c in others), default=0)
         lines += [f"  {names[c.entry]:<{width}}  {c.state:<12}  {c.reason}".rstrip() for c in others]
         return "\n".join(lines)
+
+    def describe(self) -> dict[str, Any]:
+        """The explanation as plain data."""
+        return {
+            "kind": self.kind,
+            "key": self.key,
+            "need": self.need,
+            "winner": self.winner.qualified if self.winner else None,
+            "rank": self.rank,
+            "candidates": [
+                {"name": candidate.entry.qualified, "state": candidate.state, "gate": candidate.gate, "reason": candidate.reason}
+                for candidate in self.candidates
+            ],
+        }
 
     def require(self) -> Entry:
         """The winner. Raises PluginUnsuitable with the table when there is none."""

@@ -1,18 +1,33 @@
-"""What both kinds of answer have in common: the head of the object, usage, and chunks of a stream."""
+"""What both kinds of answer have in common: ids, the head of the object, usage, and the stream of chunks."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 
 from pegboard.errors import UnknownModel
-from pegboard.interfaces.api import EngineClient, RequestOptions
-from pegboard.output import RequestOutput
+from pegboard.interfaces.api import EngineClient, Parsing, Prompt, RequestOptions
+from pegboard.output import CompletionOutput, RequestOutput
+from pegboard.sampling_params import BeamSearchParams, SamplingParams
+from pegboard_api_openai.connection import (
+    EventStream,
+    Outputs,
+    chain,
+    first_output,
+    json_response,
+    last_outputs,
+    merge,
+    refuse_failed,
+    while_connected,
+)
 from pegboard_api_openai.fields import GenerationFields
 
 MAX_NAME = 200
@@ -45,10 +60,6 @@ class AnswerIds:
         """For the prompt at `prompt_index`; None when there is only one."""
         suffix = "" if prompt_index is None else f"-{prompt_index}"
         return RequestOptions(request_id=self._engine_id + suffix, priority=priority)
-
-
-def answer_head(response_id: str, kind: str, model: str) -> dict[str, Any]:
-    return {"id": response_id, "object": kind, "created": int(time.time()), "model": model}
 
 
 class Usage:
@@ -103,3 +114,106 @@ class ChunkWriter:
     def usage_chunk(self, usage: Mapping[str, Any]) -> bytes:
         """The last chunk: no choices, the usage of the whole request."""
         return self._start + b'],"usage":' + encode(usage) + b"}\n\n"
+
+
+class Answer(ABC):
+    """The answer to one request, as one object (`whole`) or as events. What a choice looks like is the subclass's."""
+
+    kind: str
+    chunk_kind: str
+
+    def __init__(
+        self, request: GenerationFields, response_id: str, model: str, client: EngineClient, settings: Mapping[str, Any]
+    ) -> None:
+        self.client = client
+        self.settings = settings
+        self._fields = request
+        self._head = {"id": response_id, "object": self.kind, "created": int(time.time()), "model": model}
+        self._usage = Usage(with_details=bool(settings.get("enable_prompt_tokens_details")))
+        self._num_tokens: Counter[int] = Counter()
+
+    async def respond(self, http: Request, outputs: Outputs, num_prompts: int) -> Response:
+        """The response, once the first output (of a stream) or all of them are there."""
+        if self._fields.stream:
+            first = await while_connected(http.receive, first_output(outputs))
+            return EventStream(self.events(chain(first, outputs)), outputs)
+        finals = await while_connected(http.receive, last_outputs(outputs, num_prompts))
+        return json_response(self.whole(finals))
+
+    def whole(self, finals: Sequence[RequestOutput]) -> dict[str, Any]:
+        """The final outputs of all prompts as one object."""
+        choices: list[dict[str, Any]] = []
+        for prompt_index, output in enumerate(finals):
+            self.prepare(output)
+            self._usage.add(prompt_index, output)
+            choices += self.choices(prompt_index, output)
+        return {
+            **self._head,
+            "choices": choices,
+            "service_tier": None,
+            "system_fingerprint": None,
+            "usage": {"prompt_tokens_details": None, **self._usage.total()},
+            "kv_transfer_params": None,
+        }
+
+    async def events(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
+        """Chunks; those of one output are sent together."""
+        writer = ChunkWriter(self._fields, {**self._head, "object": self.chunk_kind}, self.settings)
+        async for prompt_index, output in outputs:
+            refuse_failed(output)
+            self.prepare(output)
+            self._usage.add(prompt_index, output)
+            event = b"".join(self.chunks(writer, prompt_index, output))
+            if event:
+                yield event
+        if writer.include_usage:
+            yield writer.usage_chunk(self._usage.total())
+
+    def prepare(self, output: RequestOutput) -> None:
+        """Change an output before anything is made of it."""
+
+    @abstractmethod
+    def choices(self, prompt_index: int, output: RequestOutput) -> list[dict[str, Any]]:
+        """The choices of one prompt's final output, in order."""
+
+    @abstractmethod
+    def chunks(self, writer: ChunkWriter, prompt_index: int, output: RequestOutput) -> list[bytes]:
+        """What one output of a stream says."""
+
+    def count(self, index: int, completion: CompletionOutput) -> None:
+        """Count the new tokens of the choice `index`, for `usage_so_far`."""
+        self._num_tokens[index] += len(completion.token_ids)
+
+    def usage_so_far(self, writer: ChunkWriter, prompt_index: int, index: int) -> dict[str, Any] | None:
+        """Usage of one choice, when every chunk is to have it."""
+        if not writer.continuous:
+            return None
+        return usage_of(self._usage.num_prompt_tokens(prompt_index), self._num_tokens[index])
+
+    def says_nothing(self, writer: ChunkWriter, text: str, completion: CompletionOutput, *, with_logprobs: bool) -> bool:
+        """True for an output without news: its text is held back, and nobody wants to know of its tokens."""
+        if text or completion.finish_reason is not None:
+            return False
+        tells_tokens = with_logprobs or self._fields.return_token_ids or writer.continuous
+        return not (tells_tokens and completion.token_ids)
+
+
+def start(
+    client: EngineClient,
+    request: GenerationFields,
+    prompts: Sequence[Prompt],
+    params: SamplingParams | BeamSearchParams,
+    ids: AnswerIds,
+    parsing: Parsing | None = None,
+) -> Outputs:
+    """Outputs of all prompts of a request as they come; with `parsing` each with what it says."""
+    streams = []
+    for index, prompt in enumerate(prompts):
+        options = ids.options(request.priority, index if len(prompts) > 1 else None)
+        if isinstance(params, BeamSearchParams):
+            streams.append(client.beam_search(prompt, params, options))
+        else:
+            streams.append(client.generate(prompt, params, options))
+    if parsing is not None:
+        return merge([client.events(stream, parsing) for stream in streams])
+    return merge(streams)

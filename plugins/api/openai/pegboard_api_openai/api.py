@@ -14,8 +14,9 @@ from pegboard.errors import UnknownModel
 from pegboard.interfaces.api import ApiSetup, ServedModel
 from pegboard_api_openai.chat import ChatRoute
 from pegboard_api_openai.completions import CompletionRoute
-from pegboard_api_openai.connection import json_response
+from pegboard_api_openai.connection import endpoint, json_response
 from pegboard_api_openai.errors import error_body
+from pegboard_api_openai.fields import ChatRequest, CompletionRequest
 
 
 class OpenAIApi:
@@ -29,8 +30,8 @@ class OpenAIApi:
         chat = ChatRoute(self._client, self._settings)
         completion = CompletionRoute(self._client, self._settings)
         return [
-            Route("/v1/chat/completions", chat.__call__, methods=["POST"]),
-            Route("/v1/completions", completion.__call__, methods=["POST"]),
+            Route("/v1/chat/completions", endpoint(chat.answer, ChatRequest), methods=["POST"]),
+            Route("/v1/completions", endpoint(completion.answer, CompletionRequest), methods=["POST"]),
             Route("/v1/models", self._list_models, methods=["GET"]),
             Route("/v1/models/{model:path}", self._show_model, methods=["GET"]),
         ]
@@ -39,9 +40,11 @@ class OpenAIApi:
         return error_body(status, message, parameter)
 
     async def _list_models(self, request: Request) -> Response:
+        """The served models: base names first, then adapters."""
         return json_response({"object": "list", "data": [_model_card(model) for model in self._client.models()]})
 
     async def _show_model(self, request: Request) -> Response:
+        """One served model."""
         name = request.path_params["model"]
         for model in self._client.models():
             if model.name == name:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from pydantic import BaseModel, ValidationError
 
-from pegboard.errors import RequestError
+from pegboard_api_openai.errors import InvalidBody
 from pegboard_api_openai.fields import REFUSED
 
 M = TypeVar("M", bound=BaseModel)
@@ -36,10 +36,10 @@ _EXPECTED = {
 }
 
 
-def parse_body(body: bytes, model: type[M], *, keep_null: Sequence[str] = ()) -> M:
-    """A checked `model`. A null means "not given", except in the fields `keep_null`. Raises RequestError naming the field."""
+def parse_body(body: bytes, model: type[M]) -> M:
+    """A checked `model`. A null means "not given". Raises InvalidBody naming the field."""
     data = _decode(body)
-    given = {name: value for name, value in data.items() if value is not None or name in keep_null or not _is_known(name, model)}
+    given = {name: value for name, value in data.items() if value is not None or not _is_known(name, model)}
     for name in [name for name in given if name in REFUSED]:
         _refuse(name, given.pop(name))
     try:
@@ -50,15 +50,15 @@ def parse_body(body: bytes, model: type[M], *, keep_null: Sequence[str] = ()) ->
 
 def _decode(body: bytes) -> dict[str, Any]:
     if not body:
-        raise RequestError("the request body is empty; expected a JSON object")
+        raise InvalidBody("the request body is empty; expected a JSON object")
     try:
         data = msgspec.json.decode(body)
     except ValueError as error:  # of msgspec, of UTF-8, or of an integer with thousands of digits
-        raise RequestError(f"the request body is not valid JSON: {error}") from error
+        raise InvalidBody(f"the request body is not valid JSON: {error}") from error
     except RecursionError as error:
-        raise RequestError("the request body is nested too deeply") from error
+        raise InvalidBody("the request body is nested too deeply") from error
     if not isinstance(data, dict):
-        raise RequestError(f"the request body must be a JSON object, got {shown(data)}")
+        raise InvalidBody(f"the request body must be a JSON object, got {shown(data)}")
     return data
 
 
@@ -70,39 +70,40 @@ def _refuse(name: str, value: Any) -> None:
     """Raise unless `value` asks for nothing anyway."""
     neutral, reason = REFUSED[name]
     if not any(type(value) is type(nothing) and value == nothing for nothing in neutral):
-        raise RequestError(f"{name} is not supported: {reason} (got {shown(value)})", parameter=name)
+        raise InvalidBody(f"{name} is not supported: {reason} (got {shown(value)})", parameter=name)
 
 
-def _translate(error: ValidationError, data: Mapping[str, Any], model: type[BaseModel]) -> RequestError:
+def _translate(error: ValidationError, data: Mapping[str, Any], model: type[BaseModel]) -> InvalidBody:
     """One sentence for the field that is wrong; the deepest complaint where a union tried several types."""
     complaints: dict[str, list[dict[str, Any]]] = {}
     for item in error.errors(include_url=False):
-        complaints.setdefault(_path(item["loc"], data), []).append(dict(item))
+        complaints.setdefault(_path(item["loc"], data, is_missing=item["type"] == "missing"), []).append(dict(item))
     first = next(iter(complaints))
     root = _root(first)
     path = max((path for path in complaints if _root(path) == root), key=len)
     items = complaints[path]
     if items[0]["type"] == "missing":
-        return RequestError(f"{path} is required", parameter=path)
+        return InvalidBody(f"{path} is required", parameter=path)
     if items[0]["type"] == "extra_forbidden":
-        return RequestError(_unknown(path, items[0]["loc"], model), parameter=path)
+        return InvalidBody(_unknown(path, items[0]["loc"], model), parameter=path)
     expected = " or ".join(dict.fromkeys(_expected(item) for item in items))
-    return RequestError(f"{path}: expected {expected}, got {shown(items[0]['input'])}", parameter=path)
+    return InvalidBody(f"{path}: expected {expected}, got {shown(items[0]['input'])}", parameter=path)
 
 
 def _root(path: str) -> str:
     return path.split("[")[0].split(".")[0]
 
 
-def _path(location: Sequence[int | str], data: Any) -> str:
-    """`stop[1]` for ("stop", "list[str]", 1): what pydantic puts in for the arm of a union is no step in the data."""
+def _path(location: Sequence[int | str], data: Any, *, is_missing: bool) -> str:
+    """`stop[1]` for ("stop", "list[str]", 1): what pydantic puts in for the arm of a union is no step in the data.
+    is_missing: the last step is a field that should be there."""
     path = ""
     for step in location:
         if isinstance(step, int) and isinstance(data, list) and step < len(data):
             path, data = f"{path}[{step}]", data[step]
         elif isinstance(data, dict) and step in data:
             path, data = f"{path}.{step}" if path else str(step), data[step]
-        elif isinstance(data, dict) and step == location[-1]:
+        elif is_missing and step == location[-1]:
             path = f"{path}.{step}" if path else str(step)
     return path
 

@@ -6,19 +6,20 @@ A client that disconnects cancels the work for it; cancelled work closes the eng
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pegboard.errors import PegboardError
 from pegboard.log import get_logger
 from pegboard.output import RequestOutput
-from pegboard_api_openai.errors import error_body
+from pegboard_api_openai.errors import BAD_REQUEST, InvalidBody, error_body
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -159,6 +160,21 @@ class EventStream(Response):
         body = error_body(getattr(error, "status", 500), message, getattr(error, "parameter", None))
         event = b"data: " + msgspec.json.encode(body) + b"\n\n"
         await send({"type": "http.response.body", "body": event, "more_body": True})
+
+
+def endpoint(answer: Callable[[Request], Awaitable[Response]], body_model: type[BaseModel] | None = None) -> Any:
+    """`answer` as a route's endpoint: a body that does not fit gets vLLM's type of error. body_model: what the body must be,
+    for /openapi.json."""
+
+    async def call(http: Request) -> Response:
+        try:
+            return await answer(http)
+        except InvalidBody as error:
+            return json_response(error_body(error.status, str(error), error.parameter, BAD_REQUEST), error.status)
+
+    call.__doc__ = answer.__doc__
+    call.body_model = body_model  # type: ignore[attr-defined]
+    return call
 
 
 def json_response(body: Any, status: int = 200) -> Response:

@@ -1,24 +1,33 @@
-"""OpenAI's error body."""
+"""OpenAI's error body, with vLLM's words for the type of an error."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from pegboard.errors import RequestError
+
 _TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
-    403: "PermissionDeniedError",
     404: "NotFoundError",
-    405: "MethodNotAllowedError",
-    409: "ConflictError",
-    413: "PayloadTooLargeError",
+    405: "Method Not Allowed",
+    413: "Content Too Large",
     422: "UnprocessableEntityError",
     500: "InternalServerError",
-    503: "ServiceUnavailableError",
+    503: "Service Unavailable",
 }
+BAD_REQUEST = "Bad Request"
+NO_ROUTE = "Not Found"
 
 
-def error_body(status: int, message: str, parameter: str | None) -> dict[str, Any]:
-    """The body of an error, also used for errors inside a stream. `code` is the HTTP status."""
-    kind = _TYPES.get(status, "BadRequestError" if status < 500 else "InternalServerError")
-    return {"error": {"message": message, "type": kind, "param": parameter, "code": status}}
+class InvalidBody(RequestError):
+    """The request body does not fit its schema; vLLM's type for that is "Bad Request"."""
+
+
+def error_body(status: int, message: str, parameter: str | None, kind: str | None = None) -> dict[str, Any]:
+    """The body of an error, also used for errors inside a stream. `code` is the HTTP status. kind: the type, if not the one
+    that follows from the status."""
+    default = _TYPES.get(status, "BadRequestError" if status < 500 else "InternalServerError")
+    if status == 404 and parameter is None:  # an unknown model has a parameter, an unknown path has none
+        default = NO_ROUTE
+    return {"error": {"message": message, "type": kind or default, "param": parameter, "code": status}}

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-MAX_N = 1024
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 TokenIds = list[Annotated[int, Field(ge=0, le=2**31 - 1)]]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -35,7 +34,9 @@ class GenerationFields(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
 
-    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    n: Int32 = 1
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int32 | None = None
@@ -54,7 +55,7 @@ class GenerationFields(BaseModel):
     bad_words: list[str] | None = None
     prompt_logprobs: LogprobCount | None = None
     skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool = True
+    spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Int32 | None = None
 
     echo: bool = False
@@ -63,6 +64,7 @@ class GenerationFields(BaseModel):
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
+    vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
 
     # OpenAI's bookkeeping: says nothing about the answer, so it is taken and changes nothing.
     user: str | None = None
@@ -73,17 +75,13 @@ class GenerationFields(BaseModel):
     prompt_cache_key: str | None = None
 
 
-class ChatRequest(GenerationFields):
-    """POST /v1/chat/completions. messages are checked by `messages.read_messages`."""
+class TemplateFields(BaseModel):
+    """What becomes a prompt through the chat template. messages are checked by `messages.read_messages`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     messages: list[dict[str, Any]]
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
-    logprobs: bool = False
-    top_logprobs: LogprobCount | None = None
-    response_format: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -92,24 +90,35 @@ class ChatRequest(GenerationFields):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
+class ChatRequest(TemplateFields, GenerationFields):
+    """POST /v1/chat/completions."""
+
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool = False
+    top_logprobs: LogprobCount | None = None
+    response_format: dict[str, Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool = True
+    reasoning_effort: str | None = None
+
+
 class CompletionRequest(GenerationFields):
-    """POST /v1/completions. prompt is checked by `prompts.read_prompts`. max_tokens null: as long as the context allows."""
+    """POST /v1/completions. prompt is checked by `prompts.read_prompts`."""
 
     prompt: Any
-    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = 16
+    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] = 16
     logprobs: LogprobCount | None = None
     response_format: dict[str, Any] | None = None
     add_special_tokens: bool = True
 
 
-NO_BEAMS = "beam search is not served over HTTP"
 NO_STRUCTURE = "structured output is not available in this server"
-NO_EXTRAS = "no plugin of this server takes extra arguments"
+NO_CONNECTOR = "no connector of this server takes parameters"
 
 # Fields of OpenAI or vLLM that we know and do not act on: name → (values that ask for nothing, why it is refused).
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "use_beam_search": ((False,), NO_BEAMS),
-    "length_penalty": ((1, 1.0), NO_BEAMS),
     "best_of": ((1,), "ask for n completions and choose yourself"),
     "suffix": (("",), "the text after the completion cannot be given"),
     "structured_outputs": ((), NO_STRUCTURE),
@@ -118,18 +127,14 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "guided_choice": ((), NO_STRUCTURE),
     "guided_grammar": ((), NO_STRUCTURE),
     "logits_processors": (([],), "requests cannot bring code"),
-    "vllm_xargs": (({},), NO_EXTRAS),
-    "kv_transfer_params": (({},), NO_EXTRAS),
+    "kv_transfer_params": (({},), NO_CONNECTOR),
     "mm_processor_kwargs": (({},), "the model takes text only"),
     "prompt_embeds": ((), "send text or token ids as prompt"),
     "modalities": ((["text"],), "the model writes text only"),
     "audio": ((), "the model writes text only"),
     "functions": (([],), "send tools instead"),
     "function_call": (("none",), "send tools instead"),
-    "parallel_tool_calls": ((True,), "no tool parser is configured"),
-    "include_reasoning": ((True,), "no reasoning parser is configured"),
-    "reasoning_effort": ((), "send what the chat template understands in chat_template_kwargs"),
-    "thinking_token_budget": ((), "no reasoning parser is configured"),
+    "thinking_token_budget": ((), "reasoning cannot be cut short"),
     "verbosity": (("medium",), "the model has no such control"),
     "prediction": ((), "predicted output is not used"),
     "web_search_options": ((), "the server does not search the web"),

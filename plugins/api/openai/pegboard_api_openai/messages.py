@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from pegboard.errors import RequestError
 from pegboard_api_openai.body import shown
+from pegboard_api_openai.errors import InvalidBody
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -19,9 +19,9 @@ EMPTY_FIELDS = ("annotations", "audio")
 
 def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages for the chat template: content as text (parts joined by a newline), fields that are null left out, arguments
-    of tool calls as objects. Raises RequestError naming `messages[i].field`."""
+    of tool calls as objects. Raises InvalidBody naming `messages[i].field`."""
     if not messages:
-        raise RequestError("messages must not be empty", parameter="messages")
+        raise InvalidBody("messages must not be empty", parameter="messages")
     return [_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
@@ -45,12 +45,12 @@ def _read_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
             result[name] = _read_function(value, f"{path}.{name}")
         elif name in EMPTY_FIELDS:
             if value:
-                raise RequestError(f"{path}.{name} is not supported: the model reads text only", parameter=f"{path}.{name}")
+                raise InvalidBody(f"{path}.{name} is not supported: the model reads text only", parameter=f"{path}.{name}")
         else:
-            raise RequestError(f"unknown field '{path}.{name}'", parameter=f"{path}.{name}")
+            raise InvalidBody(f"unknown field '{path}.{name}'", parameter=f"{path}.{name}")
     if "content" not in result:
         if not {"tool_calls", "function_call", "refusal", "reasoning", "reasoning_content"} & result.keys():
-            raise RequestError(f"{path}.content is required", parameter=f"{path}.content")
+            raise InvalidBody(f"{path}.content is required", parameter=f"{path}.content")
         result["content"] = result.get("refusal", "")
     return result
 
@@ -72,11 +72,11 @@ def _read_part(part: Any, path: str) -> str:
     if not isinstance(kind, str):
         raise _wrong(f"{path}.type", "a string", kind)
     if kind not in TEXT_PARTS:
-        raise RequestError(f"{path}: parts of type {kind!r} are not supported: the model reads text only", parameter=path)
+        raise InvalidBody(f"{path}: parts of type {kind!r} are not supported: the model reads text only", parameter=path)
     field = TEXT_PARTS[kind]
     unknown = next((name for name, value in part.items() if name not in ("type", field) and value), None)
     if unknown is not None:
-        raise RequestError(f"unknown field '{path}.{unknown}'", parameter=f"{path}.{unknown}")
+        raise InvalidBody(f"unknown field '{path}.{unknown}'", parameter=f"{path}.{unknown}")
     return _string(part.get(field), f"{path}.{field}")
 
 
@@ -98,35 +98,10 @@ def _read_function(function: Any, path: str) -> dict[str, Any]:
         try:
             arguments = msgspec.json.decode(arguments)
         except (ValueError, RecursionError) as error:
-            raise RequestError(f"{path}.arguments is not valid JSON: {error}", parameter=f"{path}.arguments") from error
+            raise InvalidBody(f"{path}.arguments is not valid JSON: {error}", parameter=f"{path}.arguments") from error
     if not isinstance(arguments, dict):
         raise _wrong(f"{path}.arguments", "a JSON object", arguments)
     return {**function, "name": _string(function.get("name"), f"{path}.name"), "arguments": arguments}
-
-
-def read_tools(tools: Any, tool_choice: Any) -> list[dict[str, Any]] | None:
-    """Tools for the chat template. Calls are not parsed out of the answer, so a choice that needs that is refused."""
-    if tool_choice is not None and tool_choice != "none":
-        name = tool_choice if isinstance(tool_choice, str) else "a named tool"
-        if name not in ("auto", "required", "a named tool"):
-            raise _wrong("tool_choice", "none, auto, required or a named tool", tool_choice)
-        if not tools:
-            raise RequestError("tool_choice needs tools", parameter="tool_choice")
-        raise RequestError(
-            f"tool_choice {name!r} is not supported: no tool parser is configured; leave it out to show the tools to the model "
-            "and get its answer as text",
-            parameter="tool_choice",
-        )
-    if tools is None:
-        return None
-    for index, tool in enumerate(tools):
-        path = f"tools[{index}]"
-        if tool.get("type") != "function":
-            raise _wrong(f"{path}.type", "'function'", tool.get("type"))
-        if not isinstance(tool.get("function"), dict):
-            raise _wrong(f"{path}.function", "an object with a name", tool.get("function"))
-        _string(tool["function"].get("name"), f"{path}.function.name")
-    return list(tools) or None
 
 
 def _list_of_objects(value: Any, path: str) -> list[dict[str, Any]]:
@@ -141,5 +116,5 @@ def _string(value: Any, path: str) -> str:
     return value
 
 
-def _wrong(path: str, expected: str, got: Any) -> RequestError:
-    return RequestError(f"{path}: expected {expected}, got {shown(got)}", parameter=path)
+def _wrong(path: str, expected: str, got: Any) -> InvalidBody:
+    return InvalidBody(f"{path}: expected {expected}, got {shown(got)}", parameter=path)

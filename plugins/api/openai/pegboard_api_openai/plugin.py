@@ -1,7 +1,9 @@
-"""The spec of the api `openai`."""
+"""The specs of the apis `openai`, `tokenize` and `tokenizer_info`."""
 
 from __future__ import annotations
 
 from pegboard.interfaces.api import ApiSpec
 
 OPENAI = ApiSpec(api="1.0", implementation="pegboard_api_openai.api:OpenAIApi")
+TOKENIZE = ApiSpec(api="1.0", implementation="pegboard_api_openai.tokenize:TokenizeApi")
+TOKENIZER_INFO = ApiSpec(api="1.0", implementation="pegboard_api_openai.tokenize:TokenizerInfoApi")

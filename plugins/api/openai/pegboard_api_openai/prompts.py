@@ -6,7 +6,9 @@ from typing import Any
 
 from pegboard.errors import RequestError
 from pegboard_api_openai.body import shown
+from pegboard_api_openai.errors import InvalidBody
 
+MAX_COMPLETIONS = 4096
 EXPECTED = "a string, a list of strings, a list of token ids or a list of lists of token ids"
 
 
@@ -21,9 +23,9 @@ def read_prompts(value: Any, limit: int) -> list[str] | list[list[int]]:
     else:
         prompts = value
     if not prompts:
-        raise RequestError("prompt must not be empty", parameter="prompt")
+        raise InvalidBody("prompt must not be empty", parameter="prompt")
     if len(prompts) > limit:
-        raise RequestError(f"prompt: {len(prompts)} prompts in one request, at most {limit} are allowed", parameter="prompt")
+        raise InvalidBody(f"prompt: {len(prompts)} prompts in one request, at most {limit} are allowed", parameter="prompt")
     first_is_text = isinstance(prompts[0], str)
     for index, prompt in enumerate(prompts):
         path = f"prompt[{index}]" if prompts is value else "prompt"
@@ -31,10 +33,20 @@ def read_prompts(value: Any, limit: int) -> list[str] | list[list[int]]:
             expected = "a string, as the prompts before it" if first_is_text else "a list of token ids"
             raise _wrong(path, expected if index else EXPECTED, prompt)
         if not prompt:
-            raise RequestError(f"{path} must not be empty", parameter=path)
+            raise InvalidBody(f"{path} must not be empty", parameter=path)
         if not first_is_text:
             _check_ids(prompt, path)
     return prompts
+
+
+def check_number(num_prompts: int, n: int) -> None:
+    """Raise RequestError when a request asks for more completions than one request may have."""
+    if num_prompts * n > MAX_COMPLETIONS:
+        raise RequestError(
+            f"n: {n} completions of each of {num_prompts} prompts are {num_prompts * n}, at most {MAX_COMPLETIONS} are allowed "
+            "in one request",
+            parameter="n",
+        )
 
 
 def _is_ids(value: list[Any]) -> bool:
@@ -47,5 +59,5 @@ def _check_ids(ids: list[Any], path: str) -> None:
             raise _wrong(f"{path}[{position}]", "a token id (an integer from 0)", token)
 
 
-def _wrong(path: str, expected: str, got: Any) -> RequestError:
-    return RequestError(f"{path}: expected {expected}, got {shown(got)}", parameter=path)
+def _wrong(path: str, expected: str, got: Any) -> InvalidBody:
+    return InvalidBody(f"{path}: expected {expected}, got {shown(got)}", parameter=path)

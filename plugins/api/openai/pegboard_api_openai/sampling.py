@@ -1,4 +1,5 @@
-"""From request fields to SamplingParams: the request's value, else the model's default, else SamplingParams' own."""
+"""From request fields to SamplingParams: the request's value, else the model's default, else SamplingParams' own.
+With `use_beam_search`, to BeamSearchParams."""
 
 from __future__ import annotations
 
@@ -6,28 +7,34 @@ from collections.abc import Mapping
 from typing import Any
 
 from pegboard.errors import RequestError
-from pegboard.sampling_params import RequestOutputKind, SamplingParams
+from pegboard.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pegboard_api_openai.body import shown
+from pegboard_api_openai.errors import InvalidBody
 from pegboard_api_openai.fields import ChatRequest, CompletionRequest, GenerationFields
+
+MAX_N = 1024
+MAX_TOKENS = 2**31 - 1
 
 # Fields whose name and meaning are SamplingParams'.
 SAME = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop",
     "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens", "allowed_token_ids", "bad_words",
-    "prompt_logprobs", "skip_special_tokens", "truncate_prompt_tokens",
+    "prompt_logprobs", "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens",
 )  # fmt: skip
+# Those that are BeamSearchParams' too. With n and temperature they are all that beam search honors.
+SAME_WITH_BEAMS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 
 
-def chat_params(request: ChatRequest, defaults: Mapping[str, Any]) -> SamplingParams:
+def chat_params(request: ChatRequest, defaults: Mapping[str, Any]) -> SamplingParams | BeamSearchParams:
     """Without a limit a chat runs to the end of the context. `top_logprobs` is SamplingParams' `logprobs`."""
     if request.top_logprobs and not request.logprobs:
-        raise RequestError("top_logprobs needs logprobs: true", parameter="top_logprobs")
+        raise InvalidBody("top_logprobs needs logprobs: true", parameter="top_logprobs")
     asked = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     return _params(request, defaults, max_tokens=asked, logprobs=logprobs)
 
 
-def completion_params(request: CompletionRequest, defaults: Mapping[str, Any]) -> SamplingParams:
+def completion_params(request: CompletionRequest, defaults: Mapping[str, Any]) -> SamplingParams | BeamSearchParams:
     """Echo of 0 new tokens runs one token, which is not shown. An echoed prompt has logprobs when the output has."""
     max_tokens = request.max_tokens
     if max_tokens == 0:
@@ -36,37 +43,61 @@ def completion_params(request: CompletionRequest, defaults: Mapping[str, Any]) -
         max_tokens = 1
     more = {}
     if request.echo and request.logprobs is not None and request.prompt_logprobs is None:
+        if request.use_beam_search:
+            raise InvalidBody("echo with logprobs is not supported with use_beam_search", parameter="echo")
         more["prompt_logprobs"] = request.logprobs
     return _params(request, defaults, max_tokens=max_tokens, logprobs=request.logprobs, **more)
 
 
 def _params(
     request: GenerationFields, defaults: Mapping[str, Any], *, max_tokens: int | None, logprobs: int | None, **more: Any
-) -> SamplingParams:
+) -> SamplingParams | BeamSearchParams:
     _check(request)
     values = dict(defaults)
     limits = [limit for limit in (max_tokens, values.pop("max_tokens", None)) if limit is not None]
     values.update({name: getattr(request, name) for name in SAME if name in request.model_fields_set})
+    if request.use_beam_search:
+        return _beam_params(request, values, min(limits, default=MAX_TOKENS))
     if request.logit_bias:
         values["logit_bias"] = _logit_bias(request.logit_bias)
     return SamplingParams(
         **{**values, **more},
         logprobs=logprobs,
         max_tokens=min(limits, default=None),
+        extra_args=dict(request.vllm_xargs) if request.vllm_xargs else None,
         output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _beam_params(request: GenerationFields, values: Mapping[str, Any], max_tokens: int) -> BeamSearchParams:
+    if request.stream:
+        raise RequestError(
+            "stream: true is not supported with use_beam_search: the best beam is known at the end", parameter="stream"
+        )
+    neutral = SamplingParams()
+    other = [name for name in SAME if name in request.model_fields_set and name not in ("n", "temperature", *SAME_WITH_BEAMS)]
+    other = [name for name in other if getattr(request, name) not in (getattr(neutral, name), [])]
+    other += [name for name in ("logit_bias", "vllm_xargs") if getattr(request, name)]
+    if other:
+        raise RequestError(f"{other[0]} has no effect with use_beam_search; leave it out", parameter=other[0])
+    return BeamSearchParams(
+        beam_width=values.get("n", 1),
+        max_tokens=max_tokens,
+        temperature=values.get("temperature", 1.0),
+        length_penalty=request.length_penalty,
+        **{name: values[name] for name in SAME_WITH_BEAMS if name in values},
     )
 
 
 def _check(request: GenerationFields) -> None:
     if request.stream_options is not None and not request.stream:
-        raise RequestError("stream_options needs stream: true", parameter="stream_options")
+        raise InvalidBody("stream_options needs stream: true", parameter="stream_options")
     if request.stream and request.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs is not available with stream: true", parameter="prompt_logprobs")
-    if not request.spaces_between_special_tokens and request.skip_special_tokens is False:
-        raise RequestError(
-            "spaces_between_special_tokens: false is not supported with skip_special_tokens: false",
-            parameter="spaces_between_special_tokens",
-        )
+        raise InvalidBody("prompt_logprobs is not available with stream: true", parameter="prompt_logprobs")
+    if request.n > MAX_N:
+        raise RequestError(f"n must be at most {MAX_N}, got {request.n}", parameter="n")
+    if request.length_penalty != 1.0 and not request.use_beam_search:
+        raise RequestError("length_penalty needs use_beam_search: true", parameter="length_penalty")
     form = getattr(request, "response_format", None)
     if form is not None and form != {"type": "text"}:
         raise RequestError(

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 from pegboard_api_openai.api import OpenAIApi
-from pegboard_api_openai.plugin import OPENAI
+from pegboard_api_openai.plugin import OPENAI, TOKENIZE, TOKENIZER_INFO
+from pegboard_api_openai.tokenize import TokenizeApi, TokenizerInfoApi
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
@@ -25,7 +26,12 @@ from pegboard.testing.fake_client import FakeEngineClient
 def make_app(client: FakeEngineClient, **settings: Any) -> Starlette:
     config = ServerConfig(**settings)
     setup = ApiSetup(client, msgspec.structs.asdict(config))
-    return build_app([("openai", OpenAIApi(None, setup), OPENAI)], client, config)
+    apis = [
+        ("openai", OpenAIApi(None, setup), OPENAI),
+        ("tokenize", TokenizeApi(None, setup), TOKENIZE),
+        ("tokenizer_info", TokenizerInfoApi(None, setup), TOKENIZER_INFO),
+    ]
+    return build_app(apis, client, config)
 
 
 class Http:

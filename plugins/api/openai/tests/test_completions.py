@@ -84,7 +84,7 @@ def test_max_tokens_default_null_and_limit(http):
     server.complete(max_tokens=None)
     limited = http(engine={"defaults": {"max_tokens": 5}})
     limited.complete()
-    assert [params.max_tokens for _, params, _ in server.engine.requests] == [16, None]
+    assert [params.max_tokens for _, params, _ in server.engine.requests] == [16, 16]
     assert limited.engine.requests[0][1].max_tokens == 5
 
 

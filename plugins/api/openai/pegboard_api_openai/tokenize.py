@@ -1,0 +1,122 @@
+"""The apis `tokenize` (/tokenize, /detokenize) and `tokenizer_info`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anyio import to_thread
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from pegboard.interfaces.api import ApiSetup
+from pegboard_api_openai.answer import served_model
+from pegboard_api_openai.body import parse_body
+from pegboard_api_openai.connection import endpoint, json_response
+from pegboard_api_openai.errors import InvalidBody, error_body
+from pegboard_api_openai.fields import TemplateFields, TokenIds
+from pegboard_api_openai.rendering import read_chat, render
+from pegboard_api_openai.tools import read_tools
+
+
+class TokenizeRequest(TemplateFields):
+    """POST /tokenize: `prompt`, or `messages` with what belongs to a conversation. add_special_tokens: true for a prompt and
+    false for messages, whose template writes them itself."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None  # type: ignore[assignment]
+    add_special_tokens: bool | None = None  # type: ignore[assignment]
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(BaseModel):
+    """POST /detokenize."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    model: str | None = None
+    tokens: TokenIds
+
+
+class TokenizeApi:
+    """What clients need of the tokenizer, without the model."""
+
+    def __init__(self, options: None, setup: ApiSetup) -> None:
+        self._client = setup.client
+        self._settings = setup.settings
+
+    def routes(self) -> Sequence[BaseRoute]:
+        return [
+            Route("/tokenize", endpoint(self._tokenize, TokenizeRequest), methods=["POST"]),
+            Route("/detokenize", endpoint(self._detokenize, DetokenizeRequest), methods=["POST"]),
+        ]
+
+    def error_body(self, status: int, message: str, parameter: str | None) -> Mapping[str, Any]:
+        return error_body(status, message, parameter)
+
+    async def _tokenize(self, http: Request) -> Response:
+        """Token ids of a text, or of a conversation as the chat template renders it."""
+        request = parse_body(await http.body(), TokenizeRequest)
+        served_model(self._client, request.model)
+        ids = await self._ids(request)
+        tokenizer = self._client.tokenizer()
+        texts = [tokenizer.decode([token], skip_special_tokens=False) for token in ids] if request.return_token_strs else None
+        longest = self._client.models()[0].max_model_len
+        return json_response({"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": texts})
+
+    async def _ids(self, request: TokenizeRequest) -> Sequence[int]:
+        if (request.prompt is None) == (request.messages is None):
+            raise InvalidBody("expected either prompt or messages", parameter="prompt")
+        tokenizer = self._client.tokenizer()
+        if request.prompt is None:
+            chat = read_chat(request, read_tools(request.tools), self._settings)
+            return await render(tokenizer, chat, add_special_tokens=bool(request.add_special_tokens))
+        set_for_chat = sorted(request.model_fields_set & set(TemplateFields.model_fields) - {"add_special_tokens"})
+        if set_for_chat:
+            raise InvalidBody(f"{set_for_chat[0]} needs messages instead of prompt", parameter=set_for_chat[0])
+        text, adds = request.prompt, request.add_special_tokens is not False
+        return await to_thread.run_sync(lambda: tokenizer.encode(text, add_special_tokens=adds))
+
+    async def _detokenize(self, http: Request) -> Response:
+        """The text of token ids, special tokens included."""
+        request = parse_body(await http.body(), DetokenizeRequest)
+        served_model(self._client, request.model)
+        decode = self._client.tokenizer().decode
+        text = await to_thread.run_sync(lambda: decode(request.tokens, skip_special_tokens=False))
+        return json_response({"prompt": text})
+
+
+class TokenizerInfoApi:
+    """GET /tokenizer_info: an api of its own, because not every operator wants to tell."""
+
+    def __init__(self, options: None, setup: ApiSetup) -> None:
+        self._client = setup.client
+
+    def routes(self) -> Sequence[BaseRoute]:
+        return [Route("/tokenizer_info", self._tokenizer_info, methods=["GET"])]
+
+    def error_body(self, status: int, message: str, parameter: str | None) -> Mapping[str, Any]:
+        return error_body(status, message, parameter)
+
+    async def _tokenizer_info(self, http: Request) -> Response:
+        """The tokenizer's class, size and special tokens, under the names of a tokenizer_config.json."""
+        tokenizer = self._client.tokenizer()
+        vocabulary = tokenizer.vocabulary()
+
+        def text(token: int | None) -> str | None:
+            return None if token is None else tokenizer.decode([token], skip_special_tokens=False)
+
+        special = {str(token): {"content": text(token), "special": True} for token in sorted(vocabulary.special_token_ids)}
+        return json_response(
+            {
+                "tokenizer_class": type(tokenizer).__name__,
+                "vocab_size": vocabulary.size,
+                "model_max_length": self._client.models()[0].max_model_len,
+                "bos_token": text(vocabulary.bos_token_id),
+                "eos_token": text(next(iter(vocabulary.eos_token_ids), None)),
+                "added_tokens_decoder": special,
+            }
+        )
