@@ -16,6 +16,7 @@ WEIGHT_LOADER = WeightLoaderSpec(
 QUANTIZATION = QuantizationSpec(
     api="1.0",
     implementation="pegboard_pack_gguf.quantization:GGUFQuantization",
+    options="pegboard_pack_gguf.options:GGUFOptions",
     supports={"dtype": frozenset({"float32", "bfloat16", "float16"})},
 )
 

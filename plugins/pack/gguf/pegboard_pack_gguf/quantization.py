@@ -1,12 +1,13 @@
-"""Quantization method `gguf`: every weight is dequantized once, at load, straight into its rows of the merged weight.
+"""Quantization method `gguf`: weights stay in the blocks they are stored in; what has no block form is dequantized at load.
 
-One float table [out, in] per layer, whatever mix of GGUF types its parts are stored in. It costs the memory of an unquantized
-model; methods that compute on the stored blocks are other plugins.
+Pieces are views of the mapped file and are only kept until `finish`. It decides per weight, whatever mix of GGUF types its parts
+are stored in, takes the packed form from the repack cache if an earlier start left it there (the file is then not read at all),
+and decodes otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,12 +20,14 @@ from pegboard.interfaces.quantization import (
     LinearLayer,
     Part,
     QuantizationSetup,
+    RepackEntry,
     WeightMethod,
     WeightSizes,
 )
-from pegboard.ops.linear import FloatWeight
+from pegboard_pack_gguf.decode import decode, is_decodable
 from pegboard_pack_gguf.dequantize import dequantize_into
 from pegboard_pack_gguf.ggml_types import BY_STORED
+from pegboard_pack_gguf.options import GGUFOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,38 +36,46 @@ if TYPE_CHECKING:
     from pegboard.interfaces.weight_loader import WeightPiece
 
 Kernels = Mapping[str, Callable[..., Any]]
+DECODING = "gguf 1"
+"""Part of the repack cache's keys: another number when the same file decodes to other values."""
 
 
 class GGUFQuantization:
-    def __init__(self, options: None, setup: QuantizationSetup) -> None:
-        self.dtype: torch.dtype = getattr(torch, setup.dtype)
-        self.device = torch.device(setup.device)
+    def __init__(self, options: GGUFOptions, setup: QuantizationSetup) -> None:
+        self.options, self.setup = options, setup
 
     def linear(self, layer: LinearLayer) -> WeightMethod:
-        weight = FloatWeight((layer.out_features, layer.in_features), self.dtype, self.device)
-        return DequantizedLinear(layer.path, weight, layer.parts)
+        return GGUFLinear(layer.path, (layer.out_features, layer.in_features), layer.parts, self)
 
     def experts(self, layer: ExpertsLayer) -> None:
         """No layer of core computes with experts yet; the loader names each expert's tensors for the day one does."""
         return None
 
     def embedding(self, layer: EmbeddingLayer) -> WeightMethod:
-        table = FloatWeight((layer.num_rows, layer.width), self.dtype, self.device, keep_plain=True)
-        return DequantizedEmbedding(layer.path, table, (layer.part,))
+        return GGUFEmbedding(layer.path, (layer.num_rows, layer.width), (layer.part,), self)
 
     def kv_cache(self, layer: "AttentionLayer") -> "KVQuantization | None":
         return None
 
+    def holder(self, shape: tuple[int, int], pieces: "list[WeightPiece]", cache: RepackEntry | None, is_table: bool) -> Any:
+        """What a weight stored as these pieces is held in."""
+        setup = self.setup
+        arguments = (shape, getattr(torch, setup.dtype), torch.device(setup.device))
+        if self.options.compute == "native" and all(is_decodable(piece.stored) for piece in pieces):
+            return BlockHolder(setup.kernels["block_weight"](*arguments, is_table=is_table, cache=cache))
+        return FloatHolder(setup.kernels["float_weight"](*arguments, keep_plain=is_table))
 
-class DequantizedWeight:
-    """The shared life of both layers: one matrix, filled part by part as pieces come. Rows no part fills (a padded vocabulary)
-    stay zero."""
 
-    def __init__(self, path: str, weight: FloatWeight, parts: Iterable[Part]) -> None:
-        self.path = path
-        self.weight = weight
+class GGUFWeight:
+    """The shared life of both layers. Rows no part fills (a padded vocabulary) stay zero."""
+
+    IS_TABLE = False
+
+    def __init__(self, path: str, shape: tuple[int, int], parts: tuple[Part, ...], method: GGUFQuantization) -> None:
+        self.path, self.shape, self.method = path, shape, method
         self.parts = {part.name: part for part in parts}
-        self.missing = set(self.parts)
+        self.pieces: dict[str, WeightPiece] = {}
+        self.held: BlockHolder | FloatHolder | None = None
 
     def declare(self) -> list[str]:
         """Blocks carry their own scales. Splits are checked by the loader, which knows the stored type."""
@@ -74,47 +85,100 @@ class DequantizedWeight:
         part = self.parts.get(piece.name)
         if part is None:
             raise ModelError(f"{self.path} has no place for {piece.name!r}; its parts are {', '.join(self.parts)}")
-        target = self.weight.plain()[part.rows[0] : part.rows[1]]
-        if tuple(piece.shape) != tuple(target.shape):
-            raise ModelError(f"{piece.name!r} has shape {tuple(piece.shape)}, {self.path} expects {tuple(target.shape)}")
-        if isinstance(piece.data, torch.Tensor):
-            target.copy_(piece.data)
-        elif piece.stored in BY_STORED:
-            dequantize_into(piece.data, piece.stored, target)
-        else:
+        expected = (part.rows[1] - part.rows[0], self.shape[1])
+        if tuple(piece.shape) != expected:
+            raise ModelError(f"{piece.name!r} has shape {tuple(piece.shape)}, {self.path} expects {expected}")
+        if not isinstance(piece.data, torch.Tensor) and piece.stored not in BY_STORED:
             raise ModelError(f"{piece.name!r} is stored as {piece.stored!r}, which is no GGUF type")
-        self.missing.discard(piece.name)
+        self.pieces[piece.name] = piece
 
     def finish(self) -> None:
         """The next `accept` starts a reload, which the bound callables see when it is finished."""
-        if self.missing:
-            raise ModelError(f"{self.path}: the checkpoint did not deliver {', '.join(sorted(self.missing))}")
-        self.missing = set(self.parts)
-        self.weight.finish()
+        missing = sorted(set(self.parts) - set(self.pieces))
+        if missing:
+            raise ModelError(f"{self.path}: the checkpoint did not deliver {', '.join(missing)}")
+        pieces, self.pieces = [self.pieces[name] for name in self.parts], {}
+        if self.held is None:
+            self.held = self.method.holder(self.shape, pieces, self._cache_entry(pieces), self.IS_TABLE)
+            if self.held.restore():
+                return
+        for piece in pieces:
+            self.held.write(self.parts[piece.name].rows, piece)
+        self.held.weight.finish()
+
+    def _cache_entry(self, pieces: "list[WeightPiece]") -> RepackEntry | None:
+        cache = self.method.setup.repack_cache
+        if cache is None:
+            return None
+        parts = [(self.parts[piece.name], piece.stored) for piece in pieces]
+        cuts = [[p.name, *p.rows, p.split_dim, p.split_start, p.split_stop, stored] for p, stored in parts]
+        return cache.entry(self.path, [DECODING, self.shape, self.IS_TABLE, cuts])
+
+    def weight(self) -> Any:
+        """The op that holds the matrix; there after the first `finish`."""
+        assert self.held is not None, "finish() comes before the weight is used"
+        return self.held.weight
 
     def dequantize(self) -> "Tensor":
-        return self.weight.dense().float()
+        return self.weight().dense().float()
 
     def sizes(self) -> WeightSizes:
-        num_bytes = self.weight.nbytes
+        num_bytes = self.weight().nbytes
         return WeightSizes(resident_bytes=num_bytes, mapped_bytes=0, forward_bytes=num_bytes)
 
 
-class DequantizedLinear(DequantizedWeight):
+class GGUFLinear(GGUFWeight):
     def bind(self, kernels: Kernels) -> "Callable[[Tensor], Tensor]":
-        return self.weight.bind()
+        return self.weight().bind()
 
 
-class DequantizedEmbedding(DequantizedWeight):
+class GGUFEmbedding(GGUFWeight):
     """The table; it can be the output head too."""
 
+    IS_TABLE = True
+
     def bind(self, kernels: Kernels) -> "Callable[[Tensor], Tensor]":
-        weight = self.weight.plain()
-
-        def look_up(token_ids: "Tensor") -> "Tensor":
-            return F.embedding(token_ids, weight)
-
-        return look_up
+        assert self.held is not None, "finish() comes before bind()"
+        return self.held.bind_lookup()
 
     def bind_head(self, kernels: Kernels) -> "Callable[[Tensor], Tensor]":
-        return self.weight.bind()
+        return self.weight().bind()
+
+
+class BlockHolder:
+    """weight: made by the op `block_weight`."""
+
+    def __init__(self, weight: Any) -> None:
+        self.weight = weight
+
+    def restore(self) -> bool:
+        return self.weight.restore()
+
+    def write(self, rows: tuple[int, int], piece: "WeightPiece") -> None:
+        if isinstance(piece.data, torch.Tensor) or not is_decodable(piece.stored):
+            raise ModelError(f"{piece.name!r} comes as {piece.stored} and was loaded as blocks before; reload it in blocks too")
+        self.weight.write(rows[0], decode(piece.data, piece.stored, piece.shape))
+
+    def bind_lookup(self) -> "Callable[[Tensor], Tensor]":
+        return self.weight.bind_lookup()
+
+
+class FloatHolder:
+    """weight: made by the op `float_weight`."""
+
+    def __init__(self, weight: Any) -> None:
+        self.weight = weight
+
+    def restore(self) -> bool:
+        return False
+
+    def write(self, rows: tuple[int, int], piece: "WeightPiece") -> None:
+        target = self.weight.plain()[rows[0] : rows[1]]
+        if isinstance(piece.data, torch.Tensor):
+            target.copy_(piece.data)
+        else:
+            dequantize_into(piece.data, piece.stored, target)
+
+    def bind_lookup(self) -> "Callable[[Tensor], Tensor]":
+        table = self.weight.plain()
+        return lambda token_ids: F.embedding(token_ids, table)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from pegboard_pack_gguf.byte_level_bpe import BYTE_ALPHABET
 from pegboard_pack_gguf.loader import GGUFLoader
+from pegboard_pack_gguf.options import GGUFOptions
 from pegboard_pack_gguf.plugin import QUANTIZATION, WEIGHT_LOADER
 from pegboard_pack_gguf.quantization import GGUFQuantization
 from pegboard_pack_gguf.tokenizer import GGUFTokenizer
@@ -58,7 +59,7 @@ class TestQ8(QuantizationContract):
     ggml_type = "Q8_0"
 
     def method(self, setup: QuantizationSetup) -> GGUFQuantization:
-        return GGUFQuantization(None, setup)
+        return GGUFQuantization(GGUFOptions(), setup)
 
     def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
         kind: Any = gguf.GGMLQuantizationType[self.ggml_type]
@@ -69,6 +70,15 @@ class TestQ8(QuantizationContract):
 
 class TestQ4(TestQ8):
     ggml_type = "Q4_1"
+
+
+class TestQ5(TestQ8):
+    ggml_type = "Q5_0"
+
+
+class TestFloat(TestQ8):
+    def method(self, setup: QuantizationSetup) -> GGUFQuantization:
+        return GGUFQuantization(GGUFOptions(compute="float"), setup)
 
 
 class TestByteLevelTokenizer(TokenizerContract):

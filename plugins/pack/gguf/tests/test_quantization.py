@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import gguf
 import numpy as np
@@ -12,18 +16,23 @@ from hypothesis import strategies as st
 from pegboard_pack_gguf.dequantize import CHUNK_ELEMENTS, dequantize_into
 from pegboard_pack_gguf.ggml_types import BY_STORED, GGML_TYPES, GGMLType
 from pegboard_pack_gguf.loader import GGUFLoader
+from pegboard_pack_gguf.options import GGUFOptions
 from pegboard_pack_gguf.quantization import GGUFQuantization
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.model_source import LocalFiles
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import WeightLoaderSetup, WeightPiece, WeightSlice
+from pegboard.ops import REFERENCES
+from pegboard.ops.blocks import BlockWeight
+from pegboard.ops.linear import FloatWeight
 
 BLOCK_TYPES = [known for known in GGML_TYPES.values() if known.block_size > 1]
 
 
-def quantization(dtype: str = "float32") -> GGUFQuantization:
-    return GGUFQuantization(None, QuantizationSetup(config={"quant_method": "gguf"}, dtype=dtype, device="cpu"))
+def quantization(dtype: str = "float32", compute: str = "native", **more: Any) -> GGUFQuantization:
+    setup = QuantizationSetup({"quant_method": "gguf"}, dtype, "cpu", **{"kernels": REFERENCES, **more})
+    return GGUFQuantization(GGUFOptions(compute=compute), setup)
 
 
 def blocks_of(known: GGMLType, num_blocks: int, seed: int) -> np.ndarray:
@@ -73,9 +82,13 @@ def value_of(piece: WeightPiece) -> torch.Tensor:
     return torch.from_numpy(oracle(np.frombuffer(piece.data, np.uint8).reshape(-1, known.block_bytes), known)).view(piece.shape)
 
 
-def merged_layer() -> tuple[LinearLayer, list[WeightPiece]]:
+MIXED = ("Q4_1", "float16", "Q8_0")
+IN_BLOCKS = ("Q4_1", "Q4_0", "Q8_0")
+
+
+def merged_layer(stored: tuple[str, str, str] = IN_BLOCKS) -> tuple[LinearLayer, list[WeightPiece]]:
     torch.manual_seed(0)
-    kinds = {"q": ("Q4_1", 64), "k": ("float16", 32), "v": ("Q8_0", 32)}
+    kinds = {"q": (stored[0], 64), "k": (stored[1], 32), "v": (stored[2], 32)}
     parts, pieces, row = [], [], 0
     for name, (kind, rows) in kinds.items():
         parts.append(Part(name, (row, row + rows), (rows, 64)))
@@ -85,9 +98,11 @@ def merged_layer() -> tuple[LinearLayer, list[WeightPiece]]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_merged_linear_of_different_types(dtype: str) -> None:
-    layer, pieces = merged_layer()
-    method = quantization(dtype).linear(layer)
+@pytest.mark.parametrize("stored", [MIXED, IN_BLOCKS], ids=" ".join)
+@pytest.mark.parametrize("compute", ["native", "float"])
+def test_merged_linear_of_different_types(dtype: str, stored: tuple[str, str, str], compute: str) -> None:
+    layer, pieces = merged_layer(stored)
+    method = quantization(dtype, compute).linear(layer)
     assert method is not None and method.declare() == []
     for piece in reversed(pieces):
         method.accept(piece)
@@ -99,8 +114,108 @@ def test_merged_linear_of_different_types(dtype: str) -> None:
     assert method.sizes().resident_bytes == expected.nbytes
 
 
-def test_reload_reaches_the_callables() -> None:
+@pytest.mark.parametrize(
+    ("stored", "compute", "held"),
+    [
+        (IN_BLOCKS, "native", BlockWeight),
+        (MIXED, "native", FloatWeight),
+        (IN_BLOCKS, "float", FloatWeight),
+        (("IQ4_NL", "Q8_0", "Q4_0"), "native", FloatWeight),
+    ],
+)
+def test_how_a_weight_is_held(stored: tuple[str, str, str], compute: str, held: type) -> None:
+    """In blocks when all of it is, and nobody asked for floats."""
+    layer, _ = merged_layer()
+    method = quantization("float32", compute).linear(layer)
+    for part, kind in zip(layer.parts, stored, strict=True):
+        data = memoryview(bytes(part.rows[1] * 64))
+        rows = part.rows[1] - part.rows[0]
+        if kind == "float16":
+            method.accept(piece_of(part.name, torch.zeros(rows, 64), kind))
+        else:
+            method.accept(WeightPiece(part.name, kind, (rows, 64), data[: rows * BY_STORED[kind].num_bytes(64)]))
+    method.finish()
+    assert type(method.weight()) is held
+
+
+def test_blocks_are_not_replaced_by_floats() -> None:
     layer, pieces = merged_layer()
+    method = quantization().linear(layer)
+    for piece in pieces:
+        method.accept(piece)
+    method.finish()
+    for piece in pieces:
+        method.accept(piece_of(piece.name, torch.ones(piece.shape), "float16"))
+    with pytest.raises(ModelError, match="'q' comes as float16 and was loaded as blocks"):
+        method.finish()
+
+
+class KeptWeight(BlockWeight):
+    """Keeps what it was given in a dict, as a native weight would in the repack cache."""
+
+    num_writes = 0
+
+    def __init__(self, *arguments: Any, cache: Any = None, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.cache = cache
+
+    def restore(self) -> bool:
+        kept = self.cache.kept.get(self.cache.key)
+        if kept is not None:
+            self._float.plain().copy_(kept)
+            super().finish()
+        return kept is not None
+
+    def write(self, start: int, blocks: Any) -> None:
+        KeptWeight.num_writes += 1
+        super().write(start, blocks)
+
+    def finish(self) -> None:
+        super().finish()
+        self.cache.kept[self.cache.key] = self.dense().clone()
+
+
+class FakeCache:
+    def __init__(self) -> None:
+        self.kept: dict[str, torch.Tensor] = {}
+
+    def entry(self, path: str, content: object) -> Any:
+        return SimpleNamespace(kept=self.kept, key=json.dumps([path, content]))
+
+
+def test_a_warm_start_decodes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = FakeCache()
+    kernels = {**REFERENCES, "block_weight": KeptWeight}
+
+    def loaded(pieces: list[WeightPiece], layer: LinearLayer) -> Any:
+        KeptWeight.num_writes = 0
+        method = quantization(kernels=kernels, repack_cache=cache).linear(layer)
+        for piece in pieces:
+            method.accept(piece)
+        method.finish()
+        return method
+
+    layer, pieces = merged_layer()
+    first = loaded(pieces, layer)
+    assert KeptWeight.num_writes == 3
+    unread = [WeightPiece(p.name, p.stored, p.shape, memoryview(b"not read")) for p in pieces]
+    second = loaded(unread, layer)
+    assert KeptWeight.num_writes == 0 and torch.equal(second.dequantize(), first.dequantize())
+    call = second.bind({})
+    for piece in pieces:  # a reload is written, not restored
+        second.accept(piece_of(piece.name, torch.ones(piece.shape), piece.stored))
+    second.finish()
+    assert torch.allclose(call(torch.ones(1, 64)), torch.full((1, 128), 64.0), rtol=1e-3)
+    loaded(*reversed(merged_layer(("Q8_0", "Q4_0", "Q8_0"))))
+    assert KeptWeight.num_writes == 3, "other stored types are another weight"
+    other = replace(layer, parts=tuple(replace(part, split_dim=0, split_stop=5) for part in layer.parts))
+    loaded(pieces, other)
+    assert KeptWeight.num_writes == 3, "another slice is another weight"
+
+
+@pytest.mark.parametrize("stored", [MIXED, IN_BLOCKS], ids=" ".join)
+def test_reload_reaches_the_callables(stored: tuple[str, str, str]) -> None:
+    layer, pieces = merged_layer(stored)
     method = quantization().linear(layer)
     for piece in pieces:
         method.accept(piece)
@@ -129,10 +244,11 @@ def test_pieces_that_do_not_fit_are_refused() -> None:
         method.finish()
 
 
-def test_tied_embedding_looks_up_and_multiplies() -> None:
+@pytest.mark.parametrize("stored", ["Q8_0", "float16"])
+def test_tied_embedding_looks_up_and_multiplies(stored: str) -> None:
     torch.manual_seed(1)
     layer = EmbeddingLayer("embed", 70, 32, Part("table", (0, 64), (64, 32)), is_head=True)
-    piece = piece_of("table", torch.randn(64, 32), "Q8_0")
+    piece = piece_of("table", torch.randn(64, 32), stored)
     method = quantization().embedding(layer)
     method.accept(piece)
     method.finish()
@@ -149,7 +265,7 @@ def test_leaves_the_kv_cache_and_experts_alone() -> None:
     assert quantization().experts(None) is None
 
 
-def test_accepts_what_the_loader_delivers(write_gguf) -> None:
+def test_accepts_what_the_loader_delivers(write_gguf: Any) -> None:
     path = write_gguf(types={"blk.0.ffn_up.weight": "Q4_0", "blk.0.ffn_gate.weight": "F16"})
     loader = GGUFLoader(None, WeightLoaderSetup())
     checkpoint = loader.describe(LocalFiles(path))

@@ -1,0 +1,150 @@
+"""ggml blocks → `Blocks`: the stored integers with their scales, nothing computed but products of a scale with its super-scale.
+
+Source of the layouts: ggml-common.h, as in `dequantize`. A decoder gets raw blocks [n] as a structured array and fills `codes`
+[n, block size of the type] and `scales` [n, 1 or 2, blocks of 16 or 32]: scale, then minimum. It works on as many blocks at a
+time as fit the cache, in runs of 16 bytes that numpy moves as one item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pegboard.ops.blocks import Blocks
+from pegboard_pack_gguf.ggml_types import BY_STORED
+
+Array = np.ndarray
+CHUNK_ELEMENTS = 1 << 18
+"""Elements decoded at a time: their codes and temporaries stay in the second-level cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a ggml type looks as `Blocks`. fields: of one stored block. scale_dtype: float16 as stored, float32 for products."""
+
+    fields: np.dtype
+    fill: Callable[[Array, Array, Array], None]
+    bits: int
+    scale_dtype: type[np.floating]
+    has_minimum: bool = False
+    block_size: int = 32
+    zero: int = 0
+
+
+def is_decodable(stored: str) -> bool:
+    """Whether `decode` knows this type."""
+    return stored in FORMATS
+
+
+def decode(data: memoryview, stored: str, shape: tuple[int, ...]) -> Blocks:
+    """`shape` [rows, columns]; `data` holds as many blocks of the type `stored`, row by row. Results are new memory."""
+    known, form = BY_STORED[stored], FORMATS[stored]
+    rows, columns = shape
+    blocks = np.frombuffer(data, form.fields)
+    assert len(blocks) * known.block_size == rows * columns, (len(blocks), stored, shape)
+    codes = np.empty((len(blocks), known.block_size), np.uint8 if form.bits == 4 else np.int8)
+    scales = np.empty((1 + form.has_minimum, len(blocks), known.block_size // form.block_size), form.scale_dtype)
+    by_block = scales.swapaxes(0, 1)
+    step = CHUNK_ELEMENTS // known.block_size
+    for start in range(0, len(blocks), step):
+        cut = slice(start, start + step)
+        form.fill(blocks[cut], codes[cut], by_block[cut])
+    found = torch.from_numpy(scales.reshape(1 + form.has_minimum, rows, -1))
+    minimum = found[1] if form.has_minimum else None
+    return Blocks(form.bits, form.block_size, torch.from_numpy(codes.reshape(rows, columns)), found[0], minimum, form.zero)
+
+
+def _runs(codes: Array) -> Array:
+    """Codes as runs of 16 bytes: [n, 16 k] → [n, k]. numpy moves each as one item."""
+    return codes.view("V16")
+
+
+def _nibbles(packed: Array, codes: Array) -> None:
+    """Of n times k runs of 16 bytes first all low halves, then all high halves: packed [n, k] → codes [n, 2, k] runs."""
+    words = np.ascontiguousarray(packed).view(np.uint64)
+    mask = np.uint64(0x0F0F0F0F0F0F0F0F)
+    codes[:, 0] = (words & mask).view("V16").reshape(packed.shape)
+    codes[:, 1] = ((words >> np.uint64(4)) & mask).view("V16").reshape(packed.shape)
+
+
+def _q4(blocks: Array, codes: Array, scales: Array) -> None:
+    _nibbles(blocks["codes"][:, None], _runs(codes).reshape(-1, 2, 1))
+    scales[:, :, 0] = blocks["scales"]
+
+
+def _q5(blocks: Array, codes: Array, scales: Array) -> None:
+    """Bits 0…31 of `high` are the fifth bits."""
+    _q4(blocks, codes, scales)
+    high = np.unpackbits(np.ascontiguousarray(blocks["high"]), axis=1, bitorder="little")
+    codes |= (high << 4).view(np.int8)
+
+
+def _q5_0(blocks: Array, codes: Array, scales: Array) -> None:
+    _q5(blocks, codes, scales)
+    codes -= 16
+
+
+def _q8_0(blocks: Array, codes: Array, scales: Array) -> None:
+    _runs(codes)[:] = blocks["codes"]
+    scales[:, :, 0] = blocks["scales"]
+
+
+def _k_scales(blocks: Array, scales: Array) -> None:
+    """Eight scales and eight minima of six bits in twelve bytes: the first four of each lie in the low bits of bytes 0-3 and 4-7,
+    the last four take four bits from bytes 8-11 and their top two from bytes 0-3 and 4-7. A minimum is subtracted."""
+    first, second, third = blocks["packed"].reshape(-1, 3, 4).swapaxes(0, 1)
+    outer = blocks["scales"].astype(np.float32)
+    with np.errstate(invalid="ignore"):  # infinity times zero, in blocks that no converter writes
+        np.multiply(outer[:, :1], np.concatenate((first & 63, (third & 15) | ((first >> 2) & 48)), 1), out=scales[:, 0])
+        np.multiply(-outer[:, 1:], np.concatenate((second & 63, (third >> 4) | ((second >> 2) & 48)), 1), out=scales[:, 1])
+
+
+def _q4_k(blocks: Array, codes: Array, scales: Array) -> None:
+    """Four runs of 32 bytes, each with 32 low halves and then 32 high halves."""
+    _nibbles(np.ascontiguousarray(blocks["codes"]).reshape(-1, 2), _runs(codes).reshape(-1, 2, 2))
+    _k_scales(blocks, scales)
+
+
+def _q5_k(blocks: Array, codes: Array, scales: Array) -> None:
+    """Bit g of byte i of `high` is the fifth bit of element i of the g-th 32."""
+    _q4_k(blocks, codes, scales)
+    high, by_32 = np.ascontiguousarray(blocks["high"]), codes.view(np.uint8).reshape(-1, 8, 32)
+    for group in range(8):
+        by_32[:, group] |= ((high >> group) & 1) << 4
+
+
+def _q6_k(blocks: Array, codes: Array, scales: Array) -> None:
+    """Two runs of 64 bytes, low halves then high halves, and two runs of 32 bytes with the upper two bits of four times 32."""
+    _nibbles(np.ascontiguousarray(blocks["codes"]).reshape(-1, 4), _runs(codes).reshape(-1, 2, 4))
+    high, by_128 = np.ascontiguousarray(blocks["high"]).reshape(-1, 32), codes.reshape(-1, 4, 32)
+    for group in range(4):
+        by_128[:, group] |= (((high >> (2 * group)) & 3) << 4).view(np.int8)
+    codes -= 32
+    with np.errstate(invalid="ignore"):
+        np.multiply(blocks["scales"].astype(np.float32), blocks["packed"], out=scales[:, 0])
+
+
+def _fields(*fields: tuple[str, str, int]) -> np.dtype:
+    return np.dtype([(name, kind, (count,)) if count > 1 or name == "scales" else (name, kind) for name, kind, count in fields])
+
+
+SCALE, SCALE_AND_MINIMUM, RUN = ("scales", "<f2", 1), ("scales", "<f2", 2), ("codes", "V16", 1)
+PACKED = ("packed", "u1", 12)
+FORMATS = {
+    "Q4_0": Format(_fields(SCALE, RUN), _q4, 4, np.float16, zero=8),
+    "Q4_1": Format(_fields(SCALE_AND_MINIMUM, RUN), _q4, 4, np.float16, has_minimum=True),
+    "Q5_0": Format(_fields(SCALE, ("high", "u1", 4), RUN), _q5_0, 8, np.float16),
+    "Q5_1": Format(_fields(SCALE_AND_MINIMUM, ("high", "u1", 4), RUN), _q5, 8, np.float16, has_minimum=True),
+    "Q8_0": Format(_fields(SCALE, ("codes", "V16", 2)), _q8_0, 8, np.float16),
+    "Q4_K": Format(_fields(SCALE_AND_MINIMUM, PACKED, ("codes", "V16", 8)), _q4_k, 4, np.float32, has_minimum=True),
+    "Q5_K": Format(
+        _fields(SCALE_AND_MINIMUM, PACKED, ("high", "u1", 32), ("codes", "V16", 8)), _q5_k, 8, np.float32, has_minimum=True
+    ),
+    "Q6_K": Format(
+        _fields(("codes", "V16", 8), ("high", "u1", 64), ("packed", "i1", 16), SCALE), _q6_k, 8, np.float32, block_size=16
+    ),
+}
+"""By stored type. A code of five or six bits takes eight."""
