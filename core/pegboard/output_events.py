@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +140,7 @@ class OutputReader:
         readers: dict[int, _Completion] = {}
         async with aclosing(outputs):  # type: ignore[type-var]
             async for output in outputs:
-                events = []
+                events: dict[int, list[Event]] = {}
                 for completion in output.outputs:
                     reader = readers.get(completion.index)
                     if reader is None:
@@ -149,8 +149,8 @@ class OutputReader:
                         reader = _Completion(pipeline, hidden, is_parallel=parsing.parallel_tool_calls)
                         readers[completion.index] = reader
                     is_last = completion.finish_reason is not None
-                    events.append(reader.read(completion.text, completion.token_ids, is_last=is_last))
-                yield ParsedOutput(output, events)
+                    events[completion.index] = reader.read(completion.text, completion.token_ids, is_last=is_last)
+                yield ParsedOutput(**{item.name: getattr(output, item.name) for item in fields(output)}, events=events)
 
 
 class _Completion:

@@ -34,8 +34,8 @@ def read(engine, parsing, kind, **params):
         outputs = engine.generate(Prompt(text="hello"), prepared, RequestOptions(request_id="r"))
         events, ends = {}, {}
         async for parsed in engine.events(outputs, parsing):
-            for completion, news in zip(parsed.output.outputs, parsed.events, strict=True):
-                events.setdefault(completion.index, []).extend(news)
+            for completion in parsed.outputs:
+                events.setdefault(completion.index, []).extend(parsed.events[completion.index])
                 ends[completion.index] = completion.finish_reason
         return {index: fold(items) for index, items in events.items()}, ends
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pegboard.interfaces.spec import Need, Spec
+from pegboard.output import RequestOutput
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pegboard.interfaces.metrics import MetricsSink
     from pegboard.interfaces.output_parser import Event
     from pegboard.interfaces.tokenizer import Tokenizer
-    from pegboard.output import PoolingRequestOutput, RequestOutput
+    from pegboard.output import PoolingRequestOutput
     from pegboard.pooling_params import PoolingParams
     from pegboard.sampling_params import BeamSearchParams, SamplingParams
 
@@ -90,11 +91,10 @@ class Parsing:
 
 
 @dataclass(slots=True)
-class ParsedOutput:
-    """An output and what its texts say: events[i] belongs to output.outputs[i]."""
+class ParsedOutput(RequestOutput):
+    """An output and what its texts say: events by the index of the completion."""
 
-    output: "RequestOutput"
-    events: "list[list[Event]]"
+    events: "dict[int, list[Event]]" = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,14 @@ def chat_parsing(request: ChatRequest, tools: Sequence[Mapping[str, Any]] | None
     elif choice not in (None, "none", "auto", "required"):
         raise wrong("tool_choice", "none, auto, required or a named tool", choice)
     return parsing_of(
-        choice, name, tools, client, auto=auto, template_kwargs=request.chat_template_kwargs,
-        parallel_tool_calls=request.parallel_tool_calls is not False, skip_special_tokens=request.skip_special_tokens is not False,
-    )  # fmt: skip
+        choice,
+        name,
+        tools,
+        client,
+        auto=auto,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        skip_special_tokens=request.skip_special_tokens is not False,
+    )
 
 
 def parsing_of(
