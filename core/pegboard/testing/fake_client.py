@@ -76,7 +76,8 @@ class FakeEngineClient:
     delay_s: pause before every token. fail_after: raise `error` after that many tokens of a request (0 = before the first).
     tool_parser, reasoning_parser: what answers are read with.
 
-    `requests` holds what was asked, `running` the ids being generated, `aborted` those whose stream was closed early.
+    `requests` holds what was asked, `running` the ids being generated, `aborted` those whose stream was closed early,
+    `controls` the actions; an action's answer is what `control_results` has for it, else None.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class FakeEngineClient:
         self.num_cached_tokens = num_cached_tokens
         self.requests: list[tuple[Prompt, SamplingParams, RequestOptions]] = []
         self.controls: list[tuple[str, dict[str, object]]] = []
+        self.control_results: dict[str, object] = {}
         self.running: set[str] = set()
         self.aborted: list[str] = []
         self._models = [ServedModel(name, name, max_model_len, 1_700_000_000) for name in models]
@@ -131,13 +133,13 @@ class FakeEngineClient:
 
     async def control(self, action: str, **arguments: object) -> object:
         self.controls.append((action, arguments))
-        return None
+        return self.control_results.get(action)
 
     def beam_search(self, prompt: Prompt, params: BeamSearchParams, request: RequestOptions) -> AsyncIterator[RequestOutput]:
         return beam_search_online(self, prompt, params, request, (EOS,))
 
-    def prepare(self, params: SamplingParams, parsing: Parsing) -> SamplingParams:
-        return self._reader.prepare(params, parsing)
+    def prepare(self, params: SamplingParams, parsing: Parsing, prompt_token_ids: Sequence[int]) -> SamplingParams:
+        return self._reader.prepare(params, parsing, prompt_token_ids)
 
     def events(self, outputs: AsyncIterator[RequestOutput], parsing: Parsing) -> AsyncIterator[ParsedOutput]:
         return self._reader.events(outputs, parsing)

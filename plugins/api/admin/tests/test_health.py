@@ -1,4 +1,4 @@
-"""The liveness routes answer without a key, and say when the engine is dead."""
+"""The liveness routes answer without a key, and say when the engine is dead; /load needs the key."""
 
 from __future__ import annotations
 
@@ -37,10 +37,16 @@ def test_version(client):
     assert client.get("/version").json() == {"version": version("pegboard")}
 
 
+def test_load(client, engine):
+    engine.control_results["load"] = 3
+    assert client.get("/load").status_code == 401
+    assert client.get("/load", headers={"Authorization": "Bearer k"}).json() == {"server_load": 3}
+
+
 def test_everything_else_is_guarded(client):
     refused = client.get("/healthy")
     assert refused.status_code == 401 and "Unauthorized" in refused.json()["error"]["message"]
 
 
-def test_spec_names_the_routes_it_opens(engine):
-    assert {route.path for route in HealthApi(None, ApiSetup(engine)).routes()} == set(HEALTH.public_paths)
+def test_spec_opens_all_routes_but_load(engine):
+    assert {route.path for route in HealthApi(None, ApiSetup(engine)).routes()} == {*HEALTH.public_paths, "/load"}

@@ -1,0 +1,68 @@
+"""The api `admin`: what operators ask and do. Runs only when enabled."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from pegboard.interfaces.api import ApiSetup
+from pegboard_api_admin.errors import error_body
+from pegboard_api_admin.query import read_flags, read_query
+
+
+class AdminApi:
+    """GET /server_info, POST /reset_prefix_cache, GET /v1/pegboard/plugins."""
+
+    def __init__(self, options: None, setup: ApiSetup) -> None:
+        self._client = setup.client
+
+    def routes(self) -> Sequence[BaseRoute]:
+        return [
+            Route("/server_info", self._server_info, methods=["GET"]),
+            Route("/reset_prefix_cache", self._reset_prefix_cache, methods=["POST"]),
+            Route("/v1/pegboard/plugins", self._plugins, methods=["GET"]),
+        ]
+
+    def error_body(self, status: int, message: str, parameter: str | None) -> Mapping[str, Any]:
+        return error_body(status, message, parameter)
+
+    async def _server_info(self, request: Request) -> Response:
+        """All settings and where each came from, and the machine. ?config_format=text (the default) or json."""
+        query = read_query(request, {"config_format": ("text", "json")})
+        settings: Any = await self._client.control("settings")
+        as_text = query.get("config_format", "text") == "text"
+        system = {
+            "pegboard": version("pegboard"),
+            "python": sys.version.split()[0],
+            "platform": platform.platform(),
+            "machine": platform.machine(),
+        }
+        return JSONResponse({"pegboard_config": _as_text(settings) if as_text else settings, "system_env": system})
+
+    async def _reset_prefix_cache(self, request: Request) -> Response:
+        """Forget cached blocks. success false: requests hold some; ?reset_running_requests=true makes those recompute."""
+        flags = read_flags(request, "reset_running_requests")
+        is_reset = await self._client.control("reset_prefix_cache", **flags)
+        return JSONResponse({"success": bool(is_reset)})
+
+    async def _plugins(self, request: Request) -> Response:
+        """Installed plugins, and every choice between them with its reasons: of the API process, then of the engine."""
+        read_query(request, {})
+        here: Any = await self._client.control("plugins")
+        there: Any = await self._client.control("decisions")
+        decisions = [{"process": "api", **made} for made in here["decisions"]]
+        decisions += [{"process": "engine", **made} for made in there]
+        return JSONResponse({"installed": here["installed"], "decisions": decisions})
+
+
+def _as_text(settings: Mapping[str, Any]) -> str:
+    """One line per setting: `engine.max_model_len = 4096`."""
+    sections = ((name, values) for name, values in settings.items() if isinstance(values, Mapping))
+    return "\n".join(f"{section}.{name} = {value!r}" for section, values in sections for name, value in values.items())

@@ -1,0 +1,10 @@
+"""The error body of operations routes: OpenAI's shape, so that one client reads them all."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+
+def error_body(status: int, message: str, parameter: str | None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": HTTPStatus(status).phrase, "param": parameter, "code": status}}

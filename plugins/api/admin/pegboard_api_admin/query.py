@@ -1,0 +1,29 @@
+"""Query strings of operations routes: checked, and nothing in them is ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from starlette.requests import Request
+
+from pegboard.errors import RequestError
+
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def read_query(request: Request, allowed: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The values given, by name. allowed: the values each name may have. Raises RequestError."""
+    found = {}
+    for name, value in request.query_params.multi_items():
+        if name not in allowed:
+            known = f"expected {', '.join(allowed)}" if allowed else "this route takes none"
+            raise RequestError(f"unknown query parameter {name[:60]!r}; {known}", parameter=name[:60])
+        if value not in allowed[name]:
+            raise RequestError(f"{name}: expected {' or '.join(allowed[name])}, got {value[:60]!r}", parameter=name)
+        found[name] = value
+    return found
+
+
+def read_flags(request: Request, *names: str) -> dict[str, bool]:
+    """The flags given, by name. Raises RequestError."""
+    return {name: _FLAGS[value] for name, value in read_query(request, dict.fromkeys(names, tuple(_FLAGS))).items()}

@@ -1,0 +1,56 @@
+"""The description is made of the routes that are there."""
+
+from __future__ import annotations
+
+from pegboard_api_admin.health import HealthApi
+from pegboard_api_admin.openapi import OpenApi
+from pegboard_api_admin.plugin import HEALTH, OPENAPI
+from pydantic import BaseModel
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from pegboard.config import ServerConfig
+from pegboard.interfaces.api import ApiSetup, ApiSpec
+from pegboard.server import build_app
+from pegboard.testing.fake_client import FakeEngineClient
+
+
+class Inner(BaseModel):
+    depth: int
+
+
+class Body(BaseModel):
+    inner: Inner
+    name: str = "x"
+
+
+class ThirdPartyApi:
+    def routes(self):
+        async def make(request):
+            """Make a thing."""
+            return Response()
+
+        make.body_model = Body
+        return [Route("/things/{name:path}", make, methods=["POST"])]
+
+    def error_body(self, status, message, parameter):
+        return {}
+
+
+def test_routes_of_every_api_are_described():
+    engine = FakeEngineClient()
+    apis = [
+        ("openapi", OpenApi(None, ApiSetup(engine)), OPENAPI),
+        ("health", HealthApi(None, ApiSetup(engine)), HEALTH),
+        ("third", ThirdPartyApi(), ApiSpec(api="1.0", implementation="x:y")),
+    ]
+    document = TestClient(build_app(apis, engine, ServerConfig())).get("/openapi.json").json()
+    assert set(document["paths"]) == {"/openapi.json", "/health", "/ping", "/version", "/load", "/things/{name}"}
+    assert set(document["paths"]["/ping"]) == {"get", "post"}
+    made = document["paths"]["/things/{name}"]["post"]
+    assert made["summary"] == "Make a thing." and made["parameters"][0]["name"] == "name"
+    schema = made["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    assert schema == "#/components/schemas/Body"
+    assert document["components"]["schemas"]["Body"]["properties"]["inner"] == {"$ref": "#/components/schemas/Inner"}
+    assert document["components"]["schemas"]["Inner"]["required"] == ["depth"]
