@@ -12,7 +12,7 @@ import math
 import re
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +27,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pegboard import env
 from pegboard.config import ServerConfig
 from pegboard.errors import EngineDeadError, Overloaded, PegboardError, RequestError
-from pegboard.interfaces.api import Api, ApiSpec, EngineClient
+from pegboard.http_metrics import MeasuredApp
+from pegboard.interfaces.api import TRACE_HEADERS, Api, ApiSpec, EngineClient
+from pegboard.interfaces.metrics import Sample
 from pegboard.log import get_logger
+from pegboard.middleware import outer_middleware
+from pegboard.traffic import Stopping, Traffic
 
 log = get_logger(__name__)
 
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
+TRACED = ("traceparent", "tracestate")
 REQUEST_ID = re.compile(r"[!-~]{1,256}")
 
 
@@ -48,10 +53,10 @@ class BodyTooLarge(RequestError):
     status = 413
 
 
-class Stopping(RequestError):
-    """The server stops before it has an answer."""
+class TooManyHeaders(RequestError):
+    """The request has more than `h11_max_header_count` headers."""
 
-    status = 503
+    status = 431
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +69,25 @@ class MountedApi:
     routes: tuple[BaseRoute, ...]
 
 
-def build_app(apis: Sequence[tuple[str, Api, ApiSpec]], client: EngineClient, config: ServerConfig) -> Starlette:
+def build_app(
+    apis: Sequence[tuple[str, Api, ApiSpec]],
+    client: EngineClient,
+    config: ServerConfig,
+    traffic: Traffic | None = None,
+    publish: Callable[[Sample], None] | None = None,
+) -> Starlette:
     """One application of all `apis` (name, implementation, spec), first match wins. Paths that belong to none of them
-    answer in the error body of the first api."""
+    answer in the error body of the first api. traffic: also given to `run_server`, which then drains it before it stops. publish:
+    takes a sample of `HTTP_METRICS` per request."""
     mounted = [MountedApi(name, api, spec, tuple(api.routes())) for name, api, spec in apis]
-    gateway = Middleware(Gateway, mounted=mounted, client=client, config=config)
+    traffic = traffic or Traffic(config.max_running_requests)
+    gateway = Middleware(Gateway, mounted=mounted, client=client, config=config, traffic=traffic)
     routes = [route for entry in mounted for route in entry.routes]
-    return Starlette(routes=routes, middleware=[gateway], exception_handlers={HTTPException: _refuse(mounted)})
+    middleware = [*outer_middleware(config), gateway]
+    if publish is not None:
+        unmeasured = frozenset(path for entry in mounted for path in entry.spec.unmeasured_paths)
+        middleware.insert(0, Middleware(MeasuredApp, routes=routes, unmeasured=unmeasured, publish=publish))
+    return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _refuse(mounted)})
 
 
 def _owner(mounted: Sequence[MountedApi], scope: Scope) -> MountedApi | None:
@@ -107,14 +124,18 @@ def _refuse(mounted: Sequence[MountedApi]) -> Any:
 class Gateway:
     """What every request passes on its way in, and every error on its way out."""
 
-    def __init__(self, app: ASGIApp, *, mounted: Sequence[MountedApi], client: EngineClient, config: ServerConfig) -> None:
+    def __init__(
+        self, app: ASGIApp, *, mounted: Sequence[MountedApi], client: EngineClient, config: ServerConfig, traffic: Traffic
+    ) -> None:
         self.app = app
+        self._traffic = traffic
         self._mounted = mounted
         self._client = client
         self._public = frozenset(path for entry in mounted for path in entry.spec.public_paths)
         keys = config.api_key if config.api_key is not None else [key for key in [env.api_key()] if key]
         self._key_digests = [hashlib.sha256(key.encode()).digest() for key in keys]
         self._max_body_bytes = config.max_body_bytes
+        self._max_headers = config.h11_max_header_count
         self._send_request_id = config.enable_request_id_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,6 +145,18 @@ class Gateway:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        try:
+            self._traffic.enter(is_public=get_route_path(scope) in self._public)
+        except RequestError as error:
+            await self._answer(error, scope, "")(scope, receive, send)
+            return
+        try:
+            await self._pass(scope, receive, send)
+        finally:
+            self._traffic.leave()
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One HTTP request."""
         request_id = uuid.uuid4().hex
         started = False
 
@@ -136,8 +169,12 @@ class Gateway:
             await send(message)
 
         try:
+            if len(scope["headers"]) > self._max_headers:
+                raise TooManyHeaders(f"the request has {len(scope['headers'])} headers, at most {self._max_headers} are allowed")
             headers = dict(scope["headers"])
             request_id = _request_id(headers) or request_id
+            if b"traceparent" in headers:
+                TRACE_HEADERS.set({name: headers[name.encode()].decode("latin-1") for name in TRACED if name.encode() in headers})
             scope.setdefault("state", {})["request_id"] = request_id
             self._check(scope, headers)
             await self.app(scope, self._limited(receive), send_back)
@@ -211,6 +248,8 @@ class Gateway:
             status, message, parameter = error.status, str(error), error.parameter
             if isinstance(error, Overloaded):
                 headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+            if isinstance(error, Stopping):
+                headers |= {"Retry-After": "1", "Connection": "close"}
             if isinstance(error, Unauthorized):
                 headers["WWW-Authenticate"] = "Bearer"
         elif isinstance(error, PegboardError):

@@ -1,7 +1,10 @@
 """The HTTP server: sockets, signals, shutdown, and leaving when the engine has died. What it serves is built by `build_app`.
 
 listener = bind_socket(config)                    # before the model loads: a taken port shows at once
-code = await run_server(app, config, listener=listener, health=client.health, on_ready=print)
+code = await run_server(app, config, listener=listener, health=client.health, on_ready=print, traffic=traffic)
+
+Asked to stop, the server lets running requests finish: it goes on answering, new requests with 503, until the last one is done or
+`shutdown_timeout_s` is over; then it closes.
 """
 
 from __future__ import annotations
@@ -9,22 +12,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import signal
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from pegboard.access_log import access_log
 from pegboard.config import ServerConfig
 from pegboard.errors import ConfigError
 from pegboard.gateway import build_app as build_app
 from pegboard.interfaces.api import Health
 from pegboard.log import get_logger
+from pegboard.tls import keep_fresh, tls_arguments
+from pegboard.traffic import Traffic as Traffic
 
 log = get_logger(__name__)
 
@@ -87,11 +93,18 @@ def address_of(listener: socket.socket, config: ServerConfig) -> str:
     if config.uds:
         return f"unix:{config.uds}"
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if config.ssl_certfile else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers (they end the process before the engine is shut down)."""
+
+    def __init__(self, config: uvicorn.Config, traffic: Traffic | None, timeout_s: float) -> None:
+        super().__init__(config)
+        self._traffic = traffic
+        self._timeout_s = timeout_s
+        self._draining: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -99,7 +112,19 @@ class _Server(uvicorn.Server):
 
     def stop(self) -> None:
         """Finish what runs, within the shutdown timeout; asked a second time, do not wait."""
-        self.force_exit = self.should_exit
+        if self._draining is not None or self._traffic is None:
+            self.force_exit = self.should_exit or self._draining is not None
+            self.should_exit = True
+            return
+        self._traffic.stop()
+        self._draining = asyncio.get_running_loop().create_task(self._drain(self._traffic))
+
+    async def _drain(self, traffic: Traffic) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(traffic.wait_until_idle(), self._timeout_s)
+        if traffic.num_running:  # what is left of the timeout is for uvicorn's own waiting
+            self.config.timeout_graceful_shutdown = max(0, deadline - time.monotonic())  # type: ignore[assignment]
         self.should_exit = True
 
 
@@ -111,12 +136,15 @@ async def run_server(
     health: Callable[[], Health] | None = None,
     on_ready: Callable[[str], object] | None = None,
     stop: asyncio.Event | None = None,
+    traffic: Traffic | None = None,
+    catch_signals: bool = True,
 ) -> int:
     """Serve until SIGINT or SIGTERM, until `stop` is set, or until `health` says that the engine is dead.
 
     Returns the exit code of the program: 0, or 1 when the engine died. `on_ready` is called with the address once connections
     are accepted. Running requests get `shutdown_timeout_s` to finish, then they are cancelled (and so aborted). Takes
-    ownership of `listener`. Raises ConfigError if the address cannot be listened on.
+    ownership of `listener`. traffic: the application's; new requests get 503 meanwhile (without it they are not accepted).
+    Raises ConfigError if the address cannot be listened on or the TLS files cannot be used.
     """
     listener = listener or bind_socket(config)
     try:
@@ -126,12 +154,16 @@ async def run_server(
         listener.close()
         raise _bind_error(error, config.host, config.port) from error
     address = address_of(listener, config)
-    server = _Server(_uvicorn_config(app, config))
-    _share_log_format()
+    try:
+        server = _Server(_uvicorn_config(app, config), traffic, config.shutdown_timeout_s)
+    except ConfigError:
+        listener.close()
+        raise
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     watching = asyncio.create_task(_watch(server, health, on_ready, address, stop))
+    refreshing = asyncio.create_task(keep_fresh(server.config.ssl, config)) if _wants_refresh(server, config) else None
     try:
-        with _signals(server.stop):
+        with access_log(config), _signals(server.stop) if catch_signals else contextlib.nullcontext():
             await asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED)
             if watching.done() and watching.exception() is not None:  # on_ready or health raised: stop, then say so
                 server.should_exit = True
@@ -140,6 +172,8 @@ async def run_server(
     finally:
         watching.cancel()
         serving.cancel()
+        if refreshing is not None:
+            refreshing.cancel()
         outcome = (await asyncio.gather(watching, serving, return_exceptions=True))[0]
         listener.close()
         if config.uds:
@@ -182,13 +216,14 @@ async def _watch(
         else:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(stop.wait(), HEALTH_INTERVAL_S)
-    server.should_exit = True
+    server.stop()
     return True
 
 
 def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
-    return uvicorn.Config(
+    made = uvicorn.Config(
         app,
+        http="h11",
         log_config=None,
         log_level=config.uvicorn_log_level,
         access_log=not config.disable_access_log,
@@ -197,16 +232,15 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
         root_path=config.root_path,
         server_header=False,
         timeout_graceful_shutdown=config.shutdown_timeout_s,  # type: ignore[arg-type]  # typed int, used as a timeout
+        h11_max_incomplete_event_size=config.h11_max_incomplete_event_size,
+        **tls_arguments(config),
     )
+    made.load()
+    return made
 
 
-def _share_log_format() -> None:
-    """uvicorn's records go where ours go."""
-    logger = logging.getLogger("uvicorn")
-    ours = logging.getLogger("pegboard").handlers
-    if ours:
-        logger.handlers[:] = ours
-        logger.propagate = False
+def _wants_refresh(server: _Server, config: ServerConfig) -> bool:
+    return config.enable_ssl_refresh and server.config.ssl is not None
 
 
 @contextlib.contextmanager

@@ -39,6 +39,8 @@ def example(setting):
     if setting.type is bool:
         value = not setting.default
         return value, [flag if value else flag.replace("--", "--no-", 1)]
+    if setting.name == "structured_outputs_config":
+        return {"backend": "x"}, [flag, '{"backend": "x"}']
     if "dict" in text:
         return {"a": {"b": 1}}, [flag, '{"a": {"b": 1}}']
     if "list" in text:
@@ -65,6 +67,7 @@ def test_every_setting_has_a_flag_that_sets_it(setting, style):
         "spec_method": ["--spec-tokens", "1"],
         "spec_tokens": ["--spec-method", "x"],
         "max_long_partial_prefills": ["--max-num-partial-prefills", "7"],
+        "collect_detailed_traces": ["--otlp-traces-endpoint", "http://x"],
     }.get(setting.name, [])
     if more is None:
         with pytest.raises(ConfigError, match="never runs code"):
@@ -298,7 +301,7 @@ def test_terminated_while_starting_leaves_nothing(tmp_path):
         "    print(engine.pid, engine.folder, flush=True)\n"
         "    time.sleep(60)\n"
         "if __name__ == '__main__':\n"
-        "    serve._client = slow\n"
+        "    serve._start_engine = slow\n"
         "    sys.exit(serve.main(['--port', '0']))\n"
     )
     path = tmp_path / "program.py"

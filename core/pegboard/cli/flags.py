@@ -1,34 +1,46 @@
 """Flags from declared settings: the command line knows no setting by name.
 
-`_` and `-` are the same in flag names. Options of plugins are `--kind.name.field value`; one value inside a mapping is
-`--setting.key value`. Numbers may be written 4k (4000) or 4K (4096). Precedence: command line, --config file,
-PEGBOARD_CONFIG file, default.
+`_` and `-` are the same in flag names. Numbers may be written 4k (4000) or 4K (4096), lists as words or as one JSON list. vLLM's
+own names are understood as `pegboard.vllm_names` says. Precedence: command line, --config file, PEGBOARD_CONFIG file, default.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from pegboard import env
+from pegboard.cli.dotted import place_dotted, split_dotted
+from pegboard.cli.usage import UsageError
 from pegboard.config import Setting, Settings, settings_of
 from pegboard.errors import ConfigError
-from pegboard.interfaces import KINDS
 from pegboard.plugins.names import did_you_mean
-from pegboard.settings import Layer, read_config_file, settings_from
+from pegboard.settings import VLLM, Layer, is_vllm_name, parse_number, read_config_file, settings_from
+from pegboard.vllm_names import ABSENT, ALIASES, FORMS, refuse
 
-SHORT = {"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp", "quantization": "-q"}
+SHORT = {
+    "tensor_parallel_size": "-tp",
+    "pipeline_parallel_size": "-pp",
+    "quantization": "-q",
+    "api_server_count": "-asc",
+    "speculative_config": "-sc",
+    "compilation_config": "-cc",
+    "attention_config": "-ac",
+}
 COMMAND_LINE = "the command line"
 
-_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
-
-
-class UsageError(ConfigError):
-    """The command line itself is wrong."""
+_SHORT_OF_ABSENT = {
+    "-dp": "--data-parallel-size", "-dpn": "--data-parallel-rank", "-dpr": "--data-parallel-start-rank",
+    "-dpl": "--data-parallel-size-local", "-dpa": "--data-parallel-address", "-dpp": "--data-parallel-rpc-port",
+    "-dpb": "--data-parallel-backend", "-dph": "--data-parallel-hybrid-lb", "-dpe": "--data-parallel-external-lb",
+    "-ep": "--enable-expert-parallel", "-dcp": "--decode-context-parallel-size", "-pcp": "--prefill-context-parallel-size",
+    "-n": "--nnodes", "-r": "--node-rank",
+}  # fmt: skip
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -51,6 +63,11 @@ class FlagParser(argparse.ArgumentParser):
             raise UsageError(f"unexpected argument {unknown[0]!r} (see {self.prog} --help)")
         return arguments
 
+    @property
+    def flags(self) -> Iterable[str]:
+        """Every flag that exists."""
+        return self._option_string_actions
+
 
 def _dashed(word: str) -> str:
     if not word.startswith("--"):
@@ -59,25 +76,36 @@ def _dashed(word: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
-def add_settings(parser: argparse.ArgumentParser, section: str) -> None:
+def add_settings(parser: argparse.ArgumentParser, section: str, *, without: Iterable[str] = ()) -> None:
     """One flag per setting of a section; what is not given does not appear in the namespace."""
     group = parser.add_argument_group(f"{section} settings")
     for setting in settings_of(section):
-        if section == "plugins" and setting.name == "options":
+        if (section == "plugins" and setting.name == "options") or setting.name in without:
             continue
         prefix = "plugins-" if section == "plugins" else ""
         names = [f"--{prefix}{setting.name.replace('_', '-')}"]
+        names += [f"--{theirs.replace('_', '-')}" for theirs, ours in ALIASES.items() if ours == setting.name]
         names += [SHORT[setting.name]] if setting.name in SHORT else []
         group.add_argument(
             *names, dest=f"{section}.{setting.name}", default=argparse.SUPPRESS, help=_help(setting), **_form(setting.type)
         )
 
 
+def add_vllm_forms(parser: argparse.ArgumentParser) -> None:
+    """vLLM's flags that say in another form what settings say here."""
+    group = parser.add_argument_group("vllm forms")
+    for name, form in FORMS.items():
+        if is_vllm_name(name):
+            names = [f"--{name.replace('_', '-')}", *([SHORT[name]] if name in SHORT else [])]
+            group.add_argument(*names, dest=f"{VLLM}.{name}", default=argparse.SUPPRESS, help=form.help, **_form(form.type))
+
+
 def _help(setting: Setting) -> str:
     text = setting.help.replace("%", "%%")
     if setting.default in (None, [], {}) or isinstance(setting.default, bool):
         return text
-    return f"{text} (default {setting.default})"
+    shown = " ".join(setting.default) if isinstance(setting.default, list) else setting.default
+    return f"{text} (default {shown})"
 
 
 def _form(annotation: Any) -> dict[str, Any]:
@@ -99,16 +127,11 @@ def _form(annotation: Any) -> dict[str, Any]:
 
 def number(text: str) -> int:
     """An integer, also as 4k (4000), 4K (4096), 25.6k."""
-    unit = _UNITS.get(text[-1:])
     try:
-        if unit is None:
-            return int(text)
-        value = float(text[:-1]) * unit
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number; expected one like 4096, 4k or 4K") from None
-    if value != int(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
-    return int(value)
+        return parse_number(text)
+    except ValueError as error:
+        told = str(error) if "whole" in str(error) else f"{text!r} is no number; expected one like 4096, 4k or 4K"
+        raise argparse.ArgumentTypeError(told) from None
 
 
 def _json_mapping(text: str) -> dict[str, Any]:
@@ -127,51 +150,26 @@ def layer_of(arguments: argparse.Namespace, dotted: Iterable[tuple[str, str]] = 
     for dest, value in vars(arguments).items():
         section, dot, name = dest.partition(".")
         if dot:
-            layer.setdefault(section, {})[name] = value
+            layer.setdefault(section, {})[name] = _flat(dest, value) if isinstance(value, list) else value
+    mappings = {setting.name: "engine" for setting in settings_of("engine") if _form(setting.type).get("type") is _json_mapping}
+    mappings |= {name: VLLM for name, form in FORMS.items() if form.type is dict}
     for path, value in dotted:
-        _place_dotted(layer, path, value)
+        place_dotted(layer, path, value, mappings)
     return layer
 
 
-def split_dotted(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Take `--a.b.c value` and `--a.b.c=value` out of the words; (the rest, [("a.b.c", "value")])."""
-    rest: list[str] = []
-    dotted: list[tuple[str, str]] = []
-    words = iter(argv)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not (word.startswith("--") and "." in name):
-            rest.append(word)
+def _flat(dest: str, items: list[Any]) -> list[Any]:
+    """Words, where one that is a JSON list stands for its items."""
+    flat: list[Any] = []
+    for item in items:
+        if not (isinstance(item, str) and item.startswith("[")):
+            flat.append(item)
             continue
-        if not equals:
-            value = next(words, "--")
-            if value.startswith("--"):
-                raise UsageError(f"{name} needs a value")
-        dotted.append((name.removeprefix("--"), value))
-    return rest, dotted
-
-
-def _place_dotted(layer: Layer, path: str, value: str) -> None:
-    head, *middle, last = path.split(".")
-    head = head.replace("-", "_")
-    mappings = {setting.name for setting in settings_of("engine") if _form(setting.type).get("type") is _json_mapping}
-    if head in mappings:
-        target = layer.setdefault("engine", {}).setdefault(head, {})
-        for key in middle:
-            target = target.setdefault(key, {})
-        target[last] = _json_or_text(value)
-    elif head in KINDS and middle:
-        options = layer.setdefault("plugins", {}).setdefault("options", {})
-        options.setdefault(f"{head}.{'.'.join(middle)}", {})[last.replace("-", "_")] = value
-    else:
-        raise UsageError(f"unknown flag --{path}: expected --kind.name.field{did_you_mean(head, [*KINDS, *mappings])}")
-
-
-def _json_or_text(value: str) -> Any:
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
+        try:
+            flat += json.loads(item)
+        except ValueError as error:
+            raise UsageError(f"--{dest.partition('.')[2].replace('_', '-')}: {item!r} is no JSON list: {error}") from None
+    return flat
 
 
 def config_layers(path: str | None) -> list[tuple[Layer, str]]:
@@ -180,9 +178,57 @@ def config_layers(path: str | None) -> list[tuple[Layer, str]]:
     return [(read_config_file(file), str(file)) for file in files]
 
 
-def parse_settings(parser: FlagParser, argv: Sequence[str]) -> tuple[Settings, argparse.Namespace]:
-    """Settings from files and flags. The parser may have a positional `model`. Raises ConfigError."""
-    rest, dotted = split_dotted(argv)
+def spelled_out(argv: Sequence[str]) -> list[str]:
+    """vLLM's short forms in full: -cc.mode 0, -dp 2, -O3."""
+    words = []
+    for word in argv:
+        if level := re.fullmatch(r"-O=?(\d)?", word):
+            words += ["--optimization-level", *([level[1]] if level[1] else [])]
+            continue
+        short = re.match(r"-[a-z]+(?=[.=]|$)", word)
+        if short and short[0] in _SHORT_OF_ABSENT:
+            word = _SHORT_OF_ABSENT[short[0]] + word[short.end() :]
+        elif short and word[short.end() :].startswith("."):
+            long = {letters: f"--{name.replace('_', '-')}" for name, letters in SHORT.items()}
+            word = long.get(short[0], short[0]) + word[short.end() :]
+        words.append(word)
+    return words
+
+
+def take_absent(argv: Sequence[str]) -> list[str]:
+    """The words without vLLM's flags that have nothing to act on. Raises UsageError, with the reason, where one asks for more
+    than what happens anyway."""
+    rest: list[str] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        flag, equals, value = word.partition("=")
+        name = flag.removeprefix("--").replace("-", "_").partition(".")[0]
+        wanted = not (name.startswith("no_") and name.removeprefix("no_") in ABSENT)
+        name = name if wanted else name.removeprefix("no_")
+        if not flag.startswith("--") or name not in ABSENT or not is_vllm_name(name):
+            rest.append(word)
+            continue
+        given: Any = value if equals else None
+        if ABSENT[name].is_flag:
+            given = wanted
+        elif not equals:
+            if not words or words[0].startswith("--"):
+                raise UsageError(f"{flag} needs a value")
+            given = words.pop(0)
+        try:
+            refuse(name, {flag: given} if "." in flag else given, flag)
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
+    return rest
+
+
+def parse_settings(
+    parser: FlagParser, argv: Sequence[str], below: Mapping[str, Mapping[str, Any]] | None = None
+) -> tuple[Settings, argparse.Namespace]:
+    """Settings from files and flags. The parser may have a positional `model`. below: the command's own defaults, weaker than
+    files and flags. Raises ConfigError."""
+    rest, dotted = split_dotted(take_absent(spelled_out(argv)))
     arguments = parser.parse(rest)
     layer = layer_of(arguments, dotted)
     model = getattr(arguments, "model", None)
@@ -190,4 +236,6 @@ def parse_settings(parser: FlagParser, argv: Sequence[str]) -> tuple[Settings, a
         flag = layer.setdefault("engine", {}).setdefault("model", model)
         if flag != model:
             raise UsageError(f"two models: {model!r} and --model {flag!r}")
-    return settings_from([*config_layers(arguments.config), (layer, COMMAND_LINE)]), arguments
+    own = [({section: dict(values) for section, values in below.items()}, parser.prog)] if below else []
+    layers: list[tuple[Layer, str]] = [*own, *config_layers(arguments.config), (layer, COMMAND_LINE)]
+    return settings_from(layers), arguments

@@ -72,9 +72,13 @@ class EngineProcess:
 
     def send(self, message: ToEngine) -> None:
         """Hand over a message; never blocks. Messages to a dead engine vanish."""
+        self.send_encoded(encode(message))
+
+    def send_encoded(self, data: bytes) -> None:
+        """`send` for a message that is encoded already."""
         if self._is_stopped:
             return
-        self._socket.send(encode(message))
+        self._socket.send(data)
         if self._loop is not None:  # the socket's file descriptor is edge-triggered: sending may have used up an edge
             self._loop.call_soon(self._receive)
 
