@@ -81,14 +81,15 @@ class AsyncLLM:
         tokenizer: "Tokenizer | None",
         engine: "EngineProcess",
         *,
-        sinks: Sequence[MetricsSink] = (),
+        sinks: Mapping[str, MetricsSink] | None = None,
         metrics: Sequence[Metric] = (),
     ) -> "AsyncLLM":
-        """A client of an engine process that was started elsewhere and has been sent its plan. sinks: who gets the engine's
-        samples (if it was told to send them) and what `publish` is given; metrics: what the latter may hold."""
+        """A client of an engine process that was started elsewhere and has been sent its plan. sinks: by plugin name, who gets
+        the engine's samples (if it was told to send them) and what `publish` is given; metrics: what the latter may hold."""
         self = cls.__new__(cls)
         self._assemble(plan, registry, tokenizer, engine)
-        self._sinks, self._metrics = Sinks(sinks), tuple(metrics)
+        self.sinks, self._metrics = dict(sinks or {}), tuple(metrics)
+        self._all_sinks = Sinks([*self.sinks.values()])
         return self
 
     def _open(self, settings: "Settings") -> None:
@@ -122,7 +123,8 @@ class AsyncLLM:
         self._dead: EngineDeadError | None = None
         self._is_shut_down = False
         self._created = int(time.time())
-        self._sinks = Sinks()
+        self.sinks: Mapping[str, MetricsSink] = {}
+        self._all_sinks = Sinks()
         self._metrics: Sequence[Metric] = ()
 
     # --- life ------------------------------------------------------------------------------------------------------------
@@ -154,14 +156,14 @@ class AsyncLLM:
         self._is_shut_down = True
         if self._dead is None:
             self._fail_everything(EngineDeadError("the engine was shut down"))
-        self._sinks.close()
+        self._all_sinks.close()
         self._engine.stop()
 
     def _on_message(self, message: FromEngine) -> None:
         if isinstance(message, StepDeltas):
             self._on_deltas(message)
         elif isinstance(message, Measured):
-            self._sinks.publish(message.sample)
+            self._all_sinks.publish(message.sample)
         elif isinstance(message, Rejected):
             if live := self._streams.get(message.request_id):
                 live.fail(message.failure.error())
@@ -174,7 +176,7 @@ class AsyncLLM:
                     future.set_exception(message.failure.error())
         elif isinstance(message, Ready):
             self.info = message.info
-            self._sinks.declare([*self._metrics, *message.metrics])
+            self._all_sinks.declare([*self._metrics, *message.metrics])
             assert self._ready is not None
             self._ready.set_result(None)
         elif isinstance(message, Dead):
@@ -297,8 +299,8 @@ class AsyncLLM:
         """One final output with the `beam_width` best completions; see `pegboard.beam_search`."""
         return beam_search_online(self, prompt, params, request, self._builder.eos_token_ids)
 
-    def prepare(self, params: SamplingParams, parsing: Parsing) -> SamplingParams:
-        return self._reader().prepare(params, parsing)
+    def prepare(self, params: SamplingParams, parsing: Parsing, prompt_token_ids: Sequence[int]) -> SamplingParams:
+        return self._reader().prepare(params, parsing, prompt_token_ids)
 
     def events(self, outputs: AsyncIterator[RequestOutput], parsing: Parsing) -> AsyncIterator[ParsedOutput]:
         return self._reader().events(outputs, parsing)
@@ -347,7 +349,7 @@ class AsyncLLM:
 
     def publish(self, sample: Sample) -> None:
         """Hand something measured in this process to the sinks of this process."""
-        self._sinks.publish(sample)
+        self._all_sinks.publish(sample)
 
     def health(self) -> Health:
         return Health(self._dead is None, str(self._dead or ""))

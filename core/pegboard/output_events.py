@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import ParsedOutput, Parsing
 from pegboard.interfaces.output_parser import (
@@ -74,18 +76,23 @@ class OutputReader:
         tools, reasoning = self._tools, self._reasoning
         return {"tool_parser": tools.name if tools else None, "reasoning_parser": reasoning.name if reasoning else None}
 
-    def prepare(self, params: SamplingParams, parsing: Parsing) -> SamplingParams:
-        """`params` as the parsers need them: a schema for calls that are forced, special tokens for markers that are some.
-        Raises RequestError naming `tool_choice` or `tools`."""
+    def prepare(self, params: SamplingParams, parsing: Parsing, prompt_token_ids: Sequence[int]) -> SamplingParams:
+        """`params` as the parsers need them: a schema for calls that are forced, special tokens for markers that are some, and
+        for structured output what ends the reasoning. Raises RequestError naming `tool_choice` or `tools`."""
         changes: dict[str, Any] = {}
+        structure = params.structured_outputs
         schema = self._forced_schema(parsing)
         if schema is not None:
-            if params.structured_outputs is not None:
+            if structure is not None:
                 raise RequestError(
                     "a tool_choice that forces a call and a structured output exclude each other: leave one of them out",
                     parameter="tool_choice",
                 )
-            changes["structured_outputs"] = StructuredOutputsParams(json=json.dumps(schema))
+            structure = StructuredOutputsParams(json=json.dumps(schema))
+        if structure is not None:
+            ends = self.reasoning_end(parsing, prompt_token_ids)
+            ids = [self._tokenizer.encode(end, add_special_tokens=False) for end in ends]
+            changes["structured_outputs"] = msgspec.structs.replace(structure, reasoning_end_token_ids=ids)
         if self._keeps_special(parsing):
             changes["skip_special_tokens"] = False
         return params.clone(**changes) if changes else params

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,10 @@ import pytest
 from pegboard.async_llm import AsyncLLM
 from pegboard.engine.remote import EngineProcess
 from pegboard.errors import EngineDeadError, ModelError, PegboardError, RequestError
-from pegboard.interfaces.api import Prompt, RequestOptions
+from pegboard.interfaces.api import Parsing, Prompt, RequestOptions
+from pegboard.parsing import fold
+from pegboard.plugins.discovery import Entry, Scan
+from pegboard.plugins.registry import Registry
 from pegboard.sampling_params import RequestOutputKind, SamplingParams
 from pegboard.testing.echo_engine import BUILDER, REFUSED_PRIORITY, echo_plan
 from pegboard.testing.fake_client import ByteTokenizer
@@ -46,6 +50,41 @@ def with_client(body: Callable, **engine) -> None:
 
 async def collect(stream) -> list:
     return [output async for output in stream]
+
+
+def test_events_of_a_running_engine_are_read_by_the_plans_parsers():
+    """The echo engine says the prompt again: whole, streamed and slowly read, the fold is the same."""
+    text = '<think>hm é</think>So <call add>{"x": "ü"}</call>.'
+    entries = [
+        Entry(kind, "fake", "acme", "1.0", f"pegboard.testing.fake_parsers:{name}", f"pegboard.{kind}.v1")
+        for kind, name in (("reasoning_parser", "REASONING"), ("tool_parser", "TOOLS"))
+    ]
+    registry = Registry(Scan(entries=tuple(entries)))
+
+    async def read(client: AsyncLLM, kind: RequestOutputKind, choice: str, pause_s: float = 0.0) -> tuple:
+        parsing = Parsing(tools=[{"type": "function", "function": {"name": "add"}}], tool_choice=choice)
+        prompt = list(text.encode())
+        params = client.prepare(SamplingParams(max_tokens=len(prompt), output_kind=kind), parsing, prompt)
+        outputs = client.generate(Prompt(token_ids=prompt), params, f"{kind}-{choice}-{pause_s}")
+        events = []
+        async for output in client.events(outputs, parsing):
+            events += output.events[0]
+            await asyncio.sleep(pause_s)
+        message = fold(events)
+        return message.content, message.reasoning, [(call.name, call.arguments) for call in message.tool_calls]
+
+    async def body() -> None:
+        process = EngineProcess(BUILDER)
+        plan = replace(echo_plan(), tool_parser="acme:fake", reasoning_parser="acme:fake")
+        process.start(plan)
+        async with AsyncLLM.from_parts(plan, registry, ByteTokenizer(), process) as client:
+            assert client.parsers() == {"tool_parser": "fake", "reasoning_parser": "fake"}
+            for choice, content in (("auto", "So ."), ("none", text.partition("</think>")[2])):
+                calls = [("add", '{"x": "ü"}')] if choice == "auto" else []
+                for kind, pause_s in ((RequestOutputKind.FINAL_ONLY, 0.0), (DELTA, 0.0), (DELTA, 0.004)):
+                    assert await read(client, kind, choice, pause_s) == (content, "hm é", calls)
+
+    asyncio.run(asyncio.wait_for(body(), 60))
 
 
 def is_running(pid: int) -> bool:

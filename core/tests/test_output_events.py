@@ -30,7 +30,7 @@ def read(engine, parsing, kind, **params):
     """(messages by index, finish reasons) of one request."""
 
     async def run():
-        prepared = engine.prepare(SamplingParams(max_tokens=200, output_kind=kind, **params), parsing)
+        prepared = engine.prepare(SamplingParams(max_tokens=200, output_kind=kind, **params), parsing, [1])
         outputs = engine.generate(Prompt(text="hello"), prepared, RequestOptions(request_id="r"))
         events, ends = {}, {}
         async for parsed in engine.events(outputs, parsing):
@@ -98,7 +98,7 @@ def test_forced_calls_get_a_schema_and_are_read_as_json():
 )
 def test_refusals(parsing, why):
     with pytest.raises(RequestError, match=why):
-        FakeEngineClient().prepare(SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True)), parsing)
+        FakeEngineClient().prepare(SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True)), parsing, [1])
 
 
 def test_a_parser_that_raises_is_the_error_of_its_request():
@@ -111,6 +111,16 @@ def test_a_parser_that_raises_is_the_error_of_its_request():
         read(engine, Parsing(tools=[TOOL], tool_choice="auto"), RequestOutputKind.FINAL_ONLY)
 
 
+def test_structured_output_waits_for_the_end_of_reasoning():
+    wanted = SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True))
+    forced = Parsing(tools=[TOOL], tool_choice="required")
+    for engine, expected in ((client(), [list(b"</think>")]), (FakeEngineClient(), [])):
+        assert engine.prepare(wanted, Parsing(), [1]).structured_outputs.reasoning_end_token_ids == expected
+        assert engine.prepare(SamplingParams(), forced, [1]).structured_outputs.reasoning_end_token_ids == expected
+        assert engine.prepare(SamplingParams(), Parsing(), [1]).structured_outputs is None
+    assert wanted.structured_outputs.reasoning_end_token_ids == []
+
+
 def test_special_tokens_are_kept_for_a_parser_that_reads_them_and_then_hidden():
     from pegboard.output_events import OutputReader, ParserMaker
     from pegboard.testing.fake_client import ByteTokenizer
@@ -118,8 +128,8 @@ def test_special_tokens_are_kept_for_a_parser_that_reads_them_and_then_hidden():
     engine = client("unused")
     engine._reader = OutputReader(ByteTokenizer(), ParserMaker("fake", FakeToolParser, reads_special=True))
     parsing = Parsing(tools=[TOOL], tool_choice="auto")
-    assert engine.prepare(SamplingParams(), parsing).skip_special_tokens is False
-    assert engine.prepare(SamplingParams(), Parsing(tools=[TOOL])).skip_special_tokens is True
+    assert engine.prepare(SamplingParams(), parsing, [1]).skip_special_tokens is False
+    assert engine.prepare(SamplingParams(), Parsing(tools=[TOOL]), [1]).skip_special_tokens is True
     for shows, expected in ((True, "ab"), (False, "a<s>b")):
 
         async def run(parsing):

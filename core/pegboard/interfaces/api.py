@@ -124,9 +124,10 @@ class EngineClient(Protocol):
     def beam_search(self, prompt: Prompt, params: "BeamSearchParams", request: RequestOptions) -> "AsyncIterator[RequestOutput]":
         """One final output with the `beam_width` best completions, best first; otherwise as `generate`."""
 
-    def prepare(self, params: "SamplingParams", parsing: Parsing) -> "SamplingParams":
+    def prepare(self, params: "SamplingParams", parsing: Parsing, prompt_token_ids: Sequence[int]) -> "SamplingParams":
         """The parameters an answer needs to be read as `parsing` says: a schema for forced calls, special tokens where they are
-        markers. Raises RequestError naming `tools` or `tool_choice`."""
+        markers, and for structured output what ends the reasoning it starts behind. Raises RequestError naming `tools` or
+        `tool_choice`."""
 
     def events(self, outputs: "AsyncIterator[RequestOutput]", parsing: Parsing) -> AsyncIterator[ParsedOutput]:
         """What outputs (DELTA or FINAL_ONLY) say: content, reasoning and tool calls. A whole answer is a stream of one output,
@@ -159,7 +160,8 @@ class Api(Protocol):
     def routes(self) -> "Sequence[BaseRoute]":
         """Starlette routes; called once at start-up. Handlers raise PegboardError; the server turns it into the API family's
         error body through `error_body`. `request.state.request_id` is the id of the HTTP request: the X-Request-Id that came,
-        else a fresh one."""
+        else a fresh one. What /openapi.json says of a route is its endpoint's docstring and, if the endpoint has that
+        attribute, `body_model`: the pydantic model of the JSON body."""
 
     def error_body(self, status: int, message: str, parameter: str | None) -> Mapping[str, Any]:
         """The JSON error body of this API family, for errors raised outside its handlers as well (auth, 404)."""

@@ -13,6 +13,7 @@ from pegboard.interfaces.output_parser import (
     Content,
     Event,
     OutputParserSetup,
+    OutputParserSpec,
     Reasoning,
     ToolCallArguments,
     ToolCallEnd,
@@ -20,6 +21,9 @@ from pegboard.interfaces.output_parser import (
 )
 from pegboard.interfaces.structured_output import Constraint
 from pegboard.parsing import MarkerScanner
+
+REASONING = OutputParserSpec(api="1.0", implementation="pegboard.testing.fake_parsers:FakeReasoningParser")
+TOOLS = OutputParserSpec(api="1.0", implementation="pegboard.testing.fake_parsers:FakeToolParser")
 
 
 class FakeReasoningParser:

@@ -42,9 +42,9 @@ class ChatRoute:
         chat = read_chat(request, None if hides_tools else tools, self._settings)
         parsing = replace(parsing, template_kwargs=chat.template_kwargs)
         params = chat_params(request, client.default_params())
-        if isinstance(params, SamplingParams):
-            params = client.prepare(params, parsing)
         token_ids = await render(client.tokenizer(), chat, add_special_tokens=request.add_special_tokens)
+        if isinstance(params, SamplingParams):
+            params = client.prepare(params, parsing, token_ids)
         ids = AnswerIds("chatcmpl", http, request.request_id)
         prompt = Prompt(token_ids=token_ids, add_special_tokens=False, cache_salt=request.cache_salt)
         answer = ChatAnswer(request, chat, parsing, ids.response_id, model, client, self._settings)
