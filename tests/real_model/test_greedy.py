@@ -1,4 +1,8 @@
-"""The default model gives transformers' greedy tokens in float32, and the same ones however the work is cut up."""
+"""The default model gives transformers' greedy tokens in float32, and the same ones however the work is cut up.
+
+Equality of tokens needs weights and activations in float32; what computing on the stored integers changes is in
+`test_quality.py`.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +40,7 @@ QUESTIONS = [
     "Recommend a book about space. 🚀",
 ]
 GREEDY = SamplingParams(temperature=0, max_tokens=32)
+EXACT: dict[str, Any] = {"dtype": "float32", "plugin_options": {"quantization.gguf": {"compute": "float"}}}
 
 
 def conversations() -> list[list[dict[str, str]]]:
@@ -80,7 +85,7 @@ def transformers_model(path: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def llm(smollm2_gguf: Path) -> Iterator[LLM]:
-    engine = LLM(str(smollm2_gguf), max_model_len=1024, kv_cache_memory_bytes=1 << 29)
+    engine = LLM(str(smollm2_gguf), max_model_len=1024, kv_cache_memory_bytes=1 << 29, **EXACT)
     yield engine
     engine.shutdown()
 
@@ -120,7 +125,7 @@ def test_one_by_one_as_together(llm: LLM, outputs: list[Any]) -> None:
     ids=["chunked", "preempted", "small blocks, two steps in flight", "no cache, short chunks"],
 )
 def test_same_tokens_however_cut(smollm2_gguf: Path, outputs: list[Any], settings: dict[str, Any]) -> None:
-    base: dict[str, Any] = {"max_model_len": 1024, "kv_cache_memory_bytes": 1 << 29}
+    base: dict[str, Any] = {"max_model_len": 1024, "kv_cache_memory_bytes": 1 << 29, **EXACT}
     llm = LLM(str(smollm2_gguf), **{**base, **settings})
     try:
         again = llm.chat(conversations()[:10], GREEDY, use_tqdm=False)
