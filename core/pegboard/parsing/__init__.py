@@ -1,10 +1,46 @@
-"""What output parsers share: finding markers in streamed text, folding events into a message, one parser behind another.
+"""What output parsers share: reading streamed text, folding events into a message, one parser behind another.
 
-Public for plugins of the kinds `reasoning_parser` and `tool_parser`; standard library only.
+Public for plugins of the kinds `reasoning_parser` and `tool_parser`; standard library only. Time is linear in the text, whatever
+the pieces in which it arrives, and the pieces never change what is read.
 """
 
-from pegboard.parsing.markers import MarkerScanner
-from pegboard.parsing.message import Message, ToolCall, fold
+from pegboard.parsing.coercion import coerce, parameter_types
+from pegboard.parsing.json_calls import CallKeys, read_arguments, read_call_list, read_call_object
+from pegboard.parsing.json_text import stream_json, take_json
+from pegboard.parsing.markers import Markers, MarkerScanner
+from pegboard.parsing.message import Message, ToolCall, fold, merged
 from pegboard.parsing.pipeline import Pipeline
+from pegboard.parsing.python_text import read_python_call, read_python_calls, stream_python
+from pegboard.parsing.reader import Steps, TextReader, collected
+from pegboard.parsing.reasoning import TaggedReasoning
+from pegboard.parsing.stream_parser import Calls, StreamParser
+from pegboard.parsing.tags import TagFormat, read_tagged_call
 
-__all__ = ["MarkerScanner", "Message", "Pipeline", "ToolCall", "fold"]
+__all__ = [
+    "CallKeys",
+    "Calls",
+    "MarkerScanner",
+    "Markers",
+    "Message",
+    "Pipeline",
+    "Steps",
+    "StreamParser",
+    "TagFormat",
+    "TaggedReasoning",
+    "TextReader",
+    "ToolCall",
+    "coerce",
+    "collected",
+    "fold",
+    "merged",
+    "parameter_types",
+    "read_arguments",
+    "read_call_list",
+    "read_call_object",
+    "read_python_call",
+    "read_python_calls",
+    "read_tagged_call",
+    "stream_json",
+    "stream_python",
+    "take_json",
+]

@@ -2,49 +2,70 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
+
+
+class Markers:
+    """A set of texts to look for, compiled once. Where several begin at one place the longest wins.
+
+    A search costs time linear in the text, however many markers there are.
+    """
+
+    __slots__ = ("_pattern", "_prefixes", "_reach", "texts")
+
+    def __init__(self, *texts: str) -> None:
+        assert texts and all(texts), "markers are texts of at least one character"
+        self.texts = texts
+        self._pattern = re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)))
+        self._prefixes = frozenset(text[:length] for text in texts for length in range(1, len(text)))
+        self._reach = max(len(text) for text in texts) - 1
+
+    def find(self, text: str, start: int, is_end: bool) -> tuple[int, str | None]:
+        """From `start`: where the first marker begins, and it; or how far the text certainly holds none, and None.
+        is_end: no more text follows, so nothing can still become a marker."""
+        found = self._pattern.search(text, start)
+        place = len(text) if found is None else found.start()
+        if not is_end:
+            for maybe in range(max(start, len(text) - self._reach), min(place + 1, len(text))):
+                if text[maybe:] in self._prefixes:  # this, or a longer marker than the one found here, may be coming
+                    return maybe, None
+        return place, None if found is None else found.group()
 
 
 class MarkerScanner:
     """Cuts a stream of text into plain pieces and markers. What may still become a marker is held back.
 
     markers: the texts looked for; may be changed between calls (a parser that is inside a call waits for its end only). Where
-    several begin at one place the longest wins. Time is linear in the text, times the longest marker.
+    several begin at one place the longest wins. Time is linear in the text.
     """
 
     def __init__(self, markers: Collection[str]) -> None:
-        self.markers = tuple(markers)
         self._held = ""
+        self.markers = tuple(markers)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return self._markers.texts
+
+    @markers.setter
+    def markers(self, texts: Collection[str]) -> None:
+        self._markers = Markers(*texts)
 
     def scan(self, text: str) -> Iterator[tuple[str, bool]]:
         """(piece, is_marker) pairs in order, as far as they are certain. Consume all before the next call."""
-        self._held += text
-        while self._held:
-            start, marker = self._first()
+        text, self._held, start = self._held + text, "", 0
+        while start < len(text):
+            place, marker = self._markers.find(text, start, False)
+            if place > start:
+                yield text[start:place], False
             if marker is None:
-                if start:
-                    piece, self._held = self._held[:start], self._held[start:]
-                    yield piece, False
+                self._held = text[place:]
                 return
-            if start:
-                piece, self._held = self._held[:start], self._held[start:]
-                yield piece, False
-            self._held = self._held[len(marker) :]
             yield marker, True
+            start = place + len(marker)
 
     def flush(self) -> str:
         """The end has come: what was held back is plain text."""
         held, self._held = self._held, ""
         return held
-
-    def _first(self) -> tuple[int, str | None]:
-        """Where the first certain marker begins, and it; or where a possible one begins (the length when there is none)."""
-        text = self._held
-        for start in range(len(text)):
-            whole = [marker for marker in self.markers if text.startswith(marker, start)]
-            longer = [marker for marker in self.markers if len(marker) > len(text) - start and marker.startswith(text[start:])]
-            if longer:
-                return start, None  # this, or a longer marker than the ones that fit, may be coming
-            if whole:
-                return start, max(whole, key=len)
-        return len(text), None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from pegboard.interfaces.output_parser import Content, Event, Reasoning, ToolCallArguments, ToolCallEnd, ToolCallStart
 
@@ -44,3 +44,20 @@ def fold(events: Iterable[Event]) -> Message:
             case ToolCallEnd(index):
                 message.tool_calls[index].is_complete = True
     return message
+
+
+def merged(events: Sequence[Event]) -> list[Event]:
+    """The same events, neighbors that only continue one another as one."""
+    if len(events) < 2:
+        return list(events)
+    runs: list[tuple[Event, list[str]]] = []
+    for event in events:
+        text = event.text if isinstance(event, Content | Reasoning | ToolCallArguments) else ""
+        if runs and text and type(event) is type(runs[-1][0]):
+            runs[-1][1].append(text)
+        else:
+            runs.append((event, [text]))
+    return [
+        replace(event, text="".join(texts)) if isinstance(event, Content | Reasoning | ToolCallArguments) else event
+        for event, texts in runs
+    ]

@@ -1,0 +1,1 @@
+"""Hermes: tool calls as JSON between tags."""

@@ -1,0 +1,81 @@
+"""Outputs in the format of Hermes and what they mean."""
+
+from __future__ import annotations
+
+import json
+
+from pegboard.testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered
+
+
+def write(case: Case) -> str:
+    calls = [
+        f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
+        for name, arguments in case.calls
+    ]
+    return case.before + (case.between or "\n").join(calls) + case.after
+
+
+EXAMPLES = {
+    ("tool_parser", "hermes"): [
+        *rendered(write),
+        Example("compact", '<tool_call>{"name":"add","arguments":{"a":2,"b":40}}</tool_call>', calls=(ADD,)),
+        Example(
+            "arguments first",
+            '<tool_call>\n{"arguments": {"city": "Paris"}, "name": "get_weather"}\n</tool_call>',
+            calls=(PARIS,),
+        ),
+        Example(
+            "indented",
+            '<tool_call>\n{\n  "name": "get_weather",\n  "arguments": {\n    "city": "Paris"\n  }\n}\n</tool_call>',
+            calls=(PARIS,),
+        ),
+        Example("no end tag", 'Yes. <tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 40}}', content="Yes. ", calls=(ADD,)),
+        Example(
+            "escapes",
+            '<tool_call>{"name": "get_weather", "arguments": {"city": "\\u0050ar\\u0069s"}}</tool_call>',
+            calls=(PARIS,),
+        ),
+        Example(
+            "no arguments key",
+            '<tool_call>{"name": "now"}</tool_call>',
+            calls=(NOW,),
+            differs="without arguments it is a call without arguments for us, no call for the peer",
+        ),
+        Example(
+            "list",
+            '<tool_call>[{"name": "now", "arguments": {}}, {"name": "add", "arguments": {"a": 2, "b": 40}}]</tool_call>',
+            calls=(NOW, ADD),
+            differs="the peer reads one object per element",
+        ),
+        Example(
+            "arguments as a string",
+            '<tool_call>{"name": "add", "arguments": "{\\"a\\": 2, \\"b\\": 40}"}</tool_call>',
+            calls=(ADD,),
+            differs="the peer hands out a JSON string instead of an object",
+        ),
+        Example(
+            "raw newline in a string",
+            '<tool_call>{"name": "write_file", "arguments": {"text": "a\nb"}}</tool_call>',
+            calls=(("write_file", {"text": "a\nb"}),),
+            differs="no strict JSON: the peer finds no call; its stream hands out broken JSON",
+        ),
+        Example(
+            "cut off",
+            'Now: <tool_call>\n{"name": "get_weather", "arguments": {"city": "Par',
+            content="Now: ",
+            open_call=("get_weather", '{"city": "Par'),
+            differs="cut off behind the name: an open call for us and in the peer's stream, content in its whole text",
+        ),
+        Example("cut off before the name", '<tool_call>\n{"name": "get_', content='<tool_call>\n{"name": "get_'),
+        Example(
+            "no call", "Write <tool_call> and </tool_call> around it.", content="Write <tool_call> and </tool_call> around it."
+        ),
+        Example(
+            "a broken call, a good one",
+            '<tool_call>{name: add}</tool_call>\n<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+            content="<tool_call>{name: add}</tool_call>",
+            calls=(NOW,),
+            differs="the peer gives up on the whole text",
+        ),
+    ]
+}

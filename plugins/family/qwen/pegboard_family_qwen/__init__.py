@@ -1,0 +1,1 @@
+"""Qwen: tool calls as tags, reasoning between think tags."""
