@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from pegboard.cli.main import main
 from pegboard.errors import ConfigError, ModelError, PluginNotFound
 from pegboard.plan import make_tokenizer, max_model_len, resolve
 from pegboard.plugins import discovery
@@ -203,3 +204,13 @@ def test_longest_length(config, length):
     if config:
         with pytest.raises(ConfigError):
             max_model_len(config, length + 1)
+
+
+def test_why_explains_what_was_chosen_for_a_model(model, capsys):
+    path = model()
+    assert main(["plugins", "why", "model", "--model", path]) == 0
+    assert "model ToyForCausalLM → ToyForCausalLM" in capsys.readouterr().out
+    assert main(["plugins", "why", "tool_parser", "--model", path, "--json"]) == 0
+    (facts,) = json.loads(capsys.readouterr().out)
+    assert (facts["winner"], facts["rank"]) == (None, "no installed family fits")
+    assert main(["plugins", "why", "sampler", "--model", path]) == 1

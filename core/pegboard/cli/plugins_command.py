@@ -37,6 +37,7 @@ def add_parser(subparsers: Any) -> None:
     why.add_argument("--need", action="append", default=[], metavar="KEY=VALUE", help="a field of the kind's need; repeatable")
     why.add_argument("--name", help="an explicit choice, or the key to look up in a keyed kind")
     why.add_argument("--platform", help="device family to choose for")
+    why.add_argument("--model", metavar="REF", help="explain the choices of the kind that are made to serve this model")
     doctor = actions.add_parser("doctor", help="look for problems; exit status 1 if there is one")
     for action in (listing, show, why, doctor):
         action.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output")
@@ -44,6 +45,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace, config: PluginConfig | None = None) -> int:
     """Exit status: 0, or 1 when nothing suits or something is wrong. `config`: the plugin settings of a config file."""
+    if getattr(arguments, "model", None) is not None:
+        return _why_for_model(arguments, config)
     registry = Registry.discover(PluginPolicy.from_config(config))
     actions = {"list": _list, "show": _show, "why": _why, "doctor": _doctor}
     return actions[arguments.plugins_action](registry, arguments)
@@ -141,6 +144,26 @@ def _decision_facts(decision: Decision) -> dict[str, Any]:
 
 def _entry_facts(entry: Entry) -> dict[str, str]:
     return {"name": entry.name, "distribution": entry.distribution, "version": entry.version}
+
+
+def _why_for_model(arguments: argparse.Namespace, config: PluginConfig | None) -> int:
+    """Choices that read the checkpoint: model, model family and its parsers, … 1 when the kind is not among them."""
+    from dataclasses import replace
+
+    from pegboard.config import PluginConfig
+    from pegboard.plan import resolve
+    from pegboard.settings import engine_settings
+
+    check_kind(arguments.kind)
+    _, registry = resolve(replace(engine_settings(arguments.model, {}), plugins=config or PluginConfig()))
+    decisions = [made for (kind, _), made in sorted(registry.decisions.items()) if kind == arguments.kind]
+    if arguments.as_json:
+        _print_json([{**_decision_facts(made), "error": ""} for made in decisions])
+    elif decisions:
+        print("\n".join(made.table() for made in decisions))
+    else:
+        print(f"{arguments.kind}: not chosen before the engine starts", file=sys.stderr)
+    return 0 if decisions else 1
 
 
 def _need(kind: str, pairs: Sequence[str], platform: str | None) -> Need:

@@ -71,7 +71,7 @@ class Decision:
         """The whole explanation, one candidate a line."""
         title = f"{self.kind} {self.key}".rstrip()
         if self.winner is None:
-            lines = [f"{title} → nothing suits"]
+            lines = [f"{title} → none   ({self.rank})" if self.rank else f"{title} → nothing suits"]
         else:
             rank = f"   ({self.rank})" if self.rank else ""
             lines = [f"{title} → {self.winner.name}   {self.winner.distribution} {self.winner.version}{rank}"]
