@@ -37,10 +37,13 @@ Announce = Callable[[str], object]
 def make_client(plan: "EnginePlan", registry: "Registry", engine: Any) -> "AsyncLLM":
     """The client of an engine that has been sent its plan. engine: an `EngineProcess` or a `HubEngine`."""
     from pegboard.async_llm import AsyncLLM
+    from pegboard.http_metrics import HTTP_METRICS
+    from pegboard.metrics_plugins import build_sinks
     from pegboard.plan import make_tokenizer
 
+    sinks = build_sinks(registry, plan, "api")
     tokenizer = None if plan.settings.engine.skip_tokenizer_init else make_tokenizer(registry, plan)
-    return AsyncLLM.from_parts(plan, registry, tokenizer, engine)
+    return AsyncLLM.from_parts(plan, registry, tokenizer, engine, sinks=sinks, metrics=HTTP_METRICS)
 
 
 async def serve_client(
@@ -56,7 +59,7 @@ async def serve_client(
 
     config = client.plan.settings.server
     traffic = Traffic(config.max_running_requests)
-    app = build_app(build_apis(client), client, config, traffic)
+    app = build_app(build_apis(client), client, config, traffic, client.publish if client.sinks else None)
     hooks = _hooks(client)
     async with client:
         if hooks is not None:
@@ -80,7 +83,7 @@ def build_apis(client: "AsyncLLM") -> list[tuple[str, Any, Any]]:
     if not entries:
         raise PluginNotFound(f"nothing to serve: {to_install('api')}")
     config = client.plan.settings.server
-    setup = ApiSetup(logged(client, config), msgspec.structs.asdict(config))
+    setup = ApiSetup(logged(client, config), msgspec.structs.asdict(config), client.sinks)
     log.info("api → %s", ", ".join(f"{entry.name} ({entry.distribution} {entry.version})" for entry in entries))
     return [(entry.name, registry.build(entry, setup), registry.spec(entry)) for entry in entries]
 

@@ -44,8 +44,8 @@ HTTP_METRICS: tuple[Metric, ...] = (
 
 
 class MeasuredApp:
-    """ASGI: measures every request to `app`. routes: whose path templates are the label `handler`. unmeasured: paths that are left
-    out. publish: takes one sample per request."""
+    """ASGI: measures every request to `app`. routes: whose path templates are the label `handler`. unmeasured: paths that are
+    left out. publish: takes one sample per request."""
 
     def __init__(
         self,

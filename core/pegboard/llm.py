@@ -21,7 +21,7 @@ from pegboard.input import PromptInput, prompt_text
 from pegboard.interfaces.tokenizer import Chat
 from pegboard.llm_engine import LLMEngine
 from pegboard.log import get_logger
-from pegboard.output import RequestOutput
+from pegboard.output import MetricValue, RequestOutput
 from pegboard.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
@@ -172,10 +172,10 @@ class LLM:
         """Forget all cached blocks; False when some are in use."""
         return self.llm_engine.reset_prefix_cache()
 
-    def get_metrics(self) -> Mapping[str, Any]:
-        """The engine's counters and gauges by name."""
-        stats: Mapping[str, Any] = self.llm_engine.engine.stats()
-        return stats
+    def get_metrics(self) -> list[MetricValue]:
+        """Everything measured so far: Counter, Gauge, Histogram and Vector objects of `pegboard.output`, names as in vLLM.
+        Raises ConfigError unless the LLM was made with disable_log_stats=False."""
+        return self.llm_engine.get_metrics()
 
 
 def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:

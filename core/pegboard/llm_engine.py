@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.engine.builder import BUILDER, load_builder
 from pegboard.engine.output_stream import OutputStream
-from pegboard.errors import RequestError
+from pegboard.errors import ConfigError, RequestError
 from pegboard.input import PromptInput, RequestBuilder, prompt_text
+from pegboard.interfaces.metrics import Totals
 from pegboard.log import get_logger
 from pegboard.logprobs import TokenTexts
-from pegboard.output import RequestOutput
+from pegboard.metric_values import metric_values
+from pegboard.output import MetricValue, RequestOutput
 from pegboard.request import EngineRequest
 from pegboard.sampling_params import SamplingParams
 
@@ -37,6 +39,10 @@ class LLMEngine:
         self._builder = RequestBuilder(plan, tokenizer)
         self._texts = TokenTexts(tokenizer) if tokenizer is not None else None
         self._streams: dict[str, OutputStream] = {}
+        self._totals: Totals | None = None
+        if not plan.settings.engine.disable_log_stats:
+            self._totals = Totals()
+            engine.attach(self._totals)
 
     @classmethod
     def from_settings(cls, settings: "Settings") -> "LLMEngine":
@@ -92,7 +98,7 @@ class LLMEngine:
                 ended.append(stream.key(delta.index))
             touched[delta.request_id] = stream
         if ended:
-            self.engine.abort(ended)
+            self.engine.abort(ended, "stop")
         outputs = [output for stream in touched.values() if (output := stream.take()) is not None]
         for output in outputs:
             if output.finished:
@@ -137,6 +143,12 @@ class LLMEngine:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False when some are in use."""
         return bool(self.engine.control("reset_prefix_cache"))
+
+    def get_metrics(self) -> list[MetricValue]:
+        """Everything measured so far. Raises ConfigError under `disable_log_stats`."""
+        if self._totals is None:
+            raise ConfigError("get_metrics needs statistics: make the LLM with disable_log_stats=False")
+        return metric_values(self._totals, self.plan.model_names[0])
 
     def shutdown(self) -> None:
         """Stop the engine and free its memory."""

@@ -78,3 +78,37 @@ class PoolingRequestOutput:
     prompt_token_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0
     finished: bool = True
+
+
+@dataclass(slots=True)
+class MetricValue:
+    """One series of a metric, under vLLM's name ("vllm:num_requests_running"; without "_total")."""
+
+    name: str
+    labels: dict[str, str]
+
+
+@dataclass(slots=True)
+class Counter(MetricValue):
+    value: int
+
+
+@dataclass(slots=True)
+class Vector(MetricValue):
+    """Counters of places 0, 1, 2, … (vllm:spec_decode_num_accepted_tokens_per_pos)."""
+
+    values: list[int]
+
+
+@dataclass(slots=True)
+class Gauge(MetricValue):
+    value: float
+
+
+@dataclass(slots=True)
+class Histogram(MetricValue):
+    """buckets: upper limit as text → observations up to it, "+Inf" last; count and sum of all."""
+
+    count: int
+    sum: float
+    buckets: dict[str, int]

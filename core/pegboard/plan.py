@@ -25,6 +25,7 @@ from pegboard.interfaces.quantization import QuantizationNeed
 from pegboard.interfaces.tokenizer import TokenizerNeed, TokenizerSetup
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoaderNeed, WeightLoaderSetup, WeightLoaderSpec
 from pegboard.log import get_logger
+from pegboard.metrics_plugins import with_traces
 from pegboard.plugins.defaults import default_model, default_name
 from pegboard.plugins.names import missing_providers, not_found
 from pegboard.plugins.policy import PluginPolicy
@@ -85,6 +86,7 @@ def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[En
     registry = Registry.discover(PluginPolicy.from_config(settings.plugins))
     settings = _amend(registry, settings)
     check_engine(settings.engine)
+    registry = with_traces(registry, settings)
     _check_names(registry, settings)
     registry.check_options()
     engine = settings.engine

@@ -11,7 +11,7 @@ from pegboard.beam_search import score
 from pegboard.errors import ConfigError, RequestError
 from pegboard.llm import LLM
 from pegboard.llm_engine import LLMEngine
-from pegboard.output import Logprob
+from pegboard.output import Counter, Logprob
 from pegboard.request import PositionLogprobs, RequestDelta
 from pegboard.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pegboard.settings import engine_settings
@@ -175,6 +175,8 @@ def test_beam_search_keeps_the_best_by_score():
 
 def test_metrics_cache_and_shutdown():
     with make_llm() as llm:
-        assert llm.get_metrics() == {"num_running": 0}
+        llm.generate([[97, 98]], SamplingParams(max_tokens=3), use_tqdm=False)
+        (tokens,) = llm.get_metrics()
+        assert tokens == Counter("vllm:generation_tokens", {"model_name": "echo", "engine": "0"}, 3)
         assert llm.reset_prefix_cache() is True
         assert llm.get_default_sampling_params() == SamplingParams()

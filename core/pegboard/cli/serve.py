@@ -91,10 +91,11 @@ def require_server_packages() -> None:
 
 
 def _start_engine(settings: "Settings", engine: Any) -> "tuple[EnginePlan, Registry]":
+    from pegboard.metrics_plugins import sink_entries
     from pegboard.plan import resolve
 
     plan, registry = resolve(settings)
-    engine.start(plan)
+    engine.start(plan, wants_samples=not settings.engine.disable_log_stats and bool(sink_entries(registry, plan, "api")))
     return plan, registry
 
 

@@ -63,7 +63,7 @@ def engine_metrics(engine: MeasuredEngine) -> tuple[Metric, ...]:
         *_requests(engine),
         *_drafts(engine),
         *_costs(),
-        *_hidden(engine.show_hidden),
+        *hidden_metrics(engine.show_hidden),
     )
 
 
@@ -189,12 +189,11 @@ SAME_AS = {"inter_token_latency_seconds": "time_per_output_token_seconds"}
 """A metric → the hidden one that repeats it."""
 
 
-def _hidden(version: str | None) -> Iterator[Metric]:
+def hidden_metrics(version: str | None) -> list[Metric]:
+    """Those that vLLM hid in this version or later. Raises ConfigError for what is no version."""
     if version is None:
-        return
+        return []
     parts = version.split(".")
     if len(parts) < 2 or not all(part.isdecimal() for part in parts[:2]):
         raise ConfigError(f"show_hidden_metrics_for_version: expected a version of vLLM such as 0.12, got {version!r}")
-    for hidden_in, metric in HIDDEN.items():
-        if (int(parts[0]), int(parts[1])) <= hidden_in:
-            yield metric
+    return [metric for hidden_in, metric in HIDDEN.items() if (int(parts[0]), int(parts[1])) <= hidden_in]

@@ -22,6 +22,7 @@ from pegboard.engine.messages import (
     Dead,
     Failure,
     FromEngine,
+    Measured,
     Ready,
     Rejected,
     StepDeltas,
@@ -32,9 +33,13 @@ from pegboard.engine.messages import (
 )
 from pegboard.engine.remote import EngineProcess
 from pegboard.errors import EngineDeadError
+from pegboard.interfaces.metrics import Sample
+
+SHARED = b"shared:"
+"""Before a message that an API process sends to all others."""
 
 HELLO, SERVING, STOP = b"hello", b"serving", b"stop"
-"""What API processes and the parent tell each other: attached and waiting for `Ready`; accepting connections; finish and leave."""
+"""What API processes and the parent tell each other: attached and waiting for `Ready`; accepting connections; finish, leave."""
 
 
 class EngineHub:
@@ -52,6 +57,7 @@ class EngineHub:
         self._on_serving, self._on_end = on_serving, on_end
         self._serving: set[bytes] = set()
         self._waiting: set[bytes] = set()
+        self._early: list[bytes] = []
         self._ready: Ready | None = None
         self._last: bytes | None = None
         self._context = zmq.Context()
@@ -95,6 +101,8 @@ class EngineHub:
                 self._serving.add(name)
                 if len(self._serving) == self._count:
                     self._on_serving()
+            elif data.startswith(SHARED):
+                self._to_all(data.removeprefix(SHARED), but=name)
             else:
                 self._engine.send_encoded(data)
 
@@ -104,6 +112,8 @@ class EngineHub:
             self._send(int(name), self._last)
         elif self._ready is not None:
             self._send(int(name), encode(self._ready))
+            for data in self._early:
+                self._send(int(name), data)
 
     def _from_engine(self, message: FromEngine) -> None:
         if isinstance(message, StepDeltas):
@@ -124,6 +134,8 @@ class EngineHub:
                 self._end(message.failure.error(), encode(message))
                 return
             self._to_all(encode(message))
+            if isinstance(message, Measured) and len(self._waiting) < self._count:
+                self._early.append(encode(message))  # counts add up, so whoever comes later needs the first ones too
 
     def _died(self, error: EngineDeadError) -> None:
         self._end(error, encode(Dead(Failure.of(error))))
@@ -133,9 +145,10 @@ class EngineHub:
         self._to_all(last)
         self._on_end()
 
-    def _to_all(self, data: bytes) -> None:
+    def _to_all(self, data: bytes, but: bytes = b"") -> None:
         for name in self._waiting:
-            self._send(int(name), data)
+            if name != but:
+                self._send(int(name), data)
 
 
 def _index_of(request_id: str) -> int:
@@ -180,6 +193,10 @@ class HubEngine:
         elif isinstance(message, Stop):  # the engine is not this process's own
             return
         self._send_encoded(encode(message))
+
+    def share(self, sample: Sample) -> None:
+        """What was measured in this process, for the sinks of the others: each then shows the whole server."""
+        self._send_encoded(SHARED + encode(Measured(sample)))
 
     def tell_serving(self) -> None:
         """This process accepts connections."""

@@ -45,6 +45,8 @@ class Outcome:
         token_ids = output.token_ids.lists()
         drafts = output.draft_token_ids.lists() if output.draft_token_ids is not None else None
         now_s = self._roster.clock()
+        if output.nan_rows is not None:
+            self._metrics.corrupted(self._roster.by_row[row] for row in output.nan_rows.tolist())
         columns = (batch.rows, batch.num_scheduled_tokens, batch.num_draft_tokens)
         for row, num_tokens, num_drafts in zip(*(column.tolist() for column in columns), strict=True):
             request = self._roster.by_row[row]
@@ -68,7 +70,6 @@ class Outcome:
             if num_drafts:
                 self._metrics.drafts(num_drafts, len(token_ids[place]) - 1)
         if output.nan_rows is not None and len(output.nan_rows):
-            self._metrics.count("corrupted_requests_total", len(output.nan_rows))
             log.warning(
                 "step %d: the logits of %d rows held NaN; the weights or the kernels are wrong", batch.step, len(output.nan_rows)
             )

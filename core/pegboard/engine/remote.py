@@ -26,6 +26,7 @@ from pegboard.engine import process
 from pegboard.engine.builder import BUILDER
 from pegboard.engine.messages import Dead, FromEngine, Start, Stop, ToEngine, decode_from_engine, encode
 from pegboard.errors import EngineDeadError
+from pegboard.interfaces.metrics import Sample
 from pegboard.log import get_logger
 
 log = get_logger(__name__)
@@ -81,6 +82,9 @@ class EngineProcess:
         self._socket.send(data)
         if self._loop is not None:  # the socket's file descriptor is edge-triggered: sending may have used up an edge
             self._loop.call_soon(self._receive)
+
+    def share(self, sample: Sample) -> None:
+        """What was measured in this process, for other API processes: there are none on this engine."""
 
     def attach(self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]) -> None:
         """Deliver messages and the death of the process on the running event loop, from now on."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from pegboard.batch import Batch, StepTimes
@@ -51,16 +51,18 @@ class StepMetrics:
         self._news: dict[str, float] = {}
         self._lora_info = ""
         self._ended: list[RequestRecord] = []
+        self._corrupted: set[str] = set()
         self._records = RequestRecords()
         self._wants_records = wants_records
         self._hidden = {name: old for name, old in SAME_AS.items() if any(metric.name == old for metric in self.metrics)}
         names = engine.plugin_names
         self._plugin_keys = {
-            (kind, part): series(PLUGIN_SECONDS, kind, names.get(kind, ""), part)
+            (kind, part): series(PLUGIN_SECONDS, kind, names[kind], part)
             for kind, part in (
                 ("attention", "plan"), ("model", "forward"), ("sampler", "sample"), ("draft", "propose"),
                 ("structured_output", "masks"), ("kv_connector", "transfer"),
             )
+            if names.get(kind)
         }  # fmt: skip
         if engine.cache_config:
             self.inform({series("cache_config_info", *engine.cache_config.values()): 1.0})
@@ -105,23 +107,22 @@ class StepMetrics:
 
     def masks_filled(self, seconds: float) -> None:
         """Grammars have filled the token masks of a step."""
-        self.count(self._plugin_keys["structured_output", "masks"], seconds)
+        self._spent("structured_output", "masks", seconds)
 
     def step(self, batch: Batch, times: StepTimes, by_row: Sequence[Request | None]) -> None:
         """The result of a step is in and not applied yet: how large the step was, and what its parts cost."""
         self.observe("iteration_tokens_total", batch.num_tokens)
-        keys = self._plugin_keys
-        for seconds, key in (
-            (times.plan_s, keys["attention", "plan"]),
-            (times.forward_s - times.plan_s, keys["model", "forward"]),
-            (times.sample_s, keys["sampler", "sample"]),
-            (times.draft_s, keys["draft", "propose"]),
-            (times.transfer_s, keys["kv_connector", "transfer"]),
-        ):
-            if seconds > 0:
-                self.count(key, seconds)
+        self._spent("attention", "plan", times.plan_s)
+        self._spent("model", "forward", times.forward_s - times.plan_s)
+        self._spent("sampler", "sample", times.sample_s)
+        self._spent("draft", "propose", times.draft_s)
+        self._spent("kv_connector", "transfer", times.transfer_s)
         if self._wants_records:
             self._records.step(batch, times, by_row)
+
+    def _spent(self, kind: str, part: str, seconds: float) -> None:
+        if (key := self._plugin_keys.get((kind, part))) is not None:
+            self.count(key, seconds)
 
     def tokens(self, request: Request, num_tokens: int, now_s: float) -> None:
         """A completion has gained tokens."""
@@ -150,11 +151,18 @@ class StepMetrics:
         for position in range(num_accepted):
             self.count(series("spec_decode_num_accepted_tokens_per_pos_total", str(position)))
 
+    def corrupted(self, requests: Iterable[Request | None]) -> None:
+        """Their logits held NaN; each counts once, when it ends."""
+        self._corrupted.update(request.key for request in requests if request is not None and not request.is_finished)
+
     # --- an end -------------------------------------------------------------------------------------------------------------
 
     def finished(self, request: Request, now_s: float) -> None:
         """A completion has ended, for whatever reason. What never came (a first token, a row) is in no histogram."""
         self.count(SUCCESS[request.finish_reason or "abort"])
+        if request.key in self._corrupted:
+            self._corrupted.discard(request.key)
+            self.count("corrupted_requests_total")
         self.observe("e2e_request_latency_seconds", now_s - request.arrival_s)
         self.observe("request_prompt_tokens", request.num_prompt_tokens)
         self.observe("request_generation_tokens", request.num_output_tokens)

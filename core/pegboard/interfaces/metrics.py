@@ -46,7 +46,7 @@ class MetricsSetup:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """name: without prefix ("num_requests_running"); counters end in "_total". buckets: of histograms, ascending, without infinity.
+    """name: without prefix ("num_requests_running"); counters end in "_total". buckets: of histograms, ascending, no infinity.
 
     A summary is a histogram without buckets: number and sum. labels: names of the metric's own labels; `series` names one
     combination of their values. initial: combinations that exist, with value 0, before anything is measured. common: which of

@@ -13,21 +13,56 @@ import time
 import numpy as np
 import pytest
 
-from pegboard.engine.step_metrics import METRICS
-from pegboard.interfaces.metrics import Metric, MetricsSetup, MetricsSink, Sample
+from pegboard.engine.engine_metrics import MeasuredEngine, engine_metrics
+from pegboard.http_metrics import HTTP_METRICS
+from pegboard.interfaces.metrics import Metric, MetricsSetup, MetricsSink, RequestRecord, Sample, series
 
 SETUP = MetricsSetup(model_name="org/model-1", interval_s=1.0)
-OWN = (*METRICS, Metric("plugin_things_total", "counter", "Declared by another plugin"))
+METRICS = engine_metrics(MeasuredEngine(4096, max_drafts=3, max_loras=2, cache_config={"block_size": "16"}, show_hidden="0.12"))
+OWN = (*METRICS, *HTTP_METRICS, Metric("plugin_things_total", "counter", "Declared by another plugin"))
+
+
+def random_series(rng: np.random.Generator, metric: Metric) -> str:
+    """One of the metric's series, with label values that came up before or did not."""
+    known = [*metric.initial, tuple(f"odd|value %{rng.integers(5)}" for _ in metric.labels)]
+    return series(metric.name, *known[rng.integers(len(known))])
 
 
 def random_sample(rng: np.random.Generator, time_s: float) -> Sample:
     """A step's worth of what core publishes: any subset of the declared metrics."""
-    chosen = [metric for metric in OWN if rng.random() < 0.5]
+    chosen = [(metric, random_series(rng, metric)) for metric in OWN if rng.random() < 0.5]
     return Sample(
         time_s=time_s,
-        gauges={m.name: float(rng.integers(0, 50)) for m in chosen if m.type == "gauge"},
-        counters={m.name: float(rng.integers(0, 500)) for m in chosen if m.type == "counter"},
-        observations={m.name: rng.exponential(1, int(rng.integers(0, 4))).tolist() for m in chosen if m.type == "histogram"},
+        gauges={key: float(rng.integers(0, 50)) for m, key in chosen if m.type == "gauge"},
+        counters={key: float(rng.integers(0, 500)) for m, key in chosen if m.type == "counter"},
+        observations={key: rng.exponential(1, int(rng.integers(0, 4))).tolist() for m, key in chosen if m.is_distribution},
+        engine=int(rng.integers(2)),
+        requests=[random_record(rng, time_s) for _ in range(rng.integers(3))],
+    )
+
+
+def random_record(rng: np.random.Generator, time_s: float) -> RequestRecord:
+    """A request that got as far as it got: to the queue, to a row, or to its last token."""
+    times = sorted(time_s - rng.exponential(1, 4))
+    times = times[: rng.integers(1, 5)]
+    arrival_s, first_scheduled_s, first_token_s, last_token_s = [*times, 0.0, 0.0, 0.0][:4]
+    n = int(rng.integers(1, 4))
+    return RequestRecord(
+        request_id=f"request-{rng.integers(1000)}",
+        arrival_s=arrival_s,
+        first_scheduled_s=first_scheduled_s,
+        first_token_s=first_token_s,
+        last_token_s=last_token_s,
+        finished_s=time_s,
+        num_prompt_tokens=int(rng.integers(1, 100)),
+        num_cached_tokens=0,
+        num_generated_tokens=int(rng.integers(0, 100)),
+        finish_reasons=("stop",) * n,
+        n=n,
+        max_tokens=16,
+        temperature=1.0,
+        top_p=1.0,
+        trace_headers={"traceparent": "nonsense"} if rng.random() < 0.5 else None,
     )
 
 

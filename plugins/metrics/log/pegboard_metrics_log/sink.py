@@ -26,6 +26,7 @@ class LogSink:
         self._last_s = 0.0
         self._reported_s: float | None = None
         self._hit_rate = 0.0
+        self._engine = 0
 
     def declare(self, metrics: Sequence[Metric]) -> None:
         """Nothing to prepare: a metric that never comes counts as 0."""
@@ -40,6 +41,7 @@ class LogSink:
         self._gauges.update(sample.gauges)
         self._sums.update(sample.counters)
         self._last_s = now
+        self._engine = sample.engine
         elapsed_s = now - self._start_s
         is_due = self._reported_s is None or now - self._reported_s >= self._interval_s
         if elapsed_s >= self._interval_s or (elapsed_s > 0 and self._is_idle() and is_due):
@@ -62,6 +64,7 @@ class LogSink:
         if queries := sums["prefix_cache_queries_total"]:
             self._hit_rate = sums["prefix_cache_hits_total"] / queries
         line = (
+            f"Engine {self._engine:03d}: "
             f"Avg prompt throughput: {_rate(sums['prompt_tokens_total'], elapsed_s):.1f} tokens/s, "
             f"Avg generation throughput: {_rate(sums['generation_tokens_total'], elapsed_s):.1f} tokens/s, "
             f"Running: {self._gauges.get('num_requests_running', 0):.0f} reqs, "
@@ -72,6 +75,23 @@ class LogSink:
         if preemptions := sums["num_preemptions_total"]:
             line += f", Preemptions: {preemptions:.0f}"
         logger.info("%s", line)
+        if drafted := sums["spec_decode_num_draft_tokens_total"]:
+            self._report_drafts(
+                drafted, sums["spec_decode_num_accepted_tokens_total"], sums["spec_decode_num_drafts_total"], elapsed_s
+            )
+
+    def _report_drafts(self, drafted: float, accepted: float, num_drafts: float, elapsed_s: float) -> None:
+        """vLLM's line about speculative decoding. A verified draft always gives one token more than it had right."""
+        logger.info(
+            "SpecDecoding metrics: Mean acceptance length: %.2f, Accepted throughput: %.2f tokens/s, "
+            "Drafted throughput: %.2f tokens/s, Accepted: %d tokens, Drafted: %d tokens, Avg Draft acceptance rate: %.1f%%",
+            1 + accepted / num_drafts if num_drafts else 1.0,
+            _rate(accepted, elapsed_s),
+            _rate(drafted, elapsed_s),
+            accepted,
+            drafted,
+            100 * accepted / drafted,
+        )
 
 
 def _rate(amount: float, elapsed_s: float) -> float:

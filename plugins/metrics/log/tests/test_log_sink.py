@@ -49,8 +49,8 @@ def test_line_has_the_wording_and_the_rates(lines):
     assert lines == []
     sink.publish(_sample(110.0, 3, 2, generation_tokens_total=1184))
     assert lines == [
-        "Avg prompt throughput: 51.2 tokens/s, Avg generation throughput: 118.4 tokens/s, Running: 3 reqs, Waiting: 2 reqs, "
-        "KV cache usage: 4.1%, Prefix cache hit rate: 37.5%"
+        "Engine 000: Avg prompt throughput: 51.2 tokens/s, Avg generation throughput: 118.4 tokens/s, "
+        "Running: 3 reqs, Waiting: 2 reqs, KV cache usage: 4.1%, Prefix cache hit rate: 37.5%"
     ]
 
 

@@ -1,0 +1,1 @@
+"""Traces for OpenTelemetry: one span per request."""

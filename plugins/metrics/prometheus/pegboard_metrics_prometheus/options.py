@@ -1,0 +1,25 @@
+"""Options of the metrics sink `prometheus`."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from pegboard.interfaces.metrics import PREFIX
+
+
+class PrometheusOptions(BaseModel):
+    """How metrics are named."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prefix: str = Field(PREFIX, description="Before the names of metrics that vLLM has too")
+    process_metrics: bool = Field(True, description="Also show what Python and the operating system say of the API process")
+
+    @field_validator("prefix")
+    @classmethod
+    def _is_name(cls, value: str) -> str:
+        if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", value):
+            raise ValueError("expected letters, digits, _ and :, not a digit first")
+        return value
