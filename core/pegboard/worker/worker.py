@@ -107,7 +107,8 @@ class Worker:
         config, checkpoint = self.config, self.plan.checkpoint
         quantization = self._quantization(checkpoint.quantization or {}, config.quantization)
         plain_name = default_name("quantization")
-        plain = self._quantization({}, plain_name) if checkpoint.quantization else quantization
+        is_plain = not checkpoint.quantization and config.quantization in (None, plain_name)
+        plain = quantization if is_plain else self._quantization({}, plain_name)
         self.build = Build(
             dtype=config.dtype,
             device=self.device.name,

@@ -11,7 +11,6 @@ from torch import Tensor
 from pegboard.errors import ConfigError, ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, ExpertsLayer, LinearLayer, Part, QuantizationSetup, WeightSizes
 from pegboard.interfaces.weight_loader import WeightPiece
-from pegboard.ops.linear import FloatWeight
 
 Bound = Callable[[Tensor], Tensor]
 
@@ -26,6 +25,7 @@ class Plain:
                 "quantization 'none' only reads plain weights"
             )
         self.dtype, self.device = getattr(torch, setup.dtype), setup.device
+        self.make_weight = setup.kernels["float_weight"]
 
     def linear(self, layer: LinearLayer) -> "PlainWeight":
         return PlainWeight((layer.out_features, layer.in_features), {part.name: part for part in layer.parts}, self)
@@ -46,7 +46,7 @@ class PlainWeight:
     KEEP_PLAIN = False
 
     def __init__(self, shape: tuple[int, int], parts: Mapping[str, Part], method: Plain) -> None:
-        self.weight = FloatWeight(shape, method.dtype, method.device, keep_plain=self.KEEP_PLAIN)
+        self.weight = method.make_weight(shape, method.dtype, method.device, keep_plain=self.KEEP_PLAIN)
         self.parts = parts
 
     def declare(self) -> list[str]:

@@ -11,12 +11,14 @@ from torch import Tensor
 from pegboard.errors import ConfigError, ModelError
 from pegboard.interfaces.quantization import Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import WeightPiece
+from pegboard.ops import REFERENCES
 from pegboard.testing.contract_generic import check_entry, installed_entry
 from pegboard.testing.contract_quantization import QuantizationContract
 
 
-def test_contract() -> None:
-    check_entry(installed_entry("quantization", "none"))
+@pytest.mark.parametrize("name", ["none", "rtn", "rtn_int8", "rtn_int4", "w8a8_int8"])
+def test_contract(name: str) -> None:
+    check_entry(installed_entry("quantization", name))
 
 
 class TestPlain(QuantizationContract):
@@ -40,11 +42,11 @@ class TestPlainFromBfloat16(TestPlain):
 
 def test_a_quantized_checkpoint_is_refused() -> None:
     with pytest.raises(ConfigError, match="'awq'"):
-        Plain(None, QuantizationSetup({"quant_method": "awq"}, "float32", "cpu"))
+        Plain(None, QuantizationSetup({"quant_method": "awq"}, "float32", "cpu", REFERENCES))
 
 
 def test_quantized_blocks_are_refused() -> None:
-    method = Plain(None, QuantizationSetup({}, "float32", "cpu"))
+    method = Plain(None, QuantizationSetup({}, "float32", "cpu", REFERENCES))
     weight = method.linear(TestPlain().layer((2,), 4))
     with pytest.raises(ModelError, match=r"model\.part0\.weight is stored as Q4_1"):
         weight.accept(WeightPiece("model.part0.weight", "Q4_1", (2, 4), memoryview(b"1234")))
