@@ -27,10 +27,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pegboard import env
 from pegboard.config import ServerConfig
 from pegboard.errors import EngineDeadError, Overloaded, PegboardError, RequestError
-from pegboard.http_metrics import MeasuredApp
 from pegboard.interfaces.api import TRACE_HEADERS, Api, ApiSpec, EngineClient
 from pegboard.interfaces.metrics import Sample
 from pegboard.log import get_logger
+from pegboard.measured_app import MeasuredApp
 from pegboard.middleware import outer_middleware
 from pegboard.traffic import Stopping, Traffic
 
