@@ -26,12 +26,37 @@ from pegboard.plugins.names import to_install
 
 if TYPE_CHECKING:
     from pegboard.async_llm import AsyncLLM
+    from pegboard.config import Settings
+    from pegboard.engine.remote import EngineProcess
     from pegboard.plan import EnginePlan
     from pegboard.plugins.registry import Registry
 
 log = get_logger(__name__)
 
 Announce = Callable[[str], object]
+
+
+def start_engine(settings: "Settings", engine: "EngineProcess") -> "tuple[EnginePlan, Registry]":
+    """Resolve the plan and send it to the engine process. Raises what `plan.resolve` raises."""
+    from pegboard.metrics_plugins import sink_entries
+    from pegboard.plan import resolve
+
+    plan, registry = resolve(settings)
+    engine.start(plan, wants_samples=not settings.engine.disable_log_stats and bool(sink_entries(registry, plan, "api")))
+    return plan, registry
+
+
+def open_client(settings: "Settings") -> "AsyncLLM":
+    """A client with an engine process of its own, as the APIs use it; `async with` waits until it is ready."""
+    from pegboard.engine.remote import EngineProcess
+
+    engine = EngineProcess()
+    try:
+        plan, registry = start_engine(settings, engine)
+        return make_client(plan, registry, engine)
+    except BaseException:
+        engine.stop()
+        raise
 
 
 def make_client(plan: "EnginePlan", registry: "Registry", engine: Any) -> "AsyncLLM":

@@ -1,6 +1,6 @@
 """Several API processes on one engine (`--api-server-count`): the parent starts them, passes messages, and ends them together.
 
-What each process counts by itself is per process: `max_running_requests`, X-Request-Id, and metrics of HTTP. What the engine counts
+What each process counts by itself is per process: `max_running_requests` and metrics of HTTP. What the engine counts
 is shared: its queue limit, its metrics, its prefix cache.
 """
 

@@ -40,6 +40,11 @@ def api_key() -> str | None:
     return os.environ.get("PEGBOARD_API_KEY") or None
 
 
+def client_key() -> str | None:
+    """OPENAI_API_KEY: the bearer token `pegboard chat`, `complete` and `bench serve` send; PEGBOARD_API_KEY comes first."""
+    return api_key() or os.environ.get("OPENAI_API_KEY") or None
+
+
 def plugins_allowed() -> tuple[str, ...] | None:
     """PEGBOARD_PLUGINS: comma-separated allow list of distributions or `kind:name`. Default: everything installed."""
     value = os.environ.get("PEGBOARD_PLUGINS")

@@ -76,7 +76,7 @@ def settings_from(layers: list[tuple[Layer, str]]) -> Settings:
 
 
 def _translated(layer: Layer, before: Mapping[str, Any]) -> Layer:
-    """The layer without vLLM's names. before: engine values of weaker layers. Raises ConfigError where one name says two things."""
+    """The layer without vLLM's names. before: engine values of weaker layers. Raises ConfigError where two names disagree."""
     result = {section: dict(values) for section, values in layer.items() if section != VLLM}
     for name, value in layer.get(VLLM, {}).items():
         if name in ALIASES:

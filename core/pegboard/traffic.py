@@ -32,7 +32,7 @@ class Traffic:
             raise Stopping("the server is stopping and takes no new requests")
         if self.num_running >= self.max_running and not is_public:
             raise Overloaded(
-                f"{self.num_running} requests are in work, which is the most this server takes (max_running_requests)"
+                f"{self.num_running} requests are in work, the most this server takes (max_running_requests)"
             )
         self.num_running += 1
 

@@ -93,7 +93,7 @@ def _compilation(config: Mapping[str, Any], known: Mapping[str, Any]) -> Layer:
     if rest or any(value not in (0, None, "NONE", "none") for value in modes.values()):
         what = rest[0] if rest else f"mode {next(iter(modes.values()))!r}"
         raise ConfigError(
-            f"compilation_config: {what} does not exist here: every step runs eagerly (mode 0); kernels are plugins"
+            f"compilation_config: {what} does not exist here: steps run eagerly (mode 0); kernels are plugins"
         )
     return {}
 
@@ -160,7 +160,7 @@ _NO_GRAPHS = "steps are not captured"
 _METRICS = "metrics and traces come from metrics plugins, with options of their own (--metrics.NAME.FIELD)"
 _LOADING = "the weight loader plugin decides; its options are --weight-loader.NAME.FIELD"
 _NO_STATE = "no state-space models are served"
-_PARSERS = "no installed plugin parses tool calls or reasoning by this setting"
+_NO_BUILT_IN_TOOLS = "tools are run by clients, not by the server"
 
 ABSENT: dict[str, Absent] = {
     **_values(_ONE_ENGINE, "data_parallel_size=1 data_parallel_rank=0 data_parallel_start_rank=0 data_parallel_size_local=1 "
@@ -176,10 +176,12 @@ ABSENT: dict[str, Absent] = {
               "dbo_prefill_token_threshold"),
     **_values(_NO_CODE, "worker_cls=auto worker_extension_cls scheduler_cls tool_parser_plugin reasoning_parser_plugin "
               "code_revision logits_processor_pattern"),
-    **_values(_NO_MEDIA, "limit_mm_per_prompt={} mm_processor_kwargs media_io_kwargs={} mm_processor_cache_gb mm_processor_cache_type "
+    **_values(_NO_MEDIA, "limit_mm_per_prompt={} mm_processor_kwargs media_io_kwargs={} mm_processor_cache_gb "
+              "mm_processor_cache_type "
               "mm_shm_cache_max_object_size_mb mm_encoder_tp_mode=weights mm_encoder_attn_backend video_pruning_rate "
               "allowed_local_media_path allowed_media_domains default_mm_loras"),
-    **_switches(_NO_MEDIA, "enable_mm_embeds interleave_mm_strings skip_mm_profiling disable_chunked_mm_input trust_request_mm_kwargs"),
+    **_switches(_NO_MEDIA, "enable_mm_embeds interleave_mm_strings skip_mm_profiling disable_chunked_mm_input "
+                "trust_request_mm_kwargs"),
     **_values(_NO_POOLING, "runner=auto|generate convert=auto|none pooler_config io_processor_plugin"),
     **_values(_NO_GRAPHS, "cudagraph_capture_sizes=[] max_cudagraph_capture_size=0"),
     **_switches(_NO_GRAPHS, "cudagraph_metrics enable_layerwise_nvtx_tracing"),
@@ -190,8 +192,7 @@ ABSENT: dict[str, Absent] = {
               "config_format=auto hf_config_path"),
     **_switches(_LOADING, "use_tqdm_on_load", agrees="true"),
     **_values(_NO_STATE, "mamba_cache_dtype=auto mamba_ssm_cache_dtype=auto mamba_block_size mamba_cache_mode=none"),
-    **_values(_PARSERS, "tool_call_parser reasoning_parser tool_server"),
-    **_switches(_PARSERS, "enable_auto_tool_choice exclude_tools_when_tool_choice_none"),
+    **_values(_NO_BUILT_IN_TOOLS, "tool_server"),
     **_values("how the template takes content is read from the template", "chat_template_content_format=auto"),
     **_values("give them in each request as chat_template_kwargs", "default_chat_template_kwargs={}"),
     **_switches("ask for it in each request with the field of the same name", "return_tokens_as_token_ids"),
@@ -211,8 +212,8 @@ ABSENT: dict[str, Absent] = {
     **_switches("there is no cascade attention", "disable_cascade_attn", agrees="true"),
     **_values("settings of a platform are its plugin's options (--platform.NAME.FIELD)", "additional_config={}"),
     **_switches("there are no generated documentation pages", "disable_fastapi_docs", agrees="true"),
-    **_switches("API plugins are chosen with --plugins-enable and --plugins-disable", "tokens_only enable_tokenizer_info_endpoint "
-                "enable_server_load_tracking"),
+    **_switches("API plugins are chosen with --plugins-enable and --plugins-disable", "tokens_only "
+                "enable_tokenizer_info_endpoint enable_server_load_tracking"),
     **_switches("what the user did not cause is always logged with its traceback", "log_error_stack", agrees="true"),
     **_switches("the API server is a process of its own", "disable_frontend_multiprocessing"),
 }  # fmt: skip
@@ -220,7 +221,7 @@ ABSENT: dict[str, Absent] = {
 
 
 def refuse(name: str, value: Any, said: str | None = None) -> None:
-    """For a name of `ABSENT`: nothing when the value agrees with what happens anyway, else ConfigError. said: the name as typed."""
+    """For a name of `ABSENT`: nothing when the value agrees with what happens anyway, else ConfigError. said: as typed."""
     absent = ABSENT[name]
     text = str(value).lower() if isinstance(value, bool) else str(value).strip("'\"")
     if value is None or text in absent.agrees or (not value and "{}" in absent.agrees):

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pegboard.cli import chat, complete, help_command
+from pegboard.cli import help_command
 from pegboard.cli.flags import FlagParser, UsageError, number, parse_settings, split_dotted
 from pegboard.cli.main import COMMANDS, main
 from pegboard.cli.serve import make_parser
+from pegboard.cli.talk import chat, complete
 from pegboard.config import SECTIONS, settings_of
 from pegboard.errors import ConfigError, PegboardError
 
@@ -259,16 +260,16 @@ def server():
 
 def test_chat_and_complete(server, capsys):
     url = f"http://127.0.0.1:{server.server_port}/v1"
-    assert chat.main(["--url", url, "-q", "hello", "--system_prompt", "be nice", "--api-key", "key", "--max-tokens", "5"]) == 0
+    assert chat(["--url", url, "-q", "hello", "--system_prompt", "be nice", "--api-key", "key", "--max-tokens", "5"]) == 0
     assert capsys.readouterr().out == "hello\n"
     path, key, body = server.bodies.pop()
     assert (path, key, body["model"], body["max_completion_tokens"]) == ("/v1/chat/completions", "Bearer key", "first", 5)
     assert [message["role"] for message in body["messages"]] == ["system", "user"]
-    assert complete.main(["--url", url, "--quick", "abcd", "--model-name", "second"]) == 0
+    assert complete(["--url", url, "--quick", "abcd", "--model-name", "second"]) == 0
     assert capsys.readouterr().out == "abcd\n"
     assert server.bodies.pop()[2] == {"prompt": "abcd", "model": "second", "stream": True}
     with pytest.raises(PegboardError, match="answered 404: no such model"):
-        complete.main(["--url", url, "-q", "x", "--model-name", "missing"])
+        complete(["--url", url, "-q", "x", "--model-name", "missing"])
 
 
 def test_a_conversation_remembers(server, capsys, monkeypatch):
@@ -280,7 +281,7 @@ def test_a_conversation_remembers(server, capsys, monkeypatch):
         return lines.pop(0)
 
     monkeypatch.setattr("builtins.input", read)
-    assert chat.main(["--url", f"http://127.0.0.1:{server.server_port}/v1"]) == 0
+    assert chat(["--url", f"http://127.0.0.1:{server.server_port}/v1"]) == 0
     assert [message["content"] for message in server.bodies[-1][2]["messages"]] == ["one", "one", "two"]
     assert capsys.readouterr().out.split() == ["one", "two"]
 

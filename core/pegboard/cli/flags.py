@@ -76,11 +76,11 @@ def _dashed(word: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
-def add_settings(parser: argparse.ArgumentParser, section: str, *, without: Iterable[str] = ()) -> None:
-    """One flag per setting of a section; what is not given does not appear in the namespace."""
+def add_settings(parser: argparse.ArgumentParser, section: str, *, only: Iterable[str] | None = None) -> None:
+    """One flag per setting of a section (or `only` some); what is not given does not appear in the namespace."""
     group = parser.add_argument_group(f"{section} settings")
     for setting in settings_of(section):
-        if (section == "plugins" and setting.name == "options") or setting.name in without:
+        if (section == "plugins" and setting.name == "options") or (only is not None and setting.name not in only):
             continue
         prefix = "plugins-" if section == "plugins" else ""
         names = [f"--{prefix}{setting.name.replace('_', '-')}"]

@@ -13,13 +13,24 @@ COMMANDS = {
     "serve": "serve a model over HTTP",
     "chat": "chat with a running server",
     "complete": "complete text with a running server",
+    "run-batch": "answer the requests of a file in OpenAI's batch format",
+    "bench": "measure speed: latency, throughput, serve or startup",
+    "collect-env": "report versions, machine and plugins, for a bug report",
     "plugins": "what is installed, what would be chosen and why, what is wrong",
     "help": "explain a command, a setting or a plugin's options",
 }
 """Command → one line for the list."""
 
-_MODULES = {"help": "help_command"}
-"""Command → module of `pegboard.cli`, where it is not the command's own name."""
+_FUNCTIONS = {
+    "serve": "serve:main",
+    "chat": "talk:chat",
+    "complete": "talk:complete",
+    "run-batch": "run_batch:main",
+    "bench": "bench.command:main",
+    "collect-env": "collect_env:main",
+    "help": "help_command:main",
+}
+"""Command → module of `pegboard.cli` and function that runs it, given the words behind the command."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,7 +67,8 @@ def _dispatch(arguments: list[str]) -> int:
     if command == "plugins":
         return _run_plugins(arguments)
     if command in COMMANDS:
-        return int(import_module(f"pegboard.cli.{_MODULES.get(command, command)}").main(arguments[1:]))
+        module, _, function = _FUNCTIONS[command].partition(":")
+        return int(getattr(import_module(f"pegboard.cli.{module}"), function)(arguments[1:]))
     return _run_added(command, arguments[1:])
 
 

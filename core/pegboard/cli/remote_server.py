@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from pegboard import env
-from pegboard.cli.flags import FlagParser
 from pegboard.errors import PegboardError
 
 TIMEOUT_S = 600.0
@@ -90,45 +87,3 @@ def _error_text(text: str) -> str:
 def _message(body: Any) -> str:
     error = body.get("error", body) if isinstance(body, dict) else body
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
-
-
-def make_parser(command: str, description: str) -> FlagParser:
-    """The flags both commands have."""
-    parser = FlagParser(prog=f"pegboard {command}", description=description)
-    parser.add_argument("--url", default="http://localhost:8000/v1", help="base URL of the server (default %(default)s)")
-    parser.add_argument("--model-name", help="model to use; default the first one served")
-    parser.add_argument("--api-key", default=env.api_key(), help="key to send; default PEGBOARD_API_KEY")
-    parser.add_argument("-q", "--quick", metavar="TEXT", help="send this one text, print the answer and leave")
-    parser.add_argument("--max-tokens", type=int, help="most tokens to generate")
-    return parser
-
-
-def show(pieces: Iterator[str]) -> str:
-    """Print text as it comes; Ctrl-C ends the answer, not the program. Returns what was shown."""
-    shown = []
-    try:
-        for piece in pieces:
-            shown.append(piece)
-            print(piece, end="", flush=True)
-    except KeyboardInterrupt:
-        print(" …", end="")
-    print()
-    return "".join(shown)
-
-
-def converse(answer: Callable[[str], None]) -> int:
-    """Read lines and answer each, until end of input (Ctrl-D) or Ctrl-C at the prompt."""
-    if sys.stdin.isatty():
-        print("Ctrl-D leaves, Ctrl-C stops an answer.")
-    while True:
-        try:
-            line = input("> " if sys.stdin.isatty() else "")
-        except (EOFError, KeyboardInterrupt):
-            print()
-            return 0
-        if not line.strip():
-            continue
-        try:
-            answer(line)
-        except PegboardError as error:
-            print(f"error: {error}", file=sys.stderr)

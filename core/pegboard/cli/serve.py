@@ -91,12 +91,9 @@ def require_server_packages() -> None:
 
 
 def _start_engine(settings: "Settings", engine: Any) -> "tuple[EnginePlan, Registry]":
-    from pegboard.metrics_plugins import sink_entries
-    from pegboard.plan import resolve
+    from pegboard.api_process import start_engine
 
-    plan, registry = resolve(settings)
-    engine.start(plan, wants_samples=not settings.engine.disable_log_stats and bool(sink_entries(registry, plan, "api")))
-    return plan, registry
+    return start_engine(settings, engine)
 
 
 async def _run(plan: "EnginePlan", registry: "Registry", engine: Any, listener: Any) -> int:

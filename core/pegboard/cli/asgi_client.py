@@ -1,0 +1,38 @@
+"""Calls an ASGI application in this process: requests without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Scope
+
+
+async def post(app: ASGIApp, path: str, body: bytes, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+    """POST a JSON body; (status, body of the answer). Whatever the application raises comes out."""
+    given = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    scope: Scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+        "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"",
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in given.items()],
+        "client": None, "server": None,
+    }  # fmt: skip
+    is_sent = False
+    status = 500
+    parts: list[bytes] = []
+
+    async def receive() -> Message:
+        nonlocal is_sent
+        if is_sent:  # only asked again by what listens for a client that leaves; this one stays
+            await asyncio.Event().wait()
+        is_sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        elif message["type"] == "http.response.body":
+            parts.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    return status, b"".join(parts)
