@@ -11,7 +11,9 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 Call = tuple[str, dict[str, Any]]
@@ -188,10 +190,20 @@ def rendered(
     ]
 
 
+def drops_text(*, between: bool = True, after: bool = True) -> Callable[[Case], str]:
+    """For `rendered(differs=…)`: a peer that drops text between or after calls, where we give it as content."""
+
+    def differs(case: Case) -> str:
+        is_dropped = case.calls and ((between and case.between) or (after and case.after))
+        return "the peer drops text behind a call" if is_dropped else ""
+
+    return differs
+
+
 def with_reasoning(
     examples: Sequence[Example], write: Callable[[str, str], str], thoughts: Sequence[str] = ("Let me think.\nYes, 1 < 2.",)
 ) -> list[Example]:
-    """The examples' texts as contents behind reasoning: `write(thought, text)`. For reasoning parsers, which do not read calls."""
+    """The examples' texts as contents behind reasoning: `write(thought, text)`. Reasoning parsers do not read calls."""
     return [
         Example(f"{example.name}, thought {number}", write(thought, example.text), content=example.text, reasoning=thought)
         for number, thought in enumerate(thoughts)
@@ -201,9 +213,20 @@ def with_reasoning(
 
 def load_examples(path: Path) -> dict[tuple[str, str], list[Example]]:
     """EXAMPLES of a package's `tests/examples.py`; tests are no packages, so it is loaded by its path."""
+    examples: dict[tuple[str, str], list[Example]] = _load(path).EXAMPLES
+    return examples
+
+
+def load_tokens(path: Path) -> tuple[str, ...]:
+    """TOKENS of an `examples.py`: texts that are one token each for the models of the format; some by default."""
+    tokens: tuple[str, ...] = getattr(_load(path), "TOKENS", ("<think>", "</think>", "<tool_call>", "</tool_call>"))
+    return tokens
+
+
+@cache
+def _load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("examples_of_" + "_".join(path.parts[-4:-2]), path)
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    examples: dict[tuple[str, str], list[Example]] = module.EXAMPLES
-    return examples
+    return module

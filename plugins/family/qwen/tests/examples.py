@@ -23,6 +23,7 @@ def call(parameters: str, name: str = "get_weather") -> str:
     return f"<tool_call>\n<function={name}>\n{parameters}\n</function>\n</tool_call>"
 
 
+NO_END = "the peer drops the last value when its end is missing"
 TOOLS = [
     *rendered(write),
     Example("on one line", call("<parameter=city>Paris</parameter>"), calls=(PARIS,)),
@@ -33,12 +34,19 @@ TOOLS = [
         "</function>\n</tool_call>",
         calls=(NOW, ADD),
     ),
-    Example("a value without end", call("<parameter=a>2<parameter=b>40", "add"), calls=(ADD,)),
+    Example("a value without end", call("<parameter=a>2<parameter=b>40", "add"), calls=(ADD,), differs=NO_END),
     Example(
-        "a string without end", call("<parameter=city>Paris<parameter=unit>c"), calls=(("get_weather", {"city": "Paris", "unit": "c"}),)
+        "a string without end",
+        call("<parameter=city>Paris<parameter=unit>c"),
+        calls=(("get_weather", {"city": "Paris", "unit": "c"}),),
+        differs=NO_END,
     ),
     Example("blank lines", call("\n\n<parameter=city>\nParis\n</parameter>\n\n"), calls=(PARIS,)),
-    Example("newlines of the value", call("<parameter=city>\n\nParis\n\n</parameter>"), calls=(("get_weather", {"city": "\nParis\n"}),)),
+    Example(
+        "newlines of the value",
+        call("<parameter=city>\n\nParis\n\n</parameter>"),
+        calls=(("get_weather", {"city": "\nParis\n"}),),
+    ),
     Example("unknown tool", call("<parameter=x>1</parameter>", "other"), calls=(("other", {"x": "1"}),)),
     Example("number for a string", call("<parameter=city>75001</parameter>"), calls=(("get_weather", {"city": "75001"}),)),
     Example("words for an integer", call("<parameter=a>two</parameter>", "add"), calls=(("add", {"a": "two"}),)),
@@ -60,10 +68,14 @@ TOOLS = [
         "cut off in a string",
         "<tool_call>\n<function=get_weather>\n<parameter=city>\nPar",
         open_call=("get_weather", '{"city": "Par'),
-        differs="cut off: the call stays open for us, the peer closes its JSON",
     ),
-    Example("no call", "Write <tool_call> then <b>function</b>.", content="Write <tool_call> then <b>function</b>."),
-]  # fmt: skip
+    Example(
+        "no call",
+        "Write <tool_call> then <b>function</b>.",
+        content="Write <tool_call> then <b>function</b>.",
+        differs="the peer drops what follows a tag that begins no call",
+    ),
+]
 
 OFF = {"enable_thinking": False}
 THOUGHTS = ("Let me think.\nYes, 1 < 2.", '北京 {"a": 1}')
@@ -78,9 +90,7 @@ EXAMPLES = {
         Example(
             "off, closed in the prompt", "Hello.", content="Hello.", template_kwargs=OFF, prompt_end="<think>\n\n</think>\n\n"
         ),
-        Example(
-            "opened in the prompt", "Hm.</think>Hello.", content="Hello.", reasoning="Hm.", prompt_end="assistant\n<think>\n"
-        ),
+        Example("opened in the prompt", "Hm.</think>Hello.", content="Hello.", reasoning="Hm.", prompt_end="<think>\n"),
         Example("no end", "<think>Hm.", reasoning="Hm."),
         Example("only the end", "Hm.</think>", reasoning="Hm."),
         Example(
@@ -94,7 +104,6 @@ EXAMPLES = {
             "<think>Hm.</think>Use <think> and </think>.",
             content="Use <think> and </think>.",
             reasoning="Hm.",
-            differs="the peer drops these tags from the answer",
         ),
     ],
 }

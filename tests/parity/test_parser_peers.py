@@ -1,0 +1,94 @@
+"""Every output parser against vLLM's parser of the same name, on the examples of its package.
+
+Opt-in: PEGBOARD_PEER_VLLM names the Python of an environment that has vLLM (CPU). An example must be read like vLLM's whole-text
+or streaming result (which at times disagree with each other), or say why not (`Example.differs`); a reason without a difference is
+an error too, so that the lists in the packages' READMEs stay true.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pegboard.parsing import Message, fold
+from pegboard.testing.contract_generic import installed_entry
+from pegboard.testing.contract_output_parser import run, setup_for
+from pegboard.testing.parser_examples import Example, load_examples, load_tokens
+
+ROOT = Path(__file__).parents[2]
+PEER = os.environ.get("PEGBOARD_PEER_VLLM")
+FILES = sorted(ROOT.glob("plugins/*/*/tests/examples.py"))
+PARSERS = [(file, kind, name) for file in FILES for kind, name in load_examples(file)]
+
+pytestmark = pytest.mark.skipif(PEER is None, reason="PEGBOARD_PEER_VLLM names no Python with vLLM")
+
+
+def ours(kind: str, name: str, example: Example) -> Message:
+    from pegboard.plugins.importing import import_part, import_spec
+
+    entry = installed_entry(kind, name)
+    parser = import_part(entry, import_spec(entry).implementation, "implementation")(None, setup_for(example))
+    return fold(run(parser, [example.text]))
+
+
+@cache
+def theirs(file: Path, kind: str, name: str) -> list[dict[str, Any]]:
+    examples = [
+        {
+            "text": example.text,
+            "tools": list(example.tools),
+            "template_kwargs": dict(example.template_kwargs),
+            "prompt_end": example.prompt_end,
+        }
+        for example in load_examples(file)[kind, name]
+    ]
+    job = {"kind": kind, "name": name, "tokens": list(load_tokens(file)), "examples": examples}
+    assert PEER is not None
+    script = Path(__file__).with_name("vllm_parsers.py")
+    done = subprocess.run([PEER, str(script)], input=json.dumps(job), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results: list[dict[str, Any]] = json.loads(done.stdout)
+    return results
+
+
+def shape(content: str, reasoning: str, calls: list[tuple[str, str]]) -> tuple[Any, ...]:
+    """What is compared: arguments as JSON values (as text when they are none), text without white space at its ends, and around
+    calls."""
+
+    def value(text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
+    words = " ".join(content.split()) if calls else content.strip()
+    return words, reasoning.strip(), [(name, value(arguments)) for name, arguments in calls]
+
+
+def shape_of(result: dict[str, Any]) -> tuple[Any, ...] | str:
+    if "error" in result:
+        return str(result["error"])
+    return shape(result["content"], result["reasoning"], result["calls"])
+
+
+@pytest.mark.parametrize(("file", "kind", "name"), PARSERS, ids=[f"{kind}:{name}" for _, kind, name in PARSERS])
+def test_same_as_vllm(file: Path, kind: str, name: str) -> None:
+    examples = load_examples(file)[kind, name]
+    assert len(examples) >= 60, f"{len(examples)} examples, at least 60 are wanted"
+    wrong = []
+    for example, result in zip(examples, theirs(file, kind, name), strict=True):
+        message = ours(kind, name, example)
+        found = shape(message.content, message.reasoning, [(call.name, call.arguments) for call in message.tool_calls])
+        whole, stream = shape_of(result["whole"]), shape_of(result["stream"])
+        if found in (whole, stream):
+            if example.differs:
+                wrong.append(f"{example.name}: no difference, but one is listed: {example.differs}")
+        elif not example.differs:
+            wrong.append(f"{example.name}: {example.text!r}\n  ours   {found}\n  whole  {whole}\n  stream {stream}")
+    assert not wrong, f"{len(wrong)} of {len(examples)}\n" + "\n".join(wrong)
