@@ -43,7 +43,7 @@ def random_sample(rng: np.random.Generator, time_s: float) -> Sample:
 
 def random_record(rng: np.random.Generator, time_s: float) -> RequestRecord:
     """A request that got as far as it got: to the queue, to a row, or to its last token."""
-    times = sorted(time_s - rng.exponential(1, 4))
+    times = sorted((time_s - rng.exponential(1, 4)).tolist())
     times = times[: rng.integers(1, 5)]
     arrival_s, first_scheduled_s, first_token_s, last_token_s = [*times, 0.0, 0.0, 0.0][:4]
     n = int(rng.integers(1, 4))
