@@ -40,7 +40,7 @@ def parse_body(body: bytes, model: type[M]) -> M:
     """A checked `model`. A null means "not given". Raises InvalidBody naming the field."""
     data = _decode(body)
     given = {name: value for name, value in data.items() if value is not None or not _is_known(name, model)}
-    for name in [name for name in given if name in REFUSED]:
+    for name in [name for name in given if name in REFUSED and name not in model.model_fields]:
         _refuse(name, given.pop(name))
     try:
         return model.model_validate(given)

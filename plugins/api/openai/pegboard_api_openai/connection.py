@@ -122,10 +122,10 @@ class EventStream(Response):
     """Server-sent events. An exception in `events` becomes an error event; the last event is always [DONE].
 
     outputs: what `events` reads. Both are closed at the end or when the client leaves, `outputs` by itself because closing a
-    generator that was never started runs none of its code.
+    generator that was never started runs none of its code. end: the last event, for APIs that have none.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], outputs: Outputs) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], outputs: Outputs, *, end: bytes = DONE) -> None:
         self.status_code = 200
         self.background = None
         self.body = b""
@@ -134,6 +134,7 @@ class EventStream(Response):
         self.raw_headers = [header for header in self.raw_headers if header[0] != b"content-length"]
         self._events = events
         self._outputs = outputs
+        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -154,7 +155,7 @@ class EventStream(Response):
         except Exception as error:  # a mistake of ours: the client gets an end of its stream and the log the story
             log.exception("a stream failed")
             await self._send_error(send, error, f"the stream failed with {type(error).__name__}; see the log of the server")
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+        await send({"type": "http.response.body", "body": self._end, "more_body": False})
 
     async def _send_error(self, send: Send, error: Exception, message: str) -> None:
         body = error_body(getattr(error, "status", 500), message, getattr(error, "parameter", None))

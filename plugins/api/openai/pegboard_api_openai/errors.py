@@ -8,7 +8,6 @@ from pegboard.errors import RequestError
 
 _TYPES = {
     400: "BadRequestError",
-    401: "AuthenticationError",
     404: "NotFoundError",
     405: "Method Not Allowed",
     413: "Content Too Large",
@@ -26,7 +25,9 @@ class InvalidBody(RequestError):
 
 def error_body(status: int, message: str, parameter: str | None, kind: str | None = None) -> dict[str, Any]:
     """The body of an error, also used for errors inside a stream. `code` is the HTTP status. kind: the type, if not the one
-    that follows from the status."""
+    that follows from the status. A missing or wrong key has vLLM's body, one word."""
+    if status == 401:
+        return {"error": "Unauthorized"}
     default = _TYPES.get(status, "BadRequestError" if status < 500 else "InternalServerError")
     if status == 404 and parameter is None:  # an unknown model has a parameter, an unknown path has none
         default = NO_ROUTE

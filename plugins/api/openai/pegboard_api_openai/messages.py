@@ -34,7 +34,7 @@ def _read_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
         if name == "role" or value is None:
             continue
         if name == "content":
-            result["content"] = _read_content(value, f"{path}.content")
+            result["content"] = read_content(value, f"{path}.content")
         elif name in STRING_FIELDS:
             result[name] = _string(value, f"{path}.{name}")
         elif name == "tool_calls":
@@ -55,7 +55,8 @@ def _read_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
     return result
 
 
-def _read_content(content: Any, path: str) -> str:
+def read_content(content: Any, path: str) -> str:
+    """A message's content as text. Raises InvalidBody naming `path`."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

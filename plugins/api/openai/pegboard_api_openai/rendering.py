@@ -39,9 +39,7 @@ def read_chat(request: TemplateFields, tools: Sequence[Mapping[str, Any]] | None
             "chat_template is not accepted in requests; the server allows it with --trust-request-chat-template",
             parameter="chat_template",
         )
-    taken = next((name for name in RESERVED_KWARGS if name in request.chat_template_kwargs), None)
-    if taken is not None:
-        raise RequestError(f"chat_template_kwargs must not hold {taken!r}", parameter="chat_template_kwargs")
+    check_template_kwargs(request.chat_template_kwargs)
     return Chat(
         messages=read_messages(request.messages),
         tools=tools,
@@ -51,6 +49,13 @@ def read_chat(request: TemplateFields, tools: Sequence[Mapping[str, Any]] | None
         chat_template=request.chat_template,
         template_kwargs=template_kwargs(request.chat_template_kwargs, getattr(request, "reasoning_effort", None)),
     )
+
+
+def check_template_kwargs(given: Mapping[str, Any]) -> None:
+    """Raise RequestError for a template argument that has a field of its own."""
+    taken = next((name for name in RESERVED_KWARGS if name in given), None)
+    if taken is not None:
+        raise RequestError(f"chat_template_kwargs must not hold {taken!r}", parameter="chat_template_kwargs")
 
 
 def template_kwargs(given: Mapping[str, Any], reasoning_effort: str | None) -> dict[str, Any]:

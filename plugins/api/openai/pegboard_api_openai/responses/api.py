@@ -1,0 +1,217 @@
+"""The api `responses`: POST /v1/responses, and what is done with the responses it keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from pegboard.errors import PegboardError, RequestError
+from pegboard.interfaces.api import ApiSetup, ParsedOutput, Prompt, RequestOptions
+from pegboard.interfaces.tokenizer import Chat
+from pegboard.log import get_logger
+from pegboard_api_openai.answer import served_model
+from pegboard_api_openai.body import parse_body
+from pegboard_api_openai.connection import (
+    EventStream,
+    Outputs,
+    chain,
+    endpoint,
+    first_output,
+    json_response,
+    merge,
+    refuse_failed,
+    while_connected,
+)
+from pegboard_api_openai.errors import InvalidBody, error_body
+from pegboard_api_openai.logprobs import TokenNames
+from pegboard_api_openai.rendering import check_template_kwargs, render, template_kwargs
+from pegboard_api_openai.responses.fields import ResponsesRequest
+from pegboard_api_openai.responses.history import as_messages, conversation, is_unfinished, read_input
+from pegboard_api_openai.responses.items import StreamEvent
+from pegboard_api_openai.responses.options import ResponsesOptions
+from pegboard_api_openai.responses.request import response_params, response_parsing, response_tools
+from pegboard_api_openai.responses.response import ResponseAnswer
+from pegboard_api_openai.responses.store import ResponseStore, Stored
+
+log = get_logger(__name__)
+
+
+class ResponsesApi:
+    """Create (whole, streamed, in the background), retrieve, cancel, delete."""
+
+    def __init__(self, options: ResponsesOptions, setup: ApiSetup) -> None:
+        self._client = setup.client
+        self._settings = setup.settings
+        self._store = ResponseStore(options)
+
+    def routes(self) -> Sequence[BaseRoute]:
+        return [
+            Route("/v1/responses", endpoint(self._create, ResponsesRequest), methods=["POST"]),
+            Route("/v1/responses/{id}", self._retrieve, methods=["GET"]),
+            Route("/v1/responses/{id}", self._delete, methods=["DELETE"]),
+            Route("/v1/responses/{id}/cancel", self._cancel, methods=["POST"]),
+        ]
+
+    def error_body(self, status: int, message: str, parameter: str | None) -> Mapping[str, Any]:
+        return error_body(status, message, parameter)
+
+    async def _create(self, http: Request) -> Response:
+        """A response to `input`: whole, as server-sent events with `stream`, or later with `background`."""
+        request = parse_body(await http.body(), ResponsesRequest)
+        self._check(request)
+        messages = [*self._before(request), *read_input(request.input)]
+        answer, outputs = await self._start(request, messages)
+        if request.background:
+            return json_response(self._in_background(answer, request, messages, outputs))
+        first = await while_connected(http.receive, first_output(outputs))
+        events = self._events(answer, request, messages, chain(first, outputs))
+        if request.stream:
+            return EventStream(_encoded(events), outputs, end=b"")
+        await while_connected(http.receive, _exhaust(events))
+        return json_response(answer.whole())
+
+    def _check(self, request: ResponsesRequest) -> None:
+        if request.background and request.stream:
+            raise RequestError("background and stream exclude each other: ask for the response later", parameter="background")
+        if request.background and not (request.store and self._store.is_on):
+            why = "store must be true" if self._store.is_on else "this server keeps no responses"
+            raise RequestError(f"background needs a response that is kept: {why}", parameter="background")
+        if request.stream_options is not None and not request.stream:
+            raise InvalidBody("stream_options needs stream: true", parameter="stream_options")
+
+    def _before(self, request: ResponsesRequest) -> list[dict[str, Any]]:
+        """The conversation that `previous_response_id` stands for."""
+        if request.previous_response_id is None:
+            return []
+        stored = self._store.get(request.previous_response_id, "previous_response_id")
+        if stored.task is not None:
+            raise RequestError("the previous response is still being written", parameter="previous_response_id")
+        return stored.messages
+
+    async def _start(self, request: ResponsesRequest, messages: list[dict[str, Any]]) -> tuple[ResponseAnswer, Outputs]:
+        client = self._client
+        model = served_model(client, request.model)
+        tools = response_tools(request.tools)
+        effort = request.reasoning.effort if request.reasoning else None
+        check_template_kwargs(request.chat_template_kwargs)
+        switches = template_kwargs(request.chat_template_kwargs, effort)
+        parsing = response_parsing(
+            request, tools, client, switches, auto=bool(self._settings.get("enable_auto_tool_choice", True))
+        )
+        hides_tools = request.tool_choice == "none" and self._settings.get("exclude_tools_when_tool_choice_none")
+        continues = is_unfinished(request.input)
+        chat = Chat(
+            messages=conversation(request.instructions, (), messages),
+            tools=None if hides_tools else tools,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+            template_kwargs=switches,
+        )
+        params = response_params(request, client.default_params())
+        tokenizer = client.tokenizer()
+        token_ids = await render(tokenizer, chat, add_special_tokens=False)
+        params = client.prepare(params, parsing, token_ids)
+        name = request.request_id or f"resp_{uuid.uuid4().hex}"
+        options = RequestOptions(request_id=f"{name}-{uuid.uuid4().hex[:8]}", priority=request.priority)
+        prompt = Prompt(token_ids=token_ids, add_special_tokens=False, cache_salt=request.cache_salt)
+        names = TokenNames(as_ids=False, token_bytes=tokenizer.vocabulary().token_bytes if params.logprobs is not None else ())
+        answer = ResponseAnswer(request, name, model, params, parsing, names)
+        return answer, merge([client.events(client.generate(prompt, params, options), parsing)])
+
+    async def _events(
+        self, answer: ResponseAnswer, request: ResponsesRequest, messages: list[dict[str, Any]], outputs: Outputs
+    ) -> AsyncGenerator[list[StreamEvent], None]:
+        """Events as they come, those of one output together. An answer that has come to its end is kept."""
+        yield answer.begin()
+        try:
+            async for _, output in outputs:
+                assert isinstance(output, ParsedOutput), "responses are parsed"
+                refuse_failed(output)
+                yield answer.read(output)
+        except PegboardError as error:
+            if not request.stream:
+                raise
+            yield [answer.fail(str(error))]
+        if request.store and self._store.is_on:
+            self._keep(answer, messages)
+
+    def _keep(self, answer: ResponseAnswer, messages: list[dict[str, Any]], task: "asyncio.Task[None] | None" = None) -> None:
+        response = answer.whole()
+        history = [*messages, *as_messages(response["output"])] if task is None else messages
+        stored = Stored(response, history, task, answer.whole if task is not None else None)
+        self._store.put(stored, len(msgspec.json.encode([stored.response, stored.messages])))
+
+    def _in_background(
+        self, answer: ResponseAnswer, request: ResponsesRequest, messages: list[dict[str, Any]], outputs: Outputs
+    ) -> dict[str, Any]:
+        """Write it in a task of its own; the response so far."""
+
+        async def write() -> None:
+            try:
+                async with aclosing(outputs):
+                    async for _ in self._events(answer, request, messages, outputs):
+                        pass
+            except asyncio.CancelledError:
+                answer.cancel()
+                self._keep(answer, messages)
+                raise
+            except PegboardError as error:
+                log.error("response %s failed: %s", answer.name, error)
+                answer.fail(str(error))
+                self._keep(answer, messages)
+
+        self._keep(answer, messages, asyncio.create_task(write()))
+        return answer.whole()
+
+    async def _retrieve(self, http: Request) -> Response:
+        """A response that was kept."""
+        return json_response(self._store.get(http.path_params["id"], "response_id").now())
+
+    async def _cancel(self, http: Request) -> Response:
+        """Stop writing a response in the background."""
+        stored = self._store.get(http.path_params["id"], "response_id")
+        if not stored.response["background"]:
+            raise RequestError("only a response with background: true can be cancelled", parameter="response_id")
+        if stored.task is not None:
+            stored.task.cancel()
+            await asyncio.gather(stored.task, return_exceptions=True)
+        return json_response(self._store.get(http.path_params["id"], "response_id").now())
+
+    async def _delete(self, http: Request) -> Response:
+        """Forget a response; one that is being written is cancelled."""
+        name = http.path_params["id"]
+        stored = self._store.get(name, "response_id")
+        if stored.task is not None:
+            stored.task.cancel()
+            await asyncio.gather(stored.task, return_exceptions=True)
+        self._store.delete(name)
+        return json_response({"id": name, "object": "response", "deleted": True})
+
+
+async def _encoded(events: AsyncGenerator[list[StreamEvent], None]) -> AsyncGenerator[bytes, None]:
+    """Server-sent events, numbered from 0."""
+    number = 0
+    async with aclosing(events):
+        async for news in events:
+            parts = []
+            for event in news:
+                kind = event["type"]
+                body = msgspec.json.encode({**event, "sequence_number": number})
+                parts.append(f"event: {kind}\ndata: ".encode() + body + b"\n\n")
+                number += 1
+            if parts:
+                yield b"".join(parts)
+
+
+async def _exhaust(events: AsyncGenerator[list[StreamEvent], None]) -> None:
+    async with aclosing(events):
+        async for _ in events:
+            pass

@@ -1,0 +1,131 @@
+"""From items to the messages of the chat template, and from an answer's items to the messages of the next turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegboard_api_openai.body import shown
+from pegboard_api_openai.errors import InvalidBody
+from pegboard_api_openai.messages import read_content, read_messages
+
+UNFINISHED = ("in_progress", "incomplete")
+
+
+def read_input(value: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages of `input`. Reasoning, text and calls that follow one another are one message of the assistant, as templates
+    want them. Raises InvalidBody naming `input[i].field`."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    messages: list[dict[str, Any]] = []
+    for index, item in enumerate(value):
+        _add(messages, item, f"input[{index}]")
+    if not messages:
+        raise InvalidBody("input must not be empty", parameter="input")
+    return messages
+
+
+def is_unfinished(value: str | Sequence[Mapping[str, Any]]) -> bool:
+    """The last item is a message of the assistant that is to be continued."""
+    if isinstance(value, str) or not value:
+        return False
+    last = value[-1]
+    return last.get("type", "message") == "message" and last.get("role") == "assistant" and last.get("status") in UNFINISHED
+
+
+def conversation(
+    instructions: str | None, before: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """All messages of a prompt, checked. Instructions hold for one response; those of earlier ones are not in `before`."""
+    system = [{"role": "system", "content": instructions}] if instructions else []
+    return read_messages([*system, *before, *messages])
+
+
+def as_messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """An answer's items as the messages that come before the next input."""
+    messages: list[dict[str, Any]] = []
+    for item in items:
+        _add(messages, item, "output")
+    return messages
+
+
+def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], path: str) -> None:
+    """One item: a message of its own, or a part of the assistant's message before it."""
+    kind = item.get("type") or ("message" if "role" in item else None)
+    if kind == "message":
+        _add_message(messages, item, path)
+    elif kind == "reasoning":
+        _join(messages, "reasoning", _reasoning_text(item, path))
+    elif kind == "function_call":
+        call = {
+            "id": _string(item.get("call_id"), f"{path}.call_id"),
+            "type": "function",
+            "function": {
+                "name": _string(item.get("name"), f"{path}.name"),
+                "arguments": _string(item.get("arguments"), f"{path}.arguments"),
+            },
+        }
+        last = _assistant(messages)
+        last["tool_calls"] = [*last.get("tool_calls", ()), call]
+    elif kind == "function_call_output":
+        content = read_content(item.get("output"), f"{path}.output")
+        messages.append({"role": "tool", "tool_call_id": _string(item.get("call_id"), f"{path}.call_id"), "content": content})
+    else:
+        raise InvalidBody(
+            f"{path}.type: expected message, reasoning, function_call or function_call_output, got {shown(kind)}",
+            parameter=f"{path}.type",
+        )
+
+
+def _add_message(messages: list[dict[str, Any]], item: Mapping[str, Any], path: str) -> None:
+    parts = item.get("content")
+    if isinstance(parts, list):
+        parts = [_without_notes(part) for part in parts]
+    content = read_content(parts, f"{path}.content")
+    if item.get("role") == "assistant":
+        _join(messages, "content", content)
+    else:
+        messages.append({"role": item.get("role"), "content": content})
+
+
+def _without_notes(part: Any) -> Any:
+    """A part without what answers say about their text."""
+    if not isinstance(part, dict) or part.get("type") != "output_text":
+        return part
+    return {name: value for name, value in part.items() if name not in ("annotations", "logprobs")}
+
+
+def _join(messages: list[dict[str, Any]], field: str, text: str) -> None:
+    """Into the assistant's message if it lacks the field and has not gone on to something that comes later."""
+    last = messages[-1] if messages else {}
+    later = {"reasoning": ("reasoning", "content", "tool_calls"), "content": ("content", "tool_calls")}[field]
+    if last.get("role") == "assistant" and not any(name in last for name in later):
+        last[field] = text
+    else:
+        messages.append({"role": "assistant", field: text})
+
+
+def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The assistant's message at the end, a new one if it is not his turn."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+def _reasoning_text(item: Mapping[str, Any], path: str) -> str:
+    """Its content, else its summary."""
+    if item.get("encrypted_content"):
+        raise InvalidBody(f"{path}.encrypted_content is not supported: send the reasoning's content", parameter=path)
+    for name in ("content", "summary"):
+        parts = item.get(name) or ()
+        if not isinstance(parts, list | tuple) or not all(isinstance(part, dict) for part in parts):
+            raise InvalidBody(f"{path}.{name}: expected a list of parts, got {shown(parts)}", parameter=f"{path}.{name}")
+        if parts:
+            return "".join(_string(part.get("text"), f"{path}.{name}.text") for part in parts)
+    return ""
+
+
+def _string(value: Any, path: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidBody(f"{path}: expected a string, got {shown(value)}", parameter=path)
+    return value

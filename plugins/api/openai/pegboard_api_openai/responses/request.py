@@ -1,0 +1,108 @@
+"""What a body asks for, in the engine's terms: tools, parameters, structure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegboard.errors import RequestError
+from pegboard.interfaces.api import EngineClient, Parsing
+from pegboard.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from pegboard_api_openai.body import shown
+from pegboard_api_openai.errors import InvalidBody
+from pegboard_api_openai.responses.fields import LOGPROBS, ResponsesRequest
+from pegboard_api_openai.tools import check_function, parsing_of, wrong
+
+# Fields whose name and meaning are SamplingParams'.
+SAME = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop",
+    "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens",
+)  # fmt: skip
+STRUCTURES = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+def response_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Tools in the shape of chats, for the template and the parsers. Raises InvalidBody naming `tools[i].field`."""
+    found = []
+    for index, tool in enumerate(tools or ()):
+        kind = tool.get("type")
+        if kind != "function":
+            raise InvalidBody(
+                f"tools[{index}].type: {shown(kind)} is not supported: only 'function'; clients run the tools here",
+                parameter=f"tools[{index}].type",
+            )
+        check_function(tool, f"tools[{index}]")
+        found.append({"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}})
+    return found or None
+
+
+def response_parsing(
+    request: ResponsesRequest,
+    tools: Sequence[Mapping[str, Any]] | None,
+    client: EngineClient,
+    template_kwargs: Mapping[str, Any],
+    *,
+    auto: bool,
+) -> Parsing:
+    """How the answer is read."""
+    choice, name = request.tool_choice, None
+    if isinstance(choice, dict):
+        name = choice.get("name")
+        if choice.get("type") != "function" or not isinstance(name, str):
+            raise wrong("tool_choice", "none, auto, required or {'type': 'function', 'name': …}", choice)
+        choice = "named"
+    elif choice not in (None, "none", "auto", "required"):
+        raise wrong("tool_choice", "none, auto, required or a named function", choice)
+    if choice == "auto" and not tools:  # what clients send who always send it
+        choice = None
+    return parsing_of(
+        choice,
+        name,
+        tools,
+        client,
+        auto=auto,
+        template_kwargs=template_kwargs,
+        parallel_tool_calls=request.parallel_tool_calls,
+        skip_special_tokens=request.skip_special_tokens is not False,
+    )
+
+
+def response_params(request: ResponsesRequest, defaults: Mapping[str, Any]) -> SamplingParams:
+    """Always read piece by piece (DELTA), so that a whole answer is made of what a stream would have said."""
+    if request.top_logprobs is not None and LOGPROBS not in request.include:
+        raise InvalidBody(f"top_logprobs needs include: ['{LOGPROBS}']", parameter="top_logprobs")
+    values = dict(defaults)
+    limits = [limit for limit in (request.max_output_tokens, values.pop("max_tokens", None)) if limit is not None]
+    values.update({name: getattr(request, name) for name in SAME if name in request.model_fields_set})
+    return SamplingParams(
+        **values,
+        max_tokens=min(limits, default=None),
+        logprobs=(request.top_logprobs or 0) if LOGPROBS in request.include else None,
+        truncate_prompt_tokens=-1 if request.truncation == "auto" else None,
+        structured_outputs=_structure(request),
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _structure(request: ResponsesRequest) -> StructuredOutputsParams | None:
+    given = request.structured_outputs
+    form = request.text.format if request.text else None
+    kind = form.get("type") if form else None
+    if given is not None:
+        if kind not in (None, "text"):
+            raise RequestError("structured_outputs and text.format exclude each other", parameter="structured_outputs")
+        unknown = next((name for name in given if name not in STRUCTURES), None)
+        if unknown is not None:
+            raise InvalidBody(f"unknown field 'structured_outputs.{unknown}'", parameter=f"structured_outputs.{unknown}")
+        return StructuredOutputsParams(**given)
+    if kind in (None, "text"):
+        return None
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if kind != "json_schema":
+        raise wrong("text.format.type", "text, json_object or json_schema", kind)
+    assert form is not None, "it has a type"
+    schema = form.get("schema")
+    if not isinstance(schema, dict):
+        raise wrong("text.format.schema", "a JSON schema (an object)", schema)
+    return StructuredOutputsParams(json=schema)

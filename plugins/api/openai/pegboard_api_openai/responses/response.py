@@ -1,0 +1,125 @@
+"""The object `response`, and what is counted in it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pegboard.interfaces.api import ParsedOutput, Parsing
+from pegboard.interfaces.output_parser import Reasoning
+from pegboard.sampling_params import SamplingParams
+from pegboard_api_openai.logprobs import TokenNames, chat_logprobs
+from pegboard_api_openai.responses.fields import ResponsesRequest
+from pegboard_api_openai.responses.items import Items, StreamEvent
+
+
+class ResponseAnswer:
+    """One response as it grows: feed it the outputs, take the stream's events from it, and at any time the whole object."""
+
+    def __init__(
+        self, request: ResponsesRequest, name: str, model: str, params: SamplingParams, parsing: Parsing, names: TokenNames
+    ) -> None:
+        self.name = name
+        self._request = request
+        self._items = Items(with_reasoning=request.include_reasoning)
+        self._names = names
+        self._num_top = params.logprobs
+        self._num_input_tokens = self._num_cached_tokens = self._num_output_tokens = self._num_reasoning_tokens = 0
+        self._status = "queued" if request.background else "in_progress"
+        self._more: dict[str, Any] = {"error": None, "incomplete_details": None}
+        self._fixed = self._described(model, params, parsing)
+
+    def _described(self, model: str, params: SamplingParams, parsing: Parsing) -> dict[str, Any]:
+        request = self._request
+        given_choice = request.tool_choice if request.tool_choice is not None else "auto"
+        return {
+            "id": self.name,
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": model,
+            "background": request.background,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "max_tool_calls": request.max_tool_calls,
+            "metadata": request.metadata or {},
+            "parallel_tool_calls": request.parallel_tool_calls,
+            "previous_response_id": request.previous_response_id,
+            "prompt": None,
+            "prompt_cache_key": request.prompt_cache_key,
+            "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
+            "safety_identifier": request.safety_identifier,
+            "service_tier": request.service_tier,
+            "store": request.store,
+            "temperature": params.temperature,
+            "text": {"format": (request.text and request.text.format) or {"type": "text"}, "verbosity": "medium"},
+            "tool_choice": given_choice if parsing.tools else "none",
+            "tools": request.tools or [],
+            "top_logprobs": request.top_logprobs or 0,
+            "top_p": params.top_p,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "truncation": request.truncation,
+            "user": request.user,
+        }
+
+    @property
+    def items(self) -> list[dict[str, Any]]:
+        return self._items.items
+
+    @property
+    def is_ended(self) -> bool:
+        return self._status not in ("queued", "in_progress")
+
+    def whole(self) -> dict[str, Any]:
+        """The object of this moment; `output` holds items from when they begin."""
+        usage = {
+            "input_tokens": self._num_input_tokens,
+            "input_tokens_details": {"cached_tokens": self._num_cached_tokens},
+            "output_tokens": self._num_output_tokens,
+            "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens},
+            "total_tokens": self._num_input_tokens + self._num_output_tokens,
+        }
+        output = [dict(item) for item in self._items.items]
+        usage_now = usage if self.is_ended and self._num_input_tokens else None
+        return {**self._fixed, **self._more, "status": self._status, "output": output, "usage": usage_now}
+
+    def begin(self) -> list[StreamEvent]:
+        """The first events."""
+        self._status = "in_progress"
+        return [{"type": f"response.{name}", "response": self.whole()} for name in ("created", "in_progress")]
+
+    def read(self, output: ParsedOutput) -> list[StreamEvent]:
+        """What one output adds; with the last one the end."""
+        (completion,) = output.outputs
+        events = output.events[completion.index]
+        self._num_input_tokens = len(output.prompt_token_ids or ())
+        self._num_cached_tokens = output.num_cached_tokens or 0
+        self._num_output_tokens += len(completion.token_ids)
+        if any(isinstance(event, Reasoning) for event in events):
+            self._num_reasoning_tokens += len(completion.token_ids)
+        logprobs = None
+        if self._num_top is not None:
+            logprobs = chat_logprobs(completion.token_ids, completion.logprobs, self._num_top, self._names)["content"]
+        news = self._items.read(events, logprobs)
+        if completion.finish_reason is not None:
+            is_complete = completion.finish_reason == "stop"
+            news += self._items.finish(is_complete=is_complete)
+            if not is_complete:
+                reason = "max_output_tokens" if completion.finish_reason == "length" else "content_filter"
+                self._more["incomplete_details"] = {"reason": reason}
+            news.append(self._end("completed" if is_complete else "incomplete"))
+        return news
+
+    def fail(self, message: str) -> StreamEvent:
+        """The engine gave it up."""
+        self._more["error"] = {"code": "server_error", "message": message}
+        return self._end("failed")
+
+    def cancel(self) -> None:
+        """Somebody has cancelled it."""
+        self._items.finish(is_complete=False)
+        self._end("cancelled")
+
+    def _end(self, status: str) -> StreamEvent:
+        self._status = status
+        return {"type": f"response.{status}", "response": self.whole()}

@@ -1,0 +1,78 @@
+"""Responses that are kept, in memory and within bounds: the oldest goes first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pegboard.errors import RequestError
+from pegboard_api_openai.responses.options import ResponsesOptions
+
+
+class UnknownResponse(RequestError):
+    """No such response is stored (any more)."""
+
+    status = 404
+
+
+@dataclass(slots=True)
+class Stored:
+    """response: the object; messages: the conversation up to and with it, without instructions. While `task` writes it in the
+    background, `live` tells how far it is. num_bytes: about its size."""
+
+    response: Mapping[str, Any]
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    task: "asyncio.Task[None] | None" = None
+    live: Callable[[], Mapping[str, Any]] | None = None
+    num_bytes: int = 0
+
+    def now(self) -> Mapping[str, Any]:
+        """The object of this moment."""
+        return self.live() if self.live is not None else self.response
+
+
+class ResponseStore:
+    """By id. Those that are being written in the background stay until they are done."""
+
+    def __init__(self, options: ResponsesOptions) -> None:
+        self._options = options
+        self._stored: OrderedDict[str, Stored] = OrderedDict()
+        self._num_bytes = 0
+
+    @property
+    def is_on(self) -> bool:
+        return self._options.max_stored > 0
+
+    def put(self, stored: Stored, num_bytes: int) -> None:
+        """Keep it, or keep it anew, and forget the oldest beyond the bounds."""
+        name = str(stored.response["id"])
+        known = self._stored.pop(name, None)
+        if known is not None:
+            self._num_bytes -= known.num_bytes
+        stored.num_bytes = num_bytes
+        self._stored[name] = stored
+        self._num_bytes += num_bytes
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        for name in list(self._stored):
+            if len(self._stored) <= self._options.max_stored and self._num_bytes <= self._options.max_stored_bytes:
+                return
+            if self._stored[name].task is None:
+                self.delete(name)
+
+    def get(self, name: str, parameter: str) -> Stored:
+        """Raises UnknownResponse naming `parameter`."""
+        stored = self._stored.get(name)
+        if stored is None:
+            raise UnknownResponse(f"Response with id {name[:200]!r} not found.", parameter=parameter)
+        return stored
+
+    def delete(self, name: str) -> None:
+        """Forget it; unknown ids are fine."""
+        stored = self._stored.pop(name, None)
+        if stored is not None:
+            self._num_bytes -= stored.num_bytes

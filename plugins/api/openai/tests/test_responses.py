@@ -1,0 +1,271 @@
+"""POST /v1/responses: items, the stream's events, what is kept, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from pegboard_api_openai.plugin import RESPONSES
+from pegboard_api_openai.responses.api import ResponsesApi
+from pegboard_api_openai.responses.history import as_messages, read_input
+from pegboard_api_openai.responses.options import ResponsesOptions
+from starlette.testclient import TestClient
+
+from pegboard.config import ServerConfig
+from pegboard.interfaces.api import ApiSetup
+from pegboard.server import build_app
+from pegboard.testing.fake_client import FakeEngineClient
+from pegboard.testing.fake_parsers import FakeReasoningParser, FakeToolParser
+
+ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
+TEXT = '<think>hm é</think>So: <call add>{"x": 1}</call><call add>{"x": 2}</call> done'
+
+
+class Responses:
+    """Calls of one app. The client is entered, so that background tasks live on between requests."""
+
+    def __init__(self, script: Any, *, parsers: bool = True, options: dict[str, Any] | None = None, **engine: Any) -> None:
+        if parsers:
+            engine = {"tool_parser": FakeToolParser, "reasoning_parser": FakeReasoningParser, **engine}
+        self.engine = FakeEngineClient(script, **engine)
+        config = ServerConfig()
+        api = ResponsesApi(ResponsesOptions(**(options or {})), ApiSetup(self.engine, msgspec.structs.asdict(config)))
+        self.client = TestClient(build_app([("responses", api, RESPONSES)], self.engine, config), raise_server_exceptions=False)
+
+    def __enter__(self) -> "Responses":
+        self.client.__enter__()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.client.__exit__(*exc_info)
+
+    def create(self, input: Any = "hello", *, status: int = 200, **fields: Any) -> Any:
+        response = self.client.post("/v1/responses", json={"input": input, **fields})
+        assert response.status_code == status, response.text
+        return read_events(response.text) if fields.get("stream") and status == 200 else response.json()
+
+    def prompt(self) -> str:
+        return self.engine.tokenizer().decode(self.engine.requests[-1][0].token_ids, skip_special_tokens=False)
+
+
+def read_events(text: str) -> list[Any]:
+    events = []
+    for block in filter(None, text.split("\n\n")):
+        kind, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert kind == f"event: {event['type']}"
+        events.append(event)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+def plain(items: list[Any]) -> list[Any]:
+    """Items without their random ids."""
+    return [{name: value for name, value in item.items() if name not in ("id", "call_id")} for item in items]
+
+
+def test_an_answer_is_items():
+    with Responses(TEXT) as server:
+        response = server.create(tools=[ADD])
+        assert (response["object"], response["status"], response["error"]) == ("response", "completed", None)
+        reasoning, message, first, second, last = response["output"]
+        assert reasoning["type"] == "reasoning" and reasoning["content"] == [{"type": "reasoning_text", "text": "hm é"}]
+        assert (message["role"], message["status"]) == ("assistant", "completed")
+        assert message["content"] == [{"type": "output_text", "text": "So: ", "annotations": [], "logprobs": []}]
+        assert [(c["type"], c["name"], json.loads(c["arguments"])) for c in (first, second)] == [
+            ("function_call", "add", {"x": 1}),
+            ("function_call", "add", {"x": 2}),
+        ]
+        assert first["call_id"] != second["call_id"] and last["content"][0]["text"] == " done"
+        usage = response["usage"]
+        assert usage["output_tokens"] == len(TEXT.encode()) + 1 and usage["input_tokens"] == len(server.prompt())
+        assert 0 < usage["output_tokens_details"]["reasoning_tokens"] < len(b"<think>hm \xc3\xa9</think>") + 1
+
+
+@pytest.mark.parametrize("fields", [{}, {"include_reasoning": False}, {"parallel_tool_calls": False}, {"max_output_tokens": 45}])
+def test_the_stream_tells_the_same(fields):
+    with Responses(TEXT) as server:
+        whole = server.create(tools=[ADD], include=["message.output_text.logprobs"], **fields)
+        events = server.create(tools=[ADD], include=["message.output_text.logprobs"], stream=True, **fields)
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    end = events[-1]
+    assert end["type"] == f"response.{whole['status']}"
+    assert plain(end["response"]["output"]) == plain(whole["output"]) and end["response"]["usage"] == whole["usage"]
+    items: dict[int, Any] = {}
+    for event in events[2:-1]:
+        kind, index = event["type"], event["output_index"]
+        if kind == "response.output_item.added":
+            assert index == len(items)
+            items[index] = {"text": "", "id": event["item"]["id"], "logprobs": []}
+            continue
+        item = items[index]
+        assert "done" not in item, "nothing comes behind the end of an item"
+        if kind == "response.output_item.done":
+            item["done"] = event["item"]
+        else:
+            assert event["item_id"] == item["id"]
+        if kind.endswith(".delta"):
+            item["text"] += event["delta"]
+            item["logprobs"] += event.get("logprobs", ())
+    assert [item["done"] for item in items.values()] == end["response"]["output"]
+    for item in items.values():
+        done = item["done"]
+        assert item["text"] == (done["arguments"] if done["type"] == "function_call" else done["content"][0]["text"])
+        if done["type"] == "message":
+            assert item["logprobs"] == done["content"][0]["logprobs"] and item["logprobs"]
+
+
+def test_a_cut_off_answer_is_incomplete():
+    with Responses(TEXT) as server:
+        response = server.create(max_output_tokens=12)
+        assert response["status"] == "incomplete" and response["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert response["output"][-1]["status"] == "incomplete"
+
+
+def test_a_tool_loop_over_stored_responses():
+    seen = []
+
+    def script(prompt: str, index: int) -> str:
+        seen.append(prompt)
+        return '<think>I add</think><call add>{"x": 1}</call>' if "tool:" not in prompt else "It is 2."
+
+    with Responses(script) as server:
+        first = server.create("1 + 1?", tools=[ADD], instructions="Be brief.")
+        (call,) = [item for item in first["output"] if item["type"] == "function_call"]
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "2"}
+        second = server.create([result], tools=[ADD], previous_response_id=first["id"])
+        assert second["output"][0]["content"][0]["text"] == "It is 2." and second["previous_response_id"] == first["id"]
+        assert seen[0].startswith("[tools 1]system: Be brief.\nuser: 1 + 1?")
+        assert seen[1] == "[tools 1]user: 1 + 1?\nassistant: \ntool: 2\nassistant: ", "instructions hold for one response"
+        by_hand = [{"role": "user", "content": "1 + 1?"}, *first["output"], result]
+        server.create(by_hand, tools=[ADD], store=False)
+        assert seen[2] == seen[1]
+
+
+def test_items_become_the_messages_of_turns():
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "r"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b", "annotations": []}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "x"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]},
+        {"type": "message", "role": "assistant", "content": "c"},
+    ]
+    messages = read_input(items)
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
+    assert (messages[1]["reasoning"], messages[1]["content"]) == ("r", "b")
+    assert [call["function"]["name"] for call in messages[1]["tool_calls"]] == ["f", "g"]
+    assert messages[3] == {"role": "assistant", "reasoning": "s", "content": "c"}
+    assert as_messages(items[1:5]) == messages[1:2]
+
+
+def test_what_is_kept_is_bounded_and_can_be_forgotten():
+    with Responses("ok", options={"max_stored": 2}) as server:
+        names = [server.create()["id"] for _ in range(3)]
+        get = server.client.get
+        assert [get(f"/v1/responses/{name}").status_code for name in names] == [404, 200, 200]
+        assert get(f"/v1/responses/{names[1]}").json()["output"][0]["content"][0]["text"] == "ok"
+        assert server.client.delete(f"/v1/responses/{names[1]}").json()["deleted"] is True
+        assert get(f"/v1/responses/{names[1]}").status_code == 404
+        assert server.create(previous_response_id=names[0], status=404)["error"]["param"] == "previous_response_id"
+        unkept = server.create(store=False)["id"]
+        assert get(f"/v1/responses/{unkept}").status_code == 404
+    with Responses("ok", options={"max_stored_bytes": 5000}) as server:
+        names = [server.create("x" * 1500)["id"] for _ in range(4)]
+        found = [server.client.get(f"/v1/responses/{name}").status_code for name in names]
+        assert found[0] == 404 and found[-1] == 200
+
+
+def wait_for(server: Responses, name: str, *statuses: str) -> Any:
+    deadline = time.monotonic() + 30
+    while (response := server.client.get(f"/v1/responses/{name}").json())["status"] not in statuses:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return response
+
+
+def test_background_and_cancel():
+    with Responses("a long answer", delay_s=0.002) as server:
+        started = server.create(background=True)
+        assert started["status"] in ("queued", "in_progress") and started["usage"] is None
+        assert wait_for(server, started["id"], "completed")["output"][0]["content"][0]["text"] == "a long answer"
+        follow = server.create(previous_response_id=started["id"])
+        assert "assistant: a long answer" in server.prompt() and follow["status"] == "completed"
+    with Responses("endless " * 200, delay_s=0.05) as server:
+        started = server.create(background=True)
+        wait_for(server, started["id"], "in_progress")
+        assert "still being written" in server.create(previous_response_id=started["id"], status=400)["error"]["message"]
+        cancelled = server.client.post(f"/v1/responses/{started['id']}/cancel").json()
+        assert cancelled["status"] == "cancelled" and wait_for(server, started["id"], "cancelled")
+        assert server.engine.running == set()
+        done = server.create(max_output_tokens=1)
+        refused = server.client.post(f"/v1/responses/{done['id']}/cancel")
+        assert refused.status_code == 400 and "background" in refused.json()["error"]["message"]
+
+
+def test_an_engine_that_fails():
+    with Responses("abc", fail_after=2) as server:
+        assert "told to fail" in server.create(status=500)["error"]["message"]
+        end = server.create(stream=True)[-1]
+        assert end["type"] == "response.failed" and "told to fail" in end["response"]["error"]["message"]
+        started = server.create(background=True)
+        assert wait_for(server, started["id"], "failed")["error"]["code"] == "server_error"
+
+
+def test_structure_and_sampling_reach_the_engine():
+    with Responses("{}", parsers=False) as server:
+        form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
+        server.create(text={"format": form}, temperature=0.5, top_k=3, seed=1, max_output_tokens=7, truncation="auto")
+        params = server.engine.requests[-1][1]
+        assert params.structured_outputs.json == {"type": "object"}
+        assert (params.temperature, params.top_k, params.seed, params.max_tokens) == (0.5, 3, 1, 7)
+        assert params.truncate_prompt_tokens == -1
+        server.create(text={"format": {"type": "json_object"}})
+        assert server.engine.requests[-1][1].structured_outputs.json_object is True
+        server.create(structured_outputs={"choice": ["a", "b"]}, reasoning={"effort": "none"}, priority=3)
+        assert server.engine.requests[-1][1].structured_outputs.choice == ["a", "b"]
+        assert server.engine.requests[-1][2].priority == 3
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "add"}])
+def test_forced_calls(choice):
+    script = '[{"name": "add", "parameters": {"x": 3}}]' if choice == "required" else '{"x": 3}'
+    with Responses(script, parsers=False) as server:
+        for stream in (False, True):
+            answer = server.create(tools=[ADD], tool_choice=choice, stream=stream)
+            (call,) = (answer[-1]["response"] if stream else answer)["output"]
+            assert (call["name"], json.loads(call["arguments"])) == ("add", {"x": 3}) and call["call_id"].startswith("call_")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"type": "image"}]}, "input[0].type"),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
+        ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+        ({"background": True, "store": False}, "background"),
+        ({"background": True, "stream": True}, "background"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"previous_response_id": 3}, "previous_response_id"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"structured_outputs": {"shape": "round"}}, "structured_outputs.shape"),
+    ],
+)
+def test_refusals_name_the_field(fields, param):
+    with Responses("x") as server:
+        assert server.create(status=400, **{"input": "x", **fields})["error"]["param"] == param
+        assert server.engine.requests == []
