@@ -64,6 +64,16 @@ def test_one_copy_unless_the_plain_one_is_needed() -> None:
     assert both.nbytes == (2 if linear.is_packable(values) else 1) * values.nbytes
 
 
+def test_rows_of_a_table_are_looked_up() -> None:
+    weight = filled(torch.randn(16, 8), keep_plain=True)
+    look_up, ids = weight.bind_lookup(), torch.tensor([15, 0, 3, 3])
+    weight.bind()
+    assert torch.equal(look_up(ids), weight.plain()[ids])
+    weight.plain().fill_(2.0)
+    weight.finish()
+    assert torch.equal(look_up(ids), torch.full((4, 8), 2.0))
+
+
 def test_a_large_table_is_not_held_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "COPY_LIMIT_BYTES", 100)
     values, x = torch.randn(64, 64), torch.randn(2, 64)

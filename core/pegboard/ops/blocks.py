@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from pegboard.ops.linear import FloatWeight
 
@@ -83,8 +82,7 @@ class BlockWeight:
 
     def bind_lookup(self) -> Callable[[Tensor], Tensor]:
         """The callable [T] row indices → [T, in]; only of a table."""
-        table = self._float.plain()
-        return lambda ids: functional.embedding(ids, table)
+        return self._float.bind_lookup()
 
     def dense(self) -> Tensor:
         """float32 [out, in]."""

@@ -71,6 +71,11 @@ class FloatWeight:
 
         return forward
 
+    def bind_lookup(self) -> Callable[[Tensor], Tensor]:
+        """The callable [T] row indices → [T, in]; only with keep_plain."""
+        table = self.plain()
+        return lambda ids: functional.embedding(ids, table)
+
     @property
     def nbytes(self) -> int:
         """Bytes held now, in either form."""

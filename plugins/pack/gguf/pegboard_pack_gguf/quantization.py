@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import (
@@ -138,8 +137,7 @@ class GGUFEmbedding(GGUFWeight):
     IS_TABLE = True
 
     def bind(self, kernels: Kernels) -> "Callable[[Tensor], Tensor]":
-        assert self.held is not None, "finish() comes before bind()"
-        return self.held.bind_lookup()
+        return self.weight().bind_lookup()
 
     def bind_head(self, kernels: Kernels) -> "Callable[[Tensor], Tensor]":
         return self.weight().bind()
@@ -159,9 +157,6 @@ class BlockHolder:
             raise ModelError(f"{piece.name!r} comes as {piece.stored} and was loaded as blocks before; reload it in blocks too")
         self.weight.write(rows[0], decode(piece.data, piece.stored, piece.shape))
 
-    def bind_lookup(self) -> "Callable[[Tensor], Tensor]":
-        return self.weight.bind_lookup()
-
 
 class FloatHolder:
     """weight: made by the op `float_weight`."""
@@ -178,7 +173,3 @@ class FloatHolder:
             target.copy_(piece.data)
         else:
             dequantize_into(piece.data, piece.stored, target)
-
-    def bind_lookup(self) -> "Callable[[Tensor], Tensor]":
-        table = self.weight.plain()
-        return lambda token_ids: F.embedding(token_ids, table)

@@ -81,8 +81,7 @@ class PlainTable(PlainWeight):
     KEEP_PLAIN = True
 
     def bind(self, kernels: Mapping[str, Callable[..., Any]]) -> Bound:
-        table = self.weight.plain()
-        return lambda ids: torch.nn.functional.embedding(ids, table)
+        return self.weight.bind_lookup()
 
     def bind_head(self, kernels: Mapping[str, Callable[..., Any]]) -> Bound:
         return self.weight.bind()
