@@ -184,9 +184,8 @@ def test_api_keys(start_server: Callable[..., Server]) -> None:
             assert client.completions.create(prompt="x", max_tokens=1, **GREEDY).choices
     with server.client("wrong") as client:
         for ask in (client.models.list, lambda: client.completions.create(prompt="x", max_tokens=1, **GREEDY)):
-            with pytest.raises(openai.AuthenticationError) as caught:
+            with pytest.raises(openai.AuthenticationError, match="Unauthorized"):
                 ask()
-            assert caught.value.type == "AuthenticationError"
     assert server.status("/v1/models") == 401
     assert server.status("/health") == server.status("/ping") == server.status("/version") == 200
 

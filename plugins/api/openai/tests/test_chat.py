@@ -179,7 +179,8 @@ def test_every_sampling_field_reaches_the_engine(http):
     }  # fmt: skip
     server.chat(
         **fields, logit_bias={"5": 200, "6": -3}, max_completion_tokens=11, max_tokens=99, logprobs=True, top_logprobs=4,
-        spaces_between_special_tokens=False, vllm_xargs={"a": 1, "b": ["x", 2.5]}, priority=-2, cache_salt="salt", user="u", store=False, metadata={"a": "b"}, service_tier="auto",
+        spaces_between_special_tokens=False, vllm_xargs={"a": 1, "b": ["x", 2.5]}, priority=-2, cache_salt="salt", user="u",
+        store=False, metadata={"a": "b"}, service_tier="auto",
     )  # fmt: skip
     prompt, params, options = server.engine.requests[0]
     assert {name: getattr(params, name) for name in fields} == fields

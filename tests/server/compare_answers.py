@@ -1,0 +1,165 @@
+"""Compares two servers' answers to the same request: status, error, JSON shape, finish reasons, usage, token ids, text, logprobs.
+
+What may differ, and why, is `KNOWN`; docs/vllm.md lists the same for readers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from request_generator import Case
+
+TOLERANCE = 0.02
+"""Of a logprob: two programs add floats in different orders."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """status, and the body: an object, the list of a stream's events, or text."""
+
+    status: int
+    body: Any
+
+    def to_json(self) -> list[Any]:
+        return [self.status, self.body]
+
+
+def ask(url: str, case: Case, client: httpx.Client) -> Answer:
+    response = client.request(case.method, url + case.path, content=case.content, headers=case.headers)
+    text = response.text
+    if response.headers.get("content-type", "").startswith("text/event-stream"):
+        events = [event.removeprefix("data: ") for event in text.split("\n\n") if event]
+        return Answer(response.status_code, [event if event == "[DONE]" else json.loads(event) for event in events])
+    try:
+        return Answer(response.status_code, response.json())
+    except ValueError:
+        return Answer(response.status_code, text)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """where: a path in the answer."""
+
+    where: str
+    ours: Any
+    theirs: Any
+
+    def __str__(self) -> str:
+        return f"{self.where}: {_short(self.ours)} here, {_short(self.theirs)} there"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 160 else text[:160] + "…"
+
+
+def differences(case: Case, ours: Answer, theirs: Answer) -> list[Difference]:
+    """Everything that differs, the known differences left out."""
+    found = [item for item in _differences(ours, theirs) if item is not None]
+    return [item for item in found if not any(known.explains(case, item, ours, theirs) for known in KNOWN)]
+
+
+def _differences(ours: Answer, theirs: Answer) -> Iterator[Difference]:
+    if ours.status != theirs.status:
+        yield Difference("status", [ours.status, _message(ours)], [theirs.status, _message(theirs)])
+    elif ours.status != 200:
+        yield from _errors(ours.body, theirs.body)
+    elif isinstance(ours.body, list) and isinstance(theirs.body, list):
+        yield from _values("stream", _joined(ours.body), _joined(theirs.body))
+    else:
+        yield from _values("", ours.body, theirs.body)
+
+
+def _message(answer: Answer) -> Any:
+    error = answer.body.get("error") if isinstance(answer.body, dict) else None
+    return error.get("message") if isinstance(error, dict) else None
+
+
+def _errors(ours: Any, theirs: Any) -> Iterator[Difference]:
+    """Messages are each server's own; everything else is compared."""
+    if not isinstance(ours, dict) or not isinstance(theirs, dict):
+        yield Difference("error", ours, theirs)
+        return
+    for name in ("type", "code", "param"):
+        here, there = ours.get("error", {}).get(name), theirs.get("error", {}).get(name)
+        if here != there:
+            yield Difference(f"error.{name}", here, there)
+    yield from _values("", {**ours, "error": sorted(ours["error"])}, {**theirs, "error": sorted(theirs["error"])})
+
+
+VOLATILE = ("id", "created", "permission", "owned_by", "root")
+"""What differs between any two answers, or names the server."""
+
+
+def _values(path: str, ours: Any, theirs: Any) -> Iterator[Difference]:
+    """Fields that are null or empty on one side count as absent."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for name in sorted({*ours, *theirs}):
+            here, there = ours.get(name), theirs.get(name)
+            if name not in VOLATILE and not (_is_nothing(here) and _is_nothing(there)):
+                yield from _values(f"{path}.{name}".lstrip("."), here, there)
+    elif isinstance(ours, list) and isinstance(theirs, list):
+        if len(ours) != len(theirs):
+            yield Difference(path, ours, theirs)
+        else:
+            for index, (here, there) in enumerate(zip(ours, theirs, strict=True)):
+                yield from _values(f"{path}[{index}]", here, there)
+    elif isinstance(ours, float) or isinstance(theirs, float):
+        is_number = isinstance(ours, int | float) and isinstance(theirs, int | float)
+        if not is_number or not math.isclose(ours, theirs, abs_tol=TOLERANCE, rel_tol=TOLERANCE):
+            yield Difference(path, ours, theirs)
+    elif ours != theirs:
+        yield Difference(path, ours, theirs)
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or value == [] or value == {}
+
+
+def _joined(events: list[Any]) -> dict[str, Any]:
+    """What a stream said, however it was cut into events."""
+    choices: dict[int, dict[str, Any]] = {}
+    for event in events[:-1]:
+        for choice in event.get("choices", []):
+            whole = choices.setdefault(choice["index"], {"text": "", "token_ids": [], "logprobs": [], "role": None})
+            delta = choice.get("delta", {})
+            whole["text"] += choice.get("text") or delta.get("content") or ""
+            whole["token_ids"] += choice.get("token_ids") or []
+            whole["role"] = delta.get("role") or whole["role"]
+            whole["logprobs"] += _chosen(choice.get("logprobs") or {})
+            for name in ("finish_reason", "stop_reason", "prompt_token_ids"):
+                if choice.get(name) is not None:
+                    whole[name] = choice[name]
+    usages = [event["usage"] for event in events[:-1] if event.get("usage")]
+    prompts = [event["prompt_token_ids"] for event in events[:-1] if event.get("prompt_token_ids")]
+    return {
+        "choices": [choices[index] for index in sorted(choices)],
+        "usage": usages[-1] if usages else None,
+        "has_usage_in_every_chunk": bool(usages) and all(event.get("usage") for event in events[:-1]),
+        "prompt_token_ids": prompts[0] if prompts else None,
+        "objects": sorted({event.get("object", "error") for event in events[:-1]}),
+        "errors": [event["error"]["type"] for event in events[:-1] if "error" in event],
+        "end": events[-1],
+    }
+
+
+def _chosen(logprobs: dict[str, Any]) -> list[Any]:
+    if "content" in logprobs:
+        return [[entry["token"], entry["logprob"]] for entry in logprobs["content"] or ()]
+    return [list(pair) for pair in zip(logprobs.get("tokens", ()), logprobs.get("token_logprobs", ()), strict=True)]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A difference on purpose. name: its row in docs/vllm.md."""
+
+    name: str
+    explains: Callable[[Case, Difference, Answer, Answer], bool]
+
+
+KNOWN: list[Known] = []
