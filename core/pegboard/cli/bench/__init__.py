@@ -1,0 +1,1 @@
+"""`pegboard bench`: latency, throughput, a running server, start-up. Result fields have vLLM's names."""

@@ -1,0 +1,192 @@
+"""What the measurements ask: random prompts, conversations of a ShareGPT file, or prompts of a JSONL file. All seeded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pegboard.cli.flags import number
+from pegboard.cli.usage import UsageError
+from pegboard.errors import PegboardError
+
+if TYPE_CHECKING:
+    from pegboard.interfaces.tokenizer import Tokenizer
+
+DATASETS = ("random", "sharegpt", "custom", "prefix_repetition")
+
+SHAREGPT_MAX_PROMPT, SHAREGPT_MAX_TOTAL, SHAREGPT_MIN = 1024, 2048, 4
+"""Bounds of what is taken from a ShareGPT file, in tokens."""
+
+DEFAULT_OUTPUT_LEN = 256
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """One request of a measurement. prompt_len: in tokens of the given tokenizer."""
+
+    prompt: str
+    prompt_len: int
+    output_len: int
+
+
+def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int = 1000) -> None:
+    """The flags that choose and shape a dataset."""
+    group = parser.add_argument_group("dataset")
+    group.add_argument("--dataset-name", choices=DATASETS, default="random", help="what is asked (default %(default)s)")
+    group.add_argument("--dataset-path", metavar="FILE", help="sharegpt: JSON; custom: JSONL of {prompt, output_tokens}")
+    group.add_argument("--num-prompts", type=number, default=num_prompts, help="requests (default %(default)s)")
+    group.add_argument("--dataset-seed", "--data-seed", type=int, default=0, help="seed of the data (default %(default)s)")
+    group.add_argument("--disable-shuffle", action="store_true", help="take a file's entries in their order")
+    group.add_argument("--no-oversample", action="store_true", help="do not repeat entries to reach --num-prompts")
+    group.add_argument("--input-len", type=number, help="tokens per prompt, for the random datasets")
+    group.add_argument("--output-len", type=number, help="tokens per output, for every dataset")
+    group.add_argument("--random-input-len", type=number, default=1024, help="random: tokens per prompt (default %(default)s)")
+    group.add_argument("--random-output-len", type=number, default=128, help="random: tokens per output (default %(default)s)")
+    group.add_argument("--random-range-ratio", type=float, default=0.0, help="random: lengths vary by ± this part")
+    group.add_argument("--random-prefix-len", type=number, default=0, help="random: tokens all prompts share at the start")
+    group.add_argument("--sharegpt-output-len", type=number, help="sharegpt: tokens per output; default as in the file")
+    group.add_argument("--custom-output-len", type=number, help="custom: tokens per output where the file says nothing")
+    for name, default in (("prefix-len", 256), ("suffix-len", 256), ("num-prefixes", 10), ("output-len", 128)):
+        group.add_argument(
+            f"--prefix-repetition-{name}", type=number, default=default, help="prefix_repetition (default %(default)s)"
+        )
+
+
+def make_requests(arguments: Any, tokenizer: "Tokenizer") -> list[BenchRequest]:
+    """The requests that the flags describe. Raises UsageError, PegboardError for a file that cannot be used."""
+    makers: dict[str, Callable[[Any, Tokenizer, np.random.Generator], list[BenchRequest]]] = {
+        "random": _random,
+        "sharegpt": _sharegpt,
+        "custom": _custom,
+        "prefix_repetition": _prefix_repetition,
+    }
+    if arguments.num_prompts < 1:
+        raise UsageError(f"--num-prompts must be at least 1, got {arguments.num_prompts}")
+    rng = np.random.default_rng(arguments.dataset_seed)
+    requests = makers[arguments.dataset_name](arguments, tokenizer, rng)[: arguments.num_prompts]
+    if not requests:
+        raise PegboardError(f"dataset {arguments.dataset_name} of {arguments.dataset_path} has no request that can be used")
+    if arguments.no_oversample:
+        return requests
+    return [requests[index % len(requests)] for index in range(arguments.num_prompts)]
+
+
+def random_ids(rng: np.random.Generator, count: int, vocab_size: int) -> list[int]:
+    """Token ids away from the low ids, where control tokens live."""
+    low = min(1000, vocab_size // 2)
+    return [int(token) for token in rng.integers(low, max(low + 1, min(vocab_size, 10_000)), count)]
+
+
+def _text_of(tokenizer: "Tokenizer", ids: Sequence[int], allowed: Sequence[int], rng: np.random.Generator) -> tuple[str, int]:
+    """A text of (nearly always) as many tokens as `ids`: decoding and encoding merges some, so the text is cut or filled up."""
+    want, ids = len(ids), list(ids)
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    for _ in range(10):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if len(ids) == want:
+            break
+        missing = want - len(ids)
+        ids = ids[:want] if missing < 0 else [*ids, *(int(token) for token in rng.choice(allowed, missing))]
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+    return text, len(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _lengths(rng: np.random.Generator, mean: int, ratio: float, count: int) -> list[int]:
+    if not 0 <= ratio < 1:
+        raise UsageError(f"--random-range-ratio must be in [0, 1), got {ratio}")
+    low, high = max(1, int(mean * (1 - ratio))), max(1, int(np.ceil(mean * (1 + ratio))))
+    return [int(value) for value in rng.integers(low, high + 1, count)]
+
+
+def _ordinary_ids(tokenizer: "Tokenizer") -> list[int]:
+    vocabulary = tokenizer.vocabulary()
+    return [index for index, text in enumerate(vocabulary.token_bytes) if text and index not in vocabulary.special_token_ids]
+
+
+def _random(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) -> list[BenchRequest]:
+    count, allowed = arguments.num_prompts, _ordinary_ids(tokenizer)
+    inputs = _lengths(rng, arguments.input_len or arguments.random_input_len, arguments.random_range_ratio, count)
+    outputs = _lengths(rng, arguments.output_len or arguments.random_output_len, arguments.random_range_ratio, count)
+    prefix = [int(token) for token in rng.choice(allowed, arguments.random_prefix_len)]
+    requests = []
+    for input_len, output_len in zip(inputs, outputs, strict=True):
+        ids = [*prefix, *(int(token) for token in rng.choice(allowed, input_len))]
+        requests.append(BenchRequest(*_text_of(tokenizer, ids, allowed, rng), output_len))
+    return requests
+
+
+def _prefix_repetition(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) -> list[BenchRequest]:
+    """Prompts in groups that share their beginning, in random order."""
+    allowed, num_prefixes = _ordinary_ids(tokenizer), max(1, arguments.prefix_repetition_num_prefixes)
+    prefixes = [list(map(int, rng.choice(allowed, arguments.prefix_repetition_prefix_len))) for _ in range(num_prefixes)]
+    requests = []
+    for index in range(arguments.num_prompts):
+        suffix = rng.choice(allowed, arguments.prefix_repetition_suffix_len)
+        ids = [*prefixes[index % num_prefixes], *map(int, suffix)]
+        output_len = arguments.output_len or arguments.prefix_repetition_output_len
+        requests.append(BenchRequest(*_text_of(tokenizer, ids, allowed, rng), output_len))
+    if not arguments.disable_shuffle:
+        rng.shuffle(requests)  # type: ignore[arg-type]  # any mutable sequence
+    return requests
+
+
+def _read(path: str | None, name: str) -> str:
+    if path is None:
+        raise UsageError(f"--dataset-name {name} needs --dataset-path FILE")
+    try:
+        return Path(path).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PegboardError(f"--dataset-path {path}: {error}") from error
+
+
+def _sharegpt(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) -> list[BenchRequest]:
+    """The first two turns of each conversation: what was asked, and how long the answer was."""
+    try:
+        entries = json.loads(_read(arguments.dataset_path, "sharegpt"))
+    except ValueError as error:
+        raise PegboardError(f"--dataset-path {arguments.dataset_path}: no JSON: {error}") from error
+    turns = list(_two_turns(entries))
+    if not arguments.disable_shuffle:
+        rng.shuffle(turns)  # type: ignore[arg-type]  # any mutable sequence
+    requests: list[BenchRequest] = []
+    asked_len = arguments.output_len or arguments.sharegpt_output_len
+    for prompt, answer in turns:
+        if len(requests) == arguments.num_prompts:
+            break
+        prompt_len = len(tokenizer.encode(prompt, add_special_tokens=True))
+        output_len = asked_len or len(tokenizer.encode(answer, add_special_tokens=False))
+        fits = prompt_len <= SHAREGPT_MAX_PROMPT and prompt_len + output_len <= SHAREGPT_MAX_TOTAL
+        if fits and prompt_len >= SHAREGPT_MIN and (asked_len or output_len >= SHAREGPT_MIN):
+            requests.append(BenchRequest(prompt, prompt_len, output_len))
+    return requests
+
+
+def _two_turns(entries: Any) -> Iterator[tuple[str, str]]:
+    for entry in entries if isinstance(entries, list) else ():
+        turns = entry.get("conversations") or entry.get("conversation") or () if isinstance(entry, dict) else ()
+        if len(turns) >= 2 and all(isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in turns[:2]):
+            yield turns[0]["value"], turns[1]["value"]
+
+
+def _custom(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) -> list[BenchRequest]:
+    lines = [line for line in _read(arguments.dataset_path, "custom").splitlines() if line.strip()]
+    if not arguments.disable_shuffle:
+        rng.shuffle(lines)  # type: ignore[arg-type]  # any mutable sequence
+    requests = []
+    for line in lines[: arguments.num_prompts]:
+        try:
+            entry = json.loads(line)
+            prompt = entry["prompt"]
+        except (ValueError, KeyError, TypeError) as error:
+            told = f'--dataset-path {arguments.dataset_path}: expected {{"prompt": …}}, got {line[:80]!r}'
+            raise PegboardError(told) from error
+        given = entry.get("output_tokens")
+        output_len = arguments.output_len or given or arguments.custom_output_len or DEFAULT_OUTPUT_LEN
+        requests.append(BenchRequest(prompt, len(tokenizer.encode(prompt, add_special_tokens=True)), int(output_len)))
+    return requests

@@ -1,0 +1,53 @@
+"""What the measurements share: engine flags, percentiles, and results as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pegboard.cli.flags import FlagParser, add_settings, add_vllm_forms
+from pegboard.errors import PegboardError
+
+PERCENTAGES = (10, 25, 50, 75, 90, 99)
+
+
+def engine_parser(what: str, description: str) -> FlagParser:
+    """A parser with the engine's flags; those of the measurement are added by the caller."""
+    parser = FlagParser(
+        prog=f"pegboard bench {what}",
+        usage=f"pegboard bench {what} [MODEL] [--FLAG VALUE ...] [--SETTING VALUE ...]",
+        description=description,
+    )
+    parser.add_argument("model", nargs="?", help="model reference: directory, .gguf file, org/name or scheme:name")
+    parser.add_argument("--config", metavar="FILE", help="TOML or YAML file of settings")
+    parser.add_argument("--output-json", metavar="FILE", help="also write the result there")
+    parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+    for section in ("engine", "plugins"):
+        add_settings(parser, section)
+    add_vllm_forms(parser)
+    return parser
+
+
+def percentiles(values: Sequence[float], percentages: Sequence[float] = PERCENTAGES) -> dict[str, float]:
+    """{"50": …}, linearly interpolated; zeros for no values."""
+    found = np.percentile(values, percentages) if len(values) else np.zeros(len(percentages))
+    return {percent_name(p): float(value) for p, value in zip(percentages, found, strict=True)}
+
+
+def percent_name(percentage: float) -> str:
+    """99.0 → "99", 99.9 → "99.9"."""
+    return str(int(percentage)) if percentage == int(percentage) else str(percentage)
+
+
+def write_json(path: str, result: Any) -> None:
+    """Raises PegboardError when it cannot be written."""
+    try:
+        target = Path(path).expanduser()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(result, indent=4) + "\n", "utf-8")
+    except OSError as error:
+        raise PegboardError(f"cannot write {path}: {error.strerror or error}") from error
