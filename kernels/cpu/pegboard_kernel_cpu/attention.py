@@ -1,0 +1,184 @@
+"""Kind `attention`: the compiled paged attention of this package, one instance per KV group.
+
+The kernels (csrc/attention*.c) read and write the cache in a layout of their own: the views that core hands out are taken as
+memory, [block, KV head, head_dim, slot] for keys and [block, KV head, slot, head_dim] for values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ctypes import CFUNCTYPE, addressof, c_int32, c_void_p, sizeof
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.attention import (
+    AttentionInputs,
+    AttentionLayer,
+    AttentionSetup,
+    Full,
+    KVCacheSpec,
+    KVQuantization,
+    KVTensor,
+    KVView,
+    Window,
+)
+from pegboard_kernel_cpu.attention_structs import (
+    CACHE_TYPES,
+    PIECES_PER_THREAD,
+    TILE,
+    AttendArguments,
+    Cache,
+    Item,
+    Plan,
+    StoreArguments,
+)
+from pegboard_kernel_cpu.library import library
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_PLAN = CFUNCTYPE(None, c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32)
+
+
+class NativeAttention:
+    """Attention of one KV group."""
+
+    def __init__(self, options: None, setup: AttentionSetup) -> None:
+        self.library = library()
+        self.layers = setup.layers
+        first = setup.layers[0]
+        self.head_dim, self.num_kv_heads = first.head_dim, first.num_kv_heads
+        self.group = max(layer.num_heads // layer.num_kv_heads for layer in setup.layers)
+        windows = [layer.window for layer in setup.layers]
+        self.window = 0 if None in windows else max(window or 0 for window in windows)
+        self.num_threads = self.library.num_threads
+        self.most_pieces = -(-2 * PIECES_PER_THREAD * self.num_threads // self.num_kv_heads)
+        self.views: Mapping[int, KVView] = {}
+        self.block_size = 0
+        self.current = Plan()
+        self.inputs: AttentionInputs | None = None
+        self._make_room(setup.max_num_batched_tokens)
+        tile_rows = max(1, TILE // self.group) * self.group
+        self.current.partial_stride = tile_rows * (self.head_dim + 2)
+        self.partials = np.empty(self.most_pieces * self.num_kv_heads * self.current.partial_stride, np.float32)
+        self.finished = np.zeros(self.most_pieces * self.num_kv_heads, np.int32)
+        self.current.partials, self.current.finished = self.partials.ctypes.data, self.finished.ctypes.data
+        self._fill = _PLAN(self.library.address("attention_plan"))
+
+    def _make_room(self, num_tokens: int) -> None:
+        """For the items of a step of so many tokens: none has less than one token, and some are cut into pieces."""
+        self.capacity = num_tokens
+        self.items = np.empty((num_tokens + self.most_pieces) * sizeof(Item), np.uint8)
+        self.current.items = self.items.ctypes.data
+
+    @staticmethod
+    def kv_spec(layer: AttentionLayer, dtype: str, quantization: KVQuantization | None) -> KVCacheSpec | None:
+        """int8 stores one float32 scale per token and KV head beside keys and values."""
+        if layer.value_dim not in (None, layer.head_dim):
+            raise ModelError(
+                f"attention layer {layer.layer_index} has values of {layer.value_dim} channels and keys of {layer.head_dim}; "
+                "cpu_native wants both equal: choose another attention backend, e.g. --attention cpu_paged"
+            )
+        stored = quantization.dtype if quantization else dtype
+        shape = (layer.num_kv_heads, layer.head_dim)
+        tensors = [KVTensor("k", shape, stored), KVTensor("v", shape, stored)]
+        if stored == "int8":
+            tensors += [KVTensor(name, (layer.num_kv_heads,), "float32") for name in ("k_scale", "v_scale")]
+        retain = Window(layer.window) if layer.window else Full()
+        return KVCacheSpec(tensors=tuple(tensors), retain=retain, block_size_multiple=16, layout="native")
+
+    def attach(self, views: Mapping[int, KVView], block_size: int) -> None:
+        self.views, self.block_size = views, block_size
+
+    def plan(self, inputs: AttentionInputs) -> None:
+        if inputs.num_tokens > self.capacity:
+            self._make_room(inputs.num_tokens)
+        self.inputs = inputs  # the plan points into its tensors
+        plan, table = self.current, inputs.block_table
+        plan.num_rows = inputs.num_rows
+        plan.query_start_loc, plan.seq_lens = inputs.query_start_loc.data_ptr(), inputs.seq_lens.data_ptr()
+        plan.block_table, plan.table_stride = table.data_ptr(), table.stride(0)
+        plan.slot_mapping = inputs.slot_mapping.data_ptr()
+        self._fill(addressof(plan), self.num_threads, self.num_kv_heads, self.group, self.window, self.most_pieces)
+
+    def bind(self, layer: AttentionLayer) -> "NativeLayer":
+        return NativeLayer(self, layer)
+
+    def cache(self, owner: int) -> Cache:
+        """Where the cache of layer `owner` lies."""
+        view, cache = self.views[owner], Cache()
+        for name, tensor in view.items():
+            setattr(cache, name, tensor.data_ptr())
+            setattr(cache, f"{name}_stride", tensor.stride(0) * tensor.element_size())
+        cache.num_kv_heads, cache.head_dim, cache.block_size = self.num_kv_heads, self.head_dim, self.block_size
+        cache.type = CACHE_TYPES[str(view["k"].dtype).removeprefix("torch.")]
+        return cache
+
+
+class NativeLayer:
+    """One bound layer: called eagerly, or recorded into a program."""
+
+    def __init__(self, backend: NativeAttention, layer: AttentionLayer) -> None:
+        self.backend, self.layer = backend, layer
+        self.is_owner = layer.shares_kv_with is None
+        owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
+        self.cache = backend.cache(owner)
+        self.slopes = None if layer.alibi is None else np.array(layer.alibi, np.float32)
+
+    def __call__(self, q: "Tensor", k: "Tensor | None", v: "Tensor | None") -> "Tensor":
+        layer, instructions = self.layer, []
+        q = _packed(q)
+        out = q.new_empty(q.shape[0], layer.num_heads * layer.head_dim)
+        if k is not None and v is not None:
+            k, v = _packed(k), _packed(v)
+            store = self.store_arguments(None, False)
+            store.q, store.q_stride = q.data_ptr(), q.stride(0)
+            store.k, store.k_stride, store.v, store.v_stride = k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)
+            instructions.append(("rope_store", store))
+        attend = self.attend_arguments()
+        attend.q, attend.q_stride, attend.out, attend.out_stride = q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0)
+        instructions.append(("attend", attend))
+        self.backend.library.team_run(instructions, q.shape[0])
+        return out
+
+    def record(self, recorder: Any, q: Any, k: Any, v: Any, rotation: "tuple[Any, Any] | None", pairs: bool) -> Any:
+        """Add this layer to a program. q, k, v: its values [T, heads · D]; q is turned in place. rotation: cos and sin [T, R]."""
+        reads = {"q": q}
+        if k is not None:
+            reads |= {"k": k, "v": v}
+        if rotation is not None:
+            reads |= {"cos": rotation[0], "sin": rotation[1]}
+        if len(reads) > 1:
+            arguments = self.store_arguments(rotation[0].width if rotation is not None else None, pairs, stores=k is not None)
+            recorder.emit("rope_store", arguments, reads=reads, writes={"q": q})
+        out = recorder.value(self.layer.num_heads * self.layer.head_dim)
+        recorder.emit("attend", self.attend_arguments(), reads={"q": q}, writes={"out": out})
+        return out
+
+    def store_arguments(self, rotary_pairs: int | None, pairs: bool, stores: bool = True) -> StoreArguments:
+        return StoreArguments(
+            plan=addressof(self.backend.current),
+            cache=self.cache,
+            num_heads=self.layer.num_heads,
+            rotary_pairs=rotary_pairs or 0,
+            pairs=pairs,
+            stores=stores,
+        )
+
+    def attend_arguments(self) -> AttendArguments:
+        return AttendArguments(
+            plan=addressof(self.backend.current),
+            slopes=None if self.slopes is None else self.slopes.ctypes.data,
+            cache=self.cache,
+            num_heads=self.layer.num_heads,
+            window=self.layer.window or 0,
+            scale=self.layer.scale,
+            soft_cap=self.layer.soft_cap or 0.0,
+        )
+
+
+def _packed(x: "Tensor") -> "Tensor":
+    """[T, heads, D] whose tokens are apart as they like, heads and channels side by side."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

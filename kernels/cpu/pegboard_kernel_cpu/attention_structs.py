@@ -1,0 +1,64 @@
+"""The structures of csrc/attention.h, field by field."""
+
+from __future__ import annotations
+
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+
+TILE = 48
+PIECES_PER_THREAD = 4
+CACHE_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
+
+
+class Item(Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("row", "first", "count", "key_first", "key_stop")),
+        *((name, c_int32) for name in ("split", "num_splits", "partial", "merge")),
+        ("work", c_float),
+    ]
+
+
+class Plan(Structure):
+    _fields_ = [
+        ("num_rows", c_int64),
+        ("num_items", c_int64),
+        ("items", c_void_p),
+        ("query_start_loc", c_void_p),
+        ("seq_lens", c_void_p),
+        ("block_table", c_void_p),
+        ("table_stride", c_int64),
+        ("slot_mapping", c_void_p),
+        ("partials", c_void_p),
+        ("partial_stride", c_int64),
+        ("finished", c_void_p),
+    ]
+
+
+class Cache(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("k", "v", "k_scale", "v_scale")),
+        *((name, c_int64) for name in ("k_stride", "v_stride", "k_scale_stride", "v_scale_stride")),
+        *((name, c_int32) for name in ("num_kv_heads", "head_dim", "block_size", "type")),
+    ]
+
+
+class StoreArguments(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("q", "k", "v")),
+        *((name, c_int64) for name in ("q_stride", "k_stride", "v_stride")),
+        *((name, c_void_p) for name in ("cos", "sin")),
+        *((name, c_int64) for name in ("cos_stride", "sin_stride")),
+        ("plan", c_void_p),
+        ("cache", Cache),
+        *((name, c_int32) for name in ("num_heads", "rotary_pairs", "pairs", "stores")),
+    ]
+
+
+class AttendArguments(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("q", "out")),
+        *((name, c_int64) for name in ("q_stride", "out_stride")),
+        *((name, c_void_p) for name in ("plan", "slopes", "sinks")),
+        ("cache", Cache),
+        *((name, c_int32) for name in ("num_heads", "window")),
+        *((name, c_float) for name in ("scale", "soft_cap")),
+    ]

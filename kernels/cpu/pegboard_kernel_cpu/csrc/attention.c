@@ -1,0 +1,299 @@
+/* Causal attention over the paged cache, prefill and decode alike: a tile of query rows (tokens times the heads of a group) runs
+ * over its keys in chunks with a running softmax (Milakov & Gimelshein 2018; Dao et al. 2022). Long histories of few rows are
+ * split into ranges of keys whose results the last to finish merges, in a fixed order (Dao et al. 2023, "Flash-Decoding").
+ */
+#include "attention_products.h"
+
+#define LEAST (-80.0f) /* a weight of exp(less) is 0: no denormal numbers reach the products */
+
+/* One tile at work. Rows are tokens first, then heads: a block of rows sees nearly the same keys. */
+typedef struct {
+    const AttendArguments *a;
+    int kv_head, group, dim, padded, type; /* padded: dim in whole vectors; type as the products read it */
+    int num_rows, num_blocks; /* blocks of at most ROWS rows, rows [start[i], start[i + 1]) */
+    int is_staged, is_shaped;
+    int start[TILE + 1];
+    int position[TILE], head[TILE];
+    int first_key[TILE], stop_key[TILE]; /* of the row inside the chunk */
+    int from[TILE], stop[TILE]; /* the same of a block of rows; from >= stop: nothing to do */
+    float top[TILE], total[TILE], factor[TILE];
+    const char *k[CHUNK / RUN], *v[CHUNK / RUN];
+    ALIGNED float k_scale[CHUNK], v_scale[CHUNK];
+    ALIGNED float q[TILE * MAX_DIM]; /* per block [dim][rows], scaled */
+    ALIGNED float out[TILE * MAX_DIM]; /* [rows][padded] */
+    ALIGNED float scores[TILE * CHUNK];
+    ALIGNED float staged_k[PANEL * MAX_DIM]; /* [dim][PANEL] */
+    ALIGNED float staged_v[CHUNK * MAX_DIM]; /* [CHUNK][padded] */
+} Tile;
+
+static void load_queries(Tile *t, const Item *item, int base) {
+    const AttendArguments *a = t->a;
+    const Plan *plan = a->plan;
+    int row_start = plan->query_start_loc[item->row];
+    int known = plan->seq_lens[item->row] - (plan->query_start_loc[item->row + 1] - row_start);
+    t->num_blocks = (t->num_rows + ROWS - 1) / ROWS;
+    for (int i = 0; i <= t->num_blocks; i++) t->start[i] = i * t->num_rows / t->num_blocks;
+    for (int i = 0; i < t->num_blocks; i++) {
+        int start = t->start[i], rows = t->start[i + 1] - start;
+        for (int r = 0; r < rows; r++) {
+            int index = base + start + r, token = item->first + index / t->group;
+            int head = t->kv_head * t->group + index % t->group;
+            const float *from = a->q + (row_start + token) * a->q_stride + (int64_t)head * t->dim;
+            float *to = t->q + start * t->dim + r;
+            for (int d = 0; d < t->dim; d++) to[d * rows] = from[d] * a->scale;
+            t->position[start + r] = known + token;
+            t->head[start + r] = head;
+            int has_sink = a->sinks && item->split == 0;
+            t->top[start + r] = has_sink ? a->sinks[head] : -INFINITY;
+            t->total[start + r] = has_sink ? 1 : 0;
+        }
+    }
+    memset(t->out, 0, (size_t)t->num_rows * t->padded * sizeof(float));
+}
+
+/* Where the keys [chunk, chunk + count) of a row lie. */
+static void locate(Tile *t, int row, int chunk, int count) {
+    const Cache *cache = &t->a->cache;
+    const int size = cache->block_size, bytes = bytes_of(cache->type);
+    const int32_t *table = t->a->plan->block_table + row * t->a->plan->table_stride;
+    int64_t k_head = (int64_t)t->kv_head * t->dim * size, v_head = (int64_t)t->kv_head * size;
+    int num_runs = (count + RUN - 1) / RUN;
+    for (int run = 0; run < num_runs; run++) {
+        int64_t block = table[(chunk + run * RUN) / size];
+        int offset = (chunk + run * RUN) % size;
+        t->k[run] = cache->k + block * cache->k_stride + (k_head + offset) * bytes;
+        t->v[run] = cache->v + block * cache->v_stride + (v_head + offset) * t->dim * bytes;
+        if (cache->type == INT8) {
+            const float *k_scale = (const float *)((const char *)cache->k_scale + block * cache->k_scale_stride);
+            const float *v_scale = (const float *)((const char *)cache->v_scale + block * cache->v_scale_stride);
+            memcpy(t->k_scale + run * RUN, k_scale + v_head + offset, RUN * sizeof(float));
+            memcpy(t->v_scale + run * RUN, v_scale + v_head + offset, RUN * sizeof(float));
+        }
+    }
+    for (int run = num_runs; run % RUNS; run++) t->k[run] = t->k[num_runs - 1]; /* read as part of a panel, not used */
+}
+
+/* Which keys of the chunk each row, and each block of rows, attends to. */
+static void see(Tile *t, int chunk, int count) {
+    for (int i = 0; i < t->num_blocks; i++) {
+        int from = CHUNK, stop = 0;
+        for (int row = t->start[i]; row < t->start[i + 1]; row++) {
+            int oldest = t->a->window ? t->position[row] + 1 - t->a->window : 0;
+            t->first_key[row] = maximum(oldest - chunk, 0);
+            t->stop_key[row] = minimum(t->position[row] + 1 - chunk, count);
+            if (t->first_key[row] >= t->stop_key[row]) continue;
+            from = minimum(from, t->first_key[row]);
+            stop = maximum(stop, t->stop_key[row]);
+        }
+        t->from[i] = from, t->stop[i] = stop;
+    }
+}
+
+/* A panel of keys as floats: done once for all blocks of rows. */
+static const char *stage_keys(Tile *t, const char *const *k) {
+    int64_t stride = (int64_t)t->a->cache.block_size * bytes_of(t->a->cache.type);
+    for (int64_t d = 0; d < t->dim; d++)
+        for (int j = 0; j < VECTORS; j++) {
+            const char *from = k[j * LANES / RUN] + d * stride + j * LANES % RUN * bytes_of(t->a->cache.type);
+            store(t->staged_k + d * PANEL + j * LANES, t->a->cache.type == BFLOAT16 ? load_as(BFLOAT16, from)
+                                                       : t->a->cache.type == INT8   ? load_as(INT8, from)
+                                                                                    : load_as(FLOAT32, from));
+        }
+    return (const char *)t->staged_k;
+}
+
+INLINE void widen(int type, const char *from, int n, float *to) {
+    int d = 0;
+    for (; d + LANES <= n; d += LANES) store(to + d, load_as(type, from + d * bytes_of(type)));
+    for (; d < n; d++) {
+        union { uint32_t bits; float value; } half = {(uint32_t)((const uint16_t *)from)[type == BFLOAT16 ? d : 0] << 16};
+        to[d] = type == FLOAT32 ? ((const float *)from)[d] : type == BFLOAT16 ? half.value : (float)((const int8_t *)from)[d];
+    }
+}
+
+/* The values of the chunk as floats, rows padded to whole vectors. */
+static void stage_values(Tile *t, int count) {
+    int type = t->a->cache.type;
+    for (int key = 0; key < count; key++) {
+        const char *from = t->v[key / RUN] + (int64_t)(key % RUN) * t->dim * bytes_of(type);
+        float *to = t->staged_v + key * t->padded;
+        if (type == FLOAT32) widen(FLOAT32, from, t->dim, to);
+        else if (type == BFLOAT16) widen(BFLOAT16, from, t->dim, to);
+        else widen(INT8, from, t->dim, to);
+        for (int d = t->dim; d < t->padded; d++) to[d] = 0;
+    }
+    for (int run = 0; run * RUN < count; run++) t->v[run] = (const char *)(t->staged_v + run * RUN * t->padded);
+}
+
+static void score(Tile *t, int count) {
+    int64_t stride = (int64_t)t->a->cache.block_size * bytes_of(t->a->cache.type);
+    for (int panel = 0; panel * PANEL < count; panel++) {
+        const char *const *k = t->k + panel * RUNS;
+        const char *staged[RUNS];
+        if (t->is_staged) {
+            const char *keys = stage_keys(t, k);
+            for (int run = 0; run < RUNS; run++) staged[run] = keys + run * RUN * sizeof(float);
+            k = staged, stride = PANEL * sizeof(float);
+        }
+        for (int i = 0; i < t->num_blocks; i++) {
+            if (t->from[i] >= (panel + 1) * PANEL || t->stop[i] <= panel * PANEL) continue;
+            int start = t->start[i], rows = t->start[i + 1] - start;
+            score_products[t->is_staged ? FLOAT32 : t->type][rows - 1](
+                t->q + start * t->dim, k, stride, t->dim, t->scores + start * CHUNK + panel * PANEL);
+        }
+    }
+}
+
+INLINE vfloat counting(void) {
+    vfloat x;
+    for (int i = 0; i < LANES; i++) x[i] = (float)i;
+    return x;
+}
+
+/* tanh(x) = (1 - e) / (1 + e) with e = exp(-2 |x|). */
+INLINE vfloat tanh_of(vfloat x) {
+    vfloat e = exp_of(vmax(x, -x) * -2.0f), y = (1.0f - e) / (1.0f + e);
+    return choose(x < 0, -y, y);
+}
+
+/* What makes scores of plain products: key scales, the cap, the distance's penalty. */
+static void shape(const Tile *t, int row, float *scores, int from, int stop, int chunk) {
+    const AttendArguments *a = t->a;
+    float cap = a->soft_cap, slope = a->slopes ? a->slopes[t->head[row]] : 0;
+    for (int j = from; j < stop; j += LANES) {
+        vfloat x = load(scores + j);
+        if (a->cache.type == INT8) x *= load(t->k_scale + j);
+        if (cap > 0) x = tanh_of(x / cap) * cap;
+        if (slope != 0) x += (counting() + (float)(chunk + j - t->position[row])) * slope;
+        store(scores + j, x);
+    }
+}
+
+/* Scores to weights, exp(score - highest so far), for the vectors from `from` to `stop`; weight 0 where the row does not look. */
+static void soften(Tile *t, int row, int from, int stop, int chunk) {
+    float *s = t->scores + row * CHUNK;
+    int first = t->first_key[row], last = t->stop_key[row];
+    t->factor[row] = 1;
+    if (first >= last) {
+        memset(s + from, 0, (stop - from) * sizeof(float));
+        return;
+    }
+    if (t->is_shaped) shape(t, row, s, from, stop, chunk);
+    for (int j = from; j < first; j++) s[j] = -INFINITY;
+    for (int j = last; j < stop; j++) s[j] = -INFINITY;
+    vfloat best = splat(-INFINITY);
+    for (int j = from; j < stop; j += LANES) best = vmax(best, load(s + j));
+    float top = fmaxf(t->top[row], max_of(best));
+    if (top == -INFINITY) top = 0; /* all scores are: their weights are 0 */
+    vfloat sum = {};
+    for (int j = from; j < stop; j += LANES) {
+        vfloat x = load(s + j) - top, weight = choose(x > LEAST, exp_of(x), splat(0));
+        sum += weight;
+        if (t->a->cache.type == INT8) weight *= load(t->v_scale + j);
+        store(s + j, weight);
+    }
+    t->factor[row] = t->top[row] == top ? 1 : expf(t->top[row] - top);
+    t->total[row] = t->total[row] * t->factor[row] + sum_of(sum);
+    t->top[row] = top;
+}
+
+static void add_values(Tile *t) {
+    int type = t->is_staged || t->padded != t->dim ? FLOAT32 : t->type;
+    int64_t channel = bytes_of(type), stride = t->padded * channel;
+    for (int d = 0, log2 = VECTORS / 2; d < t->padded; d += LANES << log2) {
+        while (d + (LANES << log2) > t->padded) log2--;
+        for (int i = 0; i < t->num_blocks; i++) {
+            int start = t->start[i], rows = t->start[i + 1] - start;
+            if (t->from[i] >= t->stop[i]) continue;
+            value_products[type][rows - 1][log2](t->scores + start * CHUNK, t->v, stride, d * channel, t->from[i], t->stop[i],
+                                                 t->factor + start, t->out + start * t->padded + d, t->padded);
+        }
+    }
+}
+
+static void attend_tile(Tile *t, const Item *item, int base) {
+    load_queries(t, item, base);
+    for (int chunk = item->key_first; chunk < item->key_stop; chunk += CHUNK) {
+        int count = minimum(CHUNK, item->key_stop - chunk);
+        locate(t, item->row, chunk, count);
+        see(t, chunk, count);
+        score(t, count);
+        for (int i = 0; i < t->num_blocks; i++) {
+            if (t->from[i] >= t->stop[i]) continue;
+            int from = t->from[i] / LANES * LANES, stop = (t->stop[i] + LANES - 1) / LANES * LANES;
+            for (int row = t->start[i]; row < t->start[i + 1]; row++) soften(t, row, from, stop, chunk);
+        }
+        if (t->is_staged || t->padded != t->dim) stage_values(t, count);
+        add_values(t);
+    }
+}
+
+INLINE float *result_of(const AttendArguments *a, const Item *item, int kv_head, int index) {
+    int group = a->num_heads / a->cache.num_kv_heads;
+    int64_t token = a->plan->query_start_loc[item->row] + item->first + index / group;
+    return a->out + token * a->out_stride + (int64_t)(kv_head * group + index % group) * a->cache.head_dim;
+}
+
+INLINE float *partial_of(const AttendArguments *a, int partial, int kv_head, int index) {
+    int64_t place = (int64_t)partial * a->cache.num_kv_heads + kv_head;
+    return a->plan->partials + place * a->plan->partial_stride + (int64_t)index * (a->cache.head_dim + 2);
+}
+
+/* The tile's rows divided by their totals, or, of a split, as they are with what the merge needs. */
+static void finish(const Tile *t, const Item *item, int base) {
+    for (int row = 0; row < t->num_rows; row++) {
+        const float *from = t->out + row * t->padded;
+        if (item->num_splits == 1) {
+            float *to = result_of(t->a, item, t->kv_head, base + row), inverse = t->total[row] > 0 ? 1 / t->total[row] : 0;
+            for (int d = 0; d < t->dim; d++) to[d] = from[d] * inverse;
+        } else {
+            float *to = partial_of(t->a, item->partial + item->split, t->kv_head, base + row);
+            memcpy(to, from, t->dim * sizeof(float));
+            to[t->dim] = t->top[row], to[t->dim + 1] = t->total[row];
+        }
+    }
+}
+
+static void merge(const AttendArguments *a, const Item *item, int kv_head, int num_rows) {
+    const int dim = a->cache.head_dim;
+    for (int row = 0; row < num_rows; row++) {
+        float *to = result_of(a, item, kv_head, row), top = -INFINITY, total = 0;
+        for (int split = 0; split < item->num_splits; split++)
+            top = fmaxf(top, partial_of(a, item->partial + split, kv_head, row)[dim]);
+        memset(to, 0, dim * sizeof(float));
+        for (int split = 0; split < item->num_splits; split++) {
+            const float *from = partial_of(a, item->partial + split, kv_head, row);
+            float weight = from[dim + 1] > 0 ? expf(from[dim] - top) : 0;
+            total += from[dim + 1] * weight;
+            for (int d = 0; d < dim; d++) to[d] += from[d] * weight;
+        }
+        for (int d = 0; d < dim; d++) to[d] /= total;
+    }
+}
+
+EXPORT void attend(const Step *step, Worker *worker, const void *arguments) {
+    (void)step;
+    const AttendArguments *a = arguments;
+    const int num_kv_heads = a->cache.num_kv_heads, group = a->num_heads / num_kv_heads, dim = a->cache.head_dim;
+    Tile t;
+    t.a = a, t.group = group, t.dim = dim, t.padded = (dim + LANES - 1) / LANES * LANES, t.type = a->cache.type;
+    t.is_shaped = a->cache.type == INT8 || a->soft_cap > 0 || a->slopes;
+    const int64_t total = a->plan->num_items * num_kv_heads;
+    for (int64_t task; (task = next_task(worker, total)) < total;) {
+        const Item *item = a->plan->items + task / num_kv_heads;
+        int rows = item->count * group;
+        t.kv_head = (int)(task % num_kv_heads);
+        for (int base = 0; base < rows; base += TILE) {
+            t.num_rows = minimum(TILE, rows - base);
+            t.is_staged = t.type != FLOAT32 && t.num_rows > ROWS;
+            attend_tile(&t, item, base);
+            finish(&t, item, base);
+        }
+        if (item->num_splits == 1) continue;
+        atomic_int *finished = a->plan->finished + (int64_t)item->merge * num_kv_heads + t.kv_head;
+        if (atomic_fetch_add_explicit(finished, 1, memory_order_acq_rel) == item->num_splits - 1) {
+            merge(a, item, t.kv_head, rows);
+            atomic_store_explicit(finished, 0, memory_order_relaxed);
+        }
+    }
+}

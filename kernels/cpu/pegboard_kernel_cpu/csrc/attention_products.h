@@ -1,0 +1,121 @@
+/* The two products of attention, blocked in registers: scores = q kT for PANEL keys, out += weights v for some channels.
+ *
+ * Both are compiled for every number of query rows that fits the level's registers and every type of cache element, and are
+ * chosen from tables. A panel's keys may lie in several cache blocks, 16 of them together at least.
+ */
+#ifndef PEGBOARD_ATTENTION_PRODUCTS_H
+#define PEGBOARD_ATTENTION_PRODUCTS_H
+
+#include "attention.h"
+
+#if LANES == 16 /* 32 registers: 16 sums, 2 keys, 1 query */
+#define VECTORS 2
+#define ROWS 8
+#else /* 16 registers: 12 sums, 1 key at a time, 3 queries */
+#define VECTORS 4
+#define ROWS 3
+#endif
+
+#define RUN 16 /* keys that surely lie in one block */
+#define PANEL (VECTORS * LANES)
+#define RUNS (PANEL / RUN)
+
+/* q: [dim][rows]; k: the first key of each run; stride: bytes from channel to channel; scores: [rows][CHUNK]. */
+typedef void (*ScoreProduct)(const float *q, const char *const *k, int64_t stride, int dim, float *scores);
+
+/* out [rows][out_stride] = out * factor + sum over keys [from, stop) of weights [rows][CHUNK] times v; v: the first key of each
+ * run; stride: bytes from key to key; skip: bytes of the channels before the wanted ones. */
+typedef void (*ValueProduct)(const float *weights, const char *const *v, int64_t stride, int64_t skip, int from, int stop,
+                             const float *factor, float *out, int64_t out_stride);
+
+INLINE int bytes_of(int type) { return type == FLOAT32 ? 4 : type == BFLOAT16 ? 2 : 1; }
+
+INLINE vfloat load_as(int type, const char *p) {
+    if (type == FLOAT32) return load((const float *)p);
+    if (type == BFLOAT16) return load_bfloat16((const uint16_t *)p);
+    return load_int8((const int8_t *)p);
+}
+
+INLINE void score_product(const int type, const int rows, const float *q, const char *const *k, int64_t stride, int dim,
+                          float *scores) {
+    vfloat sum[ROWS][VECTORS];
+    const char *run[RUNS];
+#pragma GCC unroll 4
+    for (int r = 0; r < RUNS; r++) run[r] = k[r];
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) sum[i][j] = (vfloat){};
+    for (int64_t d = 0, at = 0; d < dim; d++, q += rows, at += stride) {
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            const int run_of = j * LANES / RUN, lane = j * LANES % RUN;
+            vfloat key = load_as(type, run[run_of] + at + lane * bytes_of(type));
+#pragma GCC unroll 8
+            for (int i = 0; i < rows; i++) sum[i][j] += splat(q[i]) * key;
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) store(scores + i * CHUNK + j * LANES, sum[i][j]);
+}
+
+INLINE void value_product(const int type, const int rows, const int vectors, const float *weights, const char *const *v,
+                          int64_t stride, int64_t skip, int from, int stop, const float *factor, float *out,
+                          int64_t out_stride) {
+    vfloat sum[ROWS][VECTORS];
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++) sum[i][j] = load(out + i * out_stride + j * LANES) * splat(factor[i]);
+    while (from < stop) {
+        const char *p = v[from / RUN] + from % RUN * stride + skip;
+        int last = minimum(stop, (from / RUN + 1) * RUN);
+        for (; from < last; from++, p += stride) {
+#pragma GCC unroll 4
+            for (int j = 0; j < vectors; j++) {
+                vfloat value = load_as(type, p + j * LANES * bytes_of(type));
+#pragma GCC unroll 8
+                for (int i = 0; i < rows; i++) sum[i][j] += splat(weights[i * CHUNK + from]) * value;
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++) store(out + i * out_stride + j * LANES, sum[i][j]);
+}
+
+#define SCORE(type, rows)                                                                                                       \
+    static void score_##type##_##rows(const float *q, const char *const *k, int64_t stride, int dim, float *scores) {           \
+        score_product(type, rows, q, k, stride, dim, scores);                                                                   \
+    }
+#define VALUE(type, rows, vectors)                                                                                              \
+    static void value_##type##_##rows##_##vectors(const float *weights, const char *const *v, int64_t stride, int64_t skip,     \
+                                                  int from, int stop, const float *factor, float *out, int64_t out_stride) {    \
+        value_product(type, rows, vectors, weights, v, stride, skip, from, stop, factor, out, out_stride);                      \
+    }
+
+#if ROWS == 8
+#define EACH_ROWS(DO, ...) DO(__VA_ARGS__, 1) DO(__VA_ARGS__, 2) DO(__VA_ARGS__, 3) DO(__VA_ARGS__, 4) DO(__VA_ARGS__, 5) \
+    DO(__VA_ARGS__, 6) DO(__VA_ARGS__, 7) DO(__VA_ARGS__, 8)
+#define VALUES(type, rows) VALUE(type, rows, 1) VALUE(type, rows, 2)
+#define VALUE_NAMES(type, rows) {value_##type##_##rows##_1, value_##type##_##rows##_2},
+#else
+#define EACH_ROWS(DO, ...) DO(__VA_ARGS__, 1) DO(__VA_ARGS__, 2) DO(__VA_ARGS__, 3)
+#define VALUES(type, rows) VALUE(type, rows, 1) VALUE(type, rows, 2) VALUE(type, rows, 4)
+#define VALUE_NAMES(type, rows) {value_##type##_##rows##_1, value_##type##_##rows##_2, value_##type##_##rows##_4},
+#endif
+#define SCORE_NAMES(type, rows) score_##type##_##rows,
+
+EACH_ROWS(SCORE, FLOAT32) EACH_ROWS(SCORE, BFLOAT16) EACH_ROWS(SCORE, INT8)
+EACH_ROWS(VALUES, FLOAT32) EACH_ROWS(VALUES, BFLOAT16) EACH_ROWS(VALUES, INT8)
+
+/* [type][rows - 1], and for values [log2 of the vectors of channels]. */
+static const ScoreProduct score_products[NUM_TYPES][ROWS] = {
+    {EACH_ROWS(SCORE_NAMES, FLOAT32)}, {EACH_ROWS(SCORE_NAMES, BFLOAT16)}, {EACH_ROWS(SCORE_NAMES, INT8)}};
+static const ValueProduct value_products[NUM_TYPES][ROWS][3] = {
+    {EACH_ROWS(VALUE_NAMES, FLOAT32)}, {EACH_ROWS(VALUE_NAMES, BFLOAT16)}, {EACH_ROWS(VALUE_NAMES, INT8)}};
+
+#endif
