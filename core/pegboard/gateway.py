@@ -195,8 +195,8 @@ class Gateway:
         method, path = scope["method"], get_route_path(scope)
         if path in self._public or method == "OPTIONS":
             return
-        if self._key_digests and not self._has_key(headers.get(b"authorization", b"")):
-            raise Unauthorized("Unauthorized: send one of the server's API keys as 'Authorization: Bearer <key>'")
+        if self._key_digests and not self._has_key(headers):
+            raise Unauthorized("Unauthorized: send one of the server's API keys as 'Authorization: Bearer <key>' or 'x-api-key'")
         health = self._client.health()
         if not health.is_alive:
             raise EngineDeadError(f"the engine has died: {health.reason or 'see the log of the server'}")
@@ -206,12 +206,15 @@ class Gateway:
         if length.isdigit() and int(length) > self._max_body_bytes:
             raise self._too_large(f"{int(length)} bytes")
 
-    def _has_key(self, authorization: bytes) -> bool:
-        """Compares digests, all of them, so that time tells nothing about the keys."""
-        scheme, _, key = authorization.partition(b" ")
-        digest = hashlib.sha256(key.strip()).digest()
-        found = [secrets.compare_digest(digest, known) for known in self._key_digests]
-        return scheme.lower() == b"bearer" and any(found)
+    def _has_key(self, headers: dict[bytes, bytes]) -> bool:
+        """As a bearer token, or in the header x-api-key. Compares digests, all of them, so that time tells nothing about the
+        keys."""
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        given = [key.strip()] if scheme.lower() == b"bearer" else []
+        given += [headers[b"x-api-key"].strip()] if b"x-api-key" in headers else []
+        digests = [hashlib.sha256(text).digest() for text in given]
+        found = [secrets.compare_digest(digest, known) for digest in digests for known in self._key_digests]
+        return any(found)
 
     def _check_content_type(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         owner = _owner(self._mounted, scope)

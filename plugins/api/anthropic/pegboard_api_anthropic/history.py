@@ -1,0 +1,105 @@
+"""From Anthropic's messages to those of the chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegboard.errors import RequestError
+from pegboard_api_anthropic.body import shown, wrong
+
+BILLING = "x-anthropic-billing-header"
+"""How a text block begins that tools of Anthropic put into the system prompt; new in every request, it would spoil the prefix
+cache, and says nothing to the model."""
+
+
+def read_messages(system: Any, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages in OpenAI's shape: tool results become messages of the role tool, before the user's text that comes with them.
+    Raises RequestError naming `messages.0.content`."""
+    found: list[dict[str, Any]] = []
+    if system:
+        text = _system_text(system, "system")
+        found += [{"role": "system", "content": text}] if text else []
+    if not messages:
+        raise RequestError("messages: at least one message is needed", parameter="messages")
+    for index, message in enumerate(messages):
+        path, role = f"messages.{index}", message.get("role")
+        unknown = next((name for name in message if name not in ("role", "content")), None)
+        if unknown is not None:
+            raise RequestError(f"{path}.{unknown}: this field is not supported", parameter=f"{path}.{unknown}")
+        if role == "user":
+            found += _user(message.get("content"), f"{path}.content")
+        elif role == "assistant":
+            found.append(_assistant(message.get("content"), f"{path}.content"))
+        elif role == "system":
+            found.append({"role": "system", "content": _system_text(message.get("content"), f"{path}.content")})
+        else:
+            raise wrong(f"{path}.role", "user, assistant or system", role)
+    return found
+
+
+def _system_text(content: Any, path: str) -> str:
+    blocks = _blocks(content, path)
+    texts = [_text(block, f"{path}.{index}") for index, block in enumerate(blocks)]
+    return "\n".join(text for text in texts if not text.startswith(BILLING))
+
+
+def _user(content: Any, path: str) -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = []
+    texts: list[str] = []
+    for index, block in enumerate(_blocks(content, path)):
+        if block.get("type") == "tool_result":
+            name = f"{path}.{index}"
+            inner = _blocks(block.get("content") or "", f"{name}.content")
+            text = "\n".join(_text(part, f"{name}.content.{place}") for place, part in enumerate(inner))
+            results.append({"role": "tool", "tool_call_id": _string(block, "tool_use_id", name), "content": text})
+        else:
+            texts.append(_text(block, f"{path}.{index}"))
+    return [*results, {"role": "user", "content": "\n".join(texts)}] if texts or not results else results
+
+
+def _assistant(content: Any, path: str) -> dict[str, Any]:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for index, block in enumerate(_blocks(content, path)):
+        name, kind = f"{path}.{index}", block.get("type")
+        if kind == "thinking":
+            thoughts.append(_string(block, "thinking", name))
+        elif kind == "tool_use":
+            arguments = block.get("input")
+            if not isinstance(arguments, dict):
+                raise wrong(f"{name}.input", "an object", arguments)
+            function = {"name": _string(block, "name", name), "arguments": arguments}
+            calls.append({"id": _string(block, "id", name), "type": "function", "function": function})
+        elif kind == "redacted_thinking":
+            raise RequestError(f"{name}: redacted thinking cannot be read here; leave it out", parameter=name)
+        else:
+            texts.append(_text(block, name))
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        message["reasoning"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _blocks(content: Any, path: str) -> list[Mapping[str, Any]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise wrong(path, "a string or a list of blocks", content)
+    return content
+
+
+def _text(block: Mapping[str, Any], path: str) -> str:
+    if block.get("type") != "text":
+        raise RequestError(f"{path}: blocks of type {shown(block.get('type'))} are not supported here", parameter=path)
+    return _string(block, "text", path)
+
+
+def _string(block: Mapping[str, Any], name: str, path: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise wrong(f"{path}.{name}", "a string", value)
+    return value
