@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -13,6 +15,8 @@ from starlette.routing import BaseRoute, Route
 from pegboard.errors import ConfigError
 from pegboard.interfaces.api import ApiSetup
 from pegboard_metrics_prometheus.sink import PrometheusSink
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class PrometheusApi:
@@ -30,11 +34,26 @@ class PrometheusApi:
         return [Route("/metrics", self.metrics, methods=["GET"])]
 
     async def metrics(self, request: Request) -> Response:
-        """All metrics, or those that `name[]` names, in the format the client accepts (text unless it asks for OpenMetrics)."""
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        names = request.query_params.getlist("name[]")
-        registry = self._registry.restricted_registry(names) if names else self._registry
-        return Response(encode(registry), headers={"Content-Type": content_type})
+        """All metrics, or those that `name[]` names, as text. Always in this one format: the library's OpenMetrics writer
+        replaces the colon in the names of samples, which dashboards then do not find."""
+        names = set(request.query_params.getlist("name[]"))
+        registry = _Some(self._registry, names) if names else self._registry
+        return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE})
 
     def error_body(self, status: int, message: str, parameter: str | None) -> Mapping[str, Any]:
         return {"error": {"message": message, "type": "invalid_request_error", "param": parameter, "code": status}}
+
+
+class _Some(Collector):
+    """A registry's metrics that are named, by their own name or a sample's."""
+
+    def __init__(self, registry: CollectorRegistry, names: set[str]) -> None:
+        self._registry = registry
+        self._names = names
+
+    def collect(self) -> Iterator[Family]:
+        for family in self._registry.collect():
+            if family.name not in self._names:
+                family.samples = [sample for sample in family.samples if sample.name in self._names]
+            if family.samples:
+                yield family
