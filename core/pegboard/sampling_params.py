@@ -6,6 +6,7 @@ Field names, defaults, validation order and normalisation are vLLM's. The class 
 
 from __future__ import annotations
 
+import json as json_module
 import math
 from enum import IntEnum
 from typing import Any
@@ -30,7 +31,10 @@ class RequestOutputKind(IntEnum):
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Force the output into a shape: exactly one of json, regex, choice, grammar, json_object, structural_tag."""
+    """Force the output into a shape: exactly one of json, regex, choice, grammar, json_object, structural_tag.
+
+    json and structural_tag are JSON, as text or (json) as a dict. grammar: EBNF or Lark. Raises RequestError naming the field.
+    """
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -41,6 +45,9 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
+    # Filled by the front when the output begins with reasoning, never by users: token ids of the texts that end it. The
+    # constraint holds behind the first of them.
+    reasoning_end_token_ids: list[list[int]] = []
 
     def __post_init__(self) -> None:
         names = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -50,8 +57,39 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
                 f"structured_outputs: expected exactly one of {', '.join(names)}; got {', '.join(given) or 'none'}",
                 parameter="structured_outputs",
             )
-        if self.choice is not None and not self.choice:
-            raise RequestError("structured_outputs.choice must not be empty", parameter="structured_outputs")
+        name = given[0]
+        reason = self._wrong(name, getattr(self, name))
+        if reason is not None:
+            raise RequestError(f"structured_outputs.{name} {reason}", parameter="structured_outputs")
+
+    def _wrong(self, name: str, value: Any) -> str | None:
+        """What a constraint must be at least, before any backend looks at it."""
+        if name == "choice":
+            fits = isinstance(value, list) and all(isinstance(item, str) for item in value)
+            return None if fits and value else f"must be a list of strings and not empty, got {_shown(value)}"
+        if name == "json_object":
+            return None if value is True else f"must be true, got {_shown(value)}"
+        if name == "json" and isinstance(value, dict):
+            try:
+                json_module.dumps(value, allow_nan=False)
+            except (TypeError, ValueError, RecursionError) as error:
+                return f"is no JSON: {error}"
+            return None
+        if not isinstance(value, str):
+            return f"must be text, got {_shown(value)}"
+        if name not in ("json", "structural_tag"):
+            return None if value.strip() else "must not be empty"
+        try:
+            parsed = json_module.loads(value)
+        except (ValueError, RecursionError) as error:
+            return f"is no JSON: {error}"
+        wanted = (dict, bool) if name == "json" else (dict,)
+        return None if isinstance(parsed, wanted) else f"must be a JSON object, got {_shown(parsed)}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "…"
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, dict=False, tag="sampling"):
@@ -200,8 +238,7 @@ class _Check:
         self.params = params
 
     def fail(self, name: str, expected: str) -> None:
-        got = repr(getattr(self.params, name))
-        raise RequestError(f"{name} {expected}, got {got if len(got) <= 200 else got[:200] + '…'}", parameter=name)
+        raise RequestError(f"{name} {expected}, got {_shown(getattr(self.params, name))}", parameter=name)
 
     def integer(self, name: str, low: int, high: float = math.inf) -> None:
         value = getattr(self.params, name)

@@ -99,7 +99,7 @@ def test_completions_of_one_request_have_grammars_of_their_own() -> None:
         ({"choice": ["a", "b"]}, "choice", '["a", "b"]'),
         ({"json_object": True}, "json_object", ""),
         ({"regex": "a+"}, "regex", "a+"),
-        ({"structural_tag": "t", "whitespace_pattern": " "}, "structural_tag", "t"),
+        ({"structural_tag": "{}", "whitespace_pattern": " "}, "structural_tag", "{}"),
     ],
 )
 def test_parameters_become_one_constraint(params: dict[str, Any], kind: str, text: str) -> None:

@@ -9,19 +9,20 @@ import msgspec
 
 from pegboard.config import EngineConfig, check_engine
 from pegboard.engine.engine import Engine
+from pegboard.engine.engine_metrics import MeasuredEngine
+from pegboard.engine.grammar_chain import make_grammars
 from pegboard.engine.kv_plan import plan_kv
 from pegboard.engine.limits import EngineLimits
 from pegboard.errors import ConfigError
+from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.encoder_connector import EncoderConnectorNeed, EncoderConnectorSetup
 from pegboard.interfaces.executor import ExecutorNeed, ExecutorSetup
 from pegboard.interfaces.hooks import ModelInfo
 from pegboard.interfaces.kv_connector import KVConnectorNeed, KVConnectorSetup
-from pegboard.interfaces.metrics import MetricsSetup
 from pegboard.interfaces.platform import ModelFacts, PlatformNeed, PlatformSetup
 from pegboard.interfaces.scheduling_policy import SchedulingPolicyNeed, SchedulingPolicySetup
-from pegboard.interfaces.structured_output import StructuredOutputSetup
 from pegboard.log import get_logger
-from pegboard.plan import make_tokenizer
+from pegboard.metrics_plugins import build_sinks, wants_records
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.hooks import Hooks
 from pegboard.plugins.lock import PluginLock
@@ -60,17 +61,21 @@ def build_engine(plan: "EnginePlan") -> Engine:
         plan.model_names[0], loaded - started, tokens, kv_plan.num_blocks, kv_plan.num_blocks * kv_plan.block_bytes / 2**30,
     )  # fmt: skip
     _tell_hooks(registry, plan, sum(rank.weight_bytes for rank in ready), loaded - started)
-    return Engine(
+    engine = Engine(
         executor=executor,
         policy=policy,
         has_priority=has_priority,
         kv_plan=kv_plan,
         limits=_limits(plan, config, registry),
         connectors=_connectors(registry, config, kv_plan),
-        structured_output=_structured_output(registry, plan),
+        grammars=make_grammars(registry, plan),
         encoder_connector=_encoder_connector(registry, plan),
-        metrics=[] if config.disable_log_stats else _metrics(registry, plan),
+        metrics=list(build_sinks(registry, plan, "engine").values()),
+        measured=_measured(registry, plan, config, kv_plan),
+        wants_records=wants_records(registry),
     )
+    engine.decisions = registry.describe_decisions
+    return engine
 
 
 def _tell_hooks(registry: Registry, plan: "EnginePlan", weight_bytes: int, load_s: float) -> None:
@@ -174,16 +179,6 @@ def _max_in_flight(config: EngineConfig, registry: Registry) -> int:
     return config.max_in_flight
 
 
-def _structured_output(registry: Registry, plan: "EnginePlan") -> dict[str, Any]:
-    """The grammar back ends in the user's order, else all installed ones by name. Only then is a vocabulary needed here."""
-    names = plan.settings.engine.structured_outputs_backends
-    entries = [registry.find("structured_output", name) for name in names] if names else registry.entries("structured_output")
-    if not entries:
-        return {}
-    setup = StructuredOutputSetup(make_tokenizer(registry, plan).vocabulary(), plan.eos_token_ids)
-    return {entry.name: registry.build(entry, setup) for entry in entries}
-
-
 def _encoder_connector(registry: Registry, plan: "EnginePlan") -> Any:
     name = plan.settings.engine.encoder_connector
     if name is None:
@@ -192,5 +187,26 @@ def _encoder_connector(registry: Registry, plan: "EnginePlan") -> Any:
     return registry.build(entry, EncoderConnectorSetup(plan.checkpoint.digest))
 
 
-def _metrics(registry: Registry, plan: "EnginePlan") -> list[Any]:
-    return [registry.build(entry, MetricsSetup(plan.model_names[0])) for entry in registry.enabled("metrics")]
+def _measured(registry: Registry, plan: "EnginePlan", config: EngineConfig, kv_plan: KVPlan) -> MeasuredEngine:
+    chosen: dict[str, set[str]] = {"structured_output": set(registry.names("structured_output"))}
+    for decision in registry.decisions.values():
+        if decision.winner is not None:
+            chosen.setdefault(decision.kind, set()).add(decision.winner.name)
+    cache_config = {
+        "block_size": config.block_size,
+        "cache_dtype": config.kv_cache_dtype,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "kv_cache_memory_bytes": config.kv_cache_memory_bytes,
+        "num_gpu_blocks": kv_plan.num_blocks,
+        "num_gpu_blocks_override": config.num_gpu_blocks_override,
+        "prefix_caching_hash_algo": config.prefix_caching_hash_algo,
+    }
+    return MeasuredEngine(
+        plan.max_model_len,
+        max_drafts=config.spec_tokens,
+        max_loras=config.max_loras,
+        cache_config={name: str(value) for name, value in cache_config.items()},
+        plugin_names={kind: "+".join(sorted(names)) for kind, names in chosen.items()},
+        show_hidden=config.show_hidden_metrics_for_version,
+    )

@@ -1,37 +1,35 @@
-"""Structured output in the engine: compile off the loop, fill token masks per step, trim drafts.
+"""Structured output in the engine: the grammar of a request once it is compiled, token masks per step, drafts trimmed.
 
-A constraint is compiled once, in a thread with a time limit, by the first backend of the chain that can enforce it; every
-request with the same constraint gets a fork of the result. A request whose grammar is not there yet is passed over by the
-scheduler. A failed compilation fails that request only.
+A constraint is compiled once, in a thread with a time limit (`engine/grammar_compiler.py`); every request with the same
+constraint gets a fork of the result. A request whose grammar is not there yet is passed over by the scheduler. A failed
+compilation fails that request only.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pegboard.batch import Array, Batch, TokenMasks
-from pegboard.errors import PegboardError, RequestError, blame
-from pegboard.interfaces.structured_output import Constraint, Grammar, StructuredOutput
+from pegboard.config import StructuredOutputsConfig
+from pegboard.engine.grammar_compiler import GrammarCompiler
+from pegboard.engine.request_grammar import ReasoningEnd, RequestGrammar
+from pegboard.errors import blame
+from pegboard.interfaces.structured_output import Constraint, StructuredOutput
 from pegboard.request import Request
 from pegboard.sampling_params import SamplingParams, StructuredOutputsParams
 
-MAX_CACHED = 256
-"""Compiled constraints kept, least recently used ones go."""
 
-
-def constraint_of(params: StructuredOutputsParams) -> Constraint:
+def constraint_of(params: StructuredOutputsParams, config: StructuredOutputsConfig | None = None) -> Constraint:
     """The one constraint the parameters give, as text; whitespace and property options ride along."""
+    config = config or StructuredOutputsConfig()
     options: dict[str, Any] = {
-        "disable_any_whitespace": params.disable_any_whitespace,
-        "disable_additional_properties": params.disable_additional_properties,
+        "disable_any_whitespace": params.disable_any_whitespace or config.disable_any_whitespace,
+        "disable_additional_properties": params.disable_additional_properties or config.disable_additional_properties,
         "whitespace_pattern": params.whitespace_pattern,
     }
     if params.json is not None:
@@ -47,107 +45,65 @@ def constraint_of(params: StructuredOutputsParams) -> Constraint:
     raise AssertionError("StructuredOutputsParams checks that one is given")
 
 
-def constraint_for(request: Request) -> Constraint | None:
-    """What this request's output must obey."""
-    params = request.params
-    wanted = params.structured_outputs if isinstance(params, SamplingParams) else None
-    return None if wanted is None else constraint_of(wanted)
-
-
-@dataclass(slots=True)
-class _Compilation:
-    """A constraint on its way: who compiles it, the future of its grammar, and when it must be done."""
-
-    name: str
-    future: Future[Grammar]
-    deadline_s: float
-
-
-@dataclass(slots=True)
-class RequestGrammar:
-    """The grammar of one completion and the backend (by name) that fills its masks; kept in `Request.grammar`."""
-
-    name: str
-    backend: StructuredOutput
-    grammar: Grammar
-
-    def accept(self, token_ids: Sequence[int]) -> int:
-        with blame(self.name):
-            return self.grammar.accept(token_ids)
-
-    def rollback(self, num_tokens: int) -> None:
-        with blame(self.name):
-            self.grammar.rollback(num_tokens)
-
-
 class Grammars:
-    """All grammars of one engine. `chain`: backends by name, asked in order."""
+    """All grammars of one engine. chain: backends by name, asked in order. token_bytes: what tokens stand for, to find the end of
+    reasoning; asked for when a request has one, after a constraint has been compiled."""
 
     def __init__(
         self,
         chain: Mapping[str, StructuredOutput],
         *,
         vocab_size: int,
+        config: StructuredOutputsConfig | None = None,
+        token_bytes: Callable[[], Sequence[bytes]] = tuple,
         timeout_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
-        num_threads: int = 2,
     ) -> None:
         self._chain = chain
-        self._num_words = -(-vocab_size // 32)
-        self._timeout_s = timeout_s
-        self._clock = clock
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar")
-        self._cache: OrderedDict[Constraint, _Compilation] = OrderedDict()
+        self._vocab_size = vocab_size
+        self._config = config or StructuredOutputsConfig()
+        self._token_bytes = token_bytes
+        self._compiler = GrammarCompiler(chain, timeout_s=timeout_s, clock=clock)
 
-    def check(self, constraint: Constraint) -> None:
+    def check(self, params: StructuredOutputsParams) -> None:
         """RequestError, with every backend's reason, when nobody enforces the constraint."""
-        self._choose(constraint)
+        self._compiler.check(constraint_of(params, self._config))
 
     def start(self, request: Request) -> None:
-        """Compile the request's constraint unless that is done or under way. The request waits for it."""
-        constraint = constraint_for(request)
-        assert constraint is not None
-        if constraint not in self._cache:
-            name = self._choose(constraint)
-            future = self._threads.submit(self._chain[name].compile, constraint)
-            self._cache[constraint] = _Compilation(name, future, self._clock() + self._timeout_s)
-            if len(self._cache) > MAX_CACHED:
-                self._cache.popitem(last=False)
-        self._cache.move_to_end(constraint)
-        request.waits_for.add("grammar")
+        """Compile the request's constraint, if it has one, unless that is done or under way. The request waits for it."""
+        params = _wanted(request)
+        if params is not None:
+            self._compiler.start(constraint_of(params, self._config))
+            request.waits_for.add("grammar")
 
     def take(self, request: Request) -> bool:
         """Give the request its grammar if it is ready. PegboardError (the request's own) when compilation failed or took too
         long."""
-        constraint = constraint_for(request)
-        assert constraint is not None
-        compilation = self._cache.get(constraint)
-        if compilation is None:  # it failed for another request, or fell out of the cache: try again
-            self.start(request)
+        params = _wanted(request)
+        assert params is not None
+        compiled = self._compiler.get(constraint_of(params, self._config))
+        if compiled is None:
             return False
-        if not compilation.future.done():
-            if self._clock() <= compilation.deadline_s:
-                return False
-            del self._cache[constraint]
-            raise RequestError(
-                f"compiling the {constraint.kind} constraint took over {self._timeout_s:g} s; simplify it",
-                parameter="structured_outputs",
-            )
-        try:
-            with blame(compilation.name):
-                grammar = compilation.future.result().fork()
-        except PegboardError:
-            del self._cache[constraint]
-            raise
-        request.grammar = RequestGrammar(compilation.name, self._chain[compilation.name], grammar)
+        with blame(compiled.name):
+            grammar = compiled.grammar.fork()
+        reasoning = None
+        if params.reasoning_end_token_ids and not self._config.enable_in_reasoning:
+            reasoning = ReasoningEnd(params.reasoning_end_token_ids, self._token_bytes())
+        assert isinstance(request.params, SamplingParams)
+        request.grammar = RequestGrammar(
+            compiled.name,
+            compiled.backend,
+            grammar,
+            vocab_size=self._vocab_size,
+            stop_token_ids=request.params.eos_token_ids,
+            reasoning=reasoning,
+        )
         request.waits_for.discard("grammar")
         return True
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until some compilation ends: called when the engine has nothing else to do."""
-        pending = [entry.future for entry in self._cache.values() if not entry.future.done()]
-        if pending:
-            wait(pending, timeout_s, FIRST_COMPLETED)
+        self._compiler.wait(timeout_s)
 
     def trim(self, request: Request, draft_token_ids: list[int]) -> list[int]:
         """The drafts up to the first one the grammar forbids."""
@@ -162,46 +118,44 @@ class Grammars:
         steps are accepted already, so each grammar stands at its row's first sampled position.
         """
         users: list[tuple[int, RequestGrammar]] = []
-        for row, request, wanted in zip(batch.rows.tolist(), requests, batch.samples, strict=True):
-            if wanted and request is not None and request.grammar is not None:
-                users.append((row, request.grammar))
-        depths = [1 + len(drafts.get(row, ())) for row, _ in users]
-        starts = np.concatenate([[0], np.cumsum(depths)]).astype(np.int64)
-        bits = np.zeros((int(starts[-1]), self._num_words), np.uint32)
-        self._fill_first([grammar for _, grammar in users], bits, starts[:-1])
-        for (row, grammar), start, depth in zip(users, starts, depths, strict=False):
+        for row, request, wanted in zip(batch.rows.tolist(), requests, batch.samples.tolist(), strict=True):
+            grammar = None if request is None else request.grammar
+            if wanted and grammar is not None and (grammar.is_active or row in drafts):
+                users.append((row, grammar))
+        depths = np.array([1 + len(drafts.get(row, ())) for row, _ in users], np.int32)
+        starts = np.cumsum(depths) - depths
+        bits = np.zeros((int(depths.sum()), -(-self._vocab_size // 32)), np.uint32)
+        self._fill_first([grammar for _, grammar in users], bits, starts)
+        for (row, grammar), start, depth in zip(users, starts.tolist(), depths.tolist(), strict=True):
             if depth > 1:
                 self._fill_depths(grammar, drafts[row], bits[start + 1 : start + depth])
         return TokenMasks(
             rows=np.repeat(np.array([row for row, _ in users], np.int32), depths),
-            depths=np.array([d for depth in depths for d in range(depth)], np.int32),
+            depths=(np.arange(len(bits)) - np.repeat(starts, depths)).astype(np.int32),
             bits=bits,
         )
 
     def stop(self) -> None:
         """Forget what still compiles."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _choose(self, constraint: Constraint) -> str:
-        reasons = []
-        for name, backend in self._chain.items():
-            with blame(name):
-                reason = backend.reject(constraint)
-            if reason is None:
-                return name
-            reasons.append(f"{name}: {reason}")
-        why = "; ".join(reasons) or "no structured output plugin is active"
-        raise RequestError(f"the {constraint.kind} constraint cannot be enforced ({why})", parameter="structured_outputs")
+        self._compiler.stop()
 
     def _fill_first(self, grammars: Sequence[RequestGrammar], bits: Array, starts: Array) -> None:
         """The first position of every row, one call per backend (usually one), so that it can use threads."""
-        for name, backend in self._chain.items():
-            chosen = [i for i, grammar in enumerate(grammars) if grammar.name == name]
-            if chosen:
-                part = np.zeros((len(chosen), self._num_words), np.uint32)
-                with blame(name):
-                    backend.fill([grammars[i].grammar for i in chosen], part)
-                bits[starts[chosen]] = part
+        by_backend: dict[str, list[int]] = {}
+        for i, grammar in enumerate(grammars):
+            if grammar.fills_from_backend:
+                by_backend.setdefault(grammar.name, []).append(i)
+            else:
+                grammar.fill(bits[starts[i]])
+        for name, chosen in by_backend.items():
+            inner = [grammars[i].grammar for i in chosen]
+            with blame(name):
+                if len(chosen) == len(bits):  # no drafts, one backend: no copy
+                    self._chain[name].fill(inner, bits)
+                    continue
+                part = np.zeros((len(chosen), bits.shape[1]), np.uint32)
+                self._chain[name].fill(inner, part)
+            bits[starts[chosen]] = part
 
     def _fill_depths(self, grammar: RequestGrammar, drafts: Sequence[int], bits: Array) -> None:
         """Positions behind accepted drafts, one after the other: each needs the state its drafts lead to."""
@@ -210,6 +164,10 @@ class Grammars:
             if grammar.accept([token]) != 1:
                 break  # cannot happen after trim(); an empty mask would be the honest answer
             num_accepted += 1
-            with blame(grammar.name):
-                grammar.backend.fill([grammar.grammar], bits[depth : depth + 1])
+            grammar.fill(bits[depth])
         grammar.rollback(num_accepted)
+
+
+def _wanted(request: Request) -> StructuredOutputsParams | None:
+    params = request.params
+    return params.structured_outputs if isinstance(params, SamplingParams) else None

@@ -21,7 +21,8 @@ from pegboard.sampling_params import RequestOutputKind, SamplingParams
 class OutputStream:
     """All n completions of one request.
 
-    has_news: an output is worth taking now. is_finished: every completion ended. error: why the engine gave the request up.
+    has_news: an output is worth taking now. is_finished: every completion ended. error: why the engine gave the request up;
+    error_parameter: its field at fault, if one is.
     prompt: its text, if it came as text. stream_interval: tokens to gather before an output that is neither first nor last.
     """
 
@@ -44,6 +45,7 @@ class OutputStream:
         self.lora_request = lora_request
         self.has_news = False
         self.error: str | None = None
+        self.error_parameter: str | None = None
         self.num_cached_tokens: int | None = None
         self.kv_transfer_params: dict[str, Any] | None = None
         self.stats = RequestStats(arrival_time=request.arrival_s or time.time())
@@ -61,6 +63,8 @@ class OutputStream:
         text_stream = None
         if params.detokenize and tokenizer is not None:
             text_stream = tokenizer.stream(self.prompt_token_ids, skip_special_tokens=params.skip_special_tokens)
+            if not params.spaces_between_special_tokens and not params.skip_special_tokens:
+                text_stream = TightSpecials(text_stream, tokenizer)
         return Completion(index, params, text_stream, self.texts)
 
     @property
@@ -88,6 +92,7 @@ class OutputStream:
         if completion.finish_reason is not None:
             self._num_running -= 1
             self.error = self.error or delta.error
+            self.error_parameter = self.error_parameter or delta.error_parameter
         self._judge_news(completion)
         return is_hit and delta.finish_reason is None
 
@@ -136,6 +141,31 @@ class OutputStream:
         )
 
 
+class TightSpecials:
+    """A text stream without the space that some decoders put in front of every token: a special token right behind another one
+    is its bare text."""
+
+    def __init__(self, stream: TextStream, tokenizer: Tokenizer) -> None:
+        self._stream = stream
+        self._tokenizer = tokenizer
+        self._special = tokenizer.vocabulary().special_token_ids
+        self._is_behind_special = False
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        pieces = []
+        for token in token_ids:
+            piece = self._stream.push((token,))
+            is_special = token in self._special
+            if is_special and self._is_behind_special:
+                piece = self._tokenizer.decode((token,), skip_special_tokens=False)
+            self._is_behind_special = is_special
+            pieces.append(piece)
+        return "".join(pieces)
+
+    def flush(self) -> str:
+        return self._stream.flush()
+
+
 class Completion:
     """One completion as it grows. `text` is all of it; `num_given_*` is what earlier outputs held."""
 
@@ -170,7 +200,7 @@ class Completion:
         later ones of the same delta are dropped."""
         token_ids = delta.token_ids
         shown = token_ids
-        if delta.finish_reason == "stop" and not self.params.include_stop_str_in_output:
+        if delta.finish_reason == "stop" and not (self.params.include_stop_str_in_output or delta.ends_whole):
             shown = token_ids[:-1]  # a token ended it: the id is kept, its text is not
         hit = None
         if self._stop:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.engine.grammars import Grammars, constraint_of
+from pegboard.engine.grammars import Grammars
 from pegboard.engine.limits import EngineLimits
 from pegboard.errors import ConfigError, RequestError
 from pegboard.request import EngineRequest
@@ -35,7 +35,7 @@ class RequestCheck:
                 raise RequestError(
                     "structured_outputs needs a structured output plugin, and none is active", parameter="structured_outputs"
                 )
-            self._grammars.check(constraint_of(request.params.structured_outputs))
+            self._grammars.check(request.params.structured_outputs)
 
     def _check_prompt(self, request: EngineRequest) -> None:
         limits, num_tokens = self._limits, len(request.prompt_token_ids)

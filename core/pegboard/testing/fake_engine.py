@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pegboard.engine.engine import Engine
+from pegboard.engine.engine_metrics import MeasuredEngine
+from pegboard.engine.grammars import Grammars
 from pegboard.engine.kv_plan import blocks_per_request, plan_kv
 from pegboard.engine.limits import EngineLimits
 from pegboard.interfaces.attention import Full, KVPlan, Retain
@@ -69,6 +72,8 @@ class FakeEngine:
         kv_hesitate: int = 0,
         encoder_connector: FakeEncoderConnector | None = None,
         metrics: Sequence[MetricsSink] = (),
+        measured: MeasuredEngine | None = None,
+        wants_records: bool = False,
         failing_step: int | None = None,
         clock: Callable[[], float] | None = None,
         plan: KVPlan | None = None,
@@ -108,13 +113,20 @@ class FakeEngine:
             kv_plan=self.plan,
             limits=self.limits,
             connectors={"fake": self.connector} if self.connector else None,
-            structured_output={"fake": structured_output} if structured_output else None,
+            grammars=self._grammars(structured_output),
             encoder_connector=encoder_connector,
             metrics=metrics,
             has_priority=by_priority,
-            **({"clock": clock} if clock else {}),
+            measured=measured,
+            wants_records=wants_records,
+            clock=clock or time.time,
         )
         self.results: dict[tuple[str, int], Result] = {}
+
+    def _grammars(self, backend: FakeStructuredOutput | None) -> Grammars | None:
+        if backend is None:
+            return None
+        return Grammars({"fake": backend}, vocab_size=self.limits.vocab_size, timeout_s=self.limits.grammar_timeout_s)
 
     def _plan(
         self, retains: Sequence[Retain], slot_bytes: Sequence[int], block_size: int, num_blocks: int | None, spare_blocks: int

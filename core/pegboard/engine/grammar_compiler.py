@@ -1,0 +1,172 @@
+"""Compiles constraints off the engine's loop: in threads with a time limit, each constraint once, by the first backend that can.
+
+A thread cannot be stopped. One that overruns its limit gets a successor and ends when it is done at last, so a constraint that
+never compiles costs its own requests their answer and the engine one thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from pegboard.errors import PegboardError, RequestError, blame
+from pegboard.interfaces.structured_output import Constraint, Grammar, StructuredOutput
+from pegboard.log import get_logger
+
+log = get_logger(__name__)
+
+MAX_CACHED = 256
+"""Compiled constraints kept, failed ones included; least recently used ones go."""
+
+MAX_THREADS = 8
+"""Threads there may be at once, those included that have overrun their limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A compiled constraint: who compiled it, and why the backends before it did not ("name: reason")."""
+
+    name: str
+    backend: StructuredOutput
+    grammar: Grammar
+    reasons: tuple[str, ...] = ()
+
+
+class _Compilation:
+    """A constraint on its way. deadline_s: on the compiler's clock. is_overdue: its thread has a successor already."""
+
+    __slots__ = ("constraint", "deadline_s", "future", "is_overdue")
+
+    def __init__(self, constraint: Constraint, deadline_s: float) -> None:
+        self.constraint = constraint
+        self.deadline_s = deadline_s
+        self.future: Future[Compiled] = Future()
+        self.is_overdue = False
+
+
+class GrammarCompiler:
+    """chain: backends by name, asked in order. prepare: called in a thread before the first compilation.
+
+    `start` and `get` are for the engine's thread only."""
+
+    def __init__(
+        self,
+        chain: Mapping[str, StructuredOutput],
+        *,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        num_threads: int = 2,
+    ) -> None:
+        self._chain = chain
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._num_threads = num_threads
+        self._threads: list[threading.Thread] = []
+        self._queue: SimpleQueue[_Compilation | None] = SimpleQueue()
+        self._cache: OrderedDict[Constraint, _Compilation] = OrderedDict()
+
+    def check(self, constraint: Constraint) -> None:
+        """RequestError, with every backend's reason, when nobody can enforce the constraint."""
+        reasons = []
+        for name, backend in self._chain.items():
+            if (reason := _rejection(name, backend, constraint)) is None:
+                return
+            reasons.append(f"{name}: {reason}")
+        raise _cannot(constraint, reasons)
+
+    def start(self, constraint: Constraint) -> None:
+        """Compile, unless that is done or under way."""
+        if constraint not in self._cache:
+            self._begin(constraint)
+        self._cache.move_to_end(constraint)
+
+    def get(self, constraint: Constraint) -> Compiled | None:
+        """The result, None while it is being made. PegboardError when compiling failed or takes too long."""
+        compilation = self._cache.get(constraint)
+        if compilation is None:  # it fell out of the cache while its request waited
+            compilation = self._begin(constraint)
+        if compilation.future.done():
+            try:
+                return compilation.future.result()
+            except PegboardError as error:
+                raise error.with_traceback(None) from None  # kept for the next request: a traceback would grow
+        if self._clock() <= compilation.deadline_s:
+            return None
+        if not compilation.is_overdue:
+            compilation.is_overdue = True
+            self._add_thread()
+        raise RequestError(
+            f"compiling the {constraint.kind} constraint took over {self._timeout_s:g} s; simplify it",
+            parameter="structured_outputs",
+        )
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until some compilation ends: called when the engine has nothing else to do."""
+        pending = [entry.future for entry in self._cache.values() if not entry.future.done() and not entry.is_overdue]
+        if pending:
+            wait(pending, timeout_s, FIRST_COMPLETED)
+
+    def stop(self) -> None:
+        """End the threads that are idle now, the others when they are done."""
+        for _ in self._threads:
+            self._queue.put(None)
+
+    def _begin(self, constraint: Constraint) -> _Compilation:
+        compilation = _Compilation(constraint, self._clock() + self._timeout_s)
+        self._cache[constraint] = compilation
+        if len(self._cache) > MAX_CACHED:
+            self._cache.popitem(last=False)
+        if len(self._threads) < self._num_threads:
+            self._add_thread()
+        self._queue.put(compilation)
+        return compilation
+
+    def _add_thread(self) -> None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if len(self._threads) < MAX_THREADS:
+            thread = threading.Thread(target=self._work, name="grammar", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _work(self) -> None:
+        while (compilation := self._queue.get()) is not None:
+            try:
+                compilation.future.set_result(self._compile(compilation.constraint))
+            except BaseException as error:  # noqa: BLE001 - handed to whoever asks for the result
+                compilation.future.set_exception(error)
+            if compilation.is_overdue:
+                return
+
+    def _compile(self, constraint: Constraint) -> Compiled:
+        started = time.perf_counter()
+        reasons: list[str] = []
+        for name, backend in self._chain.items():
+            reason = _rejection(name, backend, constraint)
+            if reason is None:
+                try:
+                    with blame(name):
+                        grammar = backend.compile(constraint)
+                except PegboardError as error:  # another backend may understand it
+                    reason = str(error)
+                else:
+                    why = f"; not {'; '.join(reasons)}" if reasons else ""
+                    seconds = time.perf_counter() - started
+                    log.info("structured_output %s → %s  (compiled in %.3f s%s)", constraint.kind, name, seconds, why)
+                    return Compiled(name, backend, grammar, tuple(reasons))
+            reasons.append(f"{name}: {reason}")
+        raise _cannot(constraint, reasons)
+
+
+def _rejection(name: str, backend: StructuredOutput, constraint: Constraint) -> str | None:
+    with blame(name):
+        return backend.reject(constraint)
+
+
+def _cannot(constraint: Constraint, reasons: list[str]) -> RequestError:
+    why = "; ".join(reasons) or "no structured output plugin is active"
+    return RequestError(f"the {constraint.kind} constraint cannot be enforced ({why})", parameter="structured_outputs")

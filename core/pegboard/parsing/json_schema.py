@@ -1,0 +1,294 @@
+"""Which JSON schemas a backend of structured output enforces fully: backends ignore silently what they do not know.
+
+A `Dialect` is what a backend can do, as data; `problem` finds the first place where a schema asks for more. Keywords are those of
+the JSON Schema drafts 4 to 2020-12; others restrict nothing and are passed over, as the specification says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Schema = Mapping[str, Any]
+
+KEYWORDS: Mapping[str, frozenset[str]] = {
+    "string": frozenset(["minLength", "maxLength", "pattern", "format"]),
+    "number": frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]),
+    "array": frozenset(
+        [
+            "items",
+            "prefixItems",
+            "additionalItems",
+            "unevaluatedItems",
+            "minItems",
+            "maxItems",
+            "uniqueItems",
+            "contains",
+            "minContains",
+            "maxContains",
+        ]
+    ),
+    "object": frozenset(
+        [
+            "properties",
+            "patternProperties",
+            "additionalProperties",
+            "unevaluatedProperties",
+            "propertyNames",
+            "required",
+            "minProperties",
+            "maxProperties",
+            "dependentRequired",
+            "dependentSchemas",
+            "dependencies",
+        ]
+    ),
+    "any": frozenset(
+        ["type", "enum", "const", "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "$ref", "$dynamicRef", "$recursiveRef"]
+    ),
+}
+"""Keywords that restrict values, by the type of value they speak about ("number" includes integers)."""
+
+TYPES = frozenset(["string", "number", "integer", "boolean", "null", "array", "object"])
+
+_RESTRICTING = frozenset().union(*KEYWORDS.values())
+_NO_EFFECT: Mapping[str, object] = {"uniqueItems": False, "additionalItems": True, "unevaluatedItems": True, "minLength": 0,
+                                    "minItems": 0, "minProperties": 0, "unevaluatedProperties": True}  # fmt: skip
+_BY_NAME = frozenset(["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"])
+_LISTS = frozenset(["anyOf", "oneOf", "allOf", "prefixItems", "items"])
+_ONE = frozenset(
+    [
+        "items",
+        "additionalProperties",
+        "additionalItems",
+        "not",
+        "if",
+        "then",
+        "else",
+        "contains",
+        "propertyNames",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """string … object: the keywords a backend enforces on values of this type, in any combination unless `extra` says more.
+    formats: values of `format`. is_recursive: references may lead back to themselves. one_of: enforced where the branches
+    exclude each other visibly. extra(schema): the backend's own rule for one subschema, in words, or None."""
+
+    string: frozenset[str]
+    number: frozenset[str]
+    array: frozenset[str]
+    object: frozenset[str]
+    formats: frozenset[str] = frozenset()
+    is_recursive: bool = True
+    one_of: bool = True
+    extra: Callable[[Schema], str | None] = field(default=lambda schema: None)
+
+
+def subschemas(schema: Any, path: str = "#") -> Iterator[tuple[str, Any]]:
+    """(JSON pointer, subschema) of the schema and everything inside it, parents first; booleans are schemas too. What stands
+    where a schema must be and is none is given as well."""
+    yield path, schema
+    if not isinstance(schema, Mapping):
+        return
+    for key, value in schema.items():
+        here = f"{path}/{key}"
+        if key in _BY_NAME and isinstance(value, Mapping):
+            for name, inner in value.items():
+                yield from subschemas(inner, f"{here}/{name}")
+        elif key in _LISTS and isinstance(value, list):
+            for index, inner in enumerate(value):
+                yield from subschemas(inner, f"{here}/{index}")
+        elif key in _ONE:
+            yield from subschemas(value, here)
+
+
+def restrictions(schema: Schema) -> set[str]:
+    """The keywords of this one subschema that restrict values."""
+    return {key for key, value in schema.items() if key in _RESTRICTING and _NO_EFFECT.get(key, _RESTRICTING) != value}
+
+
+def problem(schema: Any, dialect: Dialect) -> str | None:
+    """What of the schema is not enforced, and where; None = all of it is."""
+    for path, inner in subschemas(schema):
+        if inner is False:
+            return f"false at {path} allows no value"
+        if inner is True:
+            continue
+        if not isinstance(inner, Mapping):
+            return f"{path} is no schema"
+        reason = _problem_here(inner, schema, dialect)
+        if reason is not None:
+            return f"{reason} at {path}"
+    return None
+
+
+def resolve(root: Any, reference: str) -> Any:
+    """What a reference into the document itself points at. KeyError (or another LookupError) when there is nothing."""
+    if reference != "#" and not reference.startswith("#/"):
+        raise KeyError(reference)
+    found = root
+    for part in reference.split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        found = found[int(part)] if isinstance(found, list) else found[part]
+    return found
+
+
+def _problem_here(schema: Schema, root: Any, dialect: Dialect) -> str | None:
+    used = restrictions(schema)
+    for alone in ("$ref", "anyOf", "oneOf", "allOf"):
+        if alone in used:
+            if used - {alone}:
+                return f"{alone} beside {', '.join(sorted(used - {alone}))} is not enforced"
+            return _combined(alone, schema, root, dialect)
+    if "const" in used or "enum" in used:
+        return _listed(schema, used)
+    if unknown := used & (KEYWORDS["any"] - {"type"}):
+        return f"{min(unknown)} is not enforced"
+    return _typed(schema, used, dialect) or dialect.extra(schema)
+
+
+def _combined(keyword: str, schema: Schema, root: Any, dialect: Dialect) -> str | None:
+    value = schema[keyword]
+    if keyword == "$ref":
+        try:
+            resolve(root, value)
+        except (LookupError, ValueError, TypeError, AttributeError):
+            return f"$ref {value!r} leads nowhere inside the schema"
+        if not dialect.is_recursive and _is_circular(root, value):
+            return f"the recursive $ref {value!r} is not enforced"
+        return None
+    if not isinstance(value, list) or not value:
+        return f"{keyword} is no list of schemas"
+    if keyword == "allOf" and len(value) > 1:
+        return "allOf of several schemas is not enforced"
+    if keyword == "oneOf" and not (dialect.one_of and _exclude_each_other(value, root)):
+        return "oneOf whose branches do not visibly exclude each other is not enforced"
+    return None
+
+
+def _listed(schema: Schema, used: set[str]) -> str | None:
+    values = [schema["const"]] if "const" in schema else schema["enum"]
+    if "const" in schema and "enum" in schema or used - {"const", "enum", "type"}:
+        return f"{' and '.join(sorted(used - {'type'}))} together are not enforced"
+    if not isinstance(values, list) or not values:
+        return "enum is no list of values"
+    if "type" not in schema:
+        return None
+    wrong = [value for value in values if not _types_of(value) & set(_type_names(schema))]
+    return f"{wrong[0]!r} is not of type {schema['type']!r}, which is not enforced" if wrong else None
+
+
+def _typed(schema: Schema, used: set[str], dialect: Dialect) -> str | None:
+    names = _type_names(schema)
+    if unknown := set(names) - TYPES:
+        return f"type {min(unknown)!r} is unknown"
+    if not names:
+        implied = [kind for kind in ("array", "object") if used & KEYWORDS[kind]]
+        if used and (len(implied) != 1 or used - KEYWORDS[implied[0]]):
+            return f"{', '.join(sorted(used))} without type is not enforced"
+        names = implied
+    able = {"string": dialect.string, "number": dialect.number, "array": dialect.array, "object": dialect.object}
+    for kind, keywords in able.items():
+        speaks = kind in names or kind == "number" and "integer" in names
+        for keyword in sorted(used & KEYWORDS[kind] if speaks else ()):
+            if keyword not in keywords:
+                return f"{keyword} is not enforced"
+    if "format" in used and "string" in names and schema["format"] not in dialect.formats:
+        return f"format {schema['format']!r} is not enforced"
+    if "object" in names:
+        return _named(schema)
+    return None
+
+
+def _named(schema: Schema) -> str | None:
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        return "properties is no object, or required no list,"
+    missing = [name for name in required if name not in properties]
+    return f"required {missing[0]!r} is not among the properties, which is not enforced" if missing else None
+
+
+def _type_names(schema: Schema) -> list[str]:
+    value = schema.get("type", [])
+    return [str(name) for name in value] if isinstance(value, list) else [str(value)]
+
+
+def _types_of(value: object) -> set[str]:
+    if isinstance(value, bool):
+        return {"boolean"}
+    if value is None:
+        return {"null"}
+    if isinstance(value, int) or isinstance(value, float) and value.is_integer():
+        return {"integer", "number"}
+    by_class = {float: "number", str: "string", list: "array", dict: "object"}
+    return {by_class[type(value)]}
+
+
+def _is_circular(root: Any, start: str) -> bool:
+    """Following references from what `start` points at comes back to a place on the way."""
+
+    def visit(reference: str, above: tuple[str, ...]) -> bool:
+        if reference in above:
+            return True
+        try:
+            target = resolve(root, reference)
+        except (LookupError, ValueError, TypeError, AttributeError):
+            return False
+        inner = [item["$ref"] for _, item in subschemas(target) if isinstance(item, Mapping) and "$ref" in item]
+        return any(visit(name, (*above, reference)) for name in inner)
+
+    return visit(start, ())
+
+
+def _exclude_each_other(branches: Sequence[Any], root: Any) -> bool:
+    found = [_follow(branch, root) for branch in branches]
+    return all(_exclusive(a, b) for i, a in enumerate(found) for b in found[i + 1 :])
+
+
+def _follow(schema: Any, root: Any) -> Any:
+    for _ in range(16):
+        if not isinstance(schema, Mapping) or "$ref" not in schema:
+            break
+        try:
+            schema = resolve(root, schema["$ref"])
+        except (LookupError, ValueError, TypeError, AttributeError):
+            break
+    return schema
+
+
+def _exclusive(a: Any, b: Any) -> bool:
+    """No value fits both: other types, other constants, or a property both require with other constants."""
+    if not isinstance(a, Mapping) or not isinstance(b, Mapping):
+        return False
+    values = _values(a), _values(b)
+    if values[0] is not None and values[1] is not None:
+        return not any(left == right for left in values[0] for right in values[1])
+    types = _possible_types(a), _possible_types(b)
+    if types[0] and types[1] and not types[0] & types[1]:
+        return True
+    if types != ({"object"}, {"object"}):
+        return False
+    shared = set(a.get("required", ())) & set(b.get("required", ()))
+    inner = [(a.get("properties", {}).get(name), b.get("properties", {}).get(name)) for name in shared]
+    return any(_exclusive(left, right) for left, right in inner)
+
+
+def _values(schema: Schema) -> list[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    return schema["enum"] if isinstance(schema.get("enum"), list) else None
+
+
+def _possible_types(schema: Schema) -> set[str]:
+    """Empty = any."""
+    values = _values(schema)
+    if values is not None:
+        return set().union(*(_types_of(value) for value in values))
+    names = set(_type_names(schema))
+    return names | {"integer"} if "number" in names else names

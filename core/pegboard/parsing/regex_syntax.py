@@ -1,0 +1,136 @@
+r"""What a regular expression uses, without running it: for backends of structured output, whose engines know different dialects.
+
+The pattern is cut into pieces (`\d`, `[^a]`, `(?:`, `{2,3}`, …) as Python's `re` reads it; nothing is validated.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["literal", "escape", "class", "any", "open", "close", "or", "anchor", "repeat"]
+
+_TOKENS = re.compile(
+    r"""
+      (?P<escape> \\ (?: x[0-9a-fA-F]{2} | u[0-9a-fA-F]{4} | U[0-9a-fA-F]{8} | [pPN]\{[^}]*\} | [0-9]{1,3} | . ) )
+    | (?P<class>  \[ \^? \]? (?: \\. | \[:\w+:\] | [^\]\\] )* \] )
+    | (?P<open>   \( (?: \? (?: P?<(?![=!])\w+> | P=\w+ | P>\w+ | \#[^)]* | <?[=!] | > | [a-zA-Z]*-?[a-zA-Z]*:? | \( ) )? )
+    | (?P<close>  \) )
+    | (?P<or>     \| )
+    | (?P<anchor> [\^$] )
+    | (?P<repeat> (?: [*+?] | \{ \d* ,? \d* \} ) [?+]? )
+    | (?P<any>    \. )
+    | (?P<literal> . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    kind: Kind
+    text: str
+
+
+def pieces(pattern: str) -> list[Piece]:
+    """The pattern's pieces; joined, their texts are the pattern."""
+    return [Piece(match.lastgroup, match.group()) for match in _TOKENS.finditer(pattern)]  # type: ignore[arg-type]
+
+
+def features(pattern: str) -> frozenset[str]:
+    """Names of what engines disagree about: "look-around", "backreference", "word boundary", "inner anchor" (^ or $ that is not
+    at an end of an alternative), "inline flag", "named group", "atomic group", "possessive repeat", "unicode property"."""
+    found: set[str] = set()
+    parts = pieces(pattern)
+    for index, part in enumerate(parts):
+        if part.kind == "escape":
+            found |= _of_escape(part.text)
+        elif part.kind == "open":
+            found |= _of_group(part.text)
+        elif part.kind == "repeat" and len(part.text) > 1 and part.text.endswith("+"):
+            found.add("possessive repeat")
+        elif part.kind == "anchor" and not _is_outer(parts, index):
+            found.add("inner anchor")
+    return frozenset(found)
+
+
+def can_match(pattern: str, characters: str) -> bool:
+    """Some piece by itself can match one of the characters: negated classes, ".", and classes and escapes that hold one."""
+    return any(_matches(part, characters) for part in pieces(pattern))
+
+
+def without_newlines(pattern: str) -> str:
+    r"""The same with "." written as a class that excludes line ends, for engines whose "." matches them."""
+    return "".join(r"[^\n\r]" if part.kind == "any" else part.text for part in pieces(pattern))
+
+
+def _of_escape(text: str) -> set[str]:
+    second = text[1]
+    if second in "bB":
+        return {"word boundary"}
+    if second in "AZzG":
+        return {"inner anchor"}
+    if second in "pP":
+        return {"unicode property"}
+    return {"backreference"} if second in "123456789k" else set()
+
+
+def _of_group(text: str) -> set[str]:
+    if not text.startswith("(?") or text in ("(?:", "(?") or text.startswith("(?#"):
+        return set()
+    if text[2:].lstrip("<")[:1] in ("=", "!"):
+        return {"look-around"}
+    if text.startswith("(?>"):
+        return {"atomic group"}
+    if text.startswith(("(?P=", "(?P>", "(?(")):
+        return {"backreference"}
+    return {"named group"} if "<" in text else {"inline flag"}
+
+
+def _is_outer(parts: list[Piece], index: int) -> bool:
+    """^ before everything of its alternative, $ behind it; alternatives of the whole pattern or of a group around it."""
+    if parts[index].text == "^":
+        neighbours, edge = parts[:index], ("open", "or")
+        return not neighbours or (neighbours[-1].kind in edge and _is_at_edge(parts, index, -1))
+    neighbours, edge = parts[index + 1 :], ("close", "or")
+    return not neighbours or (neighbours[0].kind in edge and _is_at_edge(parts, index, +1))
+
+
+def _is_at_edge(parts: list[Piece], index: int, step: int) -> bool:
+    """Walking away from the anchor meets nothing that matches text, but for alternatives beside it."""
+    depth, skipping = 0, False
+    inward, outward = ("close", "open") if step < 0 else ("open", "close")
+    i = index + step
+    while 0 <= i < len(parts):
+        kind = parts[i].kind
+        if kind == inward:
+            depth += 1
+        elif kind == outward:
+            if depth:
+                depth -= 1
+            else:
+                skipping = False
+                i += step
+                if 0 <= i < len(parts) and parts[i].kind == "repeat":
+                    return False
+                continue
+        elif kind == "or" and not depth:
+            skipping = True
+        if not skipping and kind not in (outward, "or"):
+            return False
+        i += step
+    return True
+
+
+def _matches(part: Piece, characters: str) -> bool:
+    if part.kind == "any":
+        return True
+    if part.kind == "literal":
+        return part.text in characters
+    if part.kind not in ("escape", "class") or _of_escape(part.text + " ") and part.kind == "escape":
+        return False
+    try:
+        return any(re.fullmatch(part.text, character) for character in characters)
+    except re.error:
+        return True

@@ -1,0 +1,1 @@
+"""Structured output `guidance`: JSON Schema, regular expressions and Lark grammars, with llguidance."""

@@ -1,0 +1,99 @@
+"""Structured output with llguidance: an Earley parser over lexemes, masks computed when they are needed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pegboard.errors import RequestError
+from pegboard.interfaces.structured_output import Constraint, StructuredOutputSetup
+from pegboard_structured_output_llguidance.grammar import grammar_text, rejection
+
+
+class GuidanceState:
+    """One completion's matcher."""
+
+    def __init__(self, matcher: Any) -> None:
+        self.matcher = matcher
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        return int(self.matcher.try_consume_tokens(list(token_ids)))
+
+    def rollback(self, num_tokens: int) -> None:
+        self.matcher.rollback(num_tokens)
+
+    def fork(self) -> GuidanceState:
+        return GuidanceState(self.matcher.deep_copy())
+
+
+class Guidance:
+    """Implements `pegboard.interfaces.structured_output.StructuredOutput`. The library is imported with the first constraint."""
+
+    def __init__(self, options: None, setup: StructuredOutputSetup) -> None:
+        self.setup = setup
+        self._lock = threading.Lock()
+
+    def reject(self, constraint: Constraint) -> str | None:
+        return rejection(constraint)
+
+    def compile(self, constraint: Constraint) -> GuidanceState:
+        import llguidance
+
+        with self._lock:
+            tokenizer = self._tokenizer
+        try:
+            text = grammar_text(constraint)
+        except (ValueError, KeyError, TypeError, AssertionError, AttributeError) as error:  # the library asserts on tags
+            raise RequestError(str(error) or type(error).__name__, parameter="structured_outputs") from error
+        limits = llguidance.LLParserLimits(verbose_errors=False)
+        matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise RequestError(" ".join(matcher.get_error().split()), parameter="structured_outputs")
+        return GuidanceState(matcher)
+
+    def fill(self, grammars: Sequence[GuidanceState], masks: np.ndarray) -> None:
+        """A matcher that ran into a limit of the library allows nothing; that ends its request."""
+        rows = [(grammar.matcher, i) for i, grammar in enumerate(grammars) if not grammar.matcher.is_error()]
+        self._executor.unsafe_compute_mask_ptr(rows, masks.ctypes.data, masks.shape[1] * masks.itemsize, len(masks))
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        import llguidance
+
+        return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Tokens(self.setup)), eos_token=list(self.setup.stop_token_ids))
+
+    @cached_property
+    def _executor(self) -> Any:
+        import llguidance
+
+        return llguidance.LLExecutor(num_threads=self.setup.num_threads)
+
+
+class _Tokens:
+    """The vocabulary as the library wants it. Calling encodes, longest token first: used for texts in grammars only."""
+
+    def __init__(self, setup: StructuredOutputSetup) -> None:
+        vocabulary = setup.vocabulary
+        self.tokens = list(vocabulary.token_bytes)
+        self.special_token_ids = sorted(vocabulary.special_token_ids)
+        self.eos_token_id = setup.stop_token_ids[0]
+        self.bos_token_id = vocabulary.bos_token_id
+        self._ids = {text: token for token, text in reversed(list(enumerate(self.tokens))) if text}
+        self._longest = max(map(len, self._ids))
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        data = text if isinstance(text, bytes) else text.encode()
+        found, start = [], 0
+        while start < len(data):
+            for end in range(min(len(data), start + self._longest), start, -1):
+                if (token := self._ids.get(data[start:end])) is not None:
+                    found.append(token)
+                    break
+            else:
+                end = start + 1  # a byte that no token has
+            start = end
+        return found

@@ -1,0 +1,89 @@
+"""Constraints as llguidance's own grammar text. The library refuses by itself what it does not implement."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pegboard.interfaces.structured_output import Constraint, StructuredOutputNeed
+from pegboard.parsing.json_schema import subschemas
+
+
+def suits(need: StructuredOutputNeed) -> list[str]:
+    """For `pegboard plugins why`: the reasons against a constraint that is given with its text."""
+    if need.constraint is None or need.text is None:
+        return []
+    import llguidance
+
+    text = need.text if isinstance(need.text, str) else json.dumps(need.text)
+    constraint = Constraint(need.constraint, text)  # type: ignore[arg-type]  # unknown kinds stop at `supports`
+    try:
+        reason = rejection(constraint) or llguidance.LLMatcher.validate_grammar(grammar_text(constraint))
+    except (ValueError, KeyError, TypeError) as error:
+        reason = str(error)
+    return [reason] if reason else []
+
+
+def rejection(constraint: Constraint) -> str | None:
+    """See `StructuredOutput.reject`: what is not worth a thread."""
+    if constraint.kind == "structural_tag" and "structures" not in json.loads(constraint.text):
+        return "of structural tags, only the form with structures and triggers is supported"
+    return None
+
+
+def grammar_text(constraint: Constraint) -> str:
+    """ValueError (or KeyError, TypeError from a tag) for what cannot be written. Whether the grammar is valid shows when a
+    matcher is made of it."""
+    import llguidance
+
+    matcher = llguidance.LLMatcher
+    if constraint.kind in ("json", "json_object"):
+        return _json(constraint)
+    if constraint.kind == "regex":
+        pattern = llguidance.regex_to_lark(constraint.text, "dws")  # \d, \w, \s of ASCII: these fit in every dialect
+        return str(matcher.grammar_from_lark(f"start: /{pattern}/"))
+    if constraint.kind == "choice":
+        choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(constraint.text))
+        return str(matcher.grammar_from_lark(f"start: {choices}"))
+    if constraint.kind == "structural_tag":
+        return _structural_tag(json.loads(constraint.text))
+    return str(llguidance.grammar_from("grammar", constraint.text))  # EBNF becomes Lark
+
+
+def _json(constraint: Constraint) -> str:
+    import llguidance
+
+    schema = json.loads(constraint.text) if constraint.kind == "json" else {"type": "object"}
+    if constraint.disable_additional_properties and constraint.kind == "json":
+        close(schema)
+    overrides: dict[str, Any] = {"lenient": False, "coerce_one_of": False}  # a schema may bring settings of its own: not these
+    overrides["whitespace_flexible"] = not constraint.disable_any_whitespace
+    if constraint.whitespace_pattern is not None:
+        overrides["whitespace_pattern"] = constraint.whitespace_pattern
+    return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=overrides))
+
+
+def close(schema: Any) -> None:
+    """Objects that do not speak about further properties get none; in place."""
+    for _, inner in subschemas(schema):
+        if not isinstance(inner, dict) or not ("properties" in inner or inner.get("type") == "object"):
+            continue
+        if not {"additionalProperties", "patternProperties", "unevaluatedProperties"} & set(inner):
+            inner["additionalProperties"] = False
+
+
+def _structural_tag(tag: Mapping[str, Any]) -> str:
+    import llguidance
+
+    triggers = tag["triggers"]
+    parts = []
+    for item in tag["structures"]:
+        begin = item["begin"]
+        trigger = next((text for text in triggers if begin.startswith(text)), None)
+        if not trigger:
+            raise ValueError(f"structural_tag: begin {begin!r} starts with none of the triggers {triggers}")
+        parts.append(llguidance.StructTag(trigger=trigger, begin=begin, grammar=item.get("schema") or {}, end=item["end"]))
+    if not parts:
+        raise ValueError("structural_tag: structures must not be empty")
+    return str(llguidance.StructTag.to_grammar(parts, assume_special=False))

@@ -1,0 +1,1 @@
+"""Structured output `xgrammar`: grammars compiled to pushdown automata, with xgrammar."""

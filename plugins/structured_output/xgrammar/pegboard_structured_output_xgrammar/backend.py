@@ -1,0 +1,136 @@
+"""Structured output with xgrammar: byte-level pushdown automata, with masks prepared for what does not depend on the stack."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pegboard.errors import RequestError
+from pegboard.interfaces.structured_output import Constraint, StructuredOutputSetup
+from pegboard.parsing.regex_syntax import without_newlines
+from pegboard_structured_output_xgrammar.limits import has_lengths, rejection
+
+LOOSE_CHARACTERS = r"[^\"\\\r\n]"
+"""What the library writes for a character of a string with minLength or maxLength: it lets control characters pass."""
+
+JSON_CHARACTERS = r"[^\"\\\0-\x1f]"
+
+
+class XGrammarState:
+    """One completion's matcher."""
+
+    def __init__(self, matcher: Any) -> None:
+        self.matcher = matcher
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        for count, token in enumerate(token_ids):
+            if not self.matcher.accept_token(token):
+                return count
+        return len(token_ids)
+
+    def rollback(self, num_tokens: int) -> None:
+        self.matcher.rollback(num_tokens)
+
+    def fork(self) -> XGrammarState:
+        return XGrammarState(self.matcher.fork())
+
+
+class XGrammar:
+    """Implements `pegboard.interfaces.structured_output.StructuredOutput`. The library is imported with the first constraint."""
+
+    def __init__(self, options: None, setup: StructuredOutputSetup) -> None:
+        self.setup = setup
+        self._lock = threading.Lock()
+
+    def reject(self, constraint: Constraint) -> str | None:
+        return rejection(constraint)
+
+    def compile(self, constraint: Constraint) -> XGrammarState:
+        import xgrammar
+
+        with self._lock:
+            tokens = self._tokens
+        compiler = xgrammar.GrammarCompiler(tokens, max_threads=self.setup.num_threads, cache_enabled=False)  # core caches
+        try:
+            return XGrammarState(xgrammar.GrammarMatcher(_COMPILE[constraint.kind](compiler, constraint)))
+        except (RuntimeError, ValueError, TypeError, KeyError) as error:  # what the library raises for bad input
+            raise RequestError(_message(error), parameter="structured_outputs") from error
+
+    def fill(self, grammars: Sequence[XGrammarState], masks: np.ndarray) -> None:
+        self._batch.batch_fill_next_token_bitmask([grammar.matcher for grammar in grammars], masks.view(np.int32))
+
+    @cached_property
+    def _tokens(self) -> Any:
+        import xgrammar
+
+        setup = self.setup
+        return xgrammar.TokenizerInfo(
+            list(setup.vocabulary.token_bytes),
+            vocab_type=xgrammar.VocabType.RAW,
+            vocab_size=setup.vocab_size,
+            stop_token_ids=list(setup.stop_token_ids) or None,
+        )
+
+    @cached_property
+    def _batch(self) -> Any:
+        import xgrammar
+
+        return xgrammar.BatchGrammarMatcher(max_threads=self.setup.num_threads)
+
+
+def _json(compiler: Any, constraint: Constraint) -> Any:
+    """Closed objects (strict mode), as vLLM."""
+    import xgrammar
+
+    schema = constraint.text if constraint.kind == "json" else '{"type": "object"}'
+    any_whitespace = not constraint.disable_any_whitespace
+    if not has_lengths(json.loads(schema)):
+        return compiler.compile_json_schema(schema, any_whitespace=any_whitespace)
+    grammar = str(xgrammar.Grammar.from_json_schema(schema, any_whitespace=any_whitespace))
+    if LOOSE_CHARACTERS not in grammar:
+        raise ValueError("minLength and maxLength cannot be enforced with this version of xgrammar")
+    return compiler.compile_grammar(grammar.replace(LOOSE_CHARACTERS, JSON_CHARACTERS))
+
+
+def _choice(compiler: Any, constraint: Constraint) -> Any:
+    texts = [json.dumps(text, ensure_ascii=False).replace("\x7f", r"\x7f") for text in json.loads(constraint.text)]
+    return compiler.compile_grammar(f"root ::= {' | '.join(texts)}")
+
+
+def _structural_tag(compiler: Any, constraint: Constraint) -> Any:
+    """The library's own form ({"type": "structural_tag", "format": …}), or vLLM's older one with structures and triggers."""
+    tag = json.loads(constraint.text)
+    if "structures" not in tag:
+        return compiler.compile_structural_tag(constraint.text)
+    tags = [
+        {
+            "type": "tag",
+            "begin": item["begin"],
+            "content": {"type": "json_schema", "json_schema": item.get("schema", {})},
+            "end": item["end"],
+        }
+        for item in tag["structures"]
+    ]
+    form = {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}
+    return compiler.compile_structural_tag(json.dumps({"type": "structural_tag", "format": form}))
+
+
+_COMPILE: dict[str, Callable[[Any, Constraint], Any]] = {
+    "json": _json,
+    "json_object": _json,
+    "regex": lambda compiler, constraint: compiler.compile_regex(without_newlines(constraint.text)),
+    "choice": _choice,
+    "grammar": lambda compiler, constraint: compiler.compile_grammar(constraint.text),
+    "structural_tag": _structural_tag,
+}
+
+
+def _message(error: Exception) -> str:
+    """Without the time and the source line that the library puts in front."""
+    text = str(error).strip()
+    return text.rpartition(".cc:")[2].partition(": ")[2] or text or type(error).__name__

@@ -1,0 +1,110 @@
+"""What xgrammar does not enforce: it passes over some of it with a warning, or without. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pegboard.interfaces.structured_output import Constraint, StructuredOutputNeed
+from pegboard.parsing.json_schema import Dialect, Schema, problem, restrictions, subschemas
+from pegboard.parsing.regex_syntax import features
+
+FORMATS = frozenset(
+    {
+        "date",
+        "time",
+        "date-time",
+        "duration",
+        "email",
+        "hostname",
+        "ipv6",
+        "uuid",
+        "uri",
+        "uri-reference",
+        "uri-template",
+        "json-pointer",
+        "relative-json-pointer",
+    }
+)
+MAX_LENGTH = 128
+"""Of strings: compile time grows with it, to seconds."""
+
+BAD_FEATURES = frozenset({"inner anchor"})
+"""Of regular expressions: what is ignored with a warning. Other features are errors when compiling."""
+
+
+def suits(need: StructuredOutputNeed) -> list[str]:
+    """For `pegboard plugins why`: the reasons against a constraint that is given with its text."""
+    if need.constraint is None or need.text is None:
+        return []
+    text = need.text if isinstance(need.text, str) else json.dumps(need.text)
+    reason = rejection(Constraint(need.constraint, text))  # type: ignore[arg-type]  # unknown kinds stop at `supports`
+    return [] if reason is None else [reason]
+
+
+def rejection(constraint: Constraint) -> str | None:
+    """See `StructuredOutput.reject`."""
+    if constraint.whitespace_pattern is not None:
+        return "whitespace_pattern is not supported"
+    if constraint.kind == "regex":
+        return _regex(constraint.text)
+    if constraint.kind == "grammar" and "::=" not in constraint.text:
+        return "the grammar is not EBNF (no rule with ::=)"
+    if constraint.kind == "json":
+        return problem(json.loads(constraint.text), DIALECT)
+    if constraint.kind == "structural_tag":
+        return _tag(json.loads(constraint.text))
+    return None
+
+
+def _tag(value: Any) -> str | None:
+    """The first problem of a JSON schema inside a structural tag."""
+    if isinstance(value, list):
+        return next((reason for reason in map(_tag, value) if reason), None)
+    if not isinstance(value, Mapping):
+        return None
+    key = "json_schema" if value.get("type") == "json_schema" else "schema" if "begin" in value else None
+    if key in value:
+        return problem(value[key], DIALECT)
+    return _tag(list(value.values()))
+
+
+def has_lengths(schema: Any) -> bool:
+    """A string somewhere has minLength or maxLength."""
+    inner = (part for _, part in subschemas(schema) if isinstance(part, Mapping))
+    return any({"minLength", "maxLength"} & restrictions(part) for part in inner)
+
+
+def _regex(pattern: str) -> str | None:
+    wrong = features(pattern) & BAD_FEATURES
+    return f"{min(wrong)} in the pattern is not enforced" if wrong else None
+
+
+def _extra(schema: Schema) -> str | None:
+    """Combinations that lose one part, and patterns."""
+    used = set(schema)
+    ways = [keys for keys in ({"pattern"}, {"format"}, {"minLength", "maxLength"}) if keys & used]
+    if len(ways) > 1:
+        return "pattern, format and lengths together are not enforced"
+    if max(schema.get("minLength", 0), schema.get("maxLength", 0)) > MAX_LENGTH:
+        return f"a length over {MAX_LENGTH} takes too long to compile"
+    if "multipleOf" in used:
+        if schema.get("type") != "integer" or not isinstance(schema["multipleOf"], int):
+            return "multipleOf of numbers that are no integers is not enforced"
+        if used & {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}:
+            return "multipleOf with a range is not enforced"
+    if isinstance(schema.get("items"), list):
+        return "items as a list is not enforced"
+    patterns = [schema["pattern"]] if isinstance(schema.get("pattern"), str) else []
+    return next((reason for reason in map(_regex, patterns) if reason), None)
+
+
+DIALECT = Dialect(
+    string=frozenset({"minLength", "maxLength", "pattern", "format"}),
+    number=frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
+    array=frozenset({"items", "prefixItems", "minItems", "maxItems"}),
+    object=frozenset({"properties", "required", "additionalProperties"}),
+    formats=FORMATS,
+    extra=_extra,
+)

@@ -1,0 +1,21 @@
+"""The backend `xgrammar`."""
+
+from __future__ import annotations
+
+from pegboard_structured_output_xgrammar.backend import XGrammar
+
+from pegboard.interfaces.structured_output import StructuredOutput, StructuredOutputSetup
+from pegboard.testing.contract_generic import check_entry, installed_entry
+from pegboard.testing.contract_structured_output import StructuredOutputContract
+
+
+def test_contract() -> None:
+    check_entry(installed_entry("structured_output", "xgrammar"))
+
+
+class TestXGrammar(StructuredOutputContract):
+    kinds = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+    takes = ("person", "tree", "shape", "map", "integer range", "pattern", "string sizes", "enum", "date", "uuid", "free object")
+
+    def backend(self, setup: StructuredOutputSetup) -> StructuredOutput:
+        return XGrammar(None, setup)
