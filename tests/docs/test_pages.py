@@ -16,6 +16,8 @@ from pegboard.config import SECTIONS, settings_of
 from pegboard.interfaces import KINDS
 
 CORE = ROOT / "core/pegboard"
+HANDED_OUT = {"EngineClient"}
+"""What core implements and plugins only call."""
 DECISIONS = sorted((ROOT / "docs/decisions").glob("*.md"))
 
 
@@ -72,7 +74,8 @@ def test_kinds_page_has_every_method() -> None:
             if inspect.isclass(item) and getattr(item, "_is_protocol", False) and item.__module__ == kind.spec.partition(":")[0]:
                 methods = [method for method in vars(item) if not method.startswith("_") and callable(getattr(item, method))]
                 assert methods and all(f"- `{method}(" in text for method in methods)
-                assert len(methods) <= 7, f"README: interfaces have at most seven methods; {item.__name__} has {len(methods)}"
+                fits = len(methods) <= 7 or item.__name__ in HANDED_OUT
+                assert fits, f"README: interfaces have at most seven methods; {item.__name__} has {len(methods)}"
 
 
 def test_readme_counts_the_kinds() -> None:

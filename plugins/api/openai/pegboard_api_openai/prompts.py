@@ -14,6 +14,7 @@ EXPECTED = "a string, a list of strings, a list of token ids or a list of lists 
 
 def read_prompts(value: Any, limit: int) -> list[str] | list[list[int]]:
     """The prompts in order, all texts or all token ids. Raises RequestError naming `prompt[i]`."""
+    prompts: list[Any]
     if isinstance(value, str):
         prompts = [value]
     elif not isinstance(value, list):
@@ -34,7 +35,7 @@ def read_prompts(value: Any, limit: int) -> list[str] | list[list[int]]:
             raise _wrong(path, expected if index else EXPECTED, prompt)
         if not prompt:
             raise InvalidBody(f"{path} must not be empty", parameter=path)
-        if not first_is_text:
+        if isinstance(prompt, list):
             _check_ids(prompt, path)
     return prompts
 
