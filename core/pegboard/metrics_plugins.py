@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pegboard.engine.engine_metrics import hidden_metrics
-from pegboard.errors import PluginNotFound
+from pegboard.errors import ConfigError, PluginNotFound
 from pegboard.interfaces.metrics import MetricsSetup, MetricsSink, MetricsSpec
 from pegboard.plugins.names import missing_providers
 
@@ -43,7 +43,11 @@ def with_traces(registry: "Registry", settings: "Settings") -> "Registry":
             raise PluginNotFound(f"otlp_traces_endpoint needs a metrics plugin that exports traces, and none runs; {advice}")
         registry = type(registry)(registry.scan, _traced(registry, tracing, engine))
     for entry in registry.enabled("metrics"):
-        registry.options(entry)
+        options = registry.options(entry)
+        if "traces" in spec_of(registry, entry).flags and not getattr(options, "endpoint", None):
+            raise ConfigError(
+                f"metrics:{entry.name} exports traces, but not where to: set otlp_traces_endpoint to a collector's URL"
+            )
     return registry
 
 

@@ -19,6 +19,7 @@ from pegboard.async_llm import AsyncLLM
 from pegboard.engine.remote import EngineProcess
 from pegboard.errors import EngineDeadError, ModelError, PegboardError, RequestError
 from pegboard.interfaces.api import Parsing, Prompt, RequestOptions
+from pegboard.interfaces.metrics import Metric, Sample
 from pegboard.parsing import fold
 from pegboard.plugins.discovery import Entry, Scan
 from pegboard.plugins.registry import Registry
@@ -301,3 +302,44 @@ def test_nothing_is_left_when_the_parent_ends(tmp_path, number):
         program.communicate(timeout=30)
     wait_until(lambda: not is_running(int(pid)), "the engine process is gone")
     wait_until(lambda: not Path(folder.strip()).exists(), "its socket folder is gone")
+
+
+class CountingSink:
+    """Adds up tokens. fails_after: samples it takes before it breaks."""
+
+    def __init__(self, fails_after: int | None = None) -> None:
+        self.metrics: list[str] = []
+        self.tokens = 0.0
+        self.num_samples = 0
+        self.is_closed = False
+        self._fails_after = fails_after
+
+    def declare(self, metrics) -> None:
+        self.metrics += [metric.name for metric in metrics]
+
+    def publish(self, sample) -> None:
+        self.num_samples += 1
+        if self.num_samples == self._fails_after:
+            raise OSError("disk full")
+        self.tokens += sample.counters.get("generation_tokens_total", 0)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_samples_reach_the_sinks_of_this_process_and_a_failing_one_harms_nobody():
+    async def main() -> None:
+        plan, process = echo_plan(), EngineProcess(BUILDER)
+        process.start(plan, wants_samples=True)
+        good, bad = CountingSink(), CountingSink(fails_after=2)
+        own = [Metric("http_requests_total", "counter", "")]
+        client = AsyncLLM.from_parts(plan, None, ByteTokenizer(), process, sinks={"good": good, "bad": bad}, metrics=own)
+        async with client:
+            outputs = await asyncio.wait_for(collect(client.generate("ab", SamplingParams(max_tokens=1000))), 60)
+            assert outputs[-1].outputs[0].finish_reason == "length"
+            client.publish(Sample(1.0, counters={"http_requests_total": 1}))
+            assert good.metrics == ["http_requests_total", "generation_tokens_total"] and good.num_samples > 2
+            assert 0 < good.tokens <= 1000 and bad.num_samples == 2
+        assert good.is_closed and not bad.is_closed
+
+    asyncio.run(main())

@@ -91,12 +91,15 @@ class OpenTelemetrySink:
 
 
 def make_exporter(options: OpenTelemetryOptions) -> SpanExporter:
-    """The exporter for the endpoint. It connects when it has something to send. Raises ConfigError for an unknown protocol."""
+    """The exporter for the endpoint. It connects when it has something to send. Raises ConfigError for an unknown protocol
+    and for no endpoint."""
     try:
         protocol = options.chosen_protocol
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    endpoint = options.endpoint or ""
+    endpoint = options.endpoint
+    if endpoint is None:
+        raise ConfigError("traces need a collector: set --otlp-traces-endpoint, for example to grpc://localhost:4317")
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
