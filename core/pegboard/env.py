@@ -75,3 +75,9 @@ def plugin_options() -> dict[tuple[str, str, str], str]:
             raise ConfigError(f"environment variable {key}: expected PEGBOARD__KIND__NAME__FIELD")
         found[parts[0], parts[1], parts[2]] = value
     return found
+
+
+def let_compute_threads_sleep() -> None:
+    """Ask OpenMP, which torch computes with, to let waiting threads sleep: spinning, they take the cores from whatever runs between
+    two operators. Has an effect before torch is imported; a value the user set stays."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

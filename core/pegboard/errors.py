@@ -4,6 +4,7 @@
     ├── ConfigError             a setting of the user is wrong or settings contradict each other
     │   └── KVCacheTooSmall     the KV cache memory cannot hold one request of max_model_len
     ├── ModelError              the checkpoint is missing, damaged or not supported
+    ├── CannotRecord            the forward cannot be recorded and runs eagerly; the message says why
     ├── PluginError             carries `plugin`, the id "kind:name (distribution version)"
     │   ├── PluginNotFound      nothing installed provides (kind, name); says what to install
     │   ├── PluginConflict      one name, several distributions
@@ -39,6 +40,10 @@ class KVCacheTooSmall(ConfigError):
 
 class ModelError(PegboardError):
     """The checkpoint cannot be found, read or run."""
+
+
+class CannotRecord(PegboardError):
+    """A layer, or what computes it, cannot be recorded for replay."""
 
 
 class PluginError(PegboardError):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pegboard.interfaces.spec import Need, Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,3 +25,21 @@ class KernelSpec(Spec):
 class KernelNeed(Need):
     op: str | None = None
     dtype: str | None = None
+
+
+class Recorder(Protocol):
+    """The op `program`: writes down one forward, to be replayed without Python. Built as `Recorder(max_tokens)`.
+
+    Core calls the model once with values of the recorder's own making in place of tensors. Each layer hands them to the `record`
+    method of what it computes with: `op.record(recorder, *the op's arguments)` returns the results' values. A callable without
+    that method cannot be recorded, and then the model runs eagerly.
+    """
+
+    def hidden(self, width: int) -> Any:
+        """The hidden states [T, width] the forward starts from."""
+
+    def from_positions(self, make: "Callable[[Tensor], tuple[Tensor, ...]]", widths: tuple[int, ...]) -> tuple[Any, ...]:
+        """Values that `make(positions)` gives in every step, each [T, width] float32."""
+
+    def finish(self, output: Any) -> "Callable[[Tensor, Tensor], Tensor]":
+        """The program: (hidden [T, width], positions [T]) → the recorded output, valid until the next call."""

@@ -1,1 +1,5 @@
-"""One rank: loads the model and turns batches into token ids. Everything here may import torch."""
+"""What runs on a rank: loading the model, the memory, the step."""
+
+from pegboard.env import let_compute_threads_sleep
+
+let_compute_threads_sleep()  # before torch, which everything below imports

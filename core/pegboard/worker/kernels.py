@@ -14,11 +14,11 @@ log = get_logger(__name__)
 
 
 def choose_kernels(registry: Registry, *, platform: str, dtype: str) -> Mapping[str, Callable[..., Any]]:
-    """Op name → callable: the best suitable plugin of the `kernel` kind, else core's reference."""
-    chosen: dict[str, Callable[..., Any]] = {}
-    for op, reference in REFERENCES.items():
+    """Op name → callable: the best suitable plugin of the `kernel` kind, else core's reference. `program` has none: it is only
+    there when a plugin provides it."""
+    chosen: dict[str, Callable[..., Any]] = dict(REFERENCES)
+    for op in (*REFERENCES, "program"):
         entries = [entry for entry in registry.entries("kernel") if entry.name.partition(".")[0] == op]
-        chosen[op] = reference
         if entries:
             need = KernelNeed(platform=platform, dtype=dtype)
             decision = registry.choose("kernel", need, key=op, among=entries, required=False)

@@ -64,6 +64,7 @@ class ModelRunner:
         self.sources = EmbeddingSources(getattr(parts.model, "encode", None), parts.encoder_connector)
         self.scores = PromptScores(parts.sampler, parts.model.logits, self.state)
         self.token_lora_slots = torch.zeros(0, dtype=torch.int64)
+        self.program: Callable[[Tensor, Tensor], Tensor] | None = None
         self._planned = 0.0
 
     @torch.inference_mode()
@@ -114,7 +115,8 @@ class ModelRunner:
             backend.plan(inputs.groups[group])
         self._planned = time.perf_counter()
         hidden = self.sources.merge(self.model.embed(inputs.input_ids), batch, inputs)
-        return self.model.forward(hidden, inputs.positions)
+        forward = self.program or self.model.forward
+        return forward(hidden, inputs.positions)
 
     def _apply(self, batch: Batch) -> None:
         """Bring the per-row state up to date: rows that left, rows that came, new blocks, copies, adapters."""

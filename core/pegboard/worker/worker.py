@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from pegboard.batch import Batch, StepOutput
 from pegboard.config import EngineConfig
 from pegboard.env import cache_dir
-from pegboard.errors import ConfigError, blame
+from pegboard.errors import CannotRecord, ConfigError, blame
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
 from pegboard.interfaces.encoder_connector import (
@@ -20,6 +21,7 @@ from pegboard.interfaces.encoder_connector import (
     EncoderConnectorWorker,
 )
 from pegboard.interfaces.executor import WorkerReady
+from pegboard.interfaces.kernel import Recorder
 from pegboard.interfaces.kv_connector import KVConnectorNeed, KVConnectorSetup, KVConnectorSpec, KVConnectorWorker
 from pegboard.interfaces.logits_processor import LogitsProcessorNeed, LogitsProcessorSetup
 from pegboard.interfaces.model import ModelNeed
@@ -41,6 +43,7 @@ from pegboard.worker.attention_groups import AttentionGroups, AttentionLimits
 from pegboard.worker.kernels import choose_kernels
 from pegboard.worker.model_loader import bind_layers, load_weights
 from pegboard.worker.model_runner import Masks, ModelRunner, RunnerParts
+from pegboard.worker.recording import record_forward
 from pegboard.worker.repack_cache import MappedRepackCache
 
 log = get_logger(__name__)
@@ -244,10 +247,22 @@ class Worker:
         load_adapter(self.registry, self.build.declared.layers, slot, adapter)
 
     def warm_up(self) -> None:
-        """Record the forward where the platform can. A platform without recording has nothing to do here."""
+        """Record the forward where a kernel plugin or the platform can; otherwise it runs eagerly, and the log says why."""
+        make_recorder = self.kernels.get("program")
+        if make_recorder is not None and not self.config.enforce_eager:
+            self._record(make_recorder)
+            return
         ladder = self.platform.graph_runner().ladder(self.config.max_num_batched_tokens or 1, self.config.max_num_seqs or 1)
         if ladder and not self.config.enforce_eager:
             raise ConfigError("this platform records forwards, which this version of Pegboard cannot replay; set enforce_eager")
+
+    def _record(self, make_recorder: Callable[[int], Recorder]) -> None:
+        size = int(self.plan.checkpoint.config["hidden_size"])
+        recorder = make_recorder(self.config.max_num_batched_tokens or 1)
+        try:
+            self.running.program = record_forward(self.model, self.build.declared.layers, recorder, size)
+        except CannotRecord as refusal:
+            log.info("the forward runs eagerly: %s", refusal)
 
     # --- serving -----------------------------------------------------------------------------------------------------------
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pegboard.errors import ModelError
+from pegboard.interfaces.quantization import RepackEntry
 from pegboard.ops.blocks import Blocks
 from pegboard_kernel_cpu.elementwise import rows_of
 from pegboard_kernel_cpu.library import library
@@ -18,6 +20,11 @@ from pegboard_kernel_cpu.structures import Format, LinearBlocks, LookupBlocks, Q
 
 GROUP = 16
 """Rows that are packed together."""
+
+CACHE_LINE = 64
+
+LAYOUT = "cpu blocks 1"
+"""Name of the packed layout in the repack cache: another one when csrc/linear_blocks.c reads other bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +40,29 @@ class Segment:
 class NativeBlockWeight:
     """See `pegboard.ops.blocks.BlockWeight`. Neighbouring rows of one format are packed as one segment."""
 
-    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device | str, is_table: bool = False) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device | str,
+        is_table: bool = False,
+        cache: RepackEntry | None = None,
+    ) -> None:
         if dtype != torch.float32:
             raise ValueError(f"native block weights compute in float32, not {dtype}")
         if shape[1] % 32:
             raise ModelError(f"block weights need a multiple of 32 columns, not {shape[1]}")
-        self.shape, self.is_table = shape, is_table
+        self.shape, self.is_table, self.cache = shape, is_table, cache
         self._written: list[tuple[int, Blocks]] = []
         self.segments: list[Segment] = []
+
+    def restore(self) -> bool:
+        """Map what an earlier start packed."""
+        kept = self.cache.open(LAYOUT) if self.cache is not None else None
+        if kept is None:
+            return False
+        self.segments = _segments([_Run(*run) for run in kept.facts["runs"]], self.shape[1], _tensor(kept.memory))
+        return True
 
     def write(self, start: int, blocks: Blocks) -> None:
         self._written.append((start, blocks))
@@ -48,12 +70,18 @@ class NativeBlockWeight:
     def finish(self) -> None:
         """Pack what was written; a second time into the same memory."""
         self._written.sort(key=lambda entry: entry[0])
-        if not self.segments:
-            self.segments = _plan(self._written, self.shape)
+        is_first = not self.segments
+        runs = _runs(self._written) if is_first else []
+        memory = _zeros(_offsets(runs, self.shape[1])[-1])
+        if is_first:
+            self.segments = _segments(runs, self.shape[1], memory)
         for start, blocks in self._written:
             segment = next(segment for segment in self.segments if segment.start <= start < segment.stop)
             _pack(segment, start, blocks, self.shape[1])
         self._written = []
+        if is_first and self.cache is not None and runs:
+            kept = self.cache.store(LAYOUT, memoryview(memory.numpy()), {"runs": [list(run) for run in runs]})
+            self.segments = _segments(runs, self.shape[1], _tensor(kept.memory))
 
     def bind(self) -> "NativeBlockLinear":
         return NativeBlockLinear(self.segments, self.shape)
@@ -75,31 +103,65 @@ class NativeBlockWeight:
         return sum(segment.packed.nbytes for segment in self.segments)
 
 
-def _format(blocks: Blocks) -> Format:
-    is_wide, has_minimum = blocks.scale.dtype == torch.float32, blocks.minimum is not None
-    scale_bytes = GROUP * (4 if is_wide else 2) * (1 + has_minimum)
-    code_bytes = GROUP * blocks.block_size * blocks.bits // 8
-    return Format(blocks.bits, blocks.block_size, is_wide, has_minimum, blocks.zero, scale_bytes + code_bytes)
+class _Run(NamedTuple):
+    """Adjoining rows [start, stop) of one format, whose fields follow."""
+
+    start: int
+    stop: int
+    bits: int
+    block_size: int
+    is_wide: bool
+    has_minimum: bool
+    zero: int
+
+    def format(self) -> Format:
+        scale_bytes = GROUP * (4 if self.is_wide else 2) * (1 + self.has_minimum)
+        record_bytes = scale_bytes + GROUP * self.block_size * self.bits // 8
+        return Format(self.bits, self.block_size, self.is_wide, self.has_minimum, self.zero, record_bytes)
+
+    def num_bytes(self, columns: int) -> int:
+        """Of the packed rows, up to the next cache line."""
+        size = -(-(self.stop - self.start) // GROUP) * (columns // self.block_size) * self.format().record_bytes
+        return -(-size // CACHE_LINE) * CACHE_LINE
 
 
-def _plan(written: Sequence[tuple[int, Blocks]], shape: tuple[int, int]) -> list[Segment]:
-    """One segment per run of adjoining parts of the same format, with zeroed memory."""
-    runs: list[tuple[int, int, Format]] = []
+def _runs(written: Sequence[tuple[int, Blocks]]) -> list[_Run]:
+    runs: list[_Run] = []
     for start, blocks in written:
-        form, stop = _format(blocks), start + blocks.codes.shape[0]
-        if runs and runs[-1][1] == start and bytes(runs[-1][2]) == bytes(form):
-            runs[-1] = (runs[-1][0], stop, form)
+        is_wide, has_minimum = blocks.scale.dtype == torch.float32, blocks.minimum is not None
+        run = _Run(start, start + blocks.codes.shape[0], blocks.bits, blocks.block_size, is_wide, has_minimum, blocks.zero)
+        if runs and runs[-1].stop == start and runs[-1][2:] == run[2:]:
+            runs[-1] = run._replace(start=runs[-1].start)
         else:
-            runs.append((start, stop, form))
-    return [Segment(start, stop, form, _memory(stop - start, shape[1], form)) for start, stop, form in runs]
+            runs.append(run)
+    return runs
 
 
-def _memory(rows: int, columns: int, form: Format) -> Tensor:
-    """Zeros for that many packed rows, aligned to cache lines."""
-    size = -(-rows // GROUP) * (columns // form.block_size) * form.record_bytes
-    raw = torch.zeros(size + 64, dtype=torch.uint8)
-    offset = -raw.data_ptr() % 64
+def _offsets(runs: Sequence[_Run], columns: int) -> list[int]:
+    """Where each run's bytes begin, and where the last one's end."""
+    offsets = [0]
+    for run in runs:
+        offsets.append(offsets[-1] + run.num_bytes(columns))
+    return offsets
+
+
+def _segments(runs: Sequence[_Run], columns: int, memory: Tensor) -> list[Segment]:
+    offsets = _offsets(runs, columns)
+    return [
+        Segment(run.start, run.stop, run.format(), memory[first:last])
+        for run, first, last in zip(runs, offsets, offsets[1:], strict=False)
+    ]
+
+
+def _zeros(size: int) -> Tensor:
+    """Bytes that begin at a cache line."""
+    raw = torch.zeros(size + CACHE_LINE, dtype=torch.uint8)
+    offset = -raw.data_ptr() % CACHE_LINE
     return raw[offset : offset + size]
+
+
+def _tensor(memory: memoryview) -> Tensor:
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _pack(segment: Segment, start: int, blocks: Blocks, columns: int) -> None:

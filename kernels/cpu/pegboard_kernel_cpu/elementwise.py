@@ -48,9 +48,7 @@ class AddNormKernel:
         library().team_run([("rms_norm", arguments)], rows.shape[0])
         return out, residual
 
-    def record(
-        self, recorder: NativeRecorder, x: Value, residual: Value, weight: Tensor, eps: float
-    ) -> tuple[Value, Value]:
+    def record(self, recorder: NativeRecorder, x: Value, residual: Value, weight: Tensor, eps: float) -> tuple[Value, Value]:
         out = recorder.value(x.width)
         recorder.keep.append(weight)
         arguments = _norm_arguments(weight, eps, x.width)
@@ -74,7 +72,12 @@ class ActivationKernel:
         columns = rows.shape[1] // 2
         out = torch.empty(rows.shape[0], columns)
         arguments: Any = GatedActivation(columns=columns, is_gelu=self.is_gelu)
-        arguments.x, arguments.x_stride, arguments.out, arguments.out_stride = rows.data_ptr(), rows.stride(0), out.data_ptr(), columns
+        arguments.x, arguments.x_stride, arguments.out, arguments.out_stride = (
+            rows.data_ptr(),
+            rows.stride(0),
+            out.data_ptr(),
+            columns,
+        )
         library().team_run([("gated_activation", arguments)], rows.shape[0])
         return out
 

@@ -70,7 +70,12 @@ class NativeFloatLinear:
         x = rows_of(x)
         out = torch.empty(x.shape[0], self.shape[0])
         arguments = self._arguments()
-        arguments.x, arguments.x_stride, arguments.out, arguments.out_stride = x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0)
+        arguments.x, arguments.x_stride, arguments.out, arguments.out_stride = (
+            x.data_ptr(),
+            x.stride(0),
+            out.data_ptr(),
+            out.stride(0),
+        )
         library().team_run([("linear_float", arguments)], x.shape[0])
         return out
 

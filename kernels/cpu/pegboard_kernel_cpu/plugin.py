@@ -1,6 +1,8 @@
 """Specs of this package."""
 
+from pegboard.interfaces.attention import AttentionSpec
 from pegboard.interfaces.kernel import KernelSpec
+from pegboard.interfaces.spec import Multiple
 
 
 def _kernel(implementation: str) -> KernelSpec:
@@ -21,3 +23,22 @@ GELU_TANH_MUL = _kernel("elementwise:gelu_tanh_mul")
 FLOAT_WEIGHT = _kernel("float_weight:NativeFloatWeight")
 BLOCK_WEIGHT = _kernel("block_weight:NativeBlockWeight")
 PROGRAM = _kernel("recorder:NativeRecorder")
+
+ATTENTION = AttentionSpec(
+    api="1.0",
+    implementation="pegboard_kernel_cpu.attention:NativeAttention",
+    probe="pegboard_kernel_cpu.probe:probe",
+    platforms=frozenset({"cpu"}),
+    tier="tuned",
+    supports={
+        "dtype": {"float32"},
+        "kv_dtype": {"float32", "bfloat16", "int8"},
+        "head_dim": Multiple(8),
+        "kind": {"decoder"},
+        "window": True,
+        "soft_cap": True,
+        "alibi": True,
+        "block_size": Multiple(16),
+    },
+    flags=frozenset({"mixed", "graph:always"}),
+)

@@ -1,8 +1,8 @@
 /* What every kernel of this package shares: vectors of the level it is compiled for, and the team of threads it runs in.
  *
  * The same sources are compiled once per level (see build.py); nothing here is chosen at run time. A kernel is a function
- * that all threads of a team enter together; it takes its share of the work with `next_task` and returns. The team waits for
- * its slowest member between kernels, so a kernel sees everything the one before it wrote.
+ * that the threads of a team enter; each takes tasks with `next_task` until there are no more. The next kernel begins when all
+ * tasks are done, so it sees everything the one before it wrote.
  */
 #ifndef PEGBOARD_COMMON_H
 #define PEGBOARD_COMMON_H
@@ -45,17 +45,20 @@ typedef struct Team Team;
 typedef struct {
     Team *team;
     int thread, num_threads;
+    uint64_t kernel; /* its number */
+    int has_task;
 } Worker;
 
-typedef void (*Kernel)(const Step *step, const Worker *worker, const void *arguments);
+typedef void (*Kernel)(const Step *step, Worker *worker, const void *arguments);
 
 typedef struct {
     Kernel kernel;
     const void *arguments;
 } Instruction;
 
-/* The next unit of work nobody has taken yet, counted from 0 in every kernel; the kernel stops at its own number of tasks. */
-int64_t next_task(const Worker *worker);
+/* The next of `total` tasks nobody has taken yet, or `total` when there is none; says that the caller's task before is done. Every
+ * kernel asks until there is none, with the same total on all threads. */
+int64_t next_task(Worker *worker, int64_t total);
 
 INLINE vfloat splat(float x) { return x - (vfloat){}; }
 INLINE vfloat load(const float *p) { return *(const vfloat *)p; }
@@ -121,8 +124,15 @@ INLINE vfloat load_half(const uint16_t *p) {
 #endif
 }
 
+/* The compiler's own widening of small integers takes three times the instructions. */
 INLINE vfloat load_bfloat16(const uint16_t *p) {
+#if LANES == 16
+    return (vfloat)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+#elif LANES == 8
+    return (vfloat)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#else
     return (vfloat)(__builtin_convertvector(*(const vhalf *)p, vint) << 16);
+#endif
 }
 
 INLINE uint16_t to_bfloat16(float x) { /* round to nearest even; a NaN stays one */
@@ -131,7 +141,15 @@ INLINE uint16_t to_bfloat16(float x) { /* round to nearest even; a NaN stays one
     return (uint16_t)((u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16);
 }
 
-INLINE vfloat load_int8(const int8_t *p) { return __builtin_convertvector(*(const vbyte *)p, vfloat); }
+INLINE vfloat load_int8(const int8_t *p) {
+#if LANES == 16
+    return (vfloat)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+#elif LANES == 8
+    return (vfloat)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+#else
+    return __builtin_convertvector(*(const vbyte *)p, vfloat);
+#endif
+}
 
 /* exp for x <= 0 and a little above, 0 far below: 2^n times a polynomial on [-ln2/2, ln2/2] (Cody & Waite reduction, minimax
  * coefficients of degree 5; relative error below 2e-7). */

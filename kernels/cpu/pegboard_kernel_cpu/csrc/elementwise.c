@@ -43,10 +43,10 @@ static void normalise(const RMSNorm *a, const float *x, float *residual, float *
     for (int64_t c = whole; c < columns; c++) out[c] = x[c] * scale * a->weight[c];
 }
 
-EXPORT void rms_norm(const Step *step, const Worker *worker, const void *arguments) {
+EXPORT void rms_norm(const Step *step, Worker *worker, const void *arguments) {
     const RMSNorm *a = arguments;
     float row[a->out ? 1 : a->columns * a->parts];
-    for (int64_t t; (t = next_task(worker)) < step->num_tokens;) {
+    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
         float *out = a->out ? a->out + t * a->out_stride : row;
         for (int64_t part = 0; part < a->parts; part++)
             normalise(a, a->x + t * a->x_stride + part * a->columns,
@@ -72,11 +72,11 @@ INLINE vfloat gelu_tanh(vfloat x) { /* x · (1 + tanh(u)) / 2 = x · sigmoid(2u)
     return x / (1.0f + exp_of(vmin(-twice, splat(87.0f))));
 }
 
-EXPORT void gated_activation(const Step *step, const Worker *worker, const void *arguments) {
+EXPORT void gated_activation(const Step *step, Worker *worker, const void *arguments) {
     const GatedActivation *a = arguments;
     int64_t columns = a->columns, whole = columns / LANES * LANES;
     float row[a->out ? 1 : columns];
-    for (int64_t t; (t = next_task(worker)) < step->num_tokens;) {
+    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
         const float *gate = a->x + t * a->x_stride, *up = gate + columns;
         float *out = a->out ? a->out + t * a->out_stride : row;
         for (int64_t c = 0; c < whole; c += LANES) {
@@ -99,8 +99,8 @@ typedef struct {
     int64_t columns;
 } LookupFloat;
 
-EXPORT void lookup_float(const Step *step, const Worker *worker, const void *arguments) {
+EXPORT void lookup_float(const Step *step, Worker *worker, const void *arguments) {
     const LookupFloat *a = arguments;
-    for (int64_t t; (t = next_task(worker)) < step->num_tokens;)
+    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;)
         memcpy(a->out + t * a->out_stride, a->table + a->ids[t] * a->columns, a->columns * sizeof(float));
 }

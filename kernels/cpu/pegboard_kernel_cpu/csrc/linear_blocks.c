@@ -29,9 +29,9 @@ typedef struct {
     Format format;
 } LinearBlocks;
 
-EXPORT void quantize(const Step *step, const Worker *worker, const void *arguments) {
+EXPORT void quantize(const Step *step, Worker *worker, const void *arguments) {
     const Quantize *a = arguments;
-    for (int64_t t; (t = next_task(worker)) < step->num_tokens;) quantize_row(a->x + t * a->x_stride, &a->to, a->columns, t);
+    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) quantize_row(a->x + t * a->x_stride, &a->to, a->columns, t);
 }
 
 INLINE void read_scales(const uint8_t *p, int is_wide, vfloat to[VECTORS]) {
@@ -164,9 +164,9 @@ typedef struct {
     Format format;
 } Lookup;
 
-EXPORT void lookup_blocks(const Step *step, const Worker *worker, const void *arguments) {
+EXPORT void lookup_blocks(const Step *step, Worker *worker, const void *arguments) {
     const Lookup *a = arguments;
-    for (int64_t t; (t = next_task(worker)) < step->num_tokens;) {
+    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
         float *out = a->out + t * a->out_stride;
         if (a->ids[t] < a->rows) unpack_row(a->weight, &a->format, a->ids[t], a->columns, out);
         else memset(out, 0, a->columns * sizeof(float)); /* rows the table was filled up with */
@@ -198,7 +198,7 @@ static Tiles variant_of(const Format *f) {
     return f->is_wide ? f->has_minimum ? tiles_8_32_1_1 : tiles_8_32_1_0 : f->has_minimum ? tiles_8_32_0_1 : tiles_8_32_0_0;
 }
 
-EXPORT void linear_blocks(const Step *step, const Worker *worker, const void *arguments) {
+EXPORT void linear_blocks(const Step *step, Worker *worker, const void *arguments) {
     const LinearBlocks *a = arguments;
     Tiles multiply = variant_of(&a->format);
     int64_t tokens = step->num_tokens, groups = (a->rows + ROWS - 1) / ROWS;
@@ -207,7 +207,7 @@ EXPORT void linear_blocks(const Step *step, const Worker *worker, const void *ar
     int64_t share = groups * blocks / (worker->num_threads * 8);
     int64_t per_task = share < 1 ? 1 : share > 16 ? 16 : share;
     int64_t pieces = (groups + per_task - 1) / per_task;
-    for (int64_t task; (task = next_task(worker)) < pieces * blocks;) {
+    for (int64_t task; (task = next_task(worker, pieces * blocks)) < pieces * blocks;) {
         int64_t start = task / pieces * TOKEN_BLOCK, end = start + TOKEN_BLOCK < tokens ? start + TOKEN_BLOCK : tokens;
         int64_t group = task % pieces * per_task, stop = group + per_task < groups ? group + per_task : groups;
         for (int64_t g = group; g < stop; g++) multiply(a, start, end, g * ROWS, a->weight + g * group_bytes);

@@ -91,7 +91,7 @@ static void tiles(const LinearFloat *a, int64_t token, int64_t end, int64_t row,
     for (; token < end; token++) tile(a, 1, token, row, weight, first, last);
 }
 
-EXPORT void linear_float(const Step *step, const Worker *worker, const void *arguments) {
+EXPORT void linear_float(const Step *step, Worker *worker, const void *arguments) {
     const LinearFloat *a = arguments;
     int64_t tokens = step->num_tokens, groups = (a->rows + ROWS - 1) / ROWS;
     int64_t blocks = (tokens + TOKEN_BLOCK - 1) / TOKEN_BLOCK;
@@ -99,7 +99,7 @@ EXPORT void linear_float(const Step *step, const Worker *worker, const void *arg
     int64_t per_task = share < 1 ? 1 : share > 8 ? 8 : share;
     int64_t pieces = (groups + per_task - 1) / per_task;
     int64_t step_columns = tokens <= TOKENS ? a->columns : COLUMNS;
-    for (int64_t task; (task = next_task(worker)) < pieces * blocks;) {
+    for (int64_t task; (task = next_task(worker, pieces * blocks)) < pieces * blocks;) {
         int64_t start = task / pieces * TOKEN_BLOCK, end = start + TOKEN_BLOCK < tokens ? start + TOKEN_BLOCK : tokens;
         int64_t group = task % pieces * per_task, stop = group + per_task < groups ? group + per_task : groups;
         for (int64_t first = 0; first < a->columns; first += step_columns) {

@@ -1,7 +1,11 @@
-/* The team: the calling thread and num_threads - 1 helpers that sleep between programs.
+/* The team: the calling thread and helpers that sleep between programs.
  *
- * Inside a program the members wait for each other by looking at a counter, for a moment in a loop and then yielding the core:
- * a kernel lasts some microseconds, a sleep and a wake-up would last longer. Between programs the helpers sleep.
+ * A kernel is over when all of its tasks are done, whoever did them. Nobody waits for a thread that has no task: one the system
+ * does not run at the moment costs nothing unless it was in the middle of a task, and finds its way back to the kernel that is
+ * due by then. Inside a program threads without a task look at the state for a moment and then yield their core: a kernel lasts
+ * some microseconds, a sleep and a wake-up would last longer. Between programs the helpers sleep.
+ *
+ * The state is one word: which kernel is due, by a number that never comes twice, and its next task.
  */
 #include "common.h"
 
@@ -10,22 +14,25 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define PATIENCE 20000
+#define PATIENCE 4000
+#define TASK_BITS 24
+#define IDLE (1ull << 63)
 
 struct Team {
     int num_threads;
     pthread_t *threads;
-    pthread_mutex_t mutex; /* guards generation, stopping and the program below */
+    pthread_mutex_t mutex; /* guards generation and stopping */
     pthread_cond_t work;
     uint64_t generation;
     int stopping;
+    pthread_mutex_t owner; /* one program at a time */
+    /* The program; changed only while the state is idle and nobody is inside. */
     const Step *step;
     const Instruction *instructions;
-    int64_t count;
-    ALIGNED atomic_int arrived;
-    ALIGNED atomic_uint round;
-    ALIGNED _Atomic int64_t next[2]; /* of the kernel now running, and of the one before it */
-    ALIGNED pthread_mutex_t owner; /* one program at a time */
+    uint64_t first, count; /* number of its first kernel, and how many */
+    ALIGNED _Atomic uint64_t state; /* IDLE bit, number of the kernel, its next task */
+    ALIGNED _Atomic int64_t done; /* tasks of the kernel */
+    ALIGNED atomic_int inside; /* helpers that may touch the program */
 };
 
 typedef struct {
@@ -33,42 +40,58 @@ typedef struct {
     int thread;
 } Member;
 
-static _Thread_local unsigned current_round;
-
-int64_t next_task(const Worker *worker) {
-    return atomic_fetch_add_explicit(&worker->team->next[current_round & 1], 1, memory_order_relaxed);
-}
-
 INLINE void relax(void) {
 #if defined(__x86_64__)
     _mm_pause();
 #endif
 }
 
-static void wait_for_all(Team *team) {
-    unsigned round = current_round;
-    if (atomic_fetch_add_explicit(&team->arrived, 1, memory_order_acq_rel) == team->num_threads - 1) {
-        atomic_store_explicit(&team->next[round & 1], 0, memory_order_relaxed);
-        atomic_store_explicit(&team->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&team->round, round + 1, memory_order_release);
-    } else {
-        for (int spins = 0; atomic_load_explicit(&team->round, memory_order_acquire) == round; spins++) {
+/* The kernel that `number` counts is over: the next one is due, or the program ends. */
+static void advance(Team *team, uint64_t number) {
+    uint64_t next = number + 1;
+    atomic_store(&team->done, 0);
+    atomic_store(&team->state, next << TASK_BITS | (next == team->first + team->count ? IDLE : 0));
+}
+
+int64_t next_task(Worker *worker, int64_t total) {
+    Team *team = worker->team;
+    uint64_t number = worker->kernel;
+    if (worker->has_task) {
+        worker->has_task = 0;
+        if (atomic_fetch_add(&team->done, 1) + 1 == total) advance(team, number);
+    }
+    uint64_t state = atomic_load(&team->state);
+    for (;;) {
+        int64_t task = state & ((1ull << TASK_BITS) - 1);
+        if (state & IDLE || state >> TASK_BITS != number) return total;
+        if (task >= total) {
+            uint64_t next = (number + 1) << TASK_BITS | (number + 1 == team->first + team->count ? IDLE : 0);
+            if (total == 0) atomic_compare_exchange_strong(&team->state, &state, next);
+            return total;
+        }
+        if (atomic_compare_exchange_weak(&team->state, &state, state + 1)) {
+            worker->has_task = 1;
+            return task;
+        }
+    }
+}
+
+/* Work on kernels until the program is over. */
+static void take_part(Team *team, int thread) {
+    for (;;) {
+        if (thread) atomic_fetch_add(&team->inside, 1);
+        uint64_t state = atomic_load(&team->state), number = state >> TASK_BITS;
+        if (!(state & IDLE)) {
+            const Instruction *due = &team->instructions[number - team->first];
+            Worker worker = {team, thread, team->num_threads, number, 0};
+            due->kernel(team->step, &worker, due->arguments);
+        }
+        if (thread) atomic_fetch_sub(&team->inside, 1);
+        if (state & IDLE) return;
+        for (int spins = 0; (state = atomic_load(&team->state)) >> TASK_BITS == number && !(state & IDLE); spins++) {
             if (spins < PATIENCE) relax();
             else sched_yield();
         }
-    }
-    current_round = round + 1;
-}
-
-static void run_share(Team *team, int thread) {
-    Worker worker = {team, thread, team->num_threads};
-    current_round = atomic_load_explicit(&team->round, memory_order_acquire);
-    const Instruction *instructions = team->instructions;
-    const Step *step = team->step;
-    int64_t count = team->count;
-    for (int64_t i = 0; i < count; i++) {
-        instructions[i].kernel(step, &worker, instructions[i].arguments);
-        wait_for_all(team);
     }
 }
 
@@ -84,7 +107,7 @@ static void *help(void *argument) {
         int stopping = team->stopping;
         pthread_mutex_unlock(&team->mutex);
         if (stopping) return NULL;
-        run_share(team, member.thread);
+        take_part(team, member.thread);
     }
 }
 
@@ -93,6 +116,7 @@ EXPORT Team *team_create(int num_threads) {
     if (!team) return NULL;
     memset(team, 0, sizeof *team);
     team->num_threads = 1;
+    team->state = IDLE;
     pthread_mutex_init(&team->mutex, NULL);
     pthread_mutex_init(&team->owner, NULL);
     pthread_cond_init(&team->work, NULL);
@@ -115,14 +139,23 @@ EXPORT int team_size(const Team *team) { return team->num_threads; }
 EXPORT void team_run(Team *team, const Instruction *instructions, int64_t count, const Step *step) {
     if (count == 0) return;
     pthread_mutex_lock(&team->owner);
-    pthread_mutex_lock(&team->mutex);
+    uint64_t first = (atomic_load(&team->state) & ~IDLE) >> TASK_BITS;
     team->step = step;
     team->instructions = instructions;
+    team->first = first;
     team->count = count;
-    team->generation++;
-    pthread_cond_broadcast(&team->work);
-    pthread_mutex_unlock(&team->mutex);
-    run_share(team, 0);
+    atomic_store(&team->state, first << TASK_BITS);
+    if (team->num_threads > 1) {
+        pthread_mutex_lock(&team->mutex);
+        team->generation++;
+        pthread_cond_broadcast(&team->work);
+        pthread_mutex_unlock(&team->mutex);
+    }
+    take_part(team, 0);
+    for (int spins = 0; atomic_load(&team->inside); spins++) {
+        if (spins < PATIENCE) relax();
+        else sched_yield();
+    }
     pthread_mutex_unlock(&team->owner);
 }
 

@@ -1,0 +1,32 @@
+"""Records a model's forward once, so that steps replay it instead of running Python layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from pegboard.errors import CannotRecord
+from pegboard.interfaces.kernel import Recorder
+from pegboard.layers.layer import Layer
+
+Program = Callable[[Tensor, Tensor], Tensor]
+"""(hidden [T, size], positions [T]) → hidden [T, size], valid until the next call."""
+
+
+def record_forward(model: Any, layers: Iterable[Layer], recorder: Recorder, hidden_size: int) -> Program:
+    """The program of `model.forward`, whose bound `layers` are asked to record themselves instead of computing.
+    Raises CannotRecord with what stands in the way."""
+    before = [(layer, layer.forward) for layer in layers if hasattr(layer, "forward")]
+    try:
+        for layer, _ in before:
+            layer.forward = partial(layer.record, recorder)
+        output = model.forward(recorder.hidden(hidden_size), None)
+    except (TypeError, AttributeError) as error:  # values have no tensor arithmetic: the model computes beside its layers
+        raise CannotRecord(f"{type(model).__name__} computes outside of its layers: {error}") from error
+    finally:
+        for layer, forward in before:
+            layer.forward = forward
+    return recorder.finish(output)

@@ -1,0 +1,95 @@
+"""Recording a model's forward: what is handed to the recorder, and what refuses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pegboard.errors import CannotRecord
+from pegboard.layers.layer import Layer, recording
+from pegboard.worker.recording import record_forward
+
+
+class ListRecorder:
+    """Values are strings; recorded ops append a line."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def hidden(self, width: int) -> str:
+        return f"hidden[{width}]"
+
+    def from_positions(self, make: object, widths: tuple[int, ...]) -> tuple[str, ...]:
+        return tuple(f"input[{width}]" for width in widths)
+
+    def finish(self, output: str) -> list[str]:
+        return [*self.lines, f"return {output}"]
+
+
+class Double(Layer):
+    """x → 2x, and it can be recorded."""
+
+    def declare(self, available: object) -> list:
+        return []
+
+    def bind(self) -> None:
+        self.forward = lambda x: 2 * x
+
+    def record(self, recorder: ListRecorder, *values: str) -> str:
+        recorder.lines.append(f"double {values[0]}")
+        return f"d{len(recorder.lines)}"
+
+
+class Stubborn(Double):
+    record = Layer.record
+
+
+class Model(nn.Module):
+    def __init__(self, layers: list[Layer], outside: bool = False) -> None:
+        super().__init__()
+        self.parts, self.outside = nn.ModuleList(layers), outside
+
+    def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        for layer in self.parts:
+            hidden = layer(hidden)
+        return hidden * 3 - 1 if self.outside else hidden
+
+
+def _layers(*kinds: type[Layer]) -> list[Layer]:
+    build = SimpleNamespace(path="model.layer", declared=SimpleNamespace(layers=[]))
+    layers = [kind(build) for kind in kinds]  # type: ignore[arg-type]
+    for layer in layers:
+        layer.bind()
+    return layers
+
+
+def test_layers_record_in_the_order_they_are_called() -> None:
+    layers = _layers(Double, Double)
+    program = record_forward(Model(layers), layers, ListRecorder(), 8)
+    assert program == ["double hidden[8]", "double d1", "return d2"]
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_layers_compute_again_afterwards(refuses: bool) -> None:
+    layers = _layers(Double, Stubborn if refuses else Double)
+    model = Model(layers)
+    if refuses:
+        with pytest.raises(CannotRecord, match="model.layer: layers of type Stubborn"):
+            record_forward(model, layers, ListRecorder(), 8)
+    else:
+        record_forward(model, layers, ListRecorder(), 8)
+    assert model.forward(torch.ones(2), torch.zeros(2)).tolist() == [4, 4]
+
+
+def test_arithmetic_beside_the_layers_is_refused() -> None:
+    layers = _layers(Double)
+    with pytest.raises(CannotRecord, match="Model computes outside of its layers"):
+        record_forward(Model(layers, outside=True), layers, ListRecorder(), 8)
+
+
+def test_what_has_no_recorded_form_is_named() -> None:
+    with pytest.raises(CannotRecord, match="a.path is computed by torch.*relu, which cannot be recorded"):
+        recording(torch.nn.functional.relu, "a.path")
