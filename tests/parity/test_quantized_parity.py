@@ -1,0 +1,58 @@
+"""Plain checkpoints quantized at load stay close to what they were, and later starts compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pegboard import LLM, SamplingParams
+
+PROMPTS = [[7, 30, 101, 12, 5], list(range(3, 60))]
+PARAMS = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=-1, detokenize=False)
+SIZES = {"hidden_size": 64, "intermediate_size": 80}
+"""Heads and attention are whole blocks of 32 columns; the last matrix of the feed-forward block is not and stays plain."""
+
+
+def logprobs(llm: LLM) -> torch.Tensor:
+    """[positions of all prompts, V]"""
+    rows = []
+    for output in llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], PARAMS, use_tqdm=False):
+        for row in (output.prompt_logprobs or [])[1:]:
+            assert row is not None
+            rows.append([row[token].logprob for token in sorted(row)])
+    return torch.tensor(rows)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEGBOARD_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "limit"),
+    [
+        ("rtn_int8", {}, 0.15),
+        ("w8a8_int8", {}, 0.15),
+        ("rtn", {}, 0.15),
+        ("rtn_int4", {}, 0.8),
+        ("rtn", {"bits": 4}, 0.8),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("tied", [False, True], ids=["head", "tied"])
+def test_close_to_the_floats(
+    write: Callable[..., Any], open_llm: Callable[..., LLM], method: str, options: dict[str, Any], limit: float, tied: bool
+) -> None:
+    reference = write("llama", tie_word_embeddings=tied, **SIZES)
+    expected = torch.cat([reference.logprobs(prompt)[:-1] for prompt in PROMPTS])
+    with open_llm(reference.directory, quantization=method, plugin_options={f"quantization.{method}": options}) as llm:
+        found = logprobs(llm)
+    with open_llm(reference.directory, quantization=method, plugin_options={f"quantization.{method}": options}) as llm:
+        again = logprobs(llm)
+    off = ((found - expected).std() / expected.std()).item()
+    assert limit / 20 < off < limit, "not quantized" if off < limit else "too far off"
+    assert torch.equal(found, again), "a warm start computes something else"
