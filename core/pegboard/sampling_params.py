@@ -20,6 +20,8 @@ log = get_logger(__name__)
 
 GREEDY_BELOW = 1e-5
 MIN_TEMPERATURE = 1e-2
+MAX_JSON_DEPTH = 100
+"""Of a JSON schema or structural tag."""
 
 
 class RequestOutputKind(IntEnum):
@@ -74,7 +76,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
                 json_module.dumps(value, allow_nan=False)
             except (TypeError, ValueError, RecursionError) as error:
                 return f"is no JSON: {error}"
-            return None
+            return _too_deep(value)
         if not isinstance(value, str):
             return f"must be text, got {_shown(value)}"
         if name not in ("json", "structural_tag"):
@@ -84,7 +86,20 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
         except (ValueError, RecursionError) as error:
             return f"is no JSON: {error}"
         wanted = (dict, bool) if name == "json" else (dict,)
-        return None if isinstance(parsed, wanted) else f"must be a JSON object, got {_shown(parsed)}"
+        return _too_deep(parsed) if isinstance(parsed, wanted) else f"must be a JSON object, got {_shown(parsed)}"
+
+
+def _too_deep(value: Any) -> str | None:
+    """Backends walk schemas recursively. value: a dict, or a schema that is true or false."""
+    if isinstance(value, bool):
+        return None
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        inner = [part for item in level for part in (item.values() if isinstance(item, dict) else item)]
+        level = [part for part in inner if isinstance(part, dict | list)]
+        if not level:
+            return None
+    return f"is nested deeper than {MAX_JSON_DEPTH} levels"
 
 
 def _shown(value: Any) -> str:

@@ -66,6 +66,10 @@ class GenerationFields(BaseModel):
     return_tokens_as_token_ids: bool = False
     vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
 
+    # What the answer must look like: checked by `response_format.structure`.
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+
     # OpenAI's bookkeeping: says nothing about the answer, so it is taken and changes nothing.
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -97,7 +101,6 @@ class ChatRequest(TemplateFields, GenerationFields):
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: LogprobCount | None = None
-    response_format: dict[str, Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool = True
@@ -110,22 +113,20 @@ class CompletionRequest(GenerationFields):
     prompt: Any
     max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] = 16
     logprobs: LogprobCount | None = None
-    response_format: dict[str, Any] | None = None
     add_special_tokens: bool = True
 
 
-NO_STRUCTURE = "structured output is not available in this server"
+OLD_STRUCTURE = "send structured_outputs instead"
 NO_CONNECTOR = "no connector of this server takes parameters"
 
 # Fields of OpenAI or vLLM that we know and do not act on: name → (values that ask for nothing, why it is refused).
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "best_of": ((1,), "ask for n completions and choose yourself"),
     "suffix": (("",), "the text after the completion cannot be given"),
-    "structured_outputs": ((), NO_STRUCTURE),
-    "guided_json": ((), NO_STRUCTURE),
-    "guided_regex": ((), NO_STRUCTURE),
-    "guided_choice": ((), NO_STRUCTURE),
-    "guided_grammar": ((), NO_STRUCTURE),
+    "guided_json": ((), OLD_STRUCTURE),
+    "guided_regex": ((), OLD_STRUCTURE),
+    "guided_choice": ((), OLD_STRUCTURE),
+    "guided_grammar": ((), OLD_STRUCTURE),
     "logits_processors": (([],), "requests cannot bring code"),
     "kv_transfer_params": (({},), NO_CONNECTOR),
     "mm_processor_kwargs": (({},), "the model takes text only"),

@@ -8,9 +8,9 @@ from typing import Any
 
 from pegboard.errors import RequestError
 from pegboard.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
-from pegboard_api_openai.body import shown
 from pegboard_api_openai.errors import InvalidBody
 from pegboard_api_openai.fields import ChatRequest, CompletionRequest, GenerationFields
+from pegboard_api_openai.response_format import structure
 
 MAX_N = 1024
 MAX_TOKENS = 2**31 - 1
@@ -65,6 +65,7 @@ def _params(
         logprobs=logprobs,
         max_tokens=min(limits, default=None),
         extra_args=dict(request.vllm_xargs) if request.vllm_xargs else None,
+        structured_outputs=structure(request.response_format, request.structured_outputs),
         output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
     )
 
@@ -77,7 +78,9 @@ def _beam_params(request: GenerationFields, values: Mapping[str, Any], max_token
     neutral = SamplingParams()
     other = [name for name in SAME if name in request.model_fields_set and name not in ("n", "temperature", *SAME_WITH_BEAMS)]
     other = [name for name in other if getattr(request, name) not in (getattr(neutral, name), [])]
-    other += [name for name in ("logit_bias", "vllm_xargs") if getattr(request, name)]
+    other += [name for name in ("logit_bias", "vllm_xargs", "structured_outputs") if getattr(request, name)]
+    if structure(request.response_format, None) is not None:
+        other.append("response_format")
     if other:
         raise RequestError(f"{other[0]} has no effect with use_beam_search; leave it out", parameter=other[0])
     return BeamSearchParams(
@@ -98,12 +101,6 @@ def _check(request: GenerationFields) -> None:
         raise RequestError(f"n must be at most {MAX_N}, got {request.n}", parameter="n")
     if request.length_penalty != 1.0 and not request.use_beam_search:
         raise RequestError("length_penalty needs use_beam_search: true", parameter="length_penalty")
-    form = getattr(request, "response_format", None)
-    if form is not None and form != {"type": "text"}:
-        raise RequestError(
-            f"response_format {shown(form.get('type'))} is not supported: only {{'type': 'text'}} is available in this server",
-            parameter="response_format",
-        )
 
 
 def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
