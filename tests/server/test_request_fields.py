@@ -63,22 +63,20 @@ def test_penalties_change_what_comes_again(complete: Complete) -> None:
         assert len(set(other)) > len(set(again)), fields
 
 
-def test_where_an_output_ends(complete: Complete, greedy: dict[str, Any]) -> None:
+def test_where_an_output_ends(server: Server, complete: Complete, greedy: dict[str, Any]) -> None:
     stopper = greedy["token_ids"][3]
     cut = complete(stop_token_ids=[stopper])
     assert cut["token_ids"] == greedy["token_ids"][: greedy["token_ids"].index(stopper) + 1]
     assert (cut["finish_reason"], cut["stop_reason"]) == ("stop", stopper)
     late = complete(stop_token_ids=[stopper], min_tokens=6)
     assert len(late["token_ids"]) >= 6
-    ended = complete(prompt="<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", max_tokens=64)
-    assert ended["finish_reason"] == "stop" and "<|im_end|>" not in ended["text"]
-    shown = complete(
-        prompt="<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", max_tokens=64, skip_special_tokens=False,
-        include_stop_str_in_output=True,
-    )  # fmt: skip
-    assert shown["text"] == ended["text"] + "<|im_end|>"
-    on = complete(prompt="<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", max_tokens=64, ignore_eos=True)
-    assert on["finish_reason"] == "length" and len(on["token_ids"]) == 64
+    end = post(server, "/tokenize", {"prompt": "<|im_end|>"})["tokens"]
+    ended = complete(allowed_token_ids=end)
+    assert (ended["text"], ended["token_ids"], ended["finish_reason"], ended["stop_reason"]) == ("", end, "stop", None)
+    shown = complete(allowed_token_ids=end, skip_special_tokens=False, include_stop_str_in_output=True)
+    assert shown["text"] == "<|im_end|>"
+    on = complete(allowed_token_ids=end, ignore_eos=True, skip_special_tokens=False)
+    assert on["finish_reason"] == "length" and on["text"] == "<|im_end|>" * 8
 
 
 def test_seeds_and_n(complete: Complete) -> None:
