@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 from pegboard import LLM, SamplingParams
@@ -47,12 +48,14 @@ class Scores:
 
 @dataclass(frozen=True)
 class Comparison:
-    """num_tokens scored; perplexities; share of positions with equal greedy choice."""
+    """num_tokens scored; perplexities; share of positions with equal greedy choice; standard error of `change`, as it is when
+    only so many tokens are scored."""
 
     num_tokens: int
     exact: float
     found: float
     agreement: float
+    error: float
 
     @property
     def change(self) -> float:
@@ -62,10 +65,17 @@ class Comparison:
     def is_good(self) -> bool:
         return abs(self.change) <= MAX_PERPLEXITY_CHANGE and self.agreement >= MIN_AGREEMENT
 
+    @property
+    def may_be_good(self) -> bool:
+        """So few tokens do not show that a limit is missed."""
+        slack = math.sqrt(MIN_AGREEMENT * (1 - MIN_AGREEMENT) / self.num_tokens)
+        return abs(self.change) <= MAX_PERPLEXITY_CHANGE + 2 * self.error and self.agreement >= MIN_AGREEMENT - 2 * slack
+
     def __str__(self) -> str:
         return (
-            f"{self.num_tokens} tokens: perplexity {self.exact:.4f} → {self.found:.4f} ({self.change:+.3%}, at most "
-            f"{MAX_PERPLEXITY_CHANGE:.1%}), same greedy token {self.agreement:.2%} (at least {MIN_AGREEMENT:.0%})"
+            f"{self.num_tokens} tokens: perplexity {self.exact:.4f} → {self.found:.4f} "
+            f"({self.change:+.3%} ± {self.error:.3%}, at most {MAX_PERPLEXITY_CHANGE:.1%}), "
+            f"same greedy token {self.agreement:.2%} (at least {MIN_AGREEMENT:.0%})"
         )
 
 
@@ -108,8 +118,10 @@ def compare(model: str, num_tokens: int, **settings: Any) -> Comparison:
         with LLM(model, **{**base, **chosen}) as llm:
             found.append(score(windows(llm, num_tokens), llm))
     exact, other = found
+    count = len(exact.choices)
     same = sum(a == b for a, b in zip(exact.choices, other.choices, strict=True))
-    return Comparison(len(exact.choices), exact.perplexity, other.perplexity, same / len(exact.choices))
+    losses = [a - b for a, b in zip(exact.logprobs, other.logprobs, strict=True)]
+    return Comparison(count, exact.perplexity, other.perplexity, same / count, stdev(losses) / math.sqrt(count))
 
 
 def main() -> int:
