@@ -46,6 +46,8 @@ class StepMetrics:
         self._clock = clock
         self._counters: dict[str, float] = {}
         self._observations: dict[str, list[float]] = {}
+        self._num_generated = 0
+        self._latencies: list[float] = []
         self._totals: dict[str, float] = {}
         self._info: dict[str, float] = {}
         self._news: dict[str, float] = {}
@@ -126,9 +128,9 @@ class StepMetrics:
 
     def tokens(self, request: Request, num_tokens: int, now_s: float) -> None:
         """A completion has gained tokens."""
-        self.count("generation_tokens_total", num_tokens)
+        self._num_generated += num_tokens  # once per row and step: kept cheap
         if request.first_token_s:
-            self.observe("inter_token_latency_seconds", now_s - request.last_token_s)
+            self._latencies.append(now_s - request.last_token_s)
         else:
             request.first_token_s = now_s
             self._prompt(request)
@@ -203,6 +205,10 @@ class StepMetrics:
 
     def publish(self, gauges: Mapping[str, float]) -> None:
         """Hand everything gathered to every sink and start anew."""
+        if self._num_generated:
+            self.count("generation_tokens_total", self._num_generated)
+        if self._latencies:
+            self._observations["inter_token_latency_seconds"] = self._latencies
         if self._sinks:
             for name, old in self._hidden.items():
                 if name in self._observations:
@@ -210,6 +216,7 @@ class StepMetrics:
             gauges, self._news = {**self._news, **gauges}, {}
             self._sinks.publish(Sample(self._clock(), gauges, self._counters, self._observations, requests=tuple(self._ended)))
         self._counters, self._observations, self._ended = {}, {}, []
+        self._num_generated, self._latencies = 0, []
 
     def close(self) -> None:
         """No more samples."""
