@@ -1,0 +1,42 @@
+"""Norms and gated activations against their references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pegboard_kernel_cpu import elementwise
+
+from pegboard import ops
+
+pytestmark = pytest.mark.usefixtures("native")
+
+SOME = settings(max_examples=15, deadline=None)
+widths = st.sampled_from([1, 5, 8, 17, 64, 576, 1000])
+
+
+@SOME
+@given(st.integers(1, 40), widths)
+def test_norms(count: int, width: int) -> None:
+    x, residual, weight = torch.randn(count, width) * 3, torch.randn(count, width), torch.randn(width)
+    expected_sum = x + residual
+    assert torch.allclose(elementwise.rms_norm(x, weight, 1e-5), ops.rms_norm(x, weight, 1e-5), atol=1e-5, rtol=1e-5)
+    out, total = elementwise.add_rms_norm(x, residual, weight, 1e-5)
+    assert total is residual and torch.equal(total, expected_sum)
+    assert torch.allclose(out, ops.rms_norm(expected_sum, weight, 1e-5), atol=1e-5, rtol=1e-5)
+
+
+@SOME
+@given(st.integers(1, 9), st.integers(1, 5), st.sampled_from([4, 16, 64]))
+def test_norms_of_heads_inside_wider_rows(count: int, heads: int, width: int) -> None:
+    x, weight = torch.randn(count, heads + 3, width)[:, 1 : heads + 1], torch.randn(width)
+    assert torch.allclose(elementwise.rms_norm(x, weight, 1e-6), ops.rms_norm(x, weight, 1e-6), atol=1e-5)
+
+
+@SOME
+@given(st.integers(1, 40), widths, st.floats(0.1, 60))
+def test_gated_activations(count: int, width: int, size: float) -> None:
+    x = torch.randn(count, 2 * width) * size
+    assert torch.allclose(elementwise.silu_mul(x), ops.silu_mul(x), rtol=1e-4, atol=1e-5 * size)
+    assert torch.allclose(elementwise.gelu_tanh_mul(x), ops.gelu_tanh_mul(x), rtol=1e-4, atol=1e-5 * size**2)

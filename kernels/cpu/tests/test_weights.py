@@ -1,0 +1,145 @@
+"""Matrices in packed layouts against their references, in shapes that fill no tile evenly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pegboard_kernel_cpu.block_weight import NativeBlockWeight
+from pegboard_kernel_cpu.float_weight import NativeFloatWeight
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.quantization import Packed
+from pegboard.ops.blocks import Blocks, BlockWeight
+
+pytestmark = pytest.mark.usefixtures("native")
+
+FORMATS = [
+    (bits, 32, dtype, has_minimum) for bits in (4, 8) for dtype in (torch.float16, torch.float32) for has_minimum in (False, True)
+]
+FORMATS.append((8, 16, torch.float32, False))
+SOME = settings(max_examples=12, deadline=None)
+
+
+def blocks_of(form: tuple, rows: int, columns: int, seed: int) -> Blocks:
+    """Random rows in a format; codes use their whole range."""
+    bits, block_size, dtype, has_minimum = form
+    generator = torch.Generator().manual_seed(seed)
+    low, high, kind = (0, 16, torch.uint8) if bits == 4 else (-127, 128, torch.int8)
+    codes = torch.randint(low, high, (rows, columns), generator=generator).to(kind)
+    shape = (rows, columns // block_size)
+    scale = (torch.rand(shape, generator=generator) * 0.02).to(dtype)
+    minimum = (torch.randn(shape, generator=generator) * 0.05).to(dtype) if has_minimum else None
+    return Blocks(bits, block_size, codes, scale, minimum, zero=8 if bits == 4 and not has_minimum else 0)
+
+
+def quantized(x: torch.Tensor) -> torch.Tensor:
+    """x with every 32 columns rounded to int8 times a scale: what the kernels multiply."""
+    parts = x.view(x.shape[0], -1, 32)
+    scale = parts.abs().amax(-1, keepdim=True) / 127
+    return (torch.round(parts / scale.clamp_min(1e-30)) * scale).view_as(x)
+
+
+formats = st.sampled_from(FORMATS)
+tokens = st.sampled_from([1, 2, 3, 4, 5, 6, 7, 11, 13, 24, 97, 130])
+
+
+@SOME
+@given(formats, formats, st.integers(1, 70), st.integers(1, 40), st.integers(1, 9), tokens, st.integers(0, 999))
+def test_block_weights_multiply_what_the_blocks_mean(
+    first: tuple, second: tuple, rows: int, more: int, width: int, count: int, seed: int
+) -> None:
+    shape = (rows + more, 32 * width)
+    weights = [kind(shape, torch.float32, "cpu") for kind in (NativeBlockWeight, BlockWeight)]
+    for weight in weights:
+        weight.write(0, blocks_of(first, rows, shape[1], seed))
+        weight.write(rows, blocks_of(second, more, shape[1], seed + 1))
+        weight.finish()
+    native, reference = weights
+    assert torch.allclose(native.dense(), reference.dense(), atol=1e-6)
+    x = torch.randn(count, shape[1])
+    expected = quantized(x) @ reference.dense().T
+    assert torch.allclose(native.bind()(x), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@SOME
+@given(formats, st.integers(1, 60), st.integers(1, 5), st.lists(st.integers(0, 59), min_size=1, max_size=9))
+def test_rows_of_a_table(form: tuple, rows: int, width: int, ids: list[int]) -> None:
+    blocks = blocks_of(form, rows, 32 * width, 5)
+    table = NativeBlockWeight((60, 32 * width), torch.float32, "cpu", is_table=True)
+    table.write(0, blocks)
+    table.finish()
+    expected = torch.zeros(60, 32 * width)
+    expected[:rows] = blocks.dense()
+    assert torch.allclose(table.bind_lookup()(torch.tensor(ids)), expected[ids], atol=1e-6)
+
+
+def test_a_zero_row_of_activations_gives_zeros() -> None:
+    weight = NativeBlockWeight((20, 64), torch.float32, "cpu")
+    weight.write(0, blocks_of(FORMATS[1], 20, 64, 0))
+    weight.finish()
+    assert weight.bind()(torch.zeros(3, 64)).abs().max() == 0
+
+
+def test_a_reload_is_seen_by_what_was_bound() -> None:
+    weight = NativeBlockWeight((20, 64), torch.float32, "cpu")
+    x = torch.randn(4, 64)
+    weight.write(0, blocks_of(FORMATS[1], 20, 64, 0))
+    weight.finish()
+    bound = weight.bind()
+    weight.write(0, blocks_of(FORMATS[1], 20, 64, 1))
+    weight.finish()
+    assert torch.allclose(bound(x), quantized(x) @ blocks_of(FORMATS[1], 20, 64, 1).dense().T, atol=1e-4)
+
+
+def test_columns_that_fill_no_block_are_refused() -> None:
+    with pytest.raises(ModelError, match="multiple of 32 columns, not 48"):
+        NativeBlockWeight((4, 48), torch.float32, "cpu")
+
+
+class KeepingEntry:
+    """A repack cache entry in memory."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Packed] = {}
+
+    def open(self, layout: str) -> Packed | None:
+        return self.kept.get(layout)
+
+    def store(self, layout: str, memory: memoryview, facts: dict) -> Packed:
+        self.kept[layout] = Packed(memoryview(bytearray(memory)), facts)
+        return self.kept[layout]
+
+
+def test_a_kept_layout_is_the_weight() -> None:
+    cache, x = KeepingEntry(), torch.randn(7, 96)
+    first = NativeBlockWeight((40, 96), torch.float32, "cpu", cache=cache)
+    assert not first.restore()
+    first.write(0, blocks_of(FORMATS[0], 17, 96, 0))
+    first.write(17, blocks_of(FORMATS[-1], 23, 96, 1))
+    first.finish()
+    second = NativeBlockWeight((40, 96), torch.float32, "cpu", cache=cache)
+    assert second.restore()
+    assert torch.equal(first.bind()(x), second.bind()(x))
+    assert torch.equal(first.dense(), second.dense())
+
+
+@SOME
+@given(st.integers(1, 90), st.sampled_from([1, 7, 31, 64, 255, 256, 257, 600]), tokens)
+def test_float_weights_multiply(rows: int, columns: int, count: int) -> None:
+    weight = NativeFloatWeight((rows, columns), torch.float32, "cpu")
+    matrix, x = torch.randn(rows, columns), torch.randn(count, columns)
+    weight.plain().copy_(matrix)
+    weight.finish()
+    assert torch.equal(weight.dense(), matrix)
+    assert torch.allclose(weight.bind()(x), x @ matrix.T, atol=2e-4)
+
+
+def test_a_float_table_is_looked_up_and_multiplied() -> None:
+    weight = NativeFloatWeight((30, 24), torch.float32, "cpu", keep_plain=True)
+    matrix, ids = torch.randn(30, 24), torch.tensor([3, 29, 3, 0])
+    weight.plain().copy_(matrix)
+    weight.finish()
+    assert torch.equal(weight.bind_lookup()(ids), matrix[ids])
+    assert torch.allclose(weight.bind()(matrix[:5]), matrix[:5] @ matrix.T, atol=1e-4)
