@@ -27,11 +27,6 @@ def logprobs(llm: LLM) -> torch.Tensor:
     return torch.tensor(rows)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PEGBOARD_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.mark.parametrize(
     ("method", "options", "limit"),
     [
@@ -45,14 +40,28 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.parametrize("tied", [False, True], ids=["head", "tied"])
 def test_close_to_the_floats(
-    write: Callable[..., Any], open_llm: Callable[..., LLM], method: str, options: dict[str, Any], limit: float, tied: bool
+    write: Callable[..., Any],
+    open_llm: Callable[..., LLM],
+    tmp_path: Path,
+    method: str,
+    options: dict[str, Any],
+    limit: float,
+    tied: bool,
 ) -> None:
     reference = write("llama", tie_word_embeddings=tied, **SIZES)
     expected = torch.cat([reference.logprobs(prompt)[:-1] for prompt in PROMPTS])
-    with open_llm(reference.directory, quantization=method, plugin_options={f"quantization.{method}": options}) as llm:
+    settings = {"quantization": method, "plugin_options": {f"quantization.{method}": options}, "download_dir": str(tmp_path)}
+    with open_llm(reference.directory, **settings) as llm:
         found = logprobs(llm)
-    with open_llm(reference.directory, quantization=method, plugin_options={f"quantization.{method}": options}) as llm:
+    with open_llm(reference.directory, **settings) as llm:
         again = logprobs(llm)
     off = ((found - expected).std() / expected.std()).item()
     assert limit / 20 < off < limit, "not quantized" if off < limit else "too far off"
     assert torch.equal(found, again), "a warm start computes something else"
+
+
+def test_the_repack_cache_can_be_turned_off(write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    with open_llm(write("llama", **SIZES).directory, quantization="rtn", repack_cache_gb=0, download_dir=str(folder)) as llm:
+        logprobs(llm)
+    assert not folder.exists()
