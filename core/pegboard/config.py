@@ -11,6 +11,7 @@ import difflib
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -230,9 +231,13 @@ class Setting:
     help: str
 
 
-def settings_of(section: str) -> Iterator[Setting]:
+@cache
+def settings_of(section: str) -> tuple[Setting, ...]:
     """All settings of a section in declaration order."""
-    cls = SECTIONS[section]
+    return tuple(_settings_of(SECTIONS[section], section))
+
+
+def _settings_of(cls: type[msgspec.Struct], section: str) -> Iterator[Setting]:
     hints = get_type_hints(cls, include_extras=True)
     for info in msgspec.structs.fields(cls):
         annotation = hints[info.name]

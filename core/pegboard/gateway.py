@@ -53,8 +53,8 @@ class BodyTooLarge(RequestError):
     status = 413
 
 
-class TooManyHeaders(RequestError):
-    """The request has more than `h11_max_header_count` headers."""
+class HeadTooLarge(RequestError):
+    """The request has more than `h11_max_header_count` headers, or more than `h11_max_incomplete_event_size` bytes of them."""
 
     status = 431
 
@@ -136,6 +136,7 @@ class Gateway:
         self._key_digests = [hashlib.sha256(key.encode()).digest() for key in keys]
         self._max_body_bytes = config.max_body_bytes
         self._max_headers = config.h11_max_header_count
+        self._max_head_bytes = config.h11_max_incomplete_event_size
         self._send_request_id = config.enable_request_id_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,8 +170,7 @@ class Gateway:
             await send(message)
 
         try:
-            if len(scope["headers"]) > self._max_headers:
-                raise TooManyHeaders(f"the request has {len(scope['headers'])} headers, at most {self._max_headers} are allowed")
+            self._check_head(scope["headers"])
             headers = dict(scope["headers"])
             request_id = _request_id(headers) or request_id
             if b"traceparent" in headers:
@@ -189,6 +189,13 @@ class Gateway:
                 log.exception("request %s failed after its answer had begun", request_id)
                 raise
             await self._answer(error, scope, request_id)(scope, receive, send_back)
+
+    def _check_head(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """The parser limits only a head that arrives in pieces."""
+        if len(headers) > self._max_headers:
+            raise HeadTooLarge(f"the request has {len(headers)} headers, at most {self._max_headers} are allowed")
+        if sum(len(name) + len(value) for name, value in headers) > self._max_head_bytes:
+            raise HeadTooLarge(f"the request's headers are over {self._max_head_bytes} bytes (h11_max_incomplete_event_size)")
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Refuse before anything is read: no key, a dead engine, a body of the wrong type or size."""

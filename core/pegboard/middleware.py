@@ -39,7 +39,7 @@ def _named(name: str) -> Middleware:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"middleware {name!r} cannot be imported: {error}; expected package.module.Name") from error
     if inspect.isclass(found):
-        return Middleware(found)
+        return Middleware(found)  # type: ignore[arg-type]  # whether it is one shows when it is called
     if inspect.iscoroutinefunction(found):
         return Middleware(BaseHTTPMiddleware, dispatch=found)
     raise ConfigError(

@@ -161,7 +161,8 @@ async def run_server(
         raise
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     watching = asyncio.create_task(_watch(server, health, on_ready, address, stop))
-    refreshing = asyncio.create_task(keep_fresh(server.config.ssl, config)) if _wants_refresh(server, config) else None
+    context = server.config.ssl if config.enable_ssl_refresh else None
+    refreshing = asyncio.create_task(keep_fresh(context, config)) if context is not None else None
     try:
         with access_log(config), _signals(server.stop) if catch_signals else contextlib.nullcontext():
             await asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -237,10 +238,6 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     )
     made.load()
     return made
-
-
-def _wants_refresh(server: _Server, config: ServerConfig) -> bool:
-    return config.enable_ssl_refresh and server.config.ssl is not None
 
 
 @contextlib.contextmanager

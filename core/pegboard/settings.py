@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -47,7 +48,12 @@ def engine_settings(model: str | None, values: Mapping[str, Any]) -> Settings:
 def is_vllm_name(name: str) -> bool:
     """Whether `name` is vLLM's alone. A setting of ours with that name comes first."""
     is_theirs = name in ALIASES or name in FORMS or name in ABSENT
-    return is_theirs and not any(setting.name == name for section in SECTIONS for setting in settings_of(section))
+    return is_theirs and name not in _own_names()
+
+
+@cache
+def _own_names() -> frozenset[str]:
+    return frozenset(setting.name for section in SECTIONS for setting in settings_of(section))
 
 
 def settings_from(layers: list[tuple[Layer, str]]) -> Settings:
@@ -98,6 +104,7 @@ def _translated(layer: Layer, before: Mapping[str, Any]) -> Layer:
     return result
 
 
+@cache
 def _homes() -> dict[str, Setting]:
     return {setting.name: setting for section in ("engine", "server") for setting in settings_of(section)}
 

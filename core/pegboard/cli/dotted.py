@@ -9,7 +9,7 @@ from typing import Any
 from pegboard.cli.usage import UsageError
 from pegboard.interfaces import KINDS
 from pegboard.plugins.names import did_you_mean
-from pegboard.settings import Layer
+from pegboard.vllm_names import Layer
 
 
 def split_dotted(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:

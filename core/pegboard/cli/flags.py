@@ -20,8 +20,8 @@ from pegboard.cli.usage import UsageError
 from pegboard.config import Setting, Settings, settings_of
 from pegboard.errors import ConfigError
 from pegboard.plugins.names import did_you_mean
-from pegboard.settings import VLLM, Layer, is_vllm_name, parse_number, read_config_file, settings_from
-from pegboard.vllm_names import ABSENT, ALIASES, FORMS, refuse
+from pegboard.settings import VLLM, is_vllm_name, parse_number, read_config_file, settings_from
+from pegboard.vllm_names import ABSENT, ALIASES, FORMS, Layer, refuse
 
 SHORT = {
     "tensor_parallel_size": "-tp",

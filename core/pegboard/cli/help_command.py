@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pegboard.cli.flags import UsageError, config_layers
+from pegboard.cli.flags import config_layers
 from pegboard.cli.main import COMMANDS, overview
 from pegboard.cli.main import main as run_command
+from pegboard.cli.usage import UsageError
 from pegboard.config import SECTIONS, Setting, settings_of
 from pegboard.plugins.names import did_you_mean
 

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if not isinstance(error, PegboardError) or _is_debug():
             raise
-        from pegboard.cli.flags import UsageError
+        from pegboard.cli.usage import UsageError
 
         print(f"pegboard: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
@@ -106,7 +106,8 @@ def _run_added(name: str, arguments: list[str]) -> int:
     """A command that an enabled hook plugin adds, or the error for an unknown one."""
     import argparse
 
-    from pegboard.cli.flags import UsageError, config_layers
+    from pegboard.cli.flags import config_layers
+    from pegboard.cli.usage import UsageError
     from pegboard.plugins.hooks import Hooks
     from pegboard.plugins.names import did_you_mean
     from pegboard.plugins.policy import PluginPolicy

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -132,7 +132,7 @@ def _prefix_repetition(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Ge
         output_len = arguments.output_len or arguments.prefix_repetition_output_len
         requests.append(BenchRequest(*_text_of(tokenizer, ids, allowed, rng), output_len))
     if not arguments.disable_shuffle:
-        rng.shuffle(requests)  # type: ignore[arg-type]  # any mutable sequence
+        rng.shuffle(requests)
     return requests
 
 
@@ -153,7 +153,7 @@ def _sharegpt(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) 
         raise PegboardError(f"--dataset-path {arguments.dataset_path}: no JSON: {error}") from error
     turns = list(_two_turns(entries))
     if not arguments.disable_shuffle:
-        rng.shuffle(turns)  # type: ignore[arg-type]  # any mutable sequence
+        rng.shuffle(cast(Any, turns))
     requests: list[BenchRequest] = []
     asked_len = arguments.output_len or arguments.sharegpt_output_len
     for prompt, answer in turns:
@@ -177,7 +177,7 @@ def _two_turns(entries: Any) -> Iterator[tuple[str, str]]:
 def _custom(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) -> list[BenchRequest]:
     lines = [line for line in _read(arguments.dataset_path, "custom").splitlines() if line.strip()]
     if not arguments.disable_shuffle:
-        rng.shuffle(lines)  # type: ignore[arg-type]  # any mutable sequence
+        rng.shuffle(lines)
     requests = []
     for line in lines[: arguments.num_prompts]:
         try:

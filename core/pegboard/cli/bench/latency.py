@@ -39,7 +39,11 @@ def main(argv: Sequence[str]) -> int:
 
     with LLM.from_engine(LLMEngine.from_settings(settings)) as llm:
         latencies = measure(llm, arguments)
-    result = {"avg_latency": float(np.mean(latencies)), "latencies": latencies, "percentiles": percentiles(latencies)}
+    result: dict[str, Any] = {
+        "avg_latency": float(np.mean(latencies)),
+        "latencies": latencies,
+        "percentiles": percentiles(latencies),
+    }
     print(f"Avg latency: {result['avg_latency']} seconds")
     for percentage, value in result["percentiles"].items():
         print(f"{percentage}% percentile latency: {value} seconds")
