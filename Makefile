@@ -23,6 +23,7 @@ $(VENV)/.third-party: requirements-dev.txt constraints.txt
 
 $(VENV)/.members: $(VENV)/.third-party $(PYPROJECTS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps $(EDITABLE)
+	-$(BIN)/python -m pegboard_kernel_cpu.build
 	touch $@
 
 model: setup
@@ -49,6 +50,7 @@ lint: setup
 docs: setup
 	$(BIN)/python -m pegboard.authoring.catalogue --write
 	$(BIN)/python -m pegboard.authoring.reference --write
+	$(BIN)/python -m pegboard.authoring.metrics_page --write
 	$(BIN)/python -m pegboard.authoring.snapshot --write
 
 clean:

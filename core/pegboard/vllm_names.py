@@ -185,8 +185,7 @@ ABSENT: dict[str, Absent] = {
     **_values(_NO_POOLING, "runner=auto|generate convert=auto|none pooler_config io_processor_plugin"),
     **_values(_NO_GRAPHS, "cudagraph_capture_sizes=[] max_cudagraph_capture_size=0"),
     **_switches(_NO_GRAPHS, "cudagraph_metrics enable_layerwise_nvtx_tracing"),
-    **_values(_METRICS, "otlp_traces_endpoint collect_detailed_traces show_hidden_metrics_for_version kv_cache_metrics_sample "
-              "kv_events_config profiler_config"),
+    **_values(_METRICS, "kv_cache_metrics_sample kv_events_config profiler_config"),
     **_switches(_METRICS, "kv_cache_metrics enable_mfu_metrics"),
     **_values(_LOADING, "safetensors_load_strategy=lazy model_loader_extra_config={} ignore_patterns pt_load_map_location=cpu "
               "config_format=auto hf_config_path"),
