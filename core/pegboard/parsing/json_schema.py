@@ -72,6 +72,7 @@ _ONE = frozenset(
         "unevaluatedItems",
     ]
 )
+_CLOSING = frozenset(["additionalProperties", "unevaluatedProperties", "additionalItems", "unevaluatedItems", "items"])
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,9 @@ def restrictions(schema: Schema) -> set[str]:
 def problem(schema: Any, dialect: Dialect) -> str | None:
     """What of the schema is not enforced, and where; None = all of it is."""
     for path, inner in subschemas(schema):
-        if inner is False:
+        if inner is False and not _closes(path):
             return f"false at {path} allows no value"
-        if inner is True:
+        if isinstance(inner, bool):
             continue
         if not isinstance(inner, Mapping):
             return f"{path} is no schema"
@@ -126,6 +127,12 @@ def problem(schema: Any, dialect: Dialect) -> str | None:
         if reason is not None:
             return f"{reason} at {path}"
     return None
+
+
+def _closes(path: str) -> bool:
+    """Where false says that there is nothing further."""
+    *_, before, last = path.split("/") if path.count("/") else ("", path)
+    return last in _CLOSING and before not in _BY_NAME
 
 
 def resolve(root: Any, reference: str) -> Any:

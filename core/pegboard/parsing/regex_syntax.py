@@ -26,6 +26,8 @@ _TOKENS = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
+_ASCII = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -63,6 +65,49 @@ def can_match(pattern: str, characters: str) -> bool:
 def without_newlines(pattern: str) -> str:
     r"""The same with "." written as a class that excludes line ends, for engines whose "." matches them."""
     return "".join(r"[^\n\r]" if part.kind == "any" else part.text for part in pieces(pattern))
+
+
+def without_anchors(pattern: str) -> str:
+    """The same for engines that always match whole texts. Right only without "inner anchor"."""
+    return "".join("" if part.kind == "anchor" else part.text for part in pieces(pattern))
+
+
+def with_ascii_classes(pattern: str) -> str:
+    r"""\d, \w and \s written out as their ASCII members: engines disagree about the others."""
+
+    def inside(text: str) -> str:
+        for name, members in _ASCII.items():
+            text = re.sub(rf"(?<!\\)((?:\\\\)*)\\{name}", lambda match, members=members: match[1] + members, text)
+        return text
+
+    def rewritten(part: Piece) -> str:
+        if part.kind == "class":
+            return inside(part.text)
+        members = _ASCII.get(part.text[1:]) if part.kind == "escape" else None
+        return part.text if members is None else f"[{members}]"
+
+    return "".join(map(rewritten, pieces(pattern)))
+
+
+def expanded_size(pattern: str) -> int:
+    """How many characters' worth of pattern there are once repeats are written out: what automata grow with, at least."""
+    stack = [0]
+    last = 0
+    for part in pieces(pattern):
+        if part.kind == "open":
+            stack.append(0)
+            last = 0
+        elif part.kind == "close":
+            last = stack.pop() if len(stack) > 1 else 0
+            stack[-1] += last
+        elif part.kind == "repeat":
+            counts = [int(count) for count in re.findall(r"\d+", part.text)]
+            stack[-1] += last * (max(counts, default=1) - 1)
+            last *= max(counts, default=1)
+        elif part.kind not in ("or", "anchor"):
+            last = 1
+            stack[-1] += 1
+    return sum(stack)
 
 
 def _of_escape(text: str) -> set[str]:

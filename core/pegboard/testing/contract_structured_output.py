@@ -135,7 +135,7 @@ class StructuredOutputContract:
 
     kinds: ClassVar[tuple[str, ...]] = ()
     takes: ClassVar[tuple[str, ...]] = ("person", "array sizes", "enum", "boolean")
-    num_samples: ClassVar[int] = 20
+    num_samples: ClassVar[int] = 6
 
     def backend(self, setup: StructuredOutputSetup) -> StructuredOutput:
         raise AssertionError("override StructuredOutputContract.backend")

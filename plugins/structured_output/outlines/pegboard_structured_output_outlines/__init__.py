@@ -1,0 +1,1 @@
+"""Structured output `outlines`: regular expressions as automata over tokens, with outlines-core."""
