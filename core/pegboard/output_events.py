@@ -61,12 +61,28 @@ class ParserMaker:
         return cls(entry.name, lambda setup: registry.build(entry, setup), SPECIAL_TOKENS in registry.spec(entry).flags)
 
 
+def has_compact_output(registry: "Registry", names: Sequence[str]) -> bool:
+    """Some structured output plugin, of those in `names` if there are any, can forbid free white space."""
+    entries = [entry for entry in registry.entries("structured_output") if not names or entry.name in names]
+    return any(registry.spec(entry).supports.get("compact") is True for entry in entries)
+
+
 class OutputReader:
-    """Reads the answers of one model. tokenizer: of that model. Each parser may be None: its part stays content."""
+    """Reads the answers of one model. tokenizer: of that model. Each parser may be None: its part stays content.
+
+    can_be_compact: structured output can forbid free white space. Forced calls then do: a small model that may write any number
+    of line feeds does not always come to an end.
+    """
 
     def __init__(
-        self, tokenizer: "Tokenizer", tool_parser: ParserMaker | None = None, reasoning_parser: ParserMaker | None = None
+        self,
+        tokenizer: "Tokenizer",
+        tool_parser: ParserMaker | None = None,
+        reasoning_parser: ParserMaker | None = None,
+        *,
+        can_be_compact: bool = False,
     ) -> None:
+        self._can_be_compact = can_be_compact
         self._tokenizer = tokenizer
         self._tools = tool_parser
         self._reasoning = reasoning_parser
@@ -88,7 +104,7 @@ class OutputReader:
                     "a tool_choice that forces a call and a structured output exclude each other: leave one of them out",
                     parameter="tool_choice",
                 )
-            structure = StructuredOutputsParams(json=json.dumps(schema))
+            structure = StructuredOutputsParams(json=json.dumps(schema), disable_any_whitespace=self._can_be_compact)
         if structure is not None:
             ends = self.reasoning_end(parsing, prompt_token_ids)
             ids = [self._tokenizer.encode(end, add_special_tokens=False) for end in ends]

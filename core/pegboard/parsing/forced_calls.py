@@ -38,8 +38,9 @@ def required_schema(tools: Sequence[Mapping[str, Any]], *, is_parallel: bool = T
             if definitions.setdefault(key, definition) != definition:
                 raise RequestError(f"two tools define '#/$defs/{key}' differently; rename one of them", parameter="tools")
         properties = {"name": {"type": "string", "enum": [name]}, "parameters": parameters}
-        items.append({"type": "object", "properties": properties, "required": ["name", "parameters"]})
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "object", "anyOf": items}}
+        closed = {"type": "object", "properties": properties, "required": ["name", "parameters"], "additionalProperties": False}
+        items.append(closed)
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": items}}
     if not is_parallel:
         schema["maxItems"] = 1
     if definitions:
