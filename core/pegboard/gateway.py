@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pegboard import env
 from pegboard.config import ServerConfig
 from pegboard.errors import EngineDeadError, Overloaded, PegboardError, RequestError
+from pegboard.http_refusals import BodyTooLarge, HeadTooLarge, Unauthorized, refuse_body
 from pegboard.interfaces.api import TRACE_HEADERS, Api, ApiSpec, EngineClient
 from pegboard.interfaces.metrics import Sample
 from pegboard.log import get_logger
@@ -39,24 +40,6 @@ log = get_logger(__name__)
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 TRACED = ("traceparent", "tracestate")
 REQUEST_ID = re.compile(r"[!-~]{1,256}")
-
-
-class Unauthorized(RequestError):
-    """No API key, or a wrong one."""
-
-    status = 401
-
-
-class BodyTooLarge(RequestError):
-    """The request body is over `max_body_bytes`."""
-
-    status = 413
-
-
-class HeadTooLarge(RequestError):
-    """The request has more than `h11_max_header_count` headers, or more than `h11_max_incomplete_event_size` bytes of them."""
-
-    status = 431
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +171,11 @@ class Gateway:
             if started:  # too late for an error body; the broken connection tells the client
                 log.exception("request %s failed after its answer had begun", request_id)
                 raise
-            await self._answer(error, scope, request_id)(scope, receive, send_back)
+            response = self._answer(error, scope, request_id)
+            if isinstance(error, BodyTooLarge):
+                await refuse_body(response, receive, send_back)
+            else:
+                await response(scope, receive, send_back)
 
     def _check_head(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """The parser limits only a head that arrives in pieces."""
@@ -258,6 +245,8 @@ class Gateway:
             status, message, parameter = error.status, str(error), error.parameter
             if isinstance(error, Overloaded):
                 headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+            if isinstance(error, BodyTooLarge):
+                headers["Connection"] = "close"
             if isinstance(error, Stopping):
                 headers |= {"Retry-After": "1", "Connection": "close"}
             if isinstance(error, Unauthorized):
