@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Thread
 
 from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -19,7 +20,7 @@ SPAN_NAME = "llm_request"
 SCOPE = "vllm.llm_engine"
 """The instrumentation scope, vLLM's too: back ends filter by it."""
 SERVICE = "pegboard"
-FLUSH_MS = 3000
+FLUSH_S = 1.0
 """How long spans that are still queued may take to leave when the engine stops."""
 
 
@@ -31,12 +32,12 @@ class OpenTelemetrySink:
         self._model_name = setup.model_name
         named = Resource({SERVICE_NAME: SERVICE}).merge(OTELResourceDetector().detect())  # the environment's name wins
         self._provider = TracerProvider(resource=Resource.create().merge(named), shutdown_on_exit=False)
-        self._processor = BatchSpanProcessor(
+        processor = BatchSpanProcessor(
             exporter or make_exporter(options),
             max_queue_size=options.max_queue_size,
             max_export_batch_size=min(512, options.max_queue_size),
         )
-        self._provider.add_span_processor(self._processor)
+        self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer(SCOPE)
         self._propagator = TraceContextTextMapPropagator()
 
@@ -57,9 +58,10 @@ class OpenTelemetrySink:
             span.end(_ns(record.finished_s))
 
     def close(self) -> None:
-        """Send what is queued, within FLUSH_MS."""
-        self._processor.force_flush(FLUSH_MS)
-        self._provider.shutdown()
+        """Send what is queued, within FLUSH_S: the library itself would wait for a collector that is gone for half a minute."""
+        leaving = Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
+        leaving.start()
+        leaving.join(FLUSH_S)
 
     def attributes(self, record: RequestRecord) -> dict[str, AttributeValue]:
         """vLLM's attributes. What never came (a first token, a parameter) has none."""

@@ -134,15 +134,15 @@ class Stuck(SpanExporter):
 
 
 def test_a_stuck_collector_costs_spans_not_time() -> None:
-    """Publishing goes on at the same cost while nothing leaves; what does not fit the queue is dropped."""
+    """Publishing goes on at the same cost while nothing leaves, what does not fit the queue is dropped, and stopping ends."""
     stuck = Stuck()
     sink = OpenTelemetrySink(options(max_queue_size=16), MetricsSetup("m"), stuck)
     started = time.process_time()
     for _ in range(500):
         sink.publish(Sample(1.0, requests=[record()]))
     assert time.process_time() - started < 1.0
-    stuck.gate.set()
     sink.close()
+    stuck.gate.set()
 
 
 @pytest.mark.parametrize(
