@@ -29,6 +29,14 @@ def rejection(constraint: Constraint) -> str | None:
     """See `StructuredOutput.reject`: what is not worth a thread."""
     if constraint.kind == "structural_tag" and "structures" not in json.loads(constraint.text):
         return "of structural tags, only the form with structures and triggers is supported"
+    if constraint.kind == "json":
+        for path, inner in subschemas(json.loads(constraint.text)):
+            if (
+                isinstance(inner, Mapping)
+                and inner.get("minProperties", 0) > 1
+                and inner.get("additionalProperties") is not False
+            ):
+                return f"minProperties at {path} is not enforced: a free property may come twice"
     return None
 
 

@@ -1,0 +1,1 @@
+"""Structured output `lm-format-enforcer`: character by character, with lm-format-enforcer."""

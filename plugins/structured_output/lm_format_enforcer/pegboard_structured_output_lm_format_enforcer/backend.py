@@ -1,0 +1,181 @@
+"""Structured output with lm-format-enforcer: its character-level parsers, walked over the tree of the vocabulary's tokens.
+
+The library's own token loop is not used: it keeps every prefix it has seen, and cannot undo. Tokens that are no whole
+characters are never allowed, because the parsers know characters, not bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pegboard.errors import RequestError
+from pegboard.interfaces.structured_output import Constraint, StructuredOutputSetup
+from pegboard.parsing.json_schema import subschemas
+from pegboard.parsing.regex_syntax import with_ascii_classes, without_anchors
+from pegboard_structured_output_lm_format_enforcer.json_syntax import JsonSyntax
+from pegboard_structured_output_lm_format_enforcer.limits import literals, needs_plain_strings, rejection
+
+
+class Place:
+    """Where a text stands; immutable but for the mask, which is made once. syntax: followed beside the parser for JSON."""
+
+    __slots__ = ("mask", "parser", "syntax")
+
+    def __init__(self, parser: Any, syntax: JsonSyntax | None) -> None:
+        self.parser = parser
+        self.syntax = syntax
+        self.mask: np.ndarray | None = None
+
+    @property
+    def can_end(self) -> bool:
+        return bool(self.parser.can_end()) and (self.syntax is None or self.syntax.can_end)
+
+    def step(self, character: str) -> Place | None:
+        syntax = None
+        if self.syntax is not None and (syntax := self.syntax.step(character)) is None:
+            return None
+        if character not in self.parser.get_allowed_characters():
+            return None
+        return Place(self.parser.add_character(character), syntax)
+
+
+class EnforcerState:
+    """One completion: the places behind each accepted token."""
+
+    def __init__(self, tokens: Tokens, places: list[Place]) -> None:
+        self.tokens = tokens
+        self.places = places
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        for count, token in enumerate(token_ids):
+            text = self.tokens.texts.get(token)
+            place: Place | None = self.places[-1]
+            for character in text or ():
+                place = place.step(character) if place is not None else None
+            if not text or place is None:
+                return count
+            self.places.append(place)
+        return len(token_ids)
+
+    def rollback(self, num_tokens: int) -> None:
+        if num_tokens:
+            del self.places[-num_tokens:]
+
+    def fork(self) -> EnforcerState:
+        return EnforcerState(self.tokens, list(self.places))
+
+
+class LMFormatEnforcer:
+    """Implements `pegboard.interfaces.structured_output.StructuredOutput`. The library is imported with the first constraint."""
+
+    def __init__(self, options: None, setup: StructuredOutputSetup) -> None:
+        self.setup = setup
+        self._lock = threading.Lock()
+
+    def reject(self, constraint: Constraint) -> str | None:
+        return rejection(constraint)
+
+    def compile(self, constraint: Constraint) -> EnforcerState:
+        with self._lock:
+            tokens = self._tokens
+        odd = sorted(set().union(*literals(constraint)) - set(tokens.alphabet))
+        if odd:
+            raise RequestError(f"{odd[0]!r} is in no token as a whole character", parameter="structured_outputs")
+        try:
+            place = _start(constraint, tokens.alphabet)
+            tokens.allowed(place)
+        except Exception as error:  # the parsers raise bare exceptions and those of two other libraries
+            raise RequestError(" ".join(str(error).split()) or type(error).__name__, parameter="structured_outputs") from error
+        return EnforcerState(tokens, [place])
+
+    def fill(self, grammars: Sequence[EnforcerState], masks: np.ndarray) -> None:
+        for grammar, mask in zip(grammars, masks, strict=True):
+            place = grammar.places[-1]
+            if place.mask is None:
+                place.mask = self._tokens.allowed(place)
+            mask[:] = place.mask
+
+    @cached_property
+    def _tokens(self) -> Tokens:
+        return Tokens(self.setup)
+
+
+class Tokens:
+    """texts: token id → text, of the tokens that are whole characters. alphabet: all their characters."""
+
+    def __init__(self, setup: StructuredOutputSetup) -> None:
+        from lmformatenforcer.tokenizerprefixtree import TokenizerPrefixTree
+
+        self.setup = setup
+        special = setup.vocabulary.special_token_ids
+        self.texts: dict[int, str] = {}
+        for token, data in enumerate(setup.vocabulary.token_bytes):
+            text = data.decode("utf-8", "ignore")
+            if text and token not in special and text.encode() == data:
+                self.texts[token] = text
+        self.alphabet = "".join(sorted(set().union(*self.texts.values())))
+        regular = [(token, text, False) for token, text in self.texts.items()]
+        self._tree = TokenizerPrefixTree(regular, False, setup.vocab_size)
+        self._plain = self._bits([token for token, text in self.texts.items() if "\\" not in text])
+        self._printable = self._bits([token for token, text in self.texts.items() if min(text) >= " "])
+        self._stops = self._bits(list(setup.stop_token_ids))
+        self._strings: dict[tuple[int, int], np.ndarray] = {}
+
+    def allowed(self, place: Place) -> np.ndarray:
+        """uint32 [words]: the tokens that may come next."""
+        found: list[int] = []
+        root = self._tree.root
+        shortcut = place.parser.shortcut_key()
+        if place.syntax is not None and place.syntax.in_string and isinstance(shortcut, tuple):
+            mask = self._in_string(*shortcut[1:])  # the library's short cut for free text: only what begins with " is left
+            if place.syntax.step("\\") is None:
+                mask = mask & self._plain
+            self._walk(place, root, found, only='"')
+        else:
+            mask = np.zeros_like(self._stops)
+            self._walk(place, root, found)
+        mask = mask | self._bits(found)
+        return mask | self._stops if place.can_end else mask
+
+    def _walk(self, place: Place, node: Any, found: list[int], only: str | None = None) -> None:
+        found += node.tokens
+        characters = node.children.keys() & set(place.parser.get_allowed_characters())
+        for character in characters if only is None else characters & {only}:
+            if (following := place.step(character)) is not None:
+                self._walk(following, node.children[character], found)
+
+    def _in_string(self, length: int, min_length: int, max_length: int) -> np.ndarray:
+        """Tokens that stay in a string of JSON, or end it with their last character."""
+        cache = self._tree.json_freetext_tokens
+        key = min(cache.max_token_len, max(0, min_length - length)), min(cache.max_token_len, max_length - length)
+        if key not in self._strings:
+            self._strings[key] = self._bits(cache.lookup_allowed_tokens(*key).allowed_tokens) & self._printable
+        return self._strings[key]
+
+    def _bits(self, token_ids: Sequence[int]) -> np.ndarray:
+        allowed = np.zeros(-(-self.setup.vocab_size // 32) * 32, np.uint8)
+        allowed[list(token_ids)] = 1
+        return np.packbits(allowed, bitorder="little").view(np.uint32)
+
+
+def _start(constraint: Constraint, alphabet: str) -> Place:
+    from lmformatenforcer import JsonSchemaParser, RegexParser, StringParser, UnionParser
+    from lmformatenforcer.characterlevelparser import CharacterLevelParserConfig
+
+    config = CharacterLevelParserConfig(alphabet=alphabet)
+    if constraint.kind == "choice":
+        texts = json.loads(constraint.text)
+        return Place(UnionParser([StringParser(text) for text in texts]), None)
+    if constraint.kind == "regex":
+        return Place(RegexParser(with_ascii_classes(without_anchors(constraint.text)), config), None)
+    schema = json.loads(constraint.text) if constraint.kind == "json" else {"type": "object"}
+    for _, inner in subschemas(schema):
+        if isinstance(inner, dict) and "pattern" in inner:
+            inner["pattern"] = with_ascii_classes(without_anchors(inner["pattern"]))
+    return Place(JsonSchemaParser(schema, config), JsonSyntax(plain_strings=needs_plain_strings(schema)))

@@ -1,0 +1,124 @@
+"""What lm-format-enforcer does not enforce: it passes over unknown keywords. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pegboard.interfaces.structured_output import Constraint, StructuredOutputNeed
+from pegboard.parsing.json_schema import Dialect, Schema, problem, subschemas
+from pegboard.parsing.regex_syntax import can_match, expanded_size, features
+
+KINDS = ("json", "json_object", "regex", "choice")
+MAX_SIZE = 500
+"""Of a pattern with its repeats written out: its automaton is made in Python."""
+
+NOT_SUPPORTED = frozenset({"look-around", "backreference", "word boundary", "inner anchor", "inline flag", "unicode property"})
+OUTSIDE_STRINGS = '"\\\n\x00\x1f'
+DEFINITIONS = ("#/$defs/", "#/definitions/")
+
+
+def suits(need: StructuredOutputNeed) -> list[str]:
+    """For `pegboard plugins why`: the reasons against a constraint that is given with its text."""
+    if need.constraint is None or need.text is None:
+        return []
+    text = need.text if isinstance(need.text, str) else json.dumps(need.text)
+    reason = rejection(Constraint(need.constraint, text))  # type: ignore[arg-type]  # unknown kinds stop at `supports`
+    return [] if reason is None else [reason]
+
+
+def rejection(constraint: Constraint) -> str | None:
+    """See `StructuredOutput.reject`."""
+    if constraint.kind not in KINDS:
+        return f"kind {constraint.kind!r} is not supported"
+    if constraint.disable_any_whitespace or constraint.whitespace_pattern is not None:
+        return "whitespace cannot be controlled"
+    if constraint.kind == "regex":
+        return _pattern(constraint.text)
+    return _schema(json.loads(constraint.text)) if constraint.kind == "json" else None
+
+
+def needs_plain_strings(schema: Any) -> bool:
+    """The library counts an escape as the characters it is written with, so a string with minLength must not have any."""
+    return any(isinstance(inner, Mapping) and "minLength" in inner for _, inner in subschemas(schema))
+
+
+def literals(constraint: Constraint) -> list[str]:
+    """Texts the output must hold as they are."""
+    if constraint.kind == "choice":
+        return list(json.loads(constraint.text))
+    found: list[str] = []
+    for _, inner in subschemas(json.loads(constraint.text)) if constraint.kind == "json" else ():
+        if isinstance(inner, Mapping):
+            listed = [*inner.get("enum", []), inner.get("const"), *inner.get("properties", ())]
+            found += [value for value in listed if isinstance(value, str)]
+    return found
+
+
+def _pattern(pattern: str) -> str | None:
+    wrong = features(pattern) & NOT_SUPPORTED
+    if wrong:
+        return f"{min(wrong)} in the pattern is not supported"
+    size = expanded_size(pattern)
+    return f"the pattern is too large: {size} with its repeats written out, at most {MAX_SIZE}" if size > MAX_SIZE else None
+
+
+def _schema(schema: Any) -> str | None:
+    if isinstance(schema, bool) or not schema.keys() - {"title", "description", "$schema", "$id"}:
+        return "a schema without type is not supported"
+    reason = problem(schema, DIALECT)
+    if reason is None and "$defs" in schema and "definitions" in schema:
+        reason = "$defs and definitions together are not supported"
+    for path, inner in subschemas(schema):
+        if reason is None and isinstance(inner, Mapping):
+            reason = _combined(path, inner)
+    return reason
+
+
+def _combined(path: str, schema: Schema) -> str | None:
+    """The rules for references and constants, which `Dialect.extra` does not see."""
+    reference = schema.get("$ref")
+    if reference is not None and (reference.rpartition("/")[0] + "/" not in DEFINITIONS or "~" in reference):
+        return f"$ref {reference!r} at {path} is not supported: only names in $defs or definitions are"
+    listed = [schema["const"]] if "const" in schema else schema.get("enum", [])
+    numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in listed]
+    if any(isinstance(value, str) and _is_odd(value) for value in listed):
+        return f"text that needs escapes at {path} is not supported"
+    if not all(isinstance(value, str) for value in listed) and ("const" in schema or not all(numbers)):
+        return f"values at {path} that are neither all text nor all numbers are not supported"
+    return None
+
+
+def _is_odd(text: str) -> bool:
+    return not text or json.dumps(text, ensure_ascii=False) != f'"{text}"'
+
+
+def _extra(schema: Schema) -> str | None:
+    used = set(schema)
+    if isinstance(schema.get("type"), list) and used & (DIALECT.string | DIALECT.array | DIALECT.object):
+        return "several types with further keywords are not enforced"
+    if "type" not in schema and used & (DIALECT.array | DIALECT.object):
+        return "a schema without type is not supported"
+    if isinstance(schema.get("pattern"), str):
+        if used & {"minLength", "maxLength"}:
+            return "pattern and lengths together are not enforced"
+        if can_match(schema["pattern"], OUTSIDE_STRINGS):
+            return "a pattern that can match quotes, backslashes or control characters is not enforced"
+        return _pattern(schema["pattern"])
+    names = schema.get("properties")
+    if any(map(_is_odd, names or ())):
+        return "a property name that needs escapes is not supported"
+    if schema.get("additionalProperties") is False and not names:
+        return "an object that must be empty is not supported"
+    return None
+
+
+DIALECT = Dialect(
+    string=frozenset({"minLength", "maxLength", "pattern"}),
+    number=frozenset(),
+    array=frozenset({"items", "minItems", "maxItems"}),
+    object=frozenset({"properties", "required", "additionalProperties"}),
+    one_of=False,
+    extra=_extra,
+)
