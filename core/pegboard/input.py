@@ -93,6 +93,7 @@ class RequestBuilder:
         lora: "AdapterRef | None" = None,
     ) -> EngineRequest:
         """The engine's form of a request. Raises RequestError naming the field at fault."""
+        arrival_s = time.time()  # before the text is tokenized: that is part of the time to the first token
         self._check(params, priority)
         prompt = as_prompt(prompt)
         token_ids = self._truncate(self._token_ids(prompt), params.truncate_prompt_tokens)
@@ -106,7 +107,7 @@ class RequestBuilder:
             request_id=request_id,
             prompt_token_ids=token_ids,
             params=params,
-            arrival_s=time.time(),
+            arrival_s=arrival_s,
             priority=priority,
             cache_salt=prompt.cache_salt,
             lora=lora,

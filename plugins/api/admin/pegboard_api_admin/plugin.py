@@ -8,6 +8,7 @@ HEALTH = ApiSpec(
     api="1.0",
     implementation="pegboard_api_admin.health:HealthApi",
     public_paths=("/health", "/ping", "/version"),
+    unmeasured_paths=("/health", "/ping", "/version", "/load"),
 )
-ADMIN = ApiSpec(api="1.0", implementation="pegboard_api_admin.admin:AdminApi")
+ADMIN = ApiSpec(api="1.0", implementation="pegboard_api_admin.admin:AdminApi", unmeasured_paths=("/server_info",))
 OPENAPI = ApiSpec(api="1.0", implementation="pegboard_api_admin.openapi:OpenApi")
