@@ -1,7 +1,7 @@
 """Every output parser against vLLM's parser of the same name, on the examples of its package.
 
 Opt-in: PEGBOARD_PEER_VLLM names the Python of an environment that has vLLM (CPU). An example must be read like vLLM's whole-text
-or streaming result (which at times disagree with each other), or say why not (`Example.differs`); a reason without a difference is
+or streaming result (which may disagree with each other), or say why not (`Example.differs`); a reason without a difference is
 an error too, so that the lists in the packages' READMEs stay true.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from functools import cache
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,22 @@ def ours(kind: str, name: str, example: Example) -> Message:
     return fold(run(parser, [example.text]))
 
 
-@cache
-def theirs(file: Path, kind: str, name: str) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def peer() -> Iterator[subprocess.Popen[str]]:
+    assert PEER is not None
+    script = Path(__file__).with_name("vllm_parsers.py")
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen([PEER, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+        errors.seek(0)
+        assert process.wait(60) == 0, errors.read()[-3000:]
+
+
+def theirs(peer: subprocess.Popen[str], file: Path, kind: str, name: str) -> list[dict[str, Any]]:
     examples = [
         {
             "text": example.text,
@@ -49,11 +64,11 @@ def theirs(file: Path, kind: str, name: str) -> list[dict[str, Any]]:
         for example in load_examples(file)[kind, name]
     ]
     job = {"kind": kind, "name": name, "tokens": list(load_tokens(file)), "examples": examples}
-    assert PEER is not None
-    script = Path(__file__).with_name("vllm_parsers.py")
-    done = subprocess.run([PEER, str(script)], input=json.dumps(job), capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    results: list[dict[str, Any]] = json.loads(done.stdout)
+    assert peer.stdin is not None and peer.stdout is not None
+    print(json.dumps(job), file=peer.stdin, flush=True)
+    line = peer.stdout.readline()
+    assert line, "the peer has stopped"
+    results: list[dict[str, Any]] = json.loads(line)
     return results
 
 
@@ -78,11 +93,11 @@ def shape_of(result: dict[str, Any]) -> tuple[Any, ...] | str:
 
 
 @pytest.mark.parametrize(("file", "kind", "name"), PARSERS, ids=[f"{kind}:{name}" for _, kind, name in PARSERS])
-def test_same_as_vllm(file: Path, kind: str, name: str) -> None:
+def test_same_as_vllm(peer: subprocess.Popen[str], file: Path, kind: str, name: str) -> None:
     examples = load_examples(file)[kind, name]
     assert len(examples) >= 60, f"{len(examples)} examples, at least 60 are wanted"
     wrong = []
-    for example, result in zip(examples, theirs(file, kind, name), strict=True):
+    for example, result in zip(examples, theirs(peer, file, kind, name), strict=True):
         message = ours(kind, name, example)
         found = shape(message.content, message.reasoning, [(call.name, call.arguments) for call in message.tool_calls])
         whole, stream = shape_of(result["whole"]), shape_of(result["stream"])

@@ -1,4 +1,4 @@
-"""Runs vLLM's own output parsers, in an interpreter that has vLLM: one job as JSON on stdin, the results as JSON on stdout.
+"""Runs vLLM's own output parsers, in an interpreter that has vLLM: jobs as lines of JSON on stdin, results likewise on stdout.
 
 Job: {"kind", "name", "tokens": [markers that are one token each], "examples": [{"text", "tools", "template_kwargs",
 "prompt_end"}]}.
@@ -114,10 +114,13 @@ def attempt(read: Any, example: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     stdout, sys.stdout = sys.stdout, sys.stderr  # whatever is printed on the way is no result
     logging.disable(logging.CRITICAL)
-    given = json.load(sys.stdin)
-    job = Job(given)
-    results = [{"whole": attempt(job.whole, example), "stream": attempt(job.stream, example)} for example in given["examples"]]
-    json.dump(results, stdout)
+    for line in sys.stdin:
+        given = json.loads(line)
+        job = Job(given)
+        results = [
+            {"whole": attempt(job.whole, example), "stream": attempt(job.stream, example)} for example in given["examples"]
+        ]
+        print(json.dumps(results), file=stdout, flush=True)
 
 
 if __name__ == "__main__":

@@ -32,12 +32,16 @@ class TaggedReasoning(StreamParser):
         """Whether the output begins inside the reasoning, where the prompt does not show it."""
         return self.begins_inside
 
+    def may_open(self) -> bool:
+        """Whether the model may open reasoning itself, where the prompt has not closed it."""
+        return True
+
     def reasoning_end(self) -> tuple[str, ...]:
-        return (self.end, *self.stops) if self.is_inside or self._may_start() else ()
+        return (self.end, *self.stops) if self.is_inside or self._may_open() else ()
 
     def read(self) -> Steps[None]:
         if not self.is_inside:
-            if not self._may_start():
+            if not self._may_open():
                 return
             blank = yield from self.text.space()
             if not (yield from self.text.accept(self.start)):
@@ -58,7 +62,6 @@ class TaggedReasoning(StreamParser):
             return True
         return not prompt.endswith(self.end) and self.begins()
 
-    def _may_start(self) -> bool:
-        """Whether the model may open reasoning itself: not behind a prompt that has just closed it."""
+    def _may_open(self) -> bool:
         prompt = self.setup.prompt_end.rstrip() if self.setup else ""
-        return bool(self.start) and not prompt.endswith(self.end)
+        return bool(self.start) and not prompt.endswith(self.end) and self.may_open()

@@ -27,12 +27,16 @@ class Calls:
         self.count = 0
         self.is_open = False
         self._tools = tools
+        self._ids: set[str] = set()
 
     def start(self, name: str, id: str | None = None) -> Event:
-        """A call begins. id: the one the model wrote; without it a random one."""
+        """A call begins. id: the one the model wrote; without it, or when the model wrote it before, a random one."""
         assert not self.is_open, "one call at a time"
         self.count, self.is_open = self.count + 1, True
-        return ToolCallStart(self.count - 1, id or f"chatcmpl-tool-{uuid.uuid4().hex}", name)
+        if not id or id in self._ids:
+            id = f"chatcmpl-tool-{uuid.uuid4().hex}"
+        self._ids.add(id)
+        return ToolCallStart(self.count - 1, id, name)
 
     def arguments(self, text: str) -> Event:
         """More of the JSON text of the open call's arguments."""

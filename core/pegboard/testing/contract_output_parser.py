@@ -91,8 +91,9 @@ def check_order(events: Sequence[Event]) -> None:
 
 
 def said(message: Message) -> str:
-    """All that a message says, in one text."""
-    calls = [f"{call.id} {call.name} {call.arguments}" for call in message.tool_calls]
+    """All that a message says, in one text; an id that holds the name says it once."""
+    names = [call.id if call.name in call.id else f"{call.id} {call.name}" for call in message.tool_calls]
+    calls = [f"{name} {call.arguments}" for name, call in zip(names, message.tool_calls, strict=True)]
     return "\n".join([message.content, message.reasoning, *calls])
 
 

@@ -67,7 +67,7 @@ class Example:
     reasoning: str = ""
     calls: tuple[Call, ...] = ()
     open_call: tuple[str, str] | None = None
-    tools: tuple[Mapping[str, Any], ...] = TOOLS
+    tools: tuple[Mapping[str, Any], ...] = field(default=TOOLS, repr=False)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     prompt_end: str = ""
     differs: str = ""

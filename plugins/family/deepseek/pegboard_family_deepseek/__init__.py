@@ -1,0 +1,1 @@
+"""DeepSeek: tool calls between special tokens or as tags, reasoning between think tags."""

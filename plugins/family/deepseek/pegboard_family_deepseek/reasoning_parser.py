@@ -1,0 +1,27 @@
+"""Reasoning of DeepSeek: `<think>…</think>`, opened by the template or by the model, or not opened at all.
+
+R1 always reasons (https://huggingface.co/deepseek-ai/DeepSeek-R1#usage-recommendations). V3.1 and later do when the template is
+told so by `thinking`, which opens or closes the reasoning in the prompt (https://huggingface.co/deepseek-ai/DeepSeek-V3.1).
+"""
+
+from __future__ import annotations
+
+from pegboard.parsing import TaggedReasoning
+
+
+class DeepSeekR1ReasoningParser(TaggedReasoning):
+    start = "<think>"
+    end = "</think>"
+    begins_inside = True
+
+
+class DeepSeekV3ReasoningParser(TaggedReasoning):
+    start = "<think>"
+    end = "</think>"
+
+    def begins(self) -> bool:
+        switches = self.setup.template_kwargs if self.setup else {}
+        return bool(switches.get("thinking") or switches.get("enable_thinking"))
+
+    def may_open(self) -> bool:
+        return self.begins()

@@ -1,0 +1,63 @@
+"""Tool calls of DeepSeek V3, R1 and V3.1.
+
+V3, R1    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME
+          ```json
+          {…}
+          ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+V3.1      <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+
+Formats: the chat templates in https://huggingface.co/deepseek-ai/DeepSeek-V3-0324 and
+https://huggingface.co/deepseek-ai/DeepSeek-V3.1#toolcall. Several calls follow one another inside one section.
+"""
+
+from __future__ import annotations
+
+from pegboard.parsing import Markers, Steps, StreamParser, read_arguments
+
+SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+SEPARATOR = "<｜tool▁sep｜>"
+STARTS = Markers(SECTION, CALL)
+
+
+class DeepSeekV31ToolParser(StreamParser):
+    def read(self) -> Steps[None]:
+        while marker := (yield from self.prose(STARTS)):
+            yield from self.attempt(self._call(marker))
+
+    def _call(self, marker: str) -> Steps[bool]:
+        if marker == SECTION:
+            yield from self.text.space()
+            if not (yield from self.text.accept(CALL)):
+                return False
+        yield from self.text.space()
+        if not (yield from self.body()):
+            return False
+        self.text.forget()
+        if (yield from self.text.closing(CALL_END)):
+            yield from self.text.closing(SECTION_END)
+        return True
+
+    def body(self) -> Steps[bool]:
+        """A call from its name to its arguments."""
+        name = yield from self.text.word()
+        if not name or not (yield from self.text.accept(SEPARATOR)):
+            return False
+        yield from self.text.space()
+        return (yield from read_arguments(self.text, self.calls, name))
+
+
+class DeepSeekV3ToolParser(DeepSeekV31ToolParser):
+    def body(self) -> Steps[bool]:
+        if not (yield from self.text.accept("function" + SEPARATOR)):
+            return False
+        name = yield from self.text.word()
+        yield from self.text.space()
+        if not name or not (yield from self.text.accept("```json")):
+            return False
+        yield from self.text.space()
+        if not (yield from read_arguments(self.text, self.calls, name)):
+            return False
+        self.text.forget()
+        yield from self.text.closing("```")
+        return True

@@ -1,0 +1,1 @@
+"""GLM: tool calls as tags, reasoning between think tags."""

@@ -1,0 +1,19 @@
+"""Specs of this package."""
+
+from __future__ import annotations
+
+from pegboard.interfaces.model_family import ModelFamilySpec
+from pegboard.interfaces.output_parser import OutputParserSpec
+
+SPECIAL = frozenset({"special_tokens"})
+TOOL_PARSER = OutputParserSpec(api="1.0", implementation="pegboard_family_glm.tool_parser:GlmToolParser", flags=SPECIAL)
+REASONING_PARSER = OutputParserSpec(
+    api="1.0", implementation="pegboard_family_glm.reasoning_parser:GlmReasoningParser", flags=SPECIAL
+)
+
+GLM = ModelFamilySpec(
+    api="1.0",
+    model_types=frozenset({"glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa"}),
+    template_markers=("<arg_key>", "<arg_value>"),
+    recommends={"tool_parser": "glm45", "reasoning_parser": "glm45"},
+)

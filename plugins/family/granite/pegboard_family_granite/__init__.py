@@ -1,0 +1,1 @@
+"""Granite: tool calls as JSON behind a marker, reasoning between sentences."""

@@ -1,0 +1,35 @@
+"""Tool calls of IBM Granite.
+
+Granite 3          <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}, …]
+Granite 20B FC     <function_call> {"name": "get_weather", "arguments": {"city": "Paris"}}
+
+Formats: the chat templates in https://huggingface.co/ibm-granite/granite-3.1-8b-instruct (whose models write <tool_call> too) and
+https://huggingface.co/ibm-granite/granite-20b-functioncalling. Neither has an end marker.
+"""
+
+from __future__ import annotations
+
+from pegboard.parsing import Markers, Steps, StreamParser, read_call_list, read_call_object
+
+LIST_START = Markers("<|tool_call|>", "<tool_call>")
+OBJECT_START = Markers("<function_call>")
+
+
+class GraniteToolParser(StreamParser):
+    def read(self) -> Steps[None]:
+        while (yield from self.prose(LIST_START)):
+            yield from self.attempt(self._calls())
+
+    def _calls(self) -> Steps[bool]:
+        yield from self.text.space()
+        return (yield from read_call_list(self.text, self.calls))
+
+
+class Granite20bFCToolParser(StreamParser):
+    def read(self) -> Steps[None]:
+        while (yield from self.prose(OBJECT_START)):
+            yield from self.attempt(self._call())
+
+    def _call(self) -> Steps[bool]:
+        yield from self.text.space()
+        return (yield from read_call_object(self.text, self.calls))

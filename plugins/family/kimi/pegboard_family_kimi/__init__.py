@@ -1,0 +1,1 @@
+"""Kimi: tool calls between special tokens, reasoning between think tags."""

@@ -1,0 +1,51 @@
+"""Tool calls of Kimi K2.
+
+    <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}
+    <|tool_call_end|><|tool_calls_section_end|>
+
+Format: https://huggingface.co/moonshotai/Kimi-K2-Instruct/blob/main/docs/tool_call_guidance.md. What stands before the arguments
+is the call's id, and the model wants to see it again in the tool's answer.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pegboard.parsing import Markers, Steps, StreamParser, read_arguments
+
+SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+CALL, CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"
+ARGUMENTS = "<|tool_call_argument_begin|>"
+STARTS = Markers(SECTION, CALL)
+ID = re.compile(r"(?:functions\.)?([^:]+):[0-9]+")
+
+
+class KimiK2ToolParser(StreamParser):
+    def read(self) -> Steps[None]:
+        while marker := (yield from self.prose(STARTS)):
+            yield from self.attempt(self._call(marker))
+
+    def _call(self, marker: str) -> Steps[bool]:
+        if marker == SECTION:
+            yield from self.text.space()
+            if not (yield from self.text.accept(CALL)):
+                return False
+        yield from self.text.space()
+        id = yield from self.text.word()
+        yield from self.text.space()
+        found = ID.fullmatch(id)
+        if found is None or not (yield from self.text.accept(ARGUMENTS)):
+            return False
+        yield from self.text.space()
+        if (yield from self.text.accept(CALL_END)):
+            yield from self.calls.whole(found[1], "{}", id)
+            is_closed = True
+        elif (yield from read_arguments(self.text, self.calls, found[1], id)):
+            self.text.forget()
+            is_closed = bool((yield from self.text.closing(CALL_END)))
+        else:
+            return False
+        self.text.forget()
+        if is_closed:
+            yield from self.text.closing(SECTION_END)
+        return True

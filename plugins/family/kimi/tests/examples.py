@@ -1,0 +1,58 @@
+"""Outputs in the format of Kimi K2 and what they mean."""
+
+from __future__ import annotations
+
+import json
+
+from pegboard.testing.parser_examples import ADD, NOW, PARIS, Case, Example, drops_text, rendered, with_reasoning
+
+SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+CALL, CALL_END, ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>"
+TOKENS = (SECTION, SECTION_END, CALL, CALL_END, ARGUMENTS, "<think>", "</think>")
+
+
+def one(id: str, arguments: str) -> str:
+    return f"{CALL}{id}{ARGUMENTS}{arguments}{CALL_END}"
+
+
+def write(case: Case) -> str:
+    calls = [
+        one(f"functions.{name}:{index}", json.dumps(arguments, ensure_ascii=False))
+        for index, (name, arguments) in enumerate(case.calls)
+    ]
+    return case.before + (SECTION + case.between.join(calls) + SECTION_END if calls else "") + case.after
+
+
+CITY = '{"city": "Paris"}'
+EXAMPLES = {
+    ("tool_parser", "kimi_k2"): [
+        *rendered(write, differs=drops_text()),
+        Example("no prefix", SECTION + one("get_weather:3", CITY) + SECTION_END, calls=(PARIS,)),
+        Example("lines", f"{SECTION}\n{CALL}functions.now:0\n{ARGUMENTS}\n{{}}\n{CALL_END}\n{SECTION_END}", calls=(NOW,)),
+        Example("no arguments", SECTION + one("functions.now:0", "") + SECTION_END, calls=(NOW,)),
+        Example("the same id twice", SECTION + one("functions.now:0", "{}") * 2 + SECTION_END, calls=(NOW, NOW)),
+        Example("no section", one("functions.get_weather:0", CITY), calls=(PARIS,), differs="the peer needs the section"),
+        Example("no section end", SECTION + one("functions.add:0", '{"a": 2, "b": 40}'), calls=(ADD,)),
+        Example(
+            "cut off",
+            f'{SECTION}{CALL}functions.get_weather:0{ARGUMENTS}{{"city": "Par',
+            open_call=("get_weather", '{"city": "Par'),
+        ),
+        Example(
+            "no number in the id",
+            SECTION + one("functions.now", "{}") + SECTION_END,
+            content=SECTION + one("functions.now", "{}") + SECTION_END,
+            differs="the peer drops it",
+        ),
+        Example("no call", f"{SECTION} begins calls.", content=f"{SECTION} begins calls.", differs="the peer drops it"),
+    ],
+    ("reasoning_parser", "kimi_k2"): [
+        *with_reasoning(rendered(write)[:30], lambda thought, text: f"<think>{thought}</think>{text}"),
+        *with_reasoning(rendered(write)[20:50], lambda thought, text: f"{thought} </think>\n{text}"),
+        Example("empty", "<think></think>Hello.", content="Hello."),
+        Example("off", "Hello.", content="Hello.", template_kwargs={"thinking": False}),
+        Example("opened in the prompt", "Hm.</think>Hello.", content="Hello.", reasoning="Hm.", prompt_end="<think>"),
+        Example("no end", "<think>Hm.", reasoning="Hm."),
+        Example("a call ends it", "<think>Hm." + write(Case("", (PARIS,))), content=write(Case("", (PARIS,))), reasoning="Hm."),
+    ],
+}
