@@ -22,6 +22,7 @@ import msgspec
 from pegboard.errors import PegboardError, PluginNotFound
 from pegboard.interfaces.api import ApiSetup
 from pegboard.log import get_logger, set_up_logging
+from pegboard.plugins.defaults import default_enabled
 from pegboard.plugins.names import to_install
 
 if TYPE_CHECKING:
@@ -100,11 +101,13 @@ async def serve_client(
 
 
 def build_apis(client: "AsyncLLM") -> list[tuple[str, Any, Any]]:
-    """(name, api, spec) of every enabled api. Raises PluginNotFound when there is none."""
+    """(name, api, spec) of every enabled api, the default ones first and in their order: the first one's error body answers
+    for paths that no api has. Raises PluginNotFound when there is none."""
     from pegboard.request_log import logged
 
     registry = client.registry
-    entries = registry.enabled("api")
+    first = default_enabled("api")
+    entries = sorted(registry.enabled("api"), key=lambda entry: first.index(entry.name) if entry.name in first else len(first))
     if not entries:
         raise PluginNotFound(f"nothing to serve: {to_install('api')}")
     config = client.plan.settings.server

@@ -166,9 +166,7 @@ async def beam_search_online(
         logprobs = beam.logprobs[: len(token_ids)]
         stop = beam.stop_reason
         completions.append(CompletionOutput(index, text, token_ids, beam.cum_logprob, logprobs, beam.finish_reason, stop))
-    yield RequestOutput(
-        request.request_id, prompt.text, prompt_token_ids, completions, True, num_cached_tokens=first.num_cached_tokens
-    )
+    yield RequestOutput(request.request_id, prompt.text, prompt_token_ids, completions, True)
 
 
 async def _last(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from pydantic import BaseModel, ValidationError
 
+from pegboard.errors import RequestError
 from pegboard_api_openai.errors import InvalidBody
 from pegboard_api_openai.fields import REFUSED
 
@@ -70,7 +71,7 @@ def _refuse(name: str, value: Any) -> None:
     """Raise unless `value` asks for nothing anyway."""
     neutral, reason = REFUSED[name]
     if not any(type(value) is type(nothing) and value == nothing for nothing in neutral):
-        raise InvalidBody(f"{name} is not supported: {reason} (got {shown(value)})", parameter=name)
+        raise RequestError(f"{name} is not supported: {reason} (got {shown(value)})", parameter=name)
 
 
 def _translate(error: ValidationError, data: Mapping[str, Any], model: type[BaseModel]) -> InvalidBody:

@@ -16,7 +16,7 @@ _TYPES = {
     503: "Service Unavailable",
 }
 BAD_REQUEST = "Bad Request"
-NO_ROUTE = "Not Found"
+_TYPES_OF_HTTP = {400: BAD_REQUEST, 404: "Not Found"}
 
 
 class InvalidBody(RequestError):
@@ -29,6 +29,6 @@ def error_body(status: int, message: str, parameter: str | None, kind: str | Non
     if status == 401:
         return {"error": "Unauthorized"}
     default = _TYPES.get(status, "BadRequestError" if status < 500 else "InternalServerError")
-    if status == 404 and parameter is None:  # an unknown model has a parameter, an unknown path has none
-        default = NO_ROUTE
+    if parameter is None:  # what is wrong is no field, but the path or the media type
+        default = _TYPES_OF_HTTP.get(status, default)
     return {"error": {"message": message, "type": kind or default, "param": parameter, "code": status}}

@@ -1,7 +1,7 @@
 """The request bodies: every field we act on. A field that is not here is refused by name (see `body`).
 
-Types are strict: "5" is no integer. Ranges are checked by SamplingParams; the bounds here keep numbers inside the integers of
-the engine and the work of one request finite.
+Types are strict: "5" is no integer. Ranges are checked by SamplingParams; the bounds here are vLLM's, or keep numbers inside the
+integers of the engine.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 TokenIds = list[Annotated[int, Field(ge=0, le=2**31 - 1)]]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 LogprobCount = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 
 
 class StreamOptions(BaseModel):
@@ -44,7 +45,7 @@ class GenerationFields(BaseModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    seed: int | None = None
+    seed: Int64 | None = None
     stop: str | list[str] | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
@@ -53,15 +54,15 @@ class GenerationFields(BaseModel):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: TokenIds | None = None
     bad_words: list[str] | None = None
-    prompt_logprobs: LogprobCount | None = None
+    prompt_logprobs: Int32 | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    truncate_prompt_tokens: Int32 | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
 
     echo: bool = False
     priority: Int32 = 0
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,256}$")] | None = None
-    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    cache_salt: str | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
@@ -97,10 +98,10 @@ class TemplateFields(BaseModel):
 class ChatRequest(TemplateFields, GenerationFields):
     """POST /v1/chat/completions."""
 
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
+    max_tokens: Int32 | None = None
+    max_completion_tokens: Int32 | None = None
     logprobs: bool = False
-    top_logprobs: LogprobCount | None = None
+    top_logprobs: Int32 | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool = True
@@ -110,9 +111,9 @@ class ChatRequest(TemplateFields, GenerationFields):
 class CompletionRequest(GenerationFields):
     """POST /v1/completions. prompt is checked by `prompts.read_prompts`."""
 
-    prompt: Any
-    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] = 16
-    logprobs: LogprobCount | None = None
+    prompt: Any = None
+    max_tokens: Int32 = 16
+    logprobs: Int32 | None = None
     add_special_tokens: bool = True
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from pegboard.errors import RequestError
 from pegboard_api_openai.body import shown
 from pegboard_api_openai.errors import InvalidBody
 
@@ -21,7 +22,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     """Messages for the chat template: content as text (parts joined by a newline), fields that are null left out, arguments
     of tool calls as objects. Raises InvalidBody naming `messages[i].field`."""
     if not messages:
-        raise InvalidBody("messages must not be empty", parameter="messages")
+        raise RequestError("messages must not be empty", parameter="messages")
     return [_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
@@ -73,7 +74,7 @@ def _read_part(part: Any, path: str) -> str:
     if not isinstance(kind, str):
         raise _wrong(f"{path}.type", "a string", kind)
     if kind not in TEXT_PARTS:
-        raise InvalidBody(f"{path}: parts of type {kind!r} are not supported: the model reads text only", parameter=path)
+        raise RequestError(f"{path}: parts of type {kind!r} are not supported: the model reads text only", parameter=path)
     field = TEXT_PARTS[kind]
     unknown = next((name for name, value in part.items() if name not in ("type", field) and value), None)
     if unknown is not None:

@@ -15,6 +15,8 @@ EXPECTED = "a string, a list of strings, a list of token ids or a list of lists 
 def read_prompts(value: Any, limit: int) -> list[str] | list[list[int]]:
     """The prompts in order, all texts or all token ids. Raises RequestError naming `prompt[i]`."""
     prompts: list[Any]
+    if value is None:
+        raise RequestError("prompt is required", parameter="prompt")
     if isinstance(value, str):
         prompts = [value]
     elif not isinstance(value, list):
@@ -24,9 +26,9 @@ def read_prompts(value: Any, limit: int) -> list[str] | list[list[int]]:
     else:
         prompts = value
     if not prompts:
-        raise InvalidBody("prompt must not be empty", parameter="prompt")
+        raise RequestError("prompt must not be empty", parameter="prompt")
     if len(prompts) > limit:
-        raise InvalidBody(f"prompt: {len(prompts)} prompts in one request, at most {limit} are allowed", parameter="prompt")
+        raise RequestError(f"prompt: {len(prompts)} prompts in one request, at most {limit} are allowed", parameter="prompt")
     first_is_text = isinstance(prompts[0], str)
     for index, prompt in enumerate(prompts):
         path = f"prompt[{index}]" if prompts is value else "prompt"
@@ -34,7 +36,7 @@ def read_prompts(value: Any, limit: int) -> list[str] | list[list[int]]:
             expected = "a string, as the prompts before it" if first_is_text else "a list of token ids"
             raise _wrong(path, expected if index else EXPECTED, prompt)
         if not prompt:
-            raise InvalidBody(f"{path} must not be empty", parameter=path)
+            raise RequestError(f"{path} must not be empty", parameter=path)
         if isinstance(prompt, list):
             _check_ids(prompt, path)
     return prompts

@@ -9,7 +9,6 @@ from anyio import to_thread
 
 from pegboard.errors import RequestError
 from pegboard.interfaces.tokenizer import Chat, Tokenizer
-from pegboard_api_openai.errors import InvalidBody
 from pegboard_api_openai.fields import TemplateFields
 from pegboard_api_openai.messages import read_messages
 
@@ -29,7 +28,7 @@ def read_chat(request: TemplateFields, tools: Sequence[Mapping[str, Any]] | None
     """The conversation as the template gets it. Raises RequestError naming the field at fault."""
     generation_prompt = request.add_generation_prompt
     if generation_prompt and request.continue_final_message:
-        raise InvalidBody(
+        raise RequestError(
             "continue_final_message and add_generation_prompt cannot both be true: an answer either continues the last "
             "message or starts a new one",
             parameter="continue_final_message",

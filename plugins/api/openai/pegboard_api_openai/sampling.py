@@ -8,7 +8,6 @@ from typing import Any
 
 from pegboard.errors import RequestError
 from pegboard.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
-from pegboard_api_openai.errors import InvalidBody
 from pegboard_api_openai.fields import ChatRequest, CompletionRequest, GenerationFields
 from pegboard_api_openai.response_format import structure
 
@@ -27,10 +26,16 @@ SAME_WITH_BEAMS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tok
 
 def chat_params(request: ChatRequest, defaults: Mapping[str, Any]) -> SamplingParams | BeamSearchParams:
     """Without a limit a chat runs to the end of the context. `top_logprobs` is SamplingParams' `logprobs`."""
-    if request.top_logprobs and not request.logprobs:
-        raise InvalidBody("top_logprobs needs logprobs: true", parameter="top_logprobs")
+    top = request.top_logprobs
+    if top is not None and top < -1:
+        raise RequestError(f"top_logprobs must be at least 0, or -1 for all, got {top}", parameter="top_logprobs")
+    if top and not request.logprobs:
+        raise RequestError("top_logprobs needs logprobs: true", parameter="top_logprobs")
     asked = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
-    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    if asked is not None and asked < 1:
+        name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        raise RequestError(f"{name} must be at least 1, got {asked}", parameter=name)
+    logprobs = (top or 0) if request.logprobs else None
     return _params(request, defaults, max_tokens=asked, logprobs=logprobs)
 
 
@@ -44,7 +49,7 @@ def completion_params(request: CompletionRequest, defaults: Mapping[str, Any]) -
     more = {}
     if request.echo and request.logprobs is not None and request.prompt_logprobs is None:
         if request.use_beam_search:
-            raise InvalidBody("echo with logprobs is not supported with use_beam_search", parameter="echo")
+            raise RequestError("echo with logprobs is not supported with use_beam_search", parameter="echo")
         more["prompt_logprobs"] = request.logprobs
     return _params(request, defaults, max_tokens=max_tokens, logprobs=request.logprobs, **more)
 
@@ -94,9 +99,11 @@ def _beam_params(request: GenerationFields, values: Mapping[str, Any], max_token
 
 def _check(request: GenerationFields) -> None:
     if request.stream_options is not None and not request.stream:
-        raise InvalidBody("stream_options needs stream: true", parameter="stream_options")
+        raise RequestError("stream_options needs stream: true", parameter="stream_options")
     if request.stream and request.prompt_logprobs is not None:
-        raise InvalidBody("prompt_logprobs is not available with stream: true", parameter="prompt_logprobs")
+        raise RequestError("prompt_logprobs is not available with stream: true", parameter="prompt_logprobs")
+    if request.cache_salt == "":
+        raise RequestError("cache_salt must not be empty", parameter="cache_salt")
     if request.n > MAX_N:
         raise RequestError(f"n must be at most {MAX_N}, got {request.n}", parameter="n")
     if request.length_penalty != 1.0 and not request.use_beam_search:

@@ -13,10 +13,17 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
     ("method", "path", "body", "status", "kind"),
     [
         ("POST", "/v1/completions", {"prompt": 5}, 400, "Bad Request"),
-        ("POST", "/v1/completions", {}, 400, "Bad Request"),
+        ("POST", "/v1/chat/completions", {}, 400, "Bad Request"),
+        ("POST", "/v1/completions", {"prompt": "x", "seed": 2**64}, 400, "Bad Request"),
+        ("POST", "/v1/completions", {}, 400, "BadRequestError"),
+        ("POST", "/v1/completions", {"prompt": "x", "max_tokens": -1}, 400, "BadRequestError"),
+        ("POST", "/v1/completions", {"prompt": "x", "suffix": "y"}, 400, "BadRequestError"),
+        ("POST", "/v1/completions", {"prompt": "x", "cache_salt": ""}, 400, "BadRequestError"),
+        ("POST", "/v1/chat/completions", {"messages": []}, 400, "BadRequestError"),
+        ("POST", "/v1/chat/completions", {**CHAT, "max_completion_tokens": 0}, 400, "BadRequestError"),
         ("POST", "/v1/completions", {"prompt": "x", "temperature": "x"}, 400, "Bad Request"),
-        ("POST", "/v1/completions", {"prompt": "x", "stream_options": {}}, 400, "Bad Request"),
-        ("POST", "/v1/chat/completions", {**CHAT, "top_logprobs": 2}, 400, "Bad Request"),
+        ("POST", "/v1/completions", {"prompt": "x", "stream_options": {}}, 400, "BadRequestError"),
+        ("POST", "/v1/chat/completions", {**CHAT, "top_logprobs": 2}, 400, "BadRequestError"),
         ("POST", "/tokenize", {"prompt": 5}, 400, "Bad Request"),
         ("POST", "/v1/completions", {"prompt": "x", "temperature": -1}, 400, "BadRequestError"),
         ("POST", "/v1/completions", {"prompt": "x", "n": 0}, 400, "BadRequestError"),
@@ -33,6 +40,11 @@ def test_types(http, method, path, body, status, kind):
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert error["type"] == kind and error["code"] == status and error["message"]
+
+
+def test_media_type(http):
+    response = http().client.post("/v1/completions", content=b"{}", headers={"Content-Type": "text/plain"})
+    assert response.status_code == 400 and response.json()["error"]["type"] == "Bad Request"
 
 
 def test_unauthorized(http):

@@ -49,7 +49,7 @@ def refusal(server: Any, path: str, body: Any, status: int = 400) -> dict[str, A
             "did you mean 'include_usage'",
         ),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "stream"),
-        ({"cache_salt": ""}, "cache_salt", "at least 1 character"),
+        ({"cache_salt": ""}, "cache_salt", "must not be empty"),
         ({"request_id": "a b"}, "request_id", "matching"),
         ({"store": True}, "store", "expected False"),
         ({"tools": [{"type": "x"}]}, "tools[0].type", "expected 'function', got 'x'"),
