@@ -12,8 +12,10 @@ imported in a fresh interpreter, because this one has already imported too much.
 from __future__ import annotations
 
 import inspect
+from importlib.resources import files
 from typing import Any
 
+from pegboard.interfaces.model_family import ModelFamilySpec
 from pegboard.interfaces.spec import TIERS, Absent, Broken, Ok, Spec
 from pegboard.plugins import discovery, options
 from pegboard.plugins.discovery import Entry
@@ -81,17 +83,31 @@ def check_parts(entry: Entry, spec: Spec) -> None:
     """Every "module:name" string leads to something callable."""
     for part in ("implementation", "options", "probe", "suits"):
         path = getattr(spec, part)
-        if path is None:
+        if path is None or (path == "" and isinstance(spec, ModelFamilySpec)):
             continue
         assert ":" in path, f"{entry.id}: {part} is {path!r}, expected module:NAME"
         found = import_part(entry, path, part)
         assert callable(found), f"{entry.id}: {part} {path!r} is a {type(found).__name__}, expected a class or function"
         if part in ("probe", "suits"):
             assert _takes(found, 1), f"{entry.id}: {part} {path!r} must take exactly one argument"
+    if isinstance(spec, ModelFamilySpec):
+        check_family(entry, spec)
+        return
     implementation = import_part(entry, spec.implementation, "implementation")
     # The class of a Protocol says nothing of use about its constructor, a kernel is a function with the op's signature.
     if inspect.isclass(implementation) and not inspect.isabstract(implementation):
         assert _takes(implementation, 2), f"{entry.id}: {spec.implementation!r} must be built as Implementation(options, setup)"
+
+
+def check_family(entry: Entry, spec: ModelFamilySpec) -> None:
+    """A family is data: it names what it is matched on, recommends kinds of plugin that exist, and its template is there."""
+    assert spec.model_types or spec.architectures or spec.template_markers, f"{entry.id}: it names nothing to match"
+    wrong = [kind for kind in spec.recommends if kind not in ("tokenizer", "tool_parser", "reasoning_parser")]
+    assert not wrong, f"{entry.id}: recommends {wrong[0]!r}, expected tokenizer, tool_parser or reasoning_parser"
+    if spec.chat_template is not None:
+        package, colon, name = spec.chat_template.partition(":")
+        assert colon, f"{entry.id}: chat_template is {spec.chat_template!r}, expected package:file"
+        assert files(package).joinpath(name).is_file(), f"{entry.id}: chat_template {spec.chat_template!r} is not there"
 
 
 def check_options(entry: Entry, spec: Spec) -> None:
