@@ -60,7 +60,7 @@ def _short(value: Any) -> str:
 
 def differences(case: Case, ours: Answer, theirs: Answer) -> list[Difference]:
     """Everything that differs, the known differences left out."""
-    found = [item for item in _differences(ours, theirs) if item is not None]
+    found = _differences(ours, theirs)
     return [item for item in found if not any(known.explains(case, item, ours, theirs) for known in KNOWN)]
 
 
@@ -82,18 +82,17 @@ def _message(answer: Answer) -> Any:
 
 def _errors(ours: Any, theirs: Any) -> Iterator[Difference]:
     """Messages are each server's own; everything else is compared."""
-    if not isinstance(ours, dict) or not isinstance(theirs, dict):
+    here, there = (body.get("error") if isinstance(body, dict) else None for body in (ours, theirs))
+    if not isinstance(here, dict) or not isinstance(there, dict):
         yield Difference("error", ours, theirs)
         return
-    for name in ("type", "code", "param"):
-        here, there = ours.get("error", {}).get(name), theirs.get("error", {}).get(name)
-        if here != there:
-            yield Difference(f"error.{name}", here, there)
-    yield from _values("", {**ours, "error": sorted(ours["error"])}, {**theirs, "error": sorted(theirs["error"])})
+    for name in sorted({*here, *there} - {"message"}):
+        if here.get(name) != there.get(name):
+            yield Difference(f"error.{name}", here.get(name), there.get(name))
 
 
-VOLATILE = ("id", "created", "permission", "owned_by", "root")
-"""What differs between any two answers, or names the server."""
+VOLATILE = ("id", "created", "permission", "owned_by", "root", "version", "system_fingerprint", "created_cache_tokens")
+"""What differs between any two answers, names the server, or came to vLLM after the version that is followed here."""
 
 
 def _values(path: str, ours: Any, theirs: Any) -> Iterator[Difference]:
@@ -162,4 +161,69 @@ class Known:
     explains: Callable[[Case, Difference, Answer, Answer], bool]
 
 
-KNOWN: list[Known] = []
+def _is_refusal(ours: Answer, *words: str) -> bool:
+    """Refused here, with one of `words` in the message."""
+    return ours.status == 400 and any(word in str(_message(ours)) for word in words)
+
+
+def _names_a_field(case: Case, item: Difference, ours: Answer, theirs: Answer) -> bool:
+    """We name a field of the request, or a place inside it, and never "body"."""
+    root = str(item.ours).partition("[")[0].partition(".")[0]
+    return item.where == "error.param" and (item.ours is None or root in {*case.changed, "prompt", "messages", "tokens"})
+
+
+KNOWN = [
+    Known(
+        "a field that would be ignored",
+        lambda case, item, ours, theirs: (
+            item.where == "status"
+            and theirs.status == 200
+            and _is_refusal(ours, "unknown field", "is not supported", "has no effect with use_beam_search", "priority")
+        ),
+    ),
+    Known(
+        "a message without content",
+        lambda case, item, ours, theirs: item.where == "status" and _is_refusal(ours, ".content is required"),
+    ),
+    Known("`param` of an error", _names_a_field),
+    Known(
+        "`type` of an error, when several things are wrong",
+        lambda case, item, ours, theirs: (
+            item.where == "error.type"
+            and (len(case.changed) > 1 or _is_refusal(ours, "unknown field", "is not supported"))
+            and {item.ours, item.theirs} <= {"Bad Request", "BadRequestError"}
+        ),
+    ),
+    Known(
+        "`type` of an error, when a value has the wrong JSON type",
+        lambda case, item, ours, theirs: (
+            item.where == "error.type"
+            and (item.ours, item.theirs) == ("Bad Request", "BadRequestError")
+            and _is_refusal(ours, ": expected ", "messages is required")
+        ),
+    ),
+    Known(
+        "an unknown path or method, a body that is no text",
+        lambda case, item, ours, theirs: item.where == "error" and isinstance(theirs.body, dict) and "detail" in theirs.body,
+    ),
+    Known(
+        "`echo` with `return_token_ids`",
+        lambda case, item, ours, theirs: (
+            case.value("echo") is True and item.where.endswith(".text") and str(item.ours).endswith(str(item.theirs))
+        ),
+    ),
+    Known(
+        "`echo` in a chat",
+        lambda case, item, ours, theirs: (
+            case.path == "/v1/chat/completions" and case.value("echo") is True and item.where == "prompt_logprobs"
+        ),
+    ),
+    Known(
+        "text of half a character in `prompt_logprobs`",
+        lambda case, item, ours, theirs: item.where.endswith(".decoded_token") and "\ufffd" in str(item.ours),
+    ),
+    Known(
+        "`cached_tokens`",
+        lambda case, item, ours, theirs: item.where.endswith("prompt_tokens_details.cached_tokens"),
+    ),
+]
