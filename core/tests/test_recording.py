@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pegboard.errors import CannotRecord
+from pegboard.layers.embedding import Embedding
 from pegboard.layers.layer import Layer, recording
 from pegboard.worker.recording import record_forward
 
@@ -66,9 +67,14 @@ def _layers(*kinds: type[Layer]) -> list[Layer]:
     return layers
 
 
+def _record(model: Model, layers: list[Layer]) -> list[str]:
+    build = SimpleNamespace(path="model.embed", declared=SimpleNamespace(layers=[]))
+    return record_forward(model, [Embedding(build, 4, 8), *layers], ListRecorder())  # type: ignore[arg-type, return-value]
+
+
 def test_layers_record_in_the_order_they_are_called() -> None:
     layers = _layers(Double, Double)
-    program = record_forward(Model(layers), layers, ListRecorder(), 8)
+    program = _record(Model(layers), layers)
     assert program == ["double hidden[8]", "double d1", "return d2"]
 
 
@@ -78,18 +84,24 @@ def test_layers_compute_again_afterwards(refuses: bool) -> None:
     model = Model(layers)
     if refuses:
         with pytest.raises(CannotRecord, match="model.layer: layers of type Stubborn"):
-            record_forward(model, layers, ListRecorder(), 8)
+            _record(model, layers)
     else:
-        record_forward(model, layers, ListRecorder(), 8)
+        _record(model, layers)
     assert model.forward(torch.ones(2), torch.zeros(2)).tolist() == [4, 4]
 
 
 def test_arithmetic_beside_the_layers_is_refused() -> None:
     layers = _layers(Double)
     with pytest.raises(CannotRecord, match="Model computes outside of its layers"):
-        record_forward(Model(layers, outside=True), layers, ListRecorder(), 8)
+        _record(Model(layers, outside=True), layers)
 
 
 def test_what_has_no_recorded_form_is_named() -> None:
     with pytest.raises(CannotRecord, match="a.path is computed by torch.*relu, which cannot be recorded"):
         recording(torch.nn.functional.relu, "a.path")
+
+
+def test_a_model_without_an_embedding_is_refused() -> None:
+    layers = _layers(Double)
+    with pytest.raises(CannotRecord, match="Model has no embedding layer"):
+        record_forward(Model(layers), layers, ListRecorder())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,20 +10,24 @@ from torch import Tensor
 
 from pegboard.errors import CannotRecord
 from pegboard.interfaces.kernel import Recorder
+from pegboard.layers.embedding import Embedding
 from pegboard.layers.layer import Layer
 
 Program = Callable[[Tensor, Tensor], Tensor]
 """(hidden [T, size], positions [T]) → hidden [T, size], valid until the next call."""
 
 
-def record_forward(model: Any, layers: Iterable[Layer], recorder: Recorder, hidden_size: int) -> Program:
+def record_forward(model: Any, layers: Sequence[Layer], recorder: Recorder) -> Program:
     """The program of `model.forward`, whose bound `layers` are asked to record themselves instead of computing.
     Raises CannotRecord with what stands in the way."""
+    size = next((layer.width for layer in layers if isinstance(layer, Embedding)), None)
+    if size is None:
+        raise CannotRecord(f"{type(model).__name__} has no embedding layer that says how wide its hidden states are")
     before = [(layer, layer.forward) for layer in layers if hasattr(layer, "forward")]
     try:
         for layer, _ in before:
             layer.forward = partial(layer.record, recorder)
-        output = model.forward(recorder.hidden(hidden_size), None)
+        output = model.forward(recorder.hidden(size), None)
     except (TypeError, AttributeError) as error:  # values have no tensor arithmetic: the model computes beside its layers
         raise CannotRecord(f"{type(model).__name__} computes outside of its layers: {error}") from error
     finally:

@@ -257,10 +257,9 @@ class Worker:
             raise ConfigError("this platform records forwards, which this version of Pegboard cannot replay; set enforce_eager")
 
     def _record(self, make_recorder: Callable[[int], Recorder]) -> None:
-        size = int(self.plan.checkpoint.config["hidden_size"])
         recorder = make_recorder(self.config.max_num_batched_tokens or 1)
         try:
-            self.running.program = record_forward(self.model, self.build.declared.layers, recorder, size)
+            self.running.program = record_forward(self.model, self.build.declared.layers, recorder)
         except CannotRecord as refusal:
             log.info("the forward runs eagerly: %s", refusal)
 

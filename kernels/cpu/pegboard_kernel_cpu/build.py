@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
@@ -105,4 +106,7 @@ def compiled(level: str) -> Path:
 
 
 if __name__ == "__main__":
-    print(compiled(level_of(cpu_flags())))
+    try:
+        print(compiled(level_of(cpu_flags())))
+    except ConfigError as error:
+        sys.exit(str(error))
