@@ -4,6 +4,7 @@ Public for plugins of the kinds `reasoning_parser` and `tool_parser`; standard l
 the pieces in which it arrives, and the pieces never change what is read.
 """
 
+from pegboard.parsing.call_constraint import constrained_calls
 from pegboard.parsing.coercion import coerce, parameter_types
 from pegboard.parsing.json_calls import CallKeys, read_arguments, read_call_list, read_call_object
 from pegboard.parsing.json_text import stream_json, take_json
@@ -31,6 +32,7 @@ __all__ = [
     "ToolCall",
     "coerce",
     "collected",
+    "constrained_calls",
     "fold",
     "merged",
     "parameter_types",

@@ -12,7 +12,11 @@ https://huggingface.co/deepseek-ai/DeepSeek-V3.1#toolcall. Several calls follow 
 
 from __future__ import annotations
 
-from pegboard.parsing import Markers, Steps, StreamParser, read_arguments
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegboard.interfaces.structured_output import Constraint
+from pegboard.parsing import Markers, Steps, StreamParser, constrained_calls, read_arguments
 
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -21,9 +25,17 @@ STARTS = Markers(SECTION, CALL)
 
 
 class DeepSeekV31ToolParser(StreamParser):
+    before, between, behind = "", SEPARATOR, ""  # of name and arguments, inside a call
+
     def read(self) -> Steps[None]:
         while marker := (yield from self.prose(STARTS)):
             yield from self.attempt(self._call(marker))
+
+    def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
+        def begin(name: str) -> str:
+            return f"{CALL}{self.before}{name}{self.between}"
+
+        return constrained_calls(tools, begin, self.behind + CALL_END, [CALL]) if choice == "auto" else None
 
     def _call(self, marker: str) -> Steps[bool]:
         if marker == SECTION:
@@ -48,8 +60,10 @@ class DeepSeekV31ToolParser(StreamParser):
 
 
 class DeepSeekV3ToolParser(DeepSeekV31ToolParser):
+    before, between, behind = "function" + SEPARATOR, "\n```json\n", "\n```"
+
     def body(self) -> Steps[bool]:
-        if not (yield from self.text.accept("function" + SEPARATOR)):
+        if not (yield from self.text.accept(self.before)):
             return False
         name = yield from self.text.word()
         yield from self.text.space()

@@ -9,7 +9,12 @@ https://huggingface.co/ibm-granite/granite-20b-functioncalling. Neither has an e
 
 from __future__ import annotations
 
-from pegboard.parsing import Markers, Steps, StreamParser, read_call_list, read_call_object
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegboard.interfaces.structured_output import Constraint
+from pegboard.parsing import Markers, Steps, StreamParser, constrained_calls, read_call_list, read_call_object
 
 LIST_START = Markers("<|tool_call|>", "<tool_call>")
 OBJECT_START = Markers("<function_call>")
@@ -29,6 +34,12 @@ class Granite20bFCToolParser(StreamParser):
     def read(self) -> Steps[None]:
         while (yield from self.prose(OBJECT_START)):
             yield from self.attempt(self._call())
+
+    def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
+        def begin(name: str) -> str:
+            return f'<function_call> {{"name": {json.dumps(name)}, "arguments": '
+
+        return constrained_calls(tools, begin, "}", ["<function_call>"]) if choice == "auto" else None
 
     def _call(self) -> Steps[bool]:
         yield from self.text.space()

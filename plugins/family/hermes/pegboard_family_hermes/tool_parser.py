@@ -10,7 +10,12 @@ own; calls follow one another. The end tag may be missing at the end of the text
 
 from __future__ import annotations
 
-from pegboard.parsing import CallKeys, Markers, Steps, StreamParser, read_call_list, read_call_object
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegboard.interfaces.structured_output import Constraint
+from pegboard.parsing import CallKeys, Markers, Steps, StreamParser, constrained_calls, read_call_list, read_call_object
 
 START = Markers("<tool_call>")
 END = "</tool_call>"
@@ -21,6 +26,12 @@ class HermesToolParser(StreamParser):
     def read(self) -> Steps[None]:
         while (yield from self.prose(START)):
             yield from self.attempt(self._call())
+
+    def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
+        def begin(name: str) -> str:
+            return f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": '
+
+        return constrained_calls(tools, begin, "}\n</tool_call>", ["<tool_call>"]) if choice == "auto" else None
 
     def _call(self) -> Steps[bool]:
         yield from self.text.space()
