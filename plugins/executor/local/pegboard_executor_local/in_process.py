@@ -1,26 +1,34 @@
-"""One rank, in the engine's own process and thread: the step runs when its result is asked for, in order of submission."""
+"""One rank in the engine's own process.
+
+A step that is submitted alone runs when its result is asked for, in the thread that asks. As soon as steps are submitted ahead they
+run in a thread of their own, in order: the engine prepares the next step and hands out the last one's tokens while kernels, which do
+not hold the interpreter, compute.
+"""
 
 from __future__ import annotations
 
-from collections import deque
+import queue
+import threading
 from collections.abc import Callable, Sequence
 
 from pegboard.batch import Batch, StepOutput, TokenMasks
-from pegboard.interfaces.executor import ExecutorSetup, WorkerDeath, WorkerReady
+from pegboard.interfaces.executor import ExecutorSetup, WorkerDeath, WorkerLike, WorkerReady
 
 
 class Step:
-    """A submitted step. Running a step runs the ones submitted before it first."""
+    """A submitted step."""
 
     def __init__(self, executor: "InProcessExecutor", batch: Batch) -> None:
         self.executor = executor
         self.batch = batch
         self.masks: TokenMasks | None = None
+        self.masks_given = threading.Event()
+        self.ran = threading.Event()
         self.output: StepOutput | None = None
         self.error: BaseException | None = None
 
     def done(self) -> bool:
-        return self.output is not None or self.error is not None
+        return self.ran.is_set()
 
     def run(self) -> None:
         """Compute now; keeps what was raised for `result`."""
@@ -28,14 +36,19 @@ class Step:
             self.output = self.executor.worker.run(self.batch, self._masks if self.batch.needs_masks else None)
         except BaseException as error:  # noqa: BLE001 - handed to whoever asks for the result
             self.error = error
+        finally:
+            self.ran.set()
 
     def _masks(self) -> TokenMasks:
+        if self.executor.thread is not None:
+            self.masks_given.wait()
         assert self.masks is not None, "masks are provided before the result of their step is asked for"
         return self.masks
 
     def result(self) -> StepOutput:
-        while not self.done():
-            self.executor.waiting.popleft().run()
+        if self.executor.thread is None and not self.ran.is_set():
+            self.run()
+        self.ran.wait()
         if self.error is not None:
             raise self.error
         assert self.output is not None
@@ -44,8 +57,10 @@ class Step:
 
 class InProcessExecutor:
     def __init__(self, options: None, setup: ExecutorSetup) -> None:
-        self.worker = setup.make_worker(0)
-        self.waiting: deque[Step] = deque()
+        self.worker: WorkerLike = setup.make_worker(0)
+        self.thread: threading.Thread | None = None
+        self.submitted: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
+        self.last: Step | None = None
         self.masked: dict[int, Step] = {}
 
     def start(self) -> list[WorkerReady]:
@@ -53,21 +68,41 @@ class InProcessExecutor:
 
     def submit(self, batch: Batch) -> Step:
         step = Step(self, batch)
-        self.waiting.append(step)
         if batch.needs_masks:
             self.masked[batch.step] = step
+        if self.thread is None and self.last is not None and not self.last.done():
+            self.submitted.put(self.last)
+            self.thread = threading.Thread(target=self._run_steps, name="pegboard-steps", daemon=True)
+            self.thread.start()
+        self.last = step
+        if self.thread is not None:
+            self.submitted.put(step)
         return step
 
     def provide_masks(self, step: int, masks: TokenMasks) -> None:
-        self.masked.pop(step).masks = masks
+        masked = self.masked.pop(step)
+        masked.masks = masks
+        masked.masks_given.set()
 
     def call(self, method: str, *args: object, ranks: Sequence[int] | None = None) -> list[object]:
         if ranks is not None and 0 not in ranks:
             return []
+        if self.thread is not None and self.last is not None:
+            self.last.ran.wait()
         return [self.worker.call(method, *args)]
 
     def watch(self, on_death: Callable[[WorkerDeath], None]) -> None:
         """The worker cannot die without this process."""
 
     def stop(self) -> None:
+        if self.thread is not None:
+            for step in self.masked.values():  # nobody will ask for them any more
+                step.masks_given.set()
+            self.submitted.put(None)
+            self.thread.join()
+            self.thread = None
         self.worker.stop()
+
+    def _run_steps(self) -> None:
+        while (step := self.submitted.get()) is not None:
+            step.run()

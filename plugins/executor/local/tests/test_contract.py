@@ -19,13 +19,32 @@ class TestInProcess(ExecutorContract):
         return InProcessExecutor(None, setup)
 
 
-def test_a_step_runs_only_when_its_result_is_asked_for() -> None:
+def test_a_step_submitted_alone_runs_where_its_result_is_asked_for() -> None:
     executor = InProcessExecutor(None, ExecutorSetup(1, RecordingWorker, None))
     executor.start()
-    first, second = executor.submit(make_batch(1)), executor.submit(make_batch(2))
-    assert executor.worker.steps == [] and not first.done()
-    second.result()
-    assert first.done()
+    for number in (1, 2):
+        step = executor.submit(make_batch(number))
+        assert not step.done()
+        step.result()
+    assert executor.thread is None and executor.worker.steps == [1, 2]
+
+
+def test_steps_submitted_ahead_run_by_themselves() -> None:
+    executor = InProcessExecutor(None, ExecutorSetup(1, RecordingWorker, None))
+    executor.start()
+    steps = [executor.submit(make_batch(number)) for number in (1, 2, 3)]
+    assert all(step.ran.wait(30) for step in steps)
+    assert executor.worker.steps == [1, 2, 3]
+    executor.stop()
+    assert executor.thread is None
+
+
+def test_stopping_does_not_wait_for_masks() -> None:
+    executor = InProcessExecutor(None, ExecutorSetup(1, RecordingWorker, None))
+    executor.start()
+    waiting = [executor.submit(make_batch(number, needs_masks=True)) for number in (1, 2)]
+    executor.stop()
+    assert all(step.done() for step in waiting)
 
 
 def test_masks_that_never_came_are_our_own_mistake() -> None:
