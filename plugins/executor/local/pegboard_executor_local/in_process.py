@@ -1,8 +1,8 @@
 """One rank in the engine's own process.
 
-A step that is submitted alone runs when its result is asked for, in the thread that asks. As soon as steps are submitted ahead they
-run in a thread of their own, in order: the engine prepares the next step and hands out the last one's tokens while kernels, which do
-not hold the interpreter, compute.
+A step that is submitted alone runs when its result is asked for, in the thread that asks. As soon as steps are submitted ahead
+they run in a thread of their own, in order: the engine prepares the next step and hands out the last one's tokens while kernels,
+which do not hold the interpreter, compute.
 """
 
 from __future__ import annotations
