@@ -18,7 +18,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pegboard.beam_search import beam_search_online
-from pegboard.config import structured_outputs_config
 from pegboard.engine.messages import Abort, Add, Control, ControlReply, Dead, FromEngine, Measured, Ready, Rejected, StepDeltas
 from pegboard.engine.metric_sinks import Sinks
 from pegboard.engine.output_stream import OutputStream
@@ -29,7 +28,7 @@ from pegboard.interfaces.metrics import Metric, MetricsSink, Sample
 from pegboard.log import get_logger
 from pegboard.logprobs import TokenTexts
 from pegboard.output import PoolingRequestOutput, RequestOutput
-from pegboard.output_events import OutputReader, ParserMaker, has_compact_output
+from pegboard.output_events import OutputReader
 from pegboard.sampling_params import BeamSearchParams, SamplingParams
 from pegboard.settings_view import describe_settings
 
@@ -112,7 +111,7 @@ class AsyncLLM:
         self.registry = registry
         self.info: Mapping[str, Any] = {}
         self._tokenizer = tokenizer
-        self._output_reader: OutputReader | None = None
+        self._output_reader = OutputReader.of_plan(plan, registry, tokenizer) if tokenizer is not None else None
         self._texts = TokenTexts(tokenizer) if tokenizer is not None else None
         self._builder = RequestBuilder(plan, tokenizer)
         self._engine = engine
@@ -312,13 +311,7 @@ class AsyncLLM:
     def _reader(self) -> OutputReader:
         """Reads answers with the plan's parsers; raises RequestError under `skip_tokenizer_init`."""
         if self._output_reader is None:
-            chosen = [
-                ParserMaker.chosen(self.registry, kind, name) if self.registry is not None else None
-                for kind, name in (("tool_parser", self.plan.tool_parser), ("reasoning_parser", self.plan.reasoning_parser))
-            ]
-            backends = structured_outputs_config(self.plan.settings.engine).names
-            is_compact = self.registry is not None and has_compact_output(self.registry, backends)
-            self._output_reader = OutputReader(self.tokenizer(), *chosen, can_be_compact=is_compact)
+            raise RequestError("without a tokenizer (skip_tokenizer_init) answers cannot be read")
         return self._output_reader
 
     def encode(self, prompt: Prompt, params: "PoolingParams", request: RequestOptions) -> AsyncIterator[PoolingRequestOutput]:

@@ -129,7 +129,8 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, rendered with the model's chat template (or `chat_template`, Jinja source).
-        Raises RequestError as `generate`, and for a conversation the template refuses."""
+        Structured output starts behind the reasoning, if the model has a reasoning parser. Raises RequestError as `generate`,
+        and for a conversation the template refuses."""
         if continue_final_message and add_generation_prompt:
             message = "continue_final_message and add_generation_prompt exclude each other: set add_generation_prompt=False"
             raise RequestError(message, parameter="add_generation_prompt")
@@ -151,7 +152,25 @@ class LLM:
             else:  # the template writes the special tokens itself
                 token_ids = tokenizer.encode(rendered.text or "", add_special_tokens=False)
                 prompts.append({"prompt_token_ids": token_ids, "prompt": rendered.text})
+        if sampling_params is not None:
+            sampling_params = self._behind_reasoning(prompts, sampling_params, chat_template_kwargs or {})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request, priority=priority)
+
+    def _behind_reasoning(
+        self, prompts: Sequence[Any], params: Any, template_kwargs: Mapping[str, Any]
+    ) -> SamplingParams | Sequence[SamplingParams]:
+        """Parameters with structured output that know what ends the reasoning of their prompt."""
+        from pegboard.interfaces.api import Parsing
+        from pegboard.output_events import OutputReader
+
+        engine = self.llm_engine
+        given = _per_prompt("sampling_params", params, len(prompts))
+        if engine.plan.reasoning_parser is None or not any(getattr(one, "structured_outputs", None) for one in given):
+            return params
+        reader = OutputReader.of_plan(engine.plan, engine.registry, self.get_tokenizer())
+        parsing = Parsing(template_kwargs=template_kwargs)
+        pairs = zip(given, prompts, strict=True)
+        return [reader.prepare(one, parsing, prompt["prompt_token_ids"]) for one, prompt in pairs]
 
     def beam_search(
         self, prompts: Sequence[PromptInput], params: BeamSearchParams, *, use_tqdm: UseTqdm = False

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pegboard.config import Settings
     from pegboard.interfaces.tokenizer import Tokenizer
     from pegboard.plan import EnginePlan
+    from pegboard.plugins.registry import Registry
 
 log = get_logger(__name__)
 
@@ -29,11 +30,15 @@ log = get_logger(__name__)
 class LLMEngine:
     """The engine with text at both ends. Not thread-safe.
 
-    engine: an `engine.Engine`, or anything with its methods. tokenizer: None under `skip_tokenizer_init`.
+    engine: an `engine.Engine`, or anything with its methods. tokenizer: None under `skip_tokenizer_init`. registry: where the
+    plan's parsers are; None = there are none.
     """
 
-    def __init__(self, plan: "EnginePlan", tokenizer: "Tokenizer | None", engine: Any) -> None:
+    def __init__(
+        self, plan: "EnginePlan", tokenizer: "Tokenizer | None", engine: Any, registry: "Registry | None" = None
+    ) -> None:
         self.plan = plan
+        self.registry = registry
         self.tokenizer = tokenizer
         self.engine = engine
         self._builder = RequestBuilder(plan, tokenizer)
@@ -52,7 +57,7 @@ class LLMEngine:
         plan, registry = resolve(settings)
         tokenizer = None if settings.engine.skip_tokenizer_init else make_tokenizer(registry, plan)
         build_engine = load_builder(BUILDER)  # imports torch: only now, when everything cheap has been checked
-        return cls(plan, tokenizer, build_engine(plan))
+        return cls(plan, tokenizer, build_engine(plan), registry)
 
     def prepare(
         self, request_id: str, prompt: PromptInput, params: SamplingParams, *, priority: int = 0, lora: "AdapterRef | None" = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pegboard.config import structured_outputs_config
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import ParsedOutput, Parsing
 from pegboard.interfaces.output_parser import (
@@ -34,6 +35,7 @@ from pegboard.sampling_params import SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Tokenizer
+    from pegboard.plan import EnginePlan
     from pegboard.plugins.registry import Registry
 
 SPECIAL_TOKENS = "special_tokens"
@@ -87,6 +89,16 @@ class OutputReader:
         self._tools = tool_parser
         self._reasoning = reasoning_parser
 
+    @classmethod
+    def of_plan(cls, plan: "EnginePlan", registry: "Registry | None", tokenizer: "Tokenizer") -> "OutputReader":
+        """With the parsers the plan has chosen. Raises PluginBroken for one that does not import. registry: None = no parsers."""
+        if registry is None:
+            return cls(tokenizer)
+        tools = ParserMaker.chosen(registry, "tool_parser", plan.tool_parser)
+        reasoning = ParserMaker.chosen(registry, "reasoning_parser", plan.reasoning_parser)
+        backends = structured_outputs_config(plan.settings.engine).names
+        return cls(tokenizer, tools, reasoning, can_be_compact=has_compact_output(registry, backends))
+
     def parsers(self) -> dict[str, str | None]:
         """Name of the parser by kind."""
         tools, reasoning = self._tools, self._reasoning
@@ -97,14 +109,16 @@ class OutputReader:
         for structured output what ends the reasoning. Raises RequestError naming `tool_choice` or `tools`."""
         changes: dict[str, Any] = {}
         structure = params.structured_outputs
-        schema = self._forced_schema(parsing)
-        if schema is not None:
+        forced = self._forced(parsing)
+        if forced is not None:
             if structure is not None:
                 raise RequestError(
                     "a tool_choice that forces a call and a structured output exclude each other: leave one of them out",
                     parameter="tool_choice",
                 )
-            structure = StructuredOutputsParams(json=json.dumps(schema), disable_any_whitespace=self._can_be_compact)
+            structure = forced
+        elif structure is None:
+            structure = self._strict(parsing, prompt_token_ids)
         if structure is not None:
             ends = self.reasoning_end(parsing, prompt_token_ids)
             ids = [self._tokenizer.encode(end, add_special_tokens=False) for end in ends]
@@ -113,14 +127,28 @@ class OutputReader:
             changes["skip_special_tokens"] = False
         return params.clone(**changes) if changes else params
 
-    def _forced_schema(self, parsing: Parsing) -> Mapping[str, Any] | None:
+    def _forced(self, parsing: Parsing) -> StructuredOutputsParams | None:
+        """The schema of calls that must be made."""
         if parsing.tool_choice in ("required", "named") and not parsing.tools:
             raise RequestError("tool_choice needs tools", parameter="tool_choice")
         if parsing.tool_choice == "named":
-            return named_schema(parsing.tools, parsing.function or "")
-        if parsing.tool_choice == "required":
-            return required_schema(parsing.tools, is_parallel=parsing.parallel_tool_calls)
-        return None
+            schema = named_schema(parsing.tools, parsing.function or "")
+        elif parsing.tool_choice == "required":
+            schema = required_schema(parsing.tools, is_parallel=parsing.parallel_tool_calls)
+        else:
+            return None
+        return StructuredOutputsParams(json=json.dumps(schema), disable_any_whitespace=self._can_be_compact)
+
+    def _strict(self, parsing: Parsing, prompt_token_ids: Sequence[int]) -> StructuredOutputsParams | None:
+        """Of calls that the model may make, where a tool is `strict` and the parser can describe its format."""
+        is_strict = any(tool["function"].get("strict") for tool in parsing.tools)
+        if parsing.tool_choice != "auto" or not is_strict or self._tools is None:
+            return None
+        constraint = self._tools.make(self._setup(parsing, prompt_token_ids)).constraint(parsing.tools, "auto")
+        if constraint is None:
+            return None
+        is_flag = constraint.kind == "json_object"
+        return StructuredOutputsParams(**{constraint.kind: True if is_flag else constraint.text})  # type: ignore[arg-type]
 
     def _keeps_special(self, parsing: Parsing) -> bool:
         """Some parser of this request reads special tokens."""
@@ -129,6 +157,9 @@ class OutputReader:
 
     def pipeline(self, parsing: Parsing, prompt_token_ids: Sequence[int]) -> Pipeline:
         """The parsers of one completion."""
+        reads_calls = parsing.tool_choice == "auto" and parsing.tools and self._tools
+        if not (self._reasoning or reads_calls or parsing.tool_choice in ("required", "named")):
+            return Pipeline()
         setup = self._setup(parsing, prompt_token_ids)
         reasoning = self._reasoning.make(setup) if self._reasoning else None
         tools: OutputParser | None = None
@@ -136,7 +167,7 @@ class OutputReader:
             tools = NamedCall(parsing.function or "")
         elif parsing.tool_choice == "required":
             tools = RequiredCalls()
-        elif parsing.tool_choice == "auto" and parsing.tools and self._tools:
+        elif reads_calls and self._tools:
             tools = self._tools.make(setup)
         return Pipeline(reasoning, tools)
 

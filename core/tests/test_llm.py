@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -12,8 +13,10 @@ from pegboard.errors import ConfigError, RequestError
 from pegboard.llm import LLM
 from pegboard.llm_engine import LLMEngine
 from pegboard.output import Counter, Logprob
+from pegboard.plugins.discovery import Entry, Scan
+from pegboard.plugins.registry import Registry
 from pegboard.request import PositionLogprobs, RequestDelta
-from pegboard.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from pegboard.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from pegboard.settings import engine_settings
 from pegboard.testing.echo_engine import REFUSED_PRIORITY, EchoEngine, echo_plan
 from pegboard.testing.fake_client import ByteTokenizer
@@ -55,6 +58,25 @@ def test_a_wrong_prompt_stops_everything_before_it_runs():
         llm.generate(["a", "b"], priority=[0, REFUSED_PRIORITY], use_tqdm=False)
     assert not llm.llm_engine.has_unfinished_requests() and not llm.llm_engine.engine.running
     assert llm.generate([[98]], SamplingParams(max_tokens=1), use_tqdm=False)[0].outputs[0].text == "b"
+
+
+def test_structured_output_of_a_chat_starts_behind_its_reasoning():
+    class Recording(EchoEngine):
+        def add(self, request):
+            seen.append(request.params)
+            super().add(request)
+
+    seen: list[SamplingParams] = []
+    entry = Entry(
+        "reasoning_parser", "fake", "acme", "1.0", "pegboard.testing.fake_parsers:REASONING", "pegboard.reasoning_parser.v1"
+    )
+    plan = replace(echo_plan(), reasoning_parser="acme:fake")
+    llm = LLM.from_engine(LLMEngine(plan, ByteTokenizer(), Recording(plan), Registry(Scan(entries=(entry,)))))
+    structured = SamplingParams(max_tokens=2, structured_outputs=StructuredOutputsParams(json_object=True))
+    conversation = [{"role": "user", "content": "a"}]
+    llm.chat([conversation] * 2, [structured, SamplingParams(max_tokens=2)], use_tqdm=False)
+    assert seen[0].structured_outputs.reasoning_end_token_ids == [list(b"</think>")]
+    assert seen[1].structured_outputs is None and structured.structured_outputs.reasoning_end_token_ids == []
 
 
 def test_chat_renders_and_refuses_contradictions():

@@ -10,6 +10,7 @@ import pytest
 from pegboard.errors import PegboardError, RequestError
 from pegboard.interfaces.api import Parsing, Prompt, RequestOptions
 from pegboard.interfaces.output_parser import Content
+from pegboard.interfaces.structured_output import Constraint
 from pegboard.parsing import fold
 from pegboard.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from pegboard.testing.fake_client import FakeEngineClient
@@ -85,6 +86,18 @@ def test_forced_calls_get_a_schema_and_are_read_as_json():
     whole, _ = read(engine, Parsing(tools=[TOOL], tool_choice="named", function="add"), RequestOutputKind.DELTA)
     assert shape(whole[0]) == ("", "", [("add", '{"x": 2}', True)])
     assert json.loads(engine.requests[-1][1].structured_outputs.json) == TOOL["function"]["parameters"]
+
+
+def test_strict_tools_are_held_to_the_format_of_the_parser():
+    class Describing(FakeToolParser):
+        def constraint(self, tools, choice):
+            return Constraint("regex", "<call .*") if choice == "auto" else None
+
+    strict = {"type": "function", "function": {"name": "add", "strict": True}}
+    for parser, tool, expected in ((Describing, strict, "<call .*"), (Describing, TOOL, None), (FakeToolParser, strict, None)):
+        engine = FakeEngineClient(TEXTS, tool_parser=parser)
+        wanted = engine.prepare(SamplingParams(), Parsing(tools=[tool], tool_choice="auto"), [1]).structured_outputs
+        assert (wanted and wanted.regex) == expected
 
 
 @pytest.mark.parametrize(

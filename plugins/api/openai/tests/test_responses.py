@@ -27,11 +27,13 @@ TEXT = '<think>hm é</think>So: <call add>{"x": 1}</call><call add>{"x": 2}</cal
 class Responses:
     """Calls of one app. The client is entered, so that background tasks live on between requests."""
 
-    def __init__(self, script: Any, *, parsers: bool = True, options: dict[str, Any] | None = None, **engine: Any) -> None:
+    def __init__(
+        self, script: Any, *, parsers: bool = True, options: dict[str, Any] | None = None, num_processes: int = 1, **engine: Any
+    ) -> None:
         if parsers:
             engine = {"tool_parser": FakeToolParser, "reasoning_parser": FakeReasoningParser, **engine}
         self.engine = FakeEngineClient(script, **engine)
-        config = ServerConfig()
+        config = ServerConfig(api_server_count=num_processes)
         api = ResponsesApi(ResponsesOptions(**(options or {})), ApiSetup(self.engine, msgspec.structs.asdict(config)))
         self.client = TestClient(build_app([("responses", api, RESPONSES)], self.engine, config), raise_server_exceptions=False)
 
@@ -179,6 +181,15 @@ def test_what_is_kept_is_bounded_and_can_be_forgotten():
         names = [server.create("x" * 1500)["id"] for _ in range(4)]
         found = [server.client.get(f"/v1/responses/{name}").status_code for name in names]
         assert found[0] == 404 and found[-1] == 200
+
+
+@pytest.mark.parametrize("more", [{"options": {"max_stored": 0}}, {"num_processes": 2}])
+def test_a_server_that_keeps_nothing_says_so(more):
+    with Responses("ok", **more) as server:
+        first = server.create()
+        error = server.create(previous_response_id=first["id"], status=404)["error"]
+        assert error["param"] == "previous_response_id" and "keeps no responses" in error["message"]
+        assert "keeps no responses" in server.create(background=True, status=400)["error"]["message"]
 
 
 def wait_for(server: Responses, name: str, *statuses: str) -> Any:

@@ -154,6 +154,28 @@ def test_refusals(http, fields, param, words):
     assert error["param"] == param and re.search(words, error["message"])
 
 
+def test_thinking_and_calls_of_earlier_turns_reach_the_template(http, monkeypatch):
+    server = http("ok", PARSERS)
+    seen = []
+    tokenizer = server.engine.tokenizer()
+    render = tokenizer.render
+    monkeypatch.setattr(tokenizer, "render", lambda chat: (seen.append(chat), render(chat))[1])
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"x": [1, {"y": null}]}'}}
+    messages = [
+        {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "content": None, "reasoning": "I add.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "2"}]},
+        {"role": "assistant", "reasoning_content": "So it is 2.", "content": "2", "tool_calls": []},
+        {"role": "user", "content": "Thanks."},
+    ]
+    server.post("/v1/chat/completions", {"messages": messages, "tools": [ADD]})
+    (chat,) = seen
+    assert chat.tools == [ADD]
+    assert chat.messages[1]["reasoning"] == "I add." and chat.messages[3]["reasoning_content"] == "So it is 2."
+    assert chat.messages[1]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"x": [1, {"y": None}]}}
+    assert chat.messages[2] == {"role": "tool", "tool_call_id": "c1", "content": "2"} and "tool_calls" not in chat.messages[3]
+
+
 def test_auto_can_be_switched_off(http):
     server = http(TEXT, PARSERS, enable_auto_tool_choice=False)
     assert server.chat(tools=[ADD])["choices"][0]["message"]["tool_calls"] == []

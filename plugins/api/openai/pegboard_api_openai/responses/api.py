@@ -50,7 +50,8 @@ class ResponsesApi:
     def __init__(self, options: ResponsesOptions, setup: ApiSetup) -> None:
         self._client = setup.client
         self._settings = setup.settings
-        self._store = ResponseStore(options)
+        is_alone = int(self._settings.get("api_server_count") or 1) == 1  # the next request may reach another process
+        self._store = ResponseStore(options, is_on=is_alone)
 
     def routes(self) -> Sequence[BaseRoute]:
         return [

@@ -37,14 +37,11 @@ class Stored:
 class ResponseStore:
     """By id. Those that are being written in the background stay until they are done."""
 
-    def __init__(self, options: ResponsesOptions) -> None:
+    def __init__(self, options: ResponsesOptions, *, is_on: bool = True) -> None:
+        self.is_on = is_on and options.max_stored > 0
         self._options = options
         self._stored: OrderedDict[str, Stored] = OrderedDict()
         self._num_bytes = 0
-
-    @property
-    def is_on(self) -> bool:
-        return self._options.max_stored > 0
 
     def put(self, stored: Stored, num_bytes: int) -> None:
         """Keep it, or keep it anew, and forget the oldest beyond the bounds."""
@@ -66,6 +63,9 @@ class ResponseStore:
 
     def get(self, name: str, parameter: str) -> Stored:
         """Raises UnknownResponse naming `parameter`."""
+        if not self.is_on:
+            why = "max_stored is 0, or several API processes share the address"
+            raise UnknownResponse(f"this server keeps no responses ({why}); send the whole conversation", parameter=parameter)
         stored = self._stored.get(name)
         if stored is None:
             raise UnknownResponse(f"Response with id {name[:200]!r} not found.", parameter=parameter)
