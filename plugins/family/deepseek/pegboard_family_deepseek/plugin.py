@@ -26,19 +26,25 @@ MODEL_TYPES = frozenset({"deepseek_v3"})
 CALLS = "<｜tool▁calls▁begin｜>"
 
 V3 = ModelFamilySpec(
-    api="1.0", model_types=MODEL_TYPES, template_markers=(CALLS, "```json"), recommends={"tool_parser": "deepseek_v3"}
+    api="1.0",
+    model_types=MODEL_TYPES,
+    template_markers=(CALLS, "```json"),
+    recommends={"tool_parser": "deepseek_v3"},
+    chat_template="pegboard_family_deepseek:v3.jinja",
 )
 R1 = ModelFamilySpec(
     api="1.0",
     model_types=MODEL_TYPES,
     template_markers=(CALLS, "```json", "</think>"),
     recommends={"tool_parser": "deepseek_v3", "reasoning_parser": "deepseek_r1"},
+    chat_template="pegboard_family_deepseek:v3.jinja",
 )
 V31 = ModelFamilySpec(
     api="1.0",
     model_types=MODEL_TYPES,
     template_markers=(CALLS, "not thinking is defined", "<think>"),
     recommends={"tool_parser": "deepseek_v31", "reasoning_parser": "deepseek_v3"},
+    chat_template="pegboard_family_deepseek:v31.jinja",
 )
 V32 = ModelFamilySpec(
     api="1.0",
