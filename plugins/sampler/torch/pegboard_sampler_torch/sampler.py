@@ -83,6 +83,10 @@ class TorchSampler:
     @torch.inference_mode()
     def sample(self, logits: Tensor, step: SampleStep) -> Sampled:
         """See `Sampler.sample`; overwrites `logits`."""
+        if self._is_plain_greedy(step, logits):
+            self.rows.num_outputs[step.rows] += 1
+            best = argmax(logits.float())
+            return Sampled(best.unsqueeze(-1), torch.ones_like(best), None)
         layout = StepLayout(step, self.rows, logits.device)
         self.processors.flush()
         logits = logits.float().contiguous()
@@ -99,6 +103,12 @@ class TorchSampler:
             logprobs = self._logprobs(scores, asked, token_ids, counts, layout)
         self._commit(token_ids, counts, layout)
         return Sampled(token_ids, counts, logprobs)
+
+    def _is_plain_greedy(self, step: SampleStep, logits: Tensor) -> bool:
+        """Nothing is asked of any row but its most likely token: the common case, which needs no layout."""
+        if step.masks is not None or len(logits) != len(step.rows) or self.processors.all:
+            return False
+        return not self.rows.flags[step.rows].any()
 
     @torch.inference_mode()
     def score(self, logits: Tensor, targets: Tensor, top: int) -> Logprobs:
