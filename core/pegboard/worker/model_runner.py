@@ -163,7 +163,8 @@ class ModelRunner:
         from."""
         if not len(inputs.sample_rows):
             return hidden[:0]
-        last_hidden = hidden[inputs.logits_index]
+        every_token = len(inputs.logits_index) == len(hidden)  # they are in order, so the index changes nothing
+        last_hidden = hidden if every_token else hidden[inputs.logits_index]
         step = SampleStep(inputs.sample_rows, inputs.offsets, inputs.draft_token_ids, None, masks() if masks else None)
         sampled: Sampled = self.sampler.sample(self.model.logits(last_hidden), step)
         tokens, counts = sampled.token_ids.cpu().numpy(), sampled.counts.cpu().numpy()

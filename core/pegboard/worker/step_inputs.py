@@ -57,6 +57,8 @@ class InputBuilder:
         self.seq_lens = Buffer((max_rows,), torch.int32, device)
         self.slots = [Buffer((max_tokens,), torch.int64, device) for _ in plan.groups]
         self.tables = [Buffer((max_rows, table.shape[1]), torch.int32, device) for table in state.block_tables]
+        self.one_each = torch.arange(max_rows + 1, dtype=torch.int64, device=device)
+        self.one_each_cpu = np.arange(max_rows + 1, dtype=np.int32)
 
     def build(self, batch: Batch) -> StepInputs:
         """Fill the buffers for `batch`, whose changes of rows and blocks are applied already."""
@@ -67,30 +69,37 @@ class InputBuilder:
         starts = np.minimum(batch.num_computed_tokens.astype(np.int64), state.num_tokens[rows] - 1)
         num_rows, num_tokens = len(rows), int(counts.sum())
         loc = self.query_start_loc.array[: num_rows + 1]
-        loc[0] = 0
-        np.cumsum(counts, out=loc[1:])
-        token_rows = np.repeat(rows, counts)
         positions = self.positions.array[:num_tokens]
-        positions[:] = np.arange(num_tokens) + np.repeat(starts - loc[:-1], counts)
+        if num_tokens == num_rows:  # one token each
+            loc[:], token_rows, positions[:] = self.one_each_cpu[: num_rows + 1], rows, starts
+        else:
+            loc[0] = 0
+            np.cumsum(counts, out=loc[1:])
+            token_rows = np.repeat(rows, counts)
+            positions[:] = np.arange(num_tokens) + np.repeat(starts - loc[:-1], counts)
         self.input_ids.array[:num_tokens] = np.maximum(state.token_ids[token_rows, positions], 0)
         self.seq_lens.array[:num_rows] = starts + counts
         groups = [
             self._group(index, rows, token_rows, positions, counts, num_rows, num_tokens)
             for index in range(len(self.plan.groups))
         ]
-        sampled = np.flatnonzero(batch.samples)
-        wanted = 1 + drafts[sampled].astype(np.int64)
-        offsets = np.zeros(len(sampled) + 1, np.int32)
-        np.cumsum(wanted, out=offsets[1:])
-        index = np.arange(offsets[-1]) + np.repeat(loc[1:][sampled] - wanted - offsets[:-1], wanted)
+        if num_tokens == num_rows and batch.samples.all():
+            sampled_rows, offsets, index = rows, self.one_each_cpu[: num_rows + 1], self.one_each[:num_rows]
+        else:
+            sampled = np.flatnonzero(batch.samples)
+            wanted = 1 + drafts[sampled].astype(np.int64)
+            offsets = np.zeros(len(sampled) + 1, np.int32)
+            np.cumsum(wanted, out=offsets[1:])
+            places = np.arange(offsets[-1]) + np.repeat(loc[1:][sampled] - wanted - offsets[:-1], wanted)
+            sampled_rows, index = rows[sampled], torch.from_numpy(places).to(self.device)
         return StepInputs(
             input_ids=self.input_ids.sent(num_tokens),
             positions=self.positions.sent(num_tokens),
             groups=groups,
             starts=starts,
             query_start_loc=loc,
-            sample_rows=rows[sampled],
-            logits_index=torch.from_numpy(index).to(self.device),
+            sample_rows=sampled_rows,
+            logits_index=index,
             offsets=offsets,
             draft_token_ids=draft_token_ids,
         )
