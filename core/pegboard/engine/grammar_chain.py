@@ -24,20 +24,24 @@ MAX_FILL_THREADS = 4
 
 def make_grammars(registry: Registry, plan: "EnginePlan") -> Grammars | None:
     """None when there is no plugin, or no tokenizer. Nothing is read or compiled before the first constraint comes."""
-    settings = plan.settings.engine
-    config = structured_outputs_config(settings)
-    if settings.skip_tokenizer_init:
+    config = structured_outputs_config(plan.settings.engine)
+    if plan.settings.engine.skip_tokenizer_init:
         return None
-
-    def load() -> "Vocabulary":
-        return make_tokenizer(registry, plan).vocabulary()
-
-    num_threads = min(MAX_FILL_THREADS, settings.num_threads or os.cpu_count() or 1)
-    setup = StructuredOutputSetup(plan.vocab_size, load, plan.eos_token_ids, num_threads)
+    setup = make_setup(registry, plan)
     chain = {entry.name: registry.build(entry, setup) for entry in _chosen(registry, config)}
     if not chain:
         return None
     return Grammars(chain, vocab_size=plan.vocab_size, config=config, token_bytes=lambda: setup.vocabulary.token_bytes)
+
+
+def make_setup(registry: Registry, plan: "EnginePlan") -> StructuredOutputSetup:
+    """What every backend is built with. Reads nothing yet."""
+
+    def load() -> "Vocabulary":
+        return make_tokenizer(registry, plan).vocabulary()
+
+    num_threads = min(MAX_FILL_THREADS, plan.settings.engine.num_threads or os.cpu_count() or 1)
+    return StructuredOutputSetup(plan.vocab_size, load, plan.eos_token_ids, num_threads)
 
 
 def _chosen(registry: Registry, config: StructuredOutputsConfig) -> list[Any]:

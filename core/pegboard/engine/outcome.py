@@ -96,16 +96,18 @@ class Outcome:
         if output.logprobs is not None and (logprobs := output.logprobs[place]) is not None:
             delta.logprobs = _positions(logprobs)[: len(kept)]
         self._metrics.tokens(request, len(kept), now_s)
-        if reason is None and request.grammar is not None:
-            reason = self._advance_grammar(request, kept, delta)
+        if request.grammar is not None:
+            reason = self._advance_grammar(request, kept, delta, reason)
         if reason is None:
             self._roster.deltas.append(delta)
         else:
             self._end(request, delta, reason)
 
-    def _advance_grammar(self, request: Request, token_ids: list[int], delta: RequestDelta) -> str | None:
-        """The finish reason, if the grammar gives one: where it wants a stop token and min_tokens (or a model without any) allows
-        none, the text is whole and the completion ends."""
+    def _advance_grammar(
+        self, request: Request, token_ids: list[int], delta: RequestDelta, reason: str | None
+    ) -> str | None:
+        """The finish reason, the grammar's if it has one: where it wants a stop token and min_tokens (or a model without any)
+        allows none, the text is whole and the completion ends."""
         if request.grammar.accept(token_ids) != len(token_ids):
             delta.error = (
                 f"token ids {token_ids} do not fit the request's grammar; logit_bias, allowed_token_ids or bad_words leave none "
@@ -115,6 +117,8 @@ class Outcome:
             return "error"
         params = request.params
         assert isinstance(params, SamplingParams), "pooling requests have no grammar"
+        if reason is not None:
+            return reason
         may_stop = params.eos_token_ids and (params.ignore_eos or len(request.output_token_ids) >= params.min_tokens)
         if may_stop or not request.grammar.has_ended():
             return None

@@ -58,45 +58,46 @@ def draw(
 ) -> bytes | None:
     """A text at temperature 1 from random logits under the masks; None when it was not complete after many tokens. After
     `patience` tokens whatever closes something gets likelier and likelier, and what goes on without end less likely."""
-    stops, token_bytes = set(setup.stop_token_ids), setup.vocabulary.token_bytes
-    logits = np.empty(setup.vocab_size)
+    stops, token_bytes = list(setup.stop_token_ids), setup.vocabulary.token_bytes
     text = b""
     for step in range(40 * patience):
         allowed = mask_of(backend, grammar, setup.vocab_size)
         assert allowed.any(), f"no token is allowed behind {text!r}"
-        if allowed[list(stops)].any() and (
-            step > patience or not allowed[[t for t in range(len(allowed)) if t not in stops]].any()
-        ):
+        may_stop = bool(allowed[stops].any())
+        allowed[stops] = False
+        tokens = np.flatnonzero(allowed)
+        if may_stop and (step > patience or not len(tokens) or rng.random() < 1 / (1 + len(tokens))):
             return text
-        logits[:] = rng.normal(size=setup.vocab_size) * 2
+        weights = rng.normal(size=len(tokens)) * 2 + rng.gumbel(size=len(tokens))
         if step > patience:
-            logits[_closing(token_bytes)] += step - patience
-            logits[_blank(token_bytes)] -= 20
-        token = int(np.argmax(np.where(allowed, logits + rng.gumbel(size=setup.vocab_size), -np.inf)))
-        if token in stops:
-            return text
+            weights += (step - patience) * _closing(token_bytes)[tokens] - 20 * _endless(token_bytes)[tokens]
+        token = int(tokens[np.argmax(weights)])
         assert grammar.accept([token]) == 1, f"token {token_bytes[token]!r} was allowed behind {text!r}"
         text += token_bytes[token]
     return None
 
 
 _MADE: dict[type, StructuredOutput] = {}
-_GROUPS: dict[tuple[int, str], np.ndarray] = {}
-
-
-def _group(token_bytes: Sequence[bytes], name: str, belongs: Callable[[bytes], bool]) -> np.ndarray:
-    key = id(token_bytes), name
-    if key not in _GROUPS:
-        _GROUPS[key] = np.array([i for i, text in enumerate(token_bytes) if belongs(text)])
-    return _GROUPS[key]
 
 
 def _closing(token_bytes: Sequence[bytes]) -> np.ndarray:
-    return _group(token_bytes, "closing", lambda text: len(text) == 1 and text[0] in CLOSING)
+    return _belongs(id(token_bytes), token_bytes, lambda text: len(text) == 1 and text[0] in CLOSING)
 
 
-def _blank(token_bytes: Sequence[bytes]) -> np.ndarray:
-    return _group(token_bytes, "blank", lambda text: not text.strip() or b"[" in text or b"{" in text or text.strip().isdigit())
+def _endless(token_bytes: Sequence[bytes]) -> np.ndarray:
+    return _belongs(
+        -id(token_bytes), token_bytes, lambda text: not text.strip() or text.strip().isdigit() or not {*b"[{"}.isdisjoint(text)
+    )
+
+
+_KNOWN: dict[int, np.ndarray] = {}
+
+
+def _belongs(key: int, token_bytes: Sequence[bytes], rule: Callable[[bytes], bool]) -> np.ndarray:
+    """float [V], made once per vocabulary."""
+    if key not in _KNOWN:
+        _KNOWN[key] = np.array([float(rule(text)) for text in token_bytes])
+    return _KNOWN[key]
 
 
 def json_judge(schema: Mapping[str, Any]) -> Callable[[str], bool]:

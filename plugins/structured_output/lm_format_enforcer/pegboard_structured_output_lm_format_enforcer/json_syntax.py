@@ -20,7 +20,7 @@ _NUMBER_ENDS = ("zero", "int", "fraction")
 class JsonSyntax:
     """Where a text stands; immutable. stack: open brackets. rest: what is left of a literal, or hex digits of an escape.
 
-    Numbers have no exponents, which would make integers of fractions or the other way round. plain_strings: no escapes."""
+    Numbers have no exponents and no "-0", behind which the library takes fractions for integers. plain_strings: no escapes."""
 
     __slots__ = ("_is_key", "_plain", "_rest", "_stack", "_state")
 
@@ -85,7 +85,7 @@ class JsonSyntax:
     def _in_number(self, character: str) -> JsonSyntax | None:
         state = self._state
         if state == "minus":
-            return self._at("zero" if character == "0" else "int") if character in DIGITS else None
+            return self._at("int") if character in DIGITS and character != "0" else None
         if character in DIGITS:
             return {"zero": None, "int": self, "dot": self._at("fraction"), "fraction": self}[state]
         if character == "." and state in ("zero", "int"):
