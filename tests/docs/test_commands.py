@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 from page_server import HUB_MODEL, PATIENCE_S, Server
-from pages import PROGRAMS, PROJECTS, ROOT, Command, all_commands
+from pages import PROGRAMS, PROJECTS, ROOT, Command, all_commands, blocks
 
 PEGBOARD = all_commands("pegboard")
 SERVE = [command for command in PEGBOARD if command.words[1] == "serve"]
 TALK = [command for command in PEGBOARD if command.words[1] in ("chat", "complete")]
-OTHER = [command for command in PEGBOARD if command not in (*SERVE, *TALK)]
+OFFLINE = [c for c in PEGBOARD if c.words[1] == "run-batch" or (c.words[1] == "bench" and c.words[2] != "serve")]
+LOAD = [command for command in PEGBOARD if command.words[1:3] == ("bench", "serve")]
+OTHER = [command for command in PEGBOARD if command not in (*SERVE, *TALK, *OFFLINE, *LOAD)]
 
 
 def runs(command: list[str], **more: object) -> subprocess.CompletedProcess[str]:
@@ -82,10 +84,35 @@ def test_pegboard_talks_to_a_server(command: Command, server: Server, environmen
 
 
 @pytest.mark.real_model
+@pytest.mark.parametrize("command", unique(LOAD), ids=str)
+def test_pegboard_loads_a_server(command: Command, server: Server, environment: dict[str, str], tmp_path: Path) -> None:
+    result = runs([*command.words, "--base-url", server.url], env=environment, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "Serving Benchmark Result" in result.stdout
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("command", unique(OFFLINE), ids=str)
+def test_pegboard_without_a_server(command: Command, smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    """Batch files are those that the pages show as JSON."""
+    (line,) = (block.text for block in blocks(ROOT / "docs/serving.md") if block.language == "json")
+    (tmp_path / "requests.jsonl").write_text(line, "utf-8")
+    words = [str(smollm2_gguf) if word == HUB_MODEL else word for word in command.words]
+    small = ["--max-model-len", "512", "--kv-cache-memory-bytes", str(2**27)]
+    result = runs([*words, *small], env=environment, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    if "-o" in words:
+        assert '"status_code": 200' in (tmp_path / words[words.index("-o") + 1]).read_text("utf-8")
+
+
+@pytest.mark.real_model
 @pytest.mark.parametrize("command", unique(SERVE), ids=str)
 def test_pegboard_serve(command: Command, smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path) -> None:
     """It starts, and leaves when told to. A model of the pages is replaced by the local one."""
     words = [str(smollm2_gguf) if word == HUB_MODEL or word.endswith(".gguf") else word for word in command.words]
+    if any(word.startswith("--help") for word in words):
+        assert runs(words, env=environment, cwd=tmp_path).returncode == 0
+        return
     assert Server(tuple(words), environment, tmp_path).stop() == 0
 
 

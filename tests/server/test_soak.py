@@ -10,7 +10,7 @@ from server_process import Server
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "soak"))
 
-from soak import put_under_load
+from soak import SHORT, put_under_load
 
 SECONDS = 12
 SHORT_GROWTH = 1.25
@@ -18,7 +18,7 @@ SHORT_GROWTH = 1.25
 
 
 def test_mixed_load_with_aborts_leaves_nothing(server: Server) -> None:
-    soak = asyncio.run(put_under_load(server, SECONDS, concurrency=64, seed=1))
+    soak = asyncio.run(put_under_load(server, SECONDS, concurrency=64, seed=1, sizes=SHORT))
     assert not soak.wrong, soak.wrong[:5]
     assert soak.counts["200"] and soak.counts["aborted"] and soak.counts["400"], soak.counts
     assert soak.growth() < SHORT_GROWTH, soak.memory

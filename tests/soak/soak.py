@@ -3,7 +3,7 @@
     python tests/soak/soak.py [--minutes 30] [--concurrency 64] [--model REFERENCE] [--api-server-count 1]
 
 Starts a server of its own. Prints what was done and how memory went as JSON; exit status 1 when memory grew by more than 5 %
-after the first quarter, when blocks or requests were left, or when an answer was wrong. Opt-in: a short version runs in tests/server.
+after the first quarter, when blocks or requests were left, or when an answer was wrong. A short version is in tests/server.
 """
 
 from __future__ import annotations
@@ -24,10 +24,22 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
 
 import httpx
-from server_process import MODEL, Server, install_probe, processes
+from server_process import MODEL, PATIENCE_S, Server, install_probe, processes
 
 ALLOWED_GROWTH = 1.05
 WORDS = ["the", "a", "river", "light", "system", "of", "stone", "to", "runs", "and", "quiet", "number", "seven", "under", "blue"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Lengths to choose from: words of a prompt, tokens of an output."""
+
+    words: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+LONG = Sizes((3, 20, 100, 300), (1, 4, 16, 64))
+SHORT = Sizes((3, 10), (1, 2, 4))
 
 
 @dataclass
@@ -58,11 +70,11 @@ def memory_of(server: Server) -> int:
     return total
 
 
-def make_request(chance: random.Random) -> tuple[str, dict[str, Any]]:
+def make_request(chance: random.Random, sizes: Sizes) -> tuple[str, dict[str, Any]]:
     """(path, body): completions and chats, short and long, streamed or not, with every kind of extra; some are refused."""
-    prompt = " ".join(chance.choices(WORDS, k=chance.choice([3, 20, 100, 300])))
+    prompt = " ".join(chance.choices(WORDS, k=chance.choice(sizes.words)))
     body: dict[str, Any] = {
-        "model": MODEL, "max_tokens": chance.choice([1, 4, 16, 64]), "temperature": chance.choice([0, 0.7, 1.3]),
+        "model": MODEL, "max_tokens": chance.choice(sizes.tokens), "temperature": chance.choice([0, 0.7, 1.3]),
         "stream": chance.random() < 0.6,
     }  # fmt: skip
     extras: list[dict[str, Any]] = [
@@ -78,15 +90,13 @@ def make_request(chance: random.Random) -> tuple[str, dict[str, Any]]:
     return "/v1/chat/completions", {**body, "messages": messages}
 
 
-async def worker(server: Server, http: httpx.AsyncClient, soak: Soak, chance: random.Random, until: float) -> None:
-    """One client: request after request; every third goes away before its answer is
-    complete, and so does the last one."""
-    while time.monotonic() < until:
-        path, body = make_request(chance)
-        rest = until - time.monotonic()
-        patience = chance.uniform(0.01, 1.0) if chance.random() < 0.33 else rest
+async def worker(http: httpx.AsyncClient, soak: Soak, chance: random.Random, sizes: Sizes) -> None:
+    """One client: request after request until cancelled; every third goes away before its answer is complete."""
+    while True:
+        path, body = make_request(chance, sizes)
+        patience = chance.uniform(0.01, 1.0) if chance.random() < 0.33 else None
         try:
-            async with asyncio.timeout(min(patience, rest)):
+            async with asyncio.timeout(patience):
                 await ask(http, path, body, soak)
         except TimeoutError:
             soak.counts["aborted"] += 1
@@ -107,20 +117,28 @@ def is_whole(data: bytes, is_stream: bool) -> bool:
     return data.endswith(b"data: [DONE]\n\n") and b'"error"' not in data if is_stream else bool(json.loads(data)["choices"])
 
 
-async def watch(server: Server, soak: Soak, until: float, started: float, interval_s: float) -> None:
-    while time.monotonic() < until:
-        soak.memory.append((time.monotonic() - started, memory_of(server)))
-        await asyncio.sleep(interval_s)
+async def watch(server: Server, soak: Soak, seconds: float) -> None:
+    """Note the memory, until the time is over and something of every kind has happened."""
+    started = time.monotonic()
+    while (now := time.monotonic() - started) < seconds or not all(soak.counts[kind] for kind in ("200", "400", "aborted")):
+        assert now < seconds + PATIENCE_S and not soak.wrong, (soak.counts, soak.wrong)
+        soak.memory.append((now, memory_of(server)))
+        await asyncio.sleep(max(0.2, seconds / 200))
 
 
-async def put_under_load(server: Server, seconds: float, concurrency: int, seed: int) -> Soak:
+async def put_under_load(server: Server, seconds: float, concurrency: int, seed: int, sizes: Sizes = LONG) -> Soak:
     """Load a running server; it is idle again, with no block held, when this returns."""
-    soak, started = Soak(), time.monotonic()
-    until = started + seconds
+    soak = Soak()
     limits = httpx.Limits(max_connections=concurrency)
     async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits) as http:
-        workers = (worker(server, http, soak, random.Random(seed + index), until) for index in range(concurrency))
-        await asyncio.gather(watch(server, soak, until, started, max(0.2, seconds / 200)), *workers)
+        chances = [random.Random(seed + index) for index in range(concurrency)]
+        workers = [asyncio.create_task(worker(http, soak, chance, sizes)) for chance in chances]
+        try:
+            await watch(server, soak, seconds)
+        finally:
+            for task in workers:
+                task.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
     await asyncio.to_thread(server.wait_until_idle)
     return soak
 
