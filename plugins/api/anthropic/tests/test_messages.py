@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pegboard_api_anthropic.api import AnthropicApi
 from pegboard_api_anthropic.history import read_messages
 from pegboard_api_anthropic.plugin import ANTHROPIC
@@ -267,3 +270,63 @@ def test_bodies_that_are_none():
     for body in (b"", b"{", b"[]", b"\xff"):
         response = server.client.post("/v1/messages", content=body, headers={"content-type": "application/json"})
         assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error"
+
+
+PATH = "/v1/messages"
+FUZZED = Messages()
+SOUND: dict[str, Any] = {
+    "model": "fake-model",
+    "max_tokens": 4,
+    "system": [{"type": "text", "text": "Be brief."}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "t", "signature": ""},
+                {"type": "tool_use", "id": "1", "name": "add", "input": {"x": 1}},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "2"}]}]},
+    ],
+    "tools": [ADD],
+    "tool_choice": {"type": "auto"},
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
+    "output_config": {"effort": "low"},
+    "stop_sequences": ["x"],
+    "stream": False,
+}
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.sampled_from(["", "x", "auto", "function", "message", "assistant", "user", "text"]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["type", "role", "content", "text", "name"]), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where something can be put in the place of something else."""
+    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path] * bool(path) + [place for key, inner in steps for place in places(inner, (*path, key))]
+
+
+def put(body: Any, place: tuple[Any, ...], value: Any) -> None:
+    for step in place[:-1]:
+        body = body[step]
+    body[place[-1]] = value
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_no_body_breaks_the_server(data):
+    """A sound body with one value replaced by any other is answered or refused; it is never our mistake."""
+    body = copy.deepcopy(SOUND)
+    put(body, data.draw(st.sampled_from(places(body))), data.draw(VALUES))
+    response = FUZZED.client.post(PATH, json=body)
+    assert response.status_code < 500, (body, response.text)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pegboard_api_openai.plugin import RESPONSES
 from pegboard_api_openai.responses.api import ResponsesApi
 from pegboard_api_openai.responses.history import as_messages, read_input
@@ -280,3 +283,61 @@ def test_refusals_name_the_field(fields, param):
     with Responses("x") as server:
         assert server.create(status=400, **{"input": "x", **fields})["error"]["param"] == param
         assert server.engine.requests == []
+
+
+PATH = "/v1/responses"
+FUZZED = Responses(TEXT)
+SOUND: dict[str, Any] = {
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "r"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b", "annotations": []}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "x"},
+    ],
+    "tools": [ADD],
+    "tool_choice": {"type": "function", "name": "add"},
+    "text": {"format": {"type": "text"}},
+    "reasoning": {"effort": "low"},
+    "include": ["message.output_text.logprobs"],
+    "top_logprobs": 1,
+    "max_output_tokens": 4,
+    "stop": ["x"],
+    "metadata": {"a": "b"},
+    "structured_outputs": None,
+    "stream": False,
+}
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.sampled_from(["", "x", "auto", "function", "message", "assistant", "user", "text"]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["type", "role", "content", "text", "name"]), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where something can be put in the place of something else."""
+    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path] * bool(path) + [place for key, inner in steps for place in places(inner, (*path, key))]
+
+
+def put(body: Any, place: tuple[Any, ...], value: Any) -> None:
+    for step in place[:-1]:
+        body = body[step]
+    body[place[-1]] = value
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_no_body_breaks_the_server(data):
+    """A sound body with one value replaced by any other is answered or refused; it is never our mistake."""
+    body = copy.deepcopy(SOUND)
+    put(body, data.draw(st.sampled_from(places(body))), data.draw(VALUES))
+    response = FUZZED.client.post(PATH, json=body)
+    assert response.status_code < 500, (body, response.text)
