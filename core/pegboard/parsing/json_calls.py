@@ -24,13 +24,14 @@ class CallKeys:
 KEYS = CallKeys()
 
 
-def read_call_object(text: TextReader, calls: Calls, keys: CallKeys = KEYS) -> Steps[bool]:
-    """Read one call object, keys in any order. Arguments stream when the name comes before them.
+def read_call_object(text: TextReader, calls: Calls, keys: CallKeys = KEYS, *, is_begun: bool = False) -> Steps[bool]:
+    """Read one call object, keys in any order. Arguments stream when the name comes before them. is_begun: its opening brace is
+    consumed (it was the marker).
 
     True = a complete call. False = what was consumed and not turned into events is kept, to be given back. A call whose
     arguments were complete is ended in either case. Arguments written as a string that holds a JSON object are that object.
     """
-    if not (yield from text.accept("{")):
+    if not is_begun and not (yield from text.accept("{")):
         return False
     name: str | None = None
     arguments: str | None = None

@@ -1,0 +1,1 @@
+"""Llama: tool calls as JSON objects or as a Python list."""
