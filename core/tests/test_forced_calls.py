@@ -87,5 +87,7 @@ def test_schemas():
     assert "$defs" not in schema["items"]["anyOf"][0]["properties"]["parameters"] and "$defs" in number
     with pytest.raises(RequestError, match="'h'.*f, g"):
         named_schema(tools, "h")
+    with pytest.raises(RequestError, match="must be an object"):
+        required_schema([tool("f", parameters={"$defs": [1]})])
     with pytest.raises(RequestError, match="differently"):
         required_schema([tools[0], tool("h", parameters={"$defs": {"N": {"type": "string"}}})])

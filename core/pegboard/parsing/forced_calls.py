@@ -34,7 +34,10 @@ def required_schema(tools: Sequence[Mapping[str, Any]], *, is_parallel: bool = T
     items = []
     for tool in tools:
         name, parameters = tool["function"]["name"], dict(_parameters(tool))
-        for key, definition in parameters.pop("$defs", {}).items():
+        own = parameters.pop("$defs", {})
+        if not isinstance(own, Mapping):
+            raise RequestError(f"the parameters of {name!r} are no JSON schema: $defs must be an object", parameter="tools")
+        for key, definition in own.items():
             if definitions.setdefault(key, definition) != definition:
                 raise RequestError(f"two tools define '#/$defs/{key}' differently; rename one of them", parameter="tools")
         properties = {"name": {"type": "string", "enum": [name]}, "parameters": parameters}
