@@ -16,6 +16,7 @@ PUBLIC = {
     "pegboard.parsing",
     "pegboard.testing",
     "pegboard.tokenization",
+    "pegboard.env",
     "pegboard.errors",
     "pegboard.log",
     "pegboard.batch",

@@ -15,6 +15,7 @@ import inspect
 from importlib.resources import files
 from typing import Any
 
+from pegboard.interfaces.kernel import KernelSpec
 from pegboard.interfaces.model_family import ModelFamilySpec
 from pegboard.interfaces.spec import TIERS, Absent, Broken, Ok, Spec
 from pegboard.plugins import discovery, options
@@ -95,7 +96,8 @@ def check_parts(entry: Entry, spec: Spec) -> None:
         return
     implementation = import_part(entry, spec.implementation, "implementation")
     # The class of a Protocol says nothing of use about its constructor, a kernel is a function with the op's signature.
-    if inspect.isclass(implementation) and not inspect.isabstract(implementation):
+    is_op = isinstance(spec, KernelSpec)  # takes what the op takes
+    if inspect.isclass(implementation) and not inspect.isabstract(implementation) and not is_op:
         assert _takes(implementation, 2), f"{entry.id}: {spec.implementation!r} must be built as Implementation(options, setup)"
 
 

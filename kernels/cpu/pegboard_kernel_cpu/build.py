@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
-from pegboard import env
+from pegboard.env import cache_dir
 from pegboard.errors import ConfigError
 from pegboard.log import get_logger
 
@@ -78,7 +78,7 @@ def _digest() -> str:
 
 def library_path(level: str) -> Path:
     """Where the library of a level lies once it is compiled."""
-    return env.cache_dir() / "kernels" / f"pegboard_cpu-{level}-{_digest()}.so"
+    return cache_dir() / "kernels" / f"pegboard_cpu-{level}-{_digest()}.so"
 
 
 def compiled(level: str) -> Path:
