@@ -357,6 +357,15 @@ class StructuredOutputContract:
         for grammar, row in zip(grammars, whole, strict=True):
             assert (mask_of(made, grammar, small.vocab_size) == row).all()
 
+    def test_a_model_without_end_of_sequence(self) -> None:
+        """The text ends where nothing may follow; or the backend says that it cannot."""
+        vocabulary = Vocabulary(small_setup().vocabulary.token_bytes, frozenset({EOS}), ())
+        setup = StructuredOutputSetup(VOCAB_SIZE, lambda: vocabulary)
+        made = self.backend(setup)
+        grammar = compile_or_none(made, Constraint("choice", '["ab"]'))
+        if grammar is not None:
+            assert grammar.accept(list(b"ab")) == 2 and not mask_of(made, grammar, VOCAB_SIZE).any()
+
     def test_compiling_in_several_threads(self, small: StructuredOutputSetup) -> None:
         made = self.backend(small)
         constraints = [Constraint("choice", json.dumps([f"x{i}", f"y{i}"])) for i in range(8)]

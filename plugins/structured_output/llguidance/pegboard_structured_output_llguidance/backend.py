@@ -43,6 +43,8 @@ class Guidance:
     def compile(self, constraint: Constraint) -> GuidanceState:
         import llguidance
 
+        if not self.setup.stop_token_ids:
+            raise RequestError("the tokenizer has no end-of-sequence token", parameter="structured_outputs")
         with self._lock:
             tokenizer = self._tokenizer
         try:

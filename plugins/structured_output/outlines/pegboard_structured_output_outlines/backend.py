@@ -63,6 +63,8 @@ class Outlines:
     def compile(self, constraint: Constraint) -> OutlinesState:
         import outlines_core
 
+        if not self.setup.stop_token_ids:
+            raise RequestError("the tokenizer has no end-of-sequence token", parameter="structured_outputs")
         with self._lock:
             vocabulary = self._vocabulary
         try:

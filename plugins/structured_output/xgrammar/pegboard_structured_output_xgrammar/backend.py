@@ -73,7 +73,7 @@ class XGrammar:
             list(setup.vocabulary.token_bytes),
             vocab_type=xgrammar.VocabType.RAW,
             vocab_size=setup.vocab_size,
-            stop_token_ids=list(setup.stop_token_ids) or None,
+            stop_token_ids=list(setup.stop_token_ids),
         )
 
     @cached_property
