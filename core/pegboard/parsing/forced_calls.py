@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -17,6 +18,8 @@ from pegboard.interfaces.output_parser import Content, Event, ToolCallArguments,
 from pegboard.interfaces.structured_output import Constraint
 
 SPACES = " \t\r\n"
+STRING = re.compile(r'[^"\\]*')
+VALUE = re.compile(r'[^"{}\[\]]*')
 
 
 def named_schema(tools: Sequence[Mapping[str, Any]], function: str) -> dict[str, Any]:
@@ -98,7 +101,7 @@ class NamedCall:
 class RequiredCalls:
     """Reads the list of calls. Arguments stream once the name is known; what is no such list comes back as content.
 
-    One pass over the characters: `_depth` counts open brackets (1 = the list, 2 = a call, more = inside a value).
+    One pass over the text: `_depth` counts open brackets (1 = the list, 2 = a call, more = inside a value).
     """
 
     def __init__(self) -> None:
@@ -113,15 +116,29 @@ class RequiredCalls:
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
         events: list[Event] = []
-        for place, character in enumerate(text):
+        place = 0
+        while place < len(text):
             if self._is_content:
                 events.append(Content(text[place:]))
                 break
+            if (end := self._plain(text, place)) > place:
+                self._call.add(text[place:end], events)
+                place = end
+                continue
             if self._depth >= 2:
-                self._inside(character, events)
+                self._inside(text[place], events)
             else:
-                self._outside(character, events)
+                self._outside(text[place], events)
+            place += 1
         return _joined(events)
+
+    def _plain(self, text: str, place: int) -> int:
+        """Where the characters end, from `place` on, that change nothing: inside a string, or inside a value but no string."""
+        if self._is_escaped or not (self._in_string or self._depth > 2):
+            return place
+        found = (STRING if self._in_string else VALUE).match(text, place)
+        assert found is not None, "it matches the empty text"
+        return found.end()
 
     def finish(self) -> list[Event]:
         """A call that is cut off stays open; one whose name never came, and a list without calls, come back as content."""
@@ -156,8 +173,6 @@ class RequiredCalls:
 
     def _inside(self, character: str, events: list[Event]) -> None:
         call = self._call
-        if not call.is_started:
-            call.text.append(character)
         is_between = self._depth == 2 and not self._in_string  # directly in the call, not inside one of its values
         if self._in_string:
             if self._is_escaped:
@@ -176,11 +191,14 @@ class RequiredCalls:
             self._end_call(events)
         elif is_between and character in ":,":
             call.separate(character, events)
-        elif not (is_between and character in SPACES):
+        elif is_between and character in SPACES:
+            call.skip(character)
+        else:
             call.add(character, events)
 
     def _end_call(self, events: list[Event]) -> None:
         call = self._call
+        call.skip("}")
         call.close_value(events)
         if call.is_started:
             if not call.has_arguments:
@@ -204,18 +222,26 @@ class _Call:
         self._part: list[str] = []
         self._early_arguments: list[str] = []
 
-    def add(self, character: str, events: list[Event]) -> None:
+    def skip(self, text: str) -> None:
+        """Text that belongs to no member."""
+        if not self.is_started:
+            self.text.append(text)
+
+    def add(self, text: str, events: list[Event]) -> None:
+        """More of the key or value that is being read."""
+        self.skip(text)
         if self._key in ("parameters", "arguments"):
             self.has_arguments = True
             if self.is_started:
-                events.append(ToolCallArguments(self._index, character))
+                events.append(ToolCallArguments(self._index, text))
             else:
-                self._early_arguments.append(character)
+                self._early_arguments.append(text)
         else:
-            self._part.append(character)
+            self._part.append(text)
 
     def separate(self, character: str, events: list[Event]) -> None:
         """A colon ends a key, a comma ends a value."""
+        self.skip(character)
         if character == ":" and self._key is None:
             self._key, self._part = str(_value(self._part)), []
         elif character == ",":
