@@ -91,10 +91,9 @@ EXAMPLES = {
             "cut off",
             "[get_weather(city='Par",
             open_call=("get_weather", '{"city": "Par'),
-            differs="the peer waits for the end of a value, and finds no call in the whole text",
         ),
         Example("no list of calls", "[1, 2]", content="[1, 2]"),
         Example("a link", "[docs](https://example.com)", content="[docs](https://example.com)"),
-        Example("no end", "[now()", calls=(NOW,), differs="the whole text is content for the peer, its stream waits"),
+        Example("no end", "[now()", calls=(NOW,)),
     ],
 }

@@ -1,0 +1,1 @@
+"""Olmo: tool calls as Python lines between tags, reasoning between think tags."""

@@ -1,0 +1,33 @@
+"""Tool calls of Olmo 3: Python calls, one per line, between tags.
+
+    <function_calls>
+    get_weather(city="Paris")
+    add(a=2, b=40)
+    </function_calls>
+
+Format: the chat template in https://huggingface.co/allenai/Olmo-3-7B-Instruct. Values are literals of Python or of JSON.
+"""
+
+from __future__ import annotations
+
+from pegboard.parsing import Markers, Steps, StreamParser, read_python_call
+
+START = Markers("<function_calls>")
+END = "</function_calls>"
+
+
+class Olmo3ToolParser(StreamParser):
+    def read(self) -> Steps[None]:
+        while (yield from self.prose(START)):
+            yield from self.attempt(self._calls())
+
+    def _calls(self) -> Steps[bool]:
+        """At least one call; the end tag may be missing at the end of the text."""
+        while True:
+            yield from self.text.space()
+            if not (yield from read_python_call(self.text, self.calls)):
+                return False
+            yield from self.text.space()
+            if (yield from self.text.accept(END)) or self.text.is_at_end():
+                return True
+            yield from self.text.accept(",")

@@ -1,0 +1,1 @@
+"""Tool calls as a Python list of calls."""

@@ -1,0 +1,23 @@
+"""Tool calls as a Python list of calls, which is the whole output.
+
+    [get_weather(city="Paris"), add(a=2, b=40)]
+
+Formats: https://huggingface.co/Team-ACE/ToolACE-8B and
+https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_2/#-tool-calling-(1b/3b)-. Values are literals of Python or JSON.
+"""
+
+from __future__ import annotations
+
+from pegboard.parsing import Steps, StreamParser, read_python_calls
+
+
+class PythonicToolParser(StreamParser):
+    def read(self) -> Steps[None]:
+        self.text.keep()
+        yield from self.text.space()
+        while (yield from self.text.peek()) == "[":
+            if not (yield from self.attempt(read_python_calls(self.text, self.calls))):
+                return
+            self.text.keep()
+            yield from self.text.space()
+        yield from self.text.give_back()
