@@ -1,6 +1,7 @@
 # make demo    one chat answer from the default model, through the server and the openai client
 # make serve   the server on 127.0.0.1:8000 until Ctrl-C
 # make test    every test
+# make compare VLLM=PYTHON VLLM_MODEL=DIRECTORY   the same requests to vllm serve and to Pegboard
 # make bench   speed here and now, side by side with whichever peers are installed
 # make lint    ruff, mypy and the import contracts
 # make docs    regenerate the generated files (catalogue, docs/kinds.md, docs/configuration.md)
@@ -12,7 +13,7 @@ PYPROJECTS := core/pyproject.toml $(sort $(wildcard plugins/*/*/pyproject.toml k
 MEMBERS    := $(patsubst %/pyproject.toml,%,$(PYPROJECTS))
 EDITABLE   := $(foreach member,$(MEMBERS),--editable ./$(member))
 
-.PHONY: demo serve test bench lint docs setup model clean
+.PHONY: demo serve test compare bench lint docs setup model clean
 
 setup: $(VENV)/.members
 
@@ -37,6 +38,10 @@ serve: setup
 
 test: model
 	$(BIN)/python -m pytest -q $(ARGS)
+
+compare: setup
+	PEGBOARD_TEST_VLLM=$(VLLM) PEGBOARD_TEST_VLLM_MODEL=$(VLLM_MODEL) \
+		$(BIN)/python -m pytest -q tests/server/test_vllm_differential.py $(ARGS)
 
 bench: model
 	$(BIN)/python tests/bench/bench.py $(ARGS)

@@ -4,7 +4,8 @@
     PEGBOARD_TEST_VLLM_MODEL  directory of a checkpoint in Hugging Face layout that both can load
     PEGBOARD_TEST_VLLM_REQUESTS   how many requests (default 300)
 
-Environment variables that vLLM needs are inherited. Every difference that `compare_answers.KNOWN` does not explain is a failure.
+TCMALLOC may name libtcmalloc_minimal.so.4, which vLLM for CPU asks for. Every difference that `compare_answers.KNOWN` does not
+explain is a failure.
 """
 
 from __future__ import annotations
@@ -36,10 +37,13 @@ needs_vllm = pytest.mark.skipif(not (PYTHON and CHECKPOINT), reason="set PEGBOAR
 def vllm_server(log: Path) -> Iterator[str]:
     """Its address, once it answers."""
     port = free_port()
+    stub = log.parent / "stub"
+    stub.mkdir()
+    write_stub(stub)
     words = ["serve", str(CHECKPOINT), "--port", str(port), "--served-model-name", MODEL, "--enforce-eager", *SAME]
     with log.open("wb") as out:
         command = [str(PYTHON), "-m", "vllm.entrypoints.cli.main", *words]
-        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environment(stub))
         try:
             deadline = time.monotonic() + START_S
             while not _answers(f"http://127.0.0.1:{port}/health"):
@@ -49,6 +53,31 @@ def vllm_server(log: Path) -> Iterator[str]:
         finally:
             process.terminate()
             process.wait(60)
+
+
+def environment(stub: Path) -> dict[str, str]:
+    """As tests/bench starts it: all cores bound, its own OpenMP and tcmalloc loaded first."""
+    cores = sorted(os.sched_getaffinity(0))
+    named = os.environ.get("TCMALLOC")
+    tcmalloc = [Path(named)] if named else list(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"))[:1]
+    openmp = list(Path(str(PYTHON)).parent.parent.glob("lib/**/libiomp5.so"))[:1]
+    return {
+        **os.environ,
+        "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(stub),
+        "LD_PRELOAD": ":".join(map(str, [*tcmalloc, *openmp])),
+    }
+
+
+def write_stub(folder: Path) -> None:
+    """The command looks for metadata of a distribution called vllm; the one for CPU may have another name."""
+    asked = "import importlib.metadata as m; print([d.version for d in m.distributions() if d.name in ('vllm', 'vllm-cpu')][0])"
+    found = subprocess.run([str(PYTHON), "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
+    info = folder / f"vllm-{found.partition('+')[0]}+cpu.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {found.partition('+')[0]}+cpu\n")
 
 
 def _answers(url: str) -> bool:
