@@ -72,7 +72,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_long_partial_prefills: Annotated[int, doc("Of those, most prompts over long_prefill_token_threshold")] = 1
     long_prefill_token_threshold: Annotated[int, doc("Tokens of one prompt per step at most; 0 = no limit")] = 0
     scheduling_policy: Annotated[str | None, doc("Scheduling policy plugin; default fcfs")] = None
-    max_in_flight: Annotated[int, doc("Steps submitted before the oldest is awaited; 1 = synchronous")] = 1
+    max_in_flight: Annotated[
+        int | None, doc("Steps submitted before the oldest is awaited; 1 = synchronous; default the platform's")
+    ] = None
     max_num_queued_reqs: Annotated[
         int | None, doc("Most requests waiting before new ones are refused (503); default no limit")
     ] = None

@@ -113,7 +113,7 @@ def _lora(enabled: bool, known: Mapping[str, Any]) -> Layer:
 def _async_scheduling(enabled: bool, known: Mapping[str, Any]) -> Layer:
     if not enabled:
         return {"engine": {"max_in_flight": 1}}
-    return {} if known.get("max_in_flight", 1) > 1 else {"engine": {"max_in_flight": 2}}
+    return {} if (known.get("max_in_flight") or 1) > 1 else {"engine": {"max_in_flight": 2}}
 
 
 FORMS = {

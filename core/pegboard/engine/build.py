@@ -50,7 +50,7 @@ def build_engine(plan: "EnginePlan") -> Engine:
         block_size=config.block_size or 1,
         max_model_len=plan.max_model_len,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        max_in_flight=config.max_in_flight,
+        max_in_flight=config.max_in_flight or 1,
         num_blocks_override=config.num_gpu_blocks_override,
     )
     executor.call("allocate", kv_plan)
@@ -171,12 +171,13 @@ def _max_in_flight(config: EngineConfig, registry: Registry) -> int:
     """A chosen plugin that needs each new token on the host makes the engine synchronous, said in the log."""
     chosen = [("draft", config.spec_method)] if config.spec_method else []
     chosen += [("logits_processor", name) for name in config.logits_processors or ()]
+    wanted = config.max_in_flight or 1
     for kind, name in chosen:
         entry = registry.find(kind, str(name))
-        if config.max_in_flight > 1 and "host_tokens" in registry.spec(entry).flags:
-            log.info("max_in_flight 1 instead of %d: %s needs each token on the host", config.max_in_flight, entry.id)
+        if wanted > 1 and "host_tokens" in registry.spec(entry).flags:
+            log.info("max_in_flight 1 instead of %d: %s needs each token on the host", wanted, entry.id)
             return 1
-    return config.max_in_flight
+    return wanted
 
 
 def _encoder_connector(registry: Registry, plan: "EnginePlan") -> Any:

@@ -19,6 +19,8 @@ GIB = 1024**3
 KV_CACHE_LIMIT = 4 * GIB
 KV_CACHE_SHARE = 0.4
 BLOCK_SIZE = 32
+BATCHED_TOKENS = 512
+"""As fast as 2048 with compiled kernels, and a running request waits a quarter as long while a prompt is computed."""
 
 
 class CPUPlatform:
@@ -63,7 +65,8 @@ class CPUPlatform:
             "dtype": dtype,
             "block_size": BLOCK_SIZE,
             "max_num_seqs": 128,
-            "max_num_batched_tokens": 2048,
+            "max_num_batched_tokens": BATCHED_TOKENS,
+            "max_in_flight": 2,
             "kv_cache_memory_bytes": int(min(KV_CACHE_LIMIT, KV_CACHE_SHARE * self.memory().free_bytes)),
         }
 
