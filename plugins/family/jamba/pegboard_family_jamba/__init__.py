@@ -1,0 +1,1 @@
+"""Jamba: tool calls as a JSON list between tags."""

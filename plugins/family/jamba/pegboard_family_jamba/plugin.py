@@ -1,0 +1,18 @@
+"""Specs of this package."""
+
+from __future__ import annotations
+
+from pegboard.interfaces.model_family import ModelFamilySpec
+from pegboard.interfaces.output_parser import OutputParserSpec
+
+TOOL_PARSER = OutputParserSpec(
+    api="1.0", implementation="pegboard_family_jamba.tool_parser:JambaToolParser", flags=frozenset({"special_tokens"})
+)
+
+FAMILY = ModelFamilySpec(
+    api="1.0",
+    model_types=frozenset({"jamba"}),
+    architectures=frozenset({"JambaForCausalLM"}),
+    template_markers=("tool_calls",),  # the first Jamba has a template without
+    recommends={"tool_parser": "jamba"},
+)

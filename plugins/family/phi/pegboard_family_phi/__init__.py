@@ -1,0 +1,1 @@
+"""Phi: tool calls as a JSON list behind a marker."""

@@ -1,0 +1,1 @@
+"""xLAM: tool calls as a JSON list, bare or fenced."""

@@ -1,0 +1,45 @@
+"""Tool calls of Salesforce xLAM: a JSON list, which is the whole output.
+
+    [{"name": "get_weather", "arguments": {"city": "Paris"}}, …]
+
+Format: https://huggingface.co/Salesforce/Llama-xLAM-2-8b-fc-r. Some models put the list behind their reasoning, into a fence of
+code, between <tool_call> tags, or behind [TOOL_CALLS].
+"""
+
+from __future__ import annotations
+
+from pegboard.parsing import Markers, Steps, StreamParser, read_call_list
+
+THINK_END = "</think>"
+ENDS = {"```json": "```", "```": "```", "<tool_call>": "</tool_call>", "[TOOL_CALLS]": ""}
+"""What may stand before the list, and what then stands behind it."""
+STARTS = Markers(THINK_END, *ENDS)
+
+
+class XlamToolParser(StreamParser):
+    def read(self) -> Steps[None]:
+        yield from self._bare()
+        while marker := (yield from self.prose(STARTS)):
+            if marker == THINK_END:
+                yield from self.text.give_back()
+                yield from self._bare()
+            else:
+                yield from self.attempt(self._calls(ENDS[marker]))
+
+    def _bare(self) -> Steps[None]:
+        """A list right here, if there is one."""
+        self.text.keep()
+        yield from self.text.space()
+        if (yield from self.text.peek()) == "[" and (yield from self.text.ahead(12)) != "[TOOL_CALLS]":
+            yield from self.attempt(self._calls(""))
+        else:
+            yield from self.text.give_back()
+
+    def _calls(self, end: str) -> Steps[bool]:
+        yield from self.text.space()
+        if not (yield from read_call_list(self.text, self.calls)):
+            return False
+        self.text.forget()
+        if end:
+            yield from self.text.closing(end)
+        return True
