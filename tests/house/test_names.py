@@ -10,8 +10,9 @@ from members import ROOT, members, plugins
 
 from pegboard.authoring.catalogue import main as catalogue
 
-COMMON_WORDS = {"*", "none", "local", "log", "torch", "cpu", "health", "priority", "dummy", "hf", "gguf", "safetensors"}
-"""Plugin names that are also words of the field: a torch dtype, a logger, a setting. They are allowed as words; choosing a plugin
+COMMON_WORDS = {"*", "none", "local", "log", "torch", "cpu", "health", "priority", "dummy", "hf", "gguf", "safetensors",
+                "openai"}  # fmt: skip
+"""Plugin names that are also words of the field: a torch dtype, a logger, a setting, a protocol. They are allowed as words; choosing a plugin
 by them is what `test_choices_are_data` looks for."""
 
 

@@ -169,7 +169,7 @@ def _sharegpt(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) 
 
 def _two_turns(entries: Any) -> Iterator[tuple[str, str]]:
     for entry in entries if isinstance(entries, list) else ():
-        turns = entry.get("conversations") or entry.get("conversation") or () if isinstance(entry, dict) else ()
+        turns: list[Any] = entry.get("conversations") or entry.get("conversation") or [] if isinstance(entry, dict) else []
         if len(turns) >= 2 and all(isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in turns[:2]):
             yield turns[0]["value"], turns[1]["value"]
 
