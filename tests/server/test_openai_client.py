@@ -184,7 +184,7 @@ def test_api_keys(start_server: Callable[..., Server]) -> None:
             assert client.completions.create(prompt="x", max_tokens=1, **GREEDY).choices
     with server.client("wrong") as client:
         for ask in (client.models.list, lambda: client.completions.create(prompt="x", max_tokens=1, **GREEDY)):
-            with pytest.raises(openai.AuthenticationError, match="Unauthorized"):
+            with pytest.raises(openai.AuthenticationError, match="401"):
                 ask()
     assert server.status("/v1/models") == 401
     assert server.status("/health") == server.status("/ping") == server.status("/version") == 200
