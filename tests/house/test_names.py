@@ -12,8 +12,8 @@ from pegboard.authoring.catalogue import main as catalogue
 
 COMMON_WORDS = {"*", "none", "local", "log", "torch", "cpu", "health", "priority", "dummy", "hf", "gguf", "safetensors",
                 "openai"}  # fmt: skip
-"""Plugin names that are also words of the field: a torch dtype, a logger, a setting, a protocol. They are allowed as words; choosing a plugin
-by them is what `test_choices_are_data` looks for."""
+"""Plugin names that are also words of the field: a torch dtype, a logger, a setting, a protocol. They are allowed as words;
+choosing a plugin by them is what `test_choices_are_data` looks for."""
 
 
 def strings(path: Path) -> Iterator[tuple[str, int]]:
