@@ -1,0 +1,1 @@
+"""GigaChat: a tool call as a message of its own."""

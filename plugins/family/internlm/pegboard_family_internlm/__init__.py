@@ -1,0 +1,1 @@
+"""InternLM: tool calls as JSON between action tokens."""

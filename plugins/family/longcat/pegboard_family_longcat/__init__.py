@@ -1,0 +1,1 @@
+"""LongCat: tool calls as JSON between tags."""

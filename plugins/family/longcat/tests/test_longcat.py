@@ -1,0 +1,18 @@
+"""The tool parser longcat keeps the contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pegboard_family_longcat.tool_parser import LongCatToolParser
+
+from pegboard.interfaces.output_parser import OutputParserSetup
+from pegboard.testing.contract_output_parser import OutputParserContract
+from pegboard.testing.parser_examples import load_examples
+
+
+class TestLongCat(OutputParserContract):
+    examples = load_examples(Path(__file__).with_name("examples.py"))["tool_parser", "longcat"]
+
+    def parser(self, setup: OutputParserSetup) -> LongCatToolParser:
+        return LongCatToolParser(None, setup)
