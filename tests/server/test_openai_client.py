@@ -14,7 +14,7 @@ from server_process import MODEL, Server
 from pegboard import __version__
 
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0}
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "What is 2+2?"}]
 PROMPT = "The three primary colors are"
 
 
@@ -41,7 +41,7 @@ def test_chat_whole_and_streamed_are_one(client: openai.OpenAI) -> None:
     ) as stream:
         chunks = list(stream)
     choice = whole.choices[0]
-    assert choice.message.role == "assistant" and "Paris" in choice.message.content
+    assert choice.message.role == "assistant" and "4" in choice.message.content
     assert whole.object == "chat.completion" and whole.model == MODEL and whole.id.startswith("chatcmpl-")
     assert chunks[0].choices[0].delta.role == "assistant"
     assert chat_pieces(chunks) == choice.message.content
