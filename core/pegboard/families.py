@@ -6,6 +6,7 @@ markers its chat template writes, because one architecture serves many families.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
@@ -20,6 +21,9 @@ from pegboard.plugins.registry import Registry
 from pegboard.plugins.selection import Candidate, Decision, by_gate
 
 log = get_logger(__name__)
+
+TOOLS = re.compile(r"""(?<![\w.'"])tools(?![\w'"])""")
+"""The variable in which a chat template gets the tools; `message.tools` and `message["tools"]` are something else."""
 
 AUTO, NONE = "auto", "none"
 """Words of the parser settings: as the family says, and no parser at all."""
@@ -121,7 +125,7 @@ def describe(need: ModelFamilyNeed) -> str:
 
 def _template(entry: Entry, spec: ModelFamilySpec, own: str | None) -> str | None:
     """The family's template where the model has none that knows tools. Raises PluginBroken when its file is missing."""
-    if spec.chat_template is None or (own is not None and "tools" in own):
+    if spec.chat_template is None or (own is not None and TOOLS.search(own)):
         return None
     package, _, name = spec.chat_template.partition(":")
     try:

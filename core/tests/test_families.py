@@ -110,3 +110,7 @@ def test_the_family_template_serves_models_whose_own_knows_no_tools(registry, mo
         "toy", "matched model type toy, architecture ToyForCausalLM, template marker '<call>'",
         {"tool_parser": "absent", "reasoning_parser": "thoughts"}, "family template",
     )  # fmt: skip
+    for source in ("<call> {% if 'tools' in messages[0] %}{{ messages[0]['tools'] }}", "<call>{{ messages[0].tools }}"):
+        assert choose_family(found, need(template=source)).chat_template == "family template"
+    for source in ("<call> {% if not tools is defined %}", "<call>{%- for t in tools%}", "<call>{{tools|tojson}}"):
+        assert choose_family(found, need(template=source)).chat_template is None
