@@ -5,6 +5,7 @@ from __future__ import annotations
 from pegboard.engine.grammars import Grammars
 from pegboard.engine.limits import EngineLimits
 from pegboard.errors import ConfigError, RequestError
+from pegboard.plugins.names import to_install
 from pegboard.request import EngineRequest
 from pegboard.sampling_params import SamplingParams
 
@@ -33,7 +34,8 @@ class RequestCheck:
         if isinstance(request.params, SamplingParams) and request.params.structured_outputs is not None:
             if self._grammars is None:
                 raise RequestError(
-                    "structured_outputs needs a structured output plugin, and none is active", parameter="structured_outputs"
+                    f"structured_outputs needs a structured output plugin, and none is active; {to_install('structured_output')}",
+                    parameter="structured_outputs",
                 )
             self._grammars.check(request.params.structured_outputs)
 

@@ -125,9 +125,17 @@ class TorchSampler:
         index = index_of[masks.rows]
         places = layout.offsets[index] + masks.depths
         used = (index >= 0) & (places < layout.offsets[index + 1])
-        bits = layout.to_device(np.ascontiguousarray(masks.bits[used]).view(np.int32))
-        where = layout.to_device(places[used])
-        logits[where] = apply_token_mask(logits[where], bits)
+        bits, places = masks.bits[used], places[used]
+        where = layout.to_device(places)
+        if logits.device.type != "cpu":
+            logits[where] = apply_token_mask(logits[where], layout.to_device(bits.view(np.int32)))
+            return
+        unpacked = np.unpackbits(~bits.view(np.uint8), axis=1, count=logits.shape[-1], bitorder="little")
+        forbidden = torch.from_numpy(unpacked.view(np.bool_))
+        if len(places) == len(logits) and (np.diff(places) == 1).all():  # every row: no copy
+            logits.masked_fill_(forbidden, float("-inf"))
+        else:
+            logits[where] = logits[where].masked_fill_(forbidden, float("-inf"))
 
     def _keep_raw(self, logits: Tensor, asked: np.ndarray, layout: StepLayout) -> Tensor:
         """The logits of the rows that asked, safe from what follows."""
