@@ -6,7 +6,7 @@ from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 
 TILE = 48
 PIECES_PER_THREAD = 4
-CACHE_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
+CACHE_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "float16": 3}
 
 
 class Item(Structure):

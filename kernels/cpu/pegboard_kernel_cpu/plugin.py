@@ -32,8 +32,8 @@ ATTENTION = AttentionSpec(
     tier="tuned",
     supports={
         "dtype": {"float32"},
-        "kv_dtype": {"float32", "bfloat16", "int8"},
-        "head_dim": Multiple(8),
+        "kv_dtype": {"float32", "bfloat16", "float16", "int8"},
+        "head_dim": frozenset(range(8, 257, 8)),
         "kind": {"decoder"},
         "window": True,
         "soft_cap": True,

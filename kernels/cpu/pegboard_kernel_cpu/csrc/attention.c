@@ -4,14 +4,16 @@
  */
 #include "attention_products.h"
 
-#define LEAST (-80.0f) /* a weight of exp(less) is 0: no denormal numbers reach the products */
+#define LOG2E 1.44269504088896341f
+#define LEAST (-120.0f) /* the weight of a lower score is 0: no denormal numbers reach the products */
 
-/* One tile at work. Rows are tokens first, then heads: a block of rows sees nearly the same keys. */
+/* One tile at work. Scores are in units of log 2: weights are powers of 2. Rows are tokens first, then heads: a block of rows sees
+ * nearly the same keys. */
 typedef struct {
     const AttendArguments *a;
     int kv_head, group, dim, padded, type; /* padded: dim in whole vectors; type as the products read it */
     int num_rows, num_blocks; /* blocks of at most ROWS rows, rows [start[i], start[i + 1]) */
-    int is_staged, is_shaped;
+    int k_is_staged, v_is_staged, is_shaped; /* staged: copied as floats first */
     int start[TILE + 1];
     int position[TILE], head[TILE];
     int first_key[TILE], stop_key[TILE]; /* of the row inside the chunk */
@@ -31,6 +33,7 @@ static void load_queries(Tile *t, const Item *item, int base) {
     const Plan *plan = a->plan;
     int row_start = plan->query_start_loc[item->row];
     int known = plan->seq_lens[item->row] - (plan->query_start_loc[item->row + 1] - row_start);
+    float scale = a->scale * LOG2E;
     t->num_blocks = (t->num_rows + ROWS - 1) / ROWS;
     for (int i = 0; i <= t->num_blocks; i++) t->start[i] = i * t->num_rows / t->num_blocks;
     for (int i = 0; i < t->num_blocks; i++) {
@@ -40,11 +43,11 @@ static void load_queries(Tile *t, const Item *item, int base) {
             int head = t->kv_head * t->group + index % t->group;
             const float *from = a->q + (row_start + token) * a->q_stride + (int64_t)head * t->dim;
             float *to = t->q + start * t->dim + r;
-            for (int d = 0; d < t->dim; d++) to[d * rows] = from[d] * a->scale;
+            for (int d = 0; d < t->dim; d++) to[d * rows] = from[d] * scale;
             t->position[start + r] = known + token;
             t->head[start + r] = head;
             int has_sink = a->sinks && item->split == 0;
-            t->top[start + r] = has_sink ? a->sinks[head] : -INFINITY;
+            t->top[start + r] = has_sink ? a->sinks[head] * LOG2E : -INFINITY;
             t->total[start + r] = has_sink ? 1 : 0;
         }
     }
@@ -96,6 +99,7 @@ static const char *stage_keys(Tile *t, const char *const *k) {
         for (int j = 0; j < VECTORS; j++) {
             const char *from = k[j * LANES / RUN] + d * stride + j * LANES % RUN * bytes_of(t->a->cache.type);
             store(t->staged_k + d * PANEL + j * LANES, t->a->cache.type == BFLOAT16 ? load_as(BFLOAT16, from)
+                                                       : t->a->cache.type == FLOAT16 ? load_as(FLOAT16, from)
                                                        : t->a->cache.type == INT8   ? load_as(INT8, from)
                                                                                     : load_as(FLOAT32, from));
         }
@@ -106,8 +110,13 @@ INLINE void widen(int type, const char *from, int n, float *to) {
     int d = 0;
     for (; d + LANES <= n; d += LANES) store(to + d, load_as(type, from + d * bytes_of(type)));
     for (; d < n; d++) {
-        union { uint32_t bits; float value; } half = {(uint32_t)((const uint16_t *)from)[type == BFLOAT16 ? d : 0] << 16};
-        to[d] = type == FLOAT32 ? ((const float *)from)[d] : type == BFLOAT16 ? half.value : (float)((const int8_t *)from)[d];
+        if (type == FLOAT32) to[d] = ((const float *)from)[d];
+        else if (type == INT8) to[d] = (float)((const int8_t *)from)[d];
+        else if (type == FLOAT16) to[d] = half_to_float(((const uint16_t *)from)[d]);
+        else {
+            union { uint32_t bits; float value; } wide = {(uint32_t)((const uint16_t *)from)[d] << 16};
+            to[d] = wide.value;
+        }
     }
 }
 
@@ -119,6 +128,7 @@ static void stage_values(Tile *t, int count) {
         float *to = t->staged_v + key * t->padded;
         if (type == FLOAT32) widen(FLOAT32, from, t->dim, to);
         else if (type == BFLOAT16) widen(BFLOAT16, from, t->dim, to);
+        else if (type == FLOAT16) widen(FLOAT16, from, t->dim, to);
         else widen(INT8, from, t->dim, to);
         for (int d = t->dim; d < t->padded; d++) to[d] = 0;
     }
@@ -130,7 +140,7 @@ static void score(Tile *t, int count) {
     for (int panel = 0; panel * PANEL < count; panel++) {
         const char *const *k = t->k + panel * RUNS;
         const char *staged[RUNS];
-        if (t->is_staged) {
+        if (t->k_is_staged) {
             const char *keys = stage_keys(t, k);
             for (int run = 0; run < RUNS; run++) staged[run] = keys + run * RUN * sizeof(float);
             k = staged, stride = PANEL * sizeof(float);
@@ -138,7 +148,7 @@ static void score(Tile *t, int count) {
         for (int i = 0; i < t->num_blocks; i++) {
             if (t->from[i] >= (panel + 1) * PANEL || t->stop[i] <= panel * PANEL) continue;
             int start = t->start[i], rows = t->start[i + 1] - start;
-            score_products[t->is_staged ? FLOAT32 : t->type][rows - 1](
+            score_products[t->k_is_staged ? FLOAT32 : t->type][rows - 1](
                 t->q + start * t->dim, k, stride, t->dim, t->scores + start * CHUNK + panel * PANEL);
         }
     }
@@ -159,7 +169,7 @@ INLINE vfloat tanh_of(vfloat x) {
 /* What makes scores of plain products: key scales, the cap, the distance's penalty. */
 static void shape(const Tile *t, int row, float *scores, int from, int stop, int chunk) {
     const AttendArguments *a = t->a;
-    float cap = a->soft_cap, slope = a->slopes ? a->slopes[t->head[row]] : 0;
+    float cap = a->soft_cap * LOG2E, slope = a->slopes ? a->slopes[t->head[row]] * LOG2E : 0;
     for (int j = from; j < stop; j += LANES) {
         vfloat x = load(scores + j);
         if (a->cache.type == INT8) x *= load(t->k_scale + j);
@@ -169,7 +179,20 @@ static void shape(const Tile *t, int row, float *scores, int from, int stop, int
     }
 }
 
-/* Scores to weights, exp(score - highest so far), for the vectors from `from` to `stop`; weight 0 where the row does not look. */
+/* 2^x for x <= 0, and 0 below LEAST: 2^n times a polynomial on [-1/2, 1/2] (minimax, degree 5; relative error below 2e-7). */
+INLINE vfloat power_of_two(vfloat x) {
+    vfloat shifted = x + 12582912.0f, r = x - (shifted - 12582912.0f); /* 1.5 * 2^23 leaves no room for a fraction */
+    vfloat y = splat(0.00132647273f);
+    y = y * r + 0.00967151299f;
+    y = y * r + 0.0555073359f;
+    y = y * r + 0.240222424f;
+    y = y * r + 0.693147004f;
+    y = y * r + 1.0f;
+    vint bits = (vint)y + ((vint)shifted << 23);
+    return (vfloat)(bits & (x > LEAST));
+}
+
+/* Scores to weights, 2^(score - highest so far), for the vectors from `from` to `stop`; weight 0 where the row does not look. */
 static void soften(Tile *t, int row, int from, int stop, int chunk) {
     float *s = t->scores + row * CHUNK;
     int first = t->first_key[row], last = t->stop_key[row];
@@ -187,26 +210,28 @@ static void soften(Tile *t, int row, int from, int stop, int chunk) {
     if (top == -INFINITY) top = 0; /* all scores are: their weights are 0 */
     vfloat sum = {};
     for (int j = from; j < stop; j += LANES) {
-        vfloat x = load(s + j) - top, weight = choose(x > LEAST, exp_of(x), splat(0));
+        vfloat weight = power_of_two(load(s + j) - top);
         sum += weight;
-        if (t->a->cache.type == INT8) weight *= load(t->v_scale + j);
         store(s + j, weight);
     }
-    t->factor[row] = t->top[row] == top ? 1 : expf(t->top[row] - top);
+    if (t->a->cache.type == INT8)
+        for (int j = from; j < stop; j += LANES) store(s + j, load(s + j) * load(t->v_scale + j));
+    t->factor[row] = t->top[row] == top ? 1 : exp2f(t->top[row] - top);
     t->total[row] = t->total[row] * t->factor[row] + sum_of(sum);
     t->top[row] = top;
 }
 
 static void add_values(Tile *t) {
-    int type = t->is_staged || t->padded != t->dim ? FLOAT32 : t->type;
+    int type = t->v_is_staged ? FLOAT32 : t->type;
     int64_t channel = bytes_of(type), stride = t->padded * channel;
+    int span = t->v_is_staged ? CHUNK : t->a->cache.block_size % KEY_STEP ? RUN : KEY_STEP; /* keys that surely lie together */
     for (int d = 0, log2 = VECTORS / 2; d < t->padded; d += LANES << log2) {
         while (d + (LANES << log2) > t->padded) log2--;
         for (int i = 0; i < t->num_blocks; i++) {
             int start = t->start[i], rows = t->start[i + 1] - start;
             if (t->from[i] >= t->stop[i]) continue;
-            value_products[type][rows - 1][log2](t->scores + start * CHUNK, t->v, stride, d * channel, t->from[i], t->stop[i],
-                                                 t->factor + start, t->out + start * t->padded + d, t->padded);
+            value_products[type][rows - 1][log2](t->scores + start * CHUNK, t->v, stride, d * channel, span, t->from[i],
+                                                 t->stop[i], t->factor + start, t->out + start * t->padded + d, t->padded);
         }
     }
 }
@@ -223,7 +248,7 @@ static void attend_tile(Tile *t, const Item *item, int base) {
             int from = t->from[i] / LANES * LANES, stop = (t->stop[i] + LANES - 1) / LANES * LANES;
             for (int row = t->start[i]; row < t->start[i + 1]; row++) soften(t, row, from, stop, chunk);
         }
-        if (t->is_staged || t->padded != t->dim) stage_values(t, count);
+        if (t->v_is_staged) stage_values(t, count);
         add_values(t);
     }
 }
@@ -263,7 +288,7 @@ static void merge(const AttendArguments *a, const Item *item, int kv_head, int n
         memset(to, 0, dim * sizeof(float));
         for (int split = 0; split < item->num_splits; split++) {
             const float *from = partial_of(a, item->partial + split, kv_head, row);
-            float weight = from[dim + 1] > 0 ? expf(from[dim] - top) : 0;
+            float weight = from[dim + 1] > 0 ? exp2f(from[dim] - top) : 0;
             total += from[dim + 1] * weight;
             for (int d = 0; d < dim; d++) to[d] += from[d] * weight;
         }
@@ -285,7 +310,8 @@ EXPORT void attend(const Step *step, Worker *worker, const void *arguments) {
         t.kv_head = (int)(task % num_kv_heads);
         for (int base = 0; base < rows; base += TILE) {
             t.num_rows = minimum(TILE, rows - base);
-            t.is_staged = t.type != FLOAT32 && t.num_rows > ROWS;
+            t.k_is_staged = t.type != FLOAT32 && t.num_rows > ROWS;
+            t.v_is_staged = t.k_is_staged || t.padded != dim;
             attend_tile(&t, item, base);
             finish(&t, item, base);
         }

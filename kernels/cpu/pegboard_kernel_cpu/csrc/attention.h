@@ -15,7 +15,7 @@
 #define MAX_DIM 256
 #define KEY_STEP 32 /* tasks start at a multiple of this many keys */
 
-enum { FLOAT32, BFLOAT16, INT8, NUM_TYPES };
+enum { FLOAT32, BFLOAT16, INT8, FLOAT16, NUM_TYPES };
 
 /* Query tokens [first, first + count) of a row against keys [key_first, key_stop), one of num_splits such ranges whose results
  * are merged by whoever finishes last. */

@@ -24,15 +24,16 @@
 typedef void (*ScoreProduct)(const float *q, const char *const *k, int64_t stride, int dim, float *scores);
 
 /* out [rows][out_stride] = out * factor + sum over keys [from, stop) of weights [rows][CHUNK] times v; v: the first key of each
- * run; stride: bytes from key to key; skip: bytes of the channels before the wanted ones. */
-typedef void (*ValueProduct)(const float *weights, const char *const *v, int64_t stride, int64_t skip, int from, int stop,
-                             const float *factor, float *out, int64_t out_stride);
+ * run, runs of a span one behind another; stride: bytes from key to key; skip: bytes of the channels before the wanted ones. */
+typedef void (*ValueProduct)(const float *weights, const char *const *v, int64_t stride, int64_t skip, int span, int from,
+                             int stop, const float *factor, float *out, int64_t out_stride);
 
-INLINE int bytes_of(int type) { return type == FLOAT32 ? 4 : type == BFLOAT16 ? 2 : 1; }
+INLINE int bytes_of(int type) { return type == FLOAT32 ? 4 : type == INT8 ? 1 : 2; }
 
 INLINE vfloat load_as(int type, const char *p) {
     if (type == FLOAT32) return load((const float *)p);
     if (type == BFLOAT16) return load_bfloat16((const uint16_t *)p);
+    if (type == FLOAT16) return load_half((const uint16_t *)p);
     return load_int8((const int8_t *)p);
 }
 
@@ -62,7 +63,7 @@ INLINE void score_product(const int type, const int rows, const float *q, const 
 }
 
 INLINE void value_product(const int type, const int rows, const int vectors, const float *weights, const char *const *v,
-                          int64_t stride, int64_t skip, int from, int stop, const float *factor, float *out,
+                          int64_t stride, int64_t skip, int span, int from, int stop, const float *factor, float *out,
                           int64_t out_stride) {
     vfloat sum[ROWS][VECTORS];
 #pragma GCC unroll 8
@@ -70,8 +71,8 @@ INLINE void value_product(const int type, const int rows, const int vectors, con
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++) sum[i][j] = load(out + i * out_stride + j * LANES) * splat(factor[i]);
     while (from < stop) {
-        const char *p = v[from / RUN] + from % RUN * stride + skip;
-        int last = minimum(stop, (from / RUN + 1) * RUN);
+        const char *p = v[(unsigned)from / RUN] + (unsigned)from % RUN * stride + skip;
+        int last = minimum(stop, (from | (span - 1)) + 1);
         for (; from < last; from++, p += stride) {
 #pragma GCC unroll 4
             for (int j = 0; j < vectors; j++) {
@@ -93,8 +94,9 @@ INLINE void value_product(const int type, const int rows, const int vectors, con
     }
 #define VALUE(type, rows, vectors)                                                                                              \
     static void value_##type##_##rows##_##vectors(const float *weights, const char *const *v, int64_t stride, int64_t skip,     \
-                                                  int from, int stop, const float *factor, float *out, int64_t out_stride) {    \
-        value_product(type, rows, vectors, weights, v, stride, skip, from, stop, factor, out, out_stride);                      \
+                                                  int span, int from, int stop, const float *factor, float *out,                \
+                                                  int64_t out_stride) {                                                         \
+        value_product(type, rows, vectors, weights, v, stride, skip, span, from, stop, factor, out, out_stride);                \
     }
 
 #if ROWS == 8
@@ -109,13 +111,15 @@ INLINE void value_product(const int type, const int rows, const int vectors, con
 #endif
 #define SCORE_NAMES(type, rows) score_##type##_##rows,
 
-EACH_ROWS(SCORE, FLOAT32) EACH_ROWS(SCORE, BFLOAT16) EACH_ROWS(SCORE, INT8)
-EACH_ROWS(VALUES, FLOAT32) EACH_ROWS(VALUES, BFLOAT16) EACH_ROWS(VALUES, INT8)
+EACH_ROWS(SCORE, FLOAT32) EACH_ROWS(SCORE, BFLOAT16) EACH_ROWS(SCORE, INT8) EACH_ROWS(SCORE, FLOAT16)
+EACH_ROWS(VALUES, FLOAT32) EACH_ROWS(VALUES, BFLOAT16) EACH_ROWS(VALUES, INT8) EACH_ROWS(VALUES, FLOAT16)
 
 /* [type][rows - 1], and for values [log2 of the vectors of channels]. */
 static const ScoreProduct score_products[NUM_TYPES][ROWS] = {
-    {EACH_ROWS(SCORE_NAMES, FLOAT32)}, {EACH_ROWS(SCORE_NAMES, BFLOAT16)}, {EACH_ROWS(SCORE_NAMES, INT8)}};
+    {EACH_ROWS(SCORE_NAMES, FLOAT32)}, {EACH_ROWS(SCORE_NAMES, BFLOAT16)}, {EACH_ROWS(SCORE_NAMES, INT8)},
+    {EACH_ROWS(SCORE_NAMES, FLOAT16)}};
 static const ValueProduct value_products[NUM_TYPES][ROWS][3] = {
-    {EACH_ROWS(VALUE_NAMES, FLOAT32)}, {EACH_ROWS(VALUE_NAMES, BFLOAT16)}, {EACH_ROWS(VALUE_NAMES, INT8)}};
+    {EACH_ROWS(VALUE_NAMES, FLOAT32)}, {EACH_ROWS(VALUE_NAMES, BFLOAT16)}, {EACH_ROWS(VALUE_NAMES, INT8)},
+    {EACH_ROWS(VALUE_NAMES, FLOAT16)}};
 
 #endif

@@ -86,16 +86,29 @@ INLINE vfloat vmin(vfloat a, vfloat b) {
 #endif
 }
 
-INLINE float sum_of(vfloat x) {
-    float total = 0;
-    for (int i = 0; i < LANES; i++) total += x[i];
-    return total;
+INLINE float sum_of(vfloat x) { /* in halves: a chain of LANES additions waits for each */
+#if LANES == 16
+    return _mm512_reduce_add_ps((__m512)x);
+#elif LANES == 8
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+#else
+    return (x[0] + x[2]) + (x[1] + x[3]);
+#endif
 }
 
 INLINE float max_of(vfloat x) {
-    float best = x[0];
-    for (int i = 1; i < LANES; i++) best = x[i] > best ? x[i] : best;
-    return best;
+#if LANES == 16
+    return _mm512_reduce_max_ps((__m512)x);
+#elif LANES == 8
+    __m128 half = _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
+#else
+    float a = x[0] > x[2] ? x[0] : x[2], b = x[1] > x[3] ? x[1] : x[3];
+    return a > b ? a : b;
+#endif
 }
 
 /* IEEE half to float. */
@@ -109,6 +122,24 @@ INLINE float half_to_float(uint16_t h) {
     else if (exponent) u.bits = sign | (exponent + 112) << 23 | mantissa << 13;
     else { u.value = (float)mantissa * 0x1p-24f; u.bits |= sign; }
     return u.value;
+#endif
+}
+
+INLINE uint16_t to_half(float x) { /* round to nearest even; too large becomes infinity, a NaN stays one */
+#if defined(__F16C__)
+    return (uint16_t)_cvtss_sh(x, 0);
+#else
+    union { float value; uint32_t bits; } u = {x};
+    uint16_t sign = (uint16_t)(u.bits >> 16 & 0x8000);
+    u.bits &= 0x7fffffff;
+    if (u.bits > 0x7f800000) return (uint16_t)(sign | 0x7e00);
+    if (u.bits >= 0x47800000) return (uint16_t)(sign | 0x7c00);
+    if (u.bits < 0x38800000) { /* below the normal halves: adding 1/2 leaves the wanted bits at the end of the mantissa */
+        u.value += 0.5f;
+        return (uint16_t)(sign | (uint16_t)(u.bits - 0x3f000000));
+    }
+    u.bits += 0xc8000fff + (u.bits >> 13 & 1);
+    return (uint16_t)(sign | (uint16_t)(u.bits >> 13));
 #endif
 }
 

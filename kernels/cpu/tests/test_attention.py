@@ -1,0 +1,210 @@
+"""Compiled attention against `pegboard.ops.paged_attention`, on every level and with teams of several sizes."""
+
+from __future__ import annotations
+
+from ctypes import sizeof
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pegboard_kernel_cpu.attention import NativeAttention
+from pegboard_kernel_cpu.attention_structs import Item
+from pegboard_kernel_cpu.library import Library
+from pegboard_kernel_cpu.plugin import ATTENTION
+from pegboard_kernel_cpu.recorder import NativeRecorder
+from torch import Tensor
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.attention import AttentionLayer, AttentionSetup, KVCacheSpec, KVQuantization
+from pegboard.ops.rope import rope
+from pegboard.testing.contract_attention import AttentionContract, Piece, Trial, random_steps
+from pegboard.testing.contract_generic import check_entry, installed_entry
+
+pytestmark = pytest.mark.usefixtures("native")
+
+TOLERANCES = {"float32": 3e-5, "bfloat16": 3e-5, "float16": 3e-5, "int8": 1e-4}
+"""Against the reference on what the cache keeps, see `Stored.rounded`."""
+
+
+class TestNativeAttention(AttentionContract):
+    spec = ATTENTION
+
+    def backend(self, setup: AttentionSetup) -> NativeAttention:
+        return NativeAttention(None, setup)
+
+
+@dataclass
+class Stored(AttentionContract):
+    """Trials whose cache has elements of another type."""
+
+    kv_dtype: str
+
+    def backend(self, setup: AttentionSetup) -> NativeAttention:
+        kv_dtype = self.kv_dtype
+
+        class Backend(NativeAttention):
+            @staticmethod
+            def kv_spec(layer: AttentionLayer, dtype: str, quantization: KVQuantization | None) -> KVCacheSpec | None:
+                return NativeAttention.kv_spec(layer, kv_dtype, None)
+
+        return Backend(None, setup)
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """What the cache keeps of x: [..., D]."""
+        if self.kv_dtype == "int8":
+            largest = x.abs().amax(-1, keepdim=True)
+            inverse = torch.where(largest > 0, torch.tensor(127.0) / largest, 0)  # 127 / largest would round twice
+            return torch.round(x * inverse) * (largest / 127)
+        return x.to(getattr(torch, self.kv_dtype)).float()
+
+    def trial(self, layers: list[AttentionLayer], block_size: int, lengths: list[int], seed: int) -> Trial:
+        trial = Trial(self, layers, block_size, lengths, seed)
+        for index, (k, v) in trial.caches.items():
+            trial.caches[index] = (self.rounded(k), self.rounded(v))
+        return trial
+
+    def check_all(self, trial: Trial, steps: list[list[Piece]]) -> None:
+        for pieces in steps:
+            self.check(trial, pieces, trial.step(pieces), TOLERANCES[self.kv_dtype])
+
+
+@st.composite
+def layers_of_a_group(draw: st.DrawFn) -> list[AttentionLayer]:
+    num_kv_heads, group = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 4, 7, 50]))
+    head_dim = draw(st.sampled_from([8, 16, 32, 40, 64, 80, 96, 128, 256]))
+    num_heads = num_kv_heads * group
+    features: dict[str, Any] = {
+        "window": draw(st.none() | st.integers(1, 300)),
+        "soft_cap": draw(st.none() | st.floats(0.5, 50)),
+        "alibi": draw(st.none() | st.lists(st.floats(0, 0.5), min_size=num_heads, max_size=num_heads).map(tuple)),
+    }
+    return [
+        AttentionLayer(layer_index=i, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
+                       scale=(1 + i) * head_dim**-0.5, **features) for i in range(draw(st.integers(1, 2)))
+    ]  # fmt: skip
+
+
+@settings(max_examples=10)
+@given(layers_of_a_group(), st.sampled_from(sorted(TOLERANCES)), st.sampled_from([16, 32, 48, 64, 256]),
+       st.lists(st.integers(1, 400), min_size=1, max_size=4), st.integers(0, 2**20))  # fmt: skip
+def test_random_layers_and_steps(layers: list[AttentionLayer], kv_dtype: str, block_size: int, lengths: list[int], seed: int):
+    contract = Stored(kv_dtype)
+    contract.check_all(
+        contract.trial(layers, block_size, lengths, seed), list(random_steps(np.random.default_rng(seed), lengths))
+    )
+
+
+def _layer(**changes: Any) -> AttentionLayer:
+    known: dict[str, Any] = {"layer_index": 0, "num_heads": 6, "num_kv_heads": 2, "head_dim": 64, "scale": 0.125}
+    return AttentionLayer(**(known | changes))
+
+
+@pytest.mark.parametrize("kv_dtype", sorted(TOLERANCES))
+@pytest.mark.parametrize("window", [None, 500])
+def test_a_long_history_is_split_and_merged_alike_every_time(kv_dtype: str, window: int | None) -> None:
+    contract = Stored(kv_dtype)
+    trial = contract.trial([_layer(window=window)], 32, [1101, 40], 7)
+    trial.step([Piece(0, 0, 1100), Piece(1, 0, 39)])
+    last = [Piece(0, 1100, 1101), Piece(1, 39, 40)]
+    outputs = [trial.step(last)[0] for _ in range(5)]
+    contract.check(trial, last, {0: outputs[0]}, TOLERANCES[kv_dtype])
+    assert all(torch.equal(outputs[0], other) for other in outputs)
+
+
+def _items(backend: NativeAttention) -> list[Item]:
+    return list((Item * backend.current.num_items).from_address(backend.current.items))
+
+
+@settings(max_examples=20)
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 3000)), min_size=1, max_size=6), st.none() | st.integers(1, 900))
+def test_every_key_in_sight_is_computed_once(rows: list[tuple[int, int]], window: int | None) -> None:
+    """rows: new tokens, and those before them. Items are within the keys of their tokens, sorted by work."""
+    contract = Stored("float32")
+    trial = Trial(contract, [_layer(window=window, head_dim=8)], 32, [new + known for new, known in rows], 0)
+    trial.backend.plan(trial.inputs([Piece(row, known, known + new) for row, (new, known) in enumerate(rows)]))
+    items = _items(trial.backend)
+    assert [item.work for item in items] == sorted((item.work for item in items), reverse=True)
+    assert trial.backend.current.num_items * sizeof(Item) <= trial.backend.items.nbytes
+    for row, (new, known) in enumerate(rows):
+        for token in {0, new - 1}:
+            mine = [item for item in items if item.row == row and item.first <= token < item.first + item.count]
+            ranges = sorted((item.key_first, item.key_stop) for item in mine)
+            position = known + token
+            assert ranges[0][0] <= (max(0, position + 1 - window) if window else 0) and ranges[-1][1] > position
+            assert all(before[1] == after[0] for before, after in zip(ranges, ranges[1:], strict=False))
+            assert all(item.num_splits == len(mine) for item in mine)
+            assert {item.split for item in mine} == set(range(len(mine)))
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "float16"])
+def test_what_lies_in_unused_slots_does_not_matter(kv_dtype: str) -> None:
+    contract = Stored(kv_dtype)
+    trial = contract.trial([_layer(window=33, head_dim=40)], 16, [50, 17], 3)
+    for view in (view for named in trial.views.values() for view in named.values()):
+        view.fill_(float("nan"))
+    contract.check_all(trial, [[Piece(0, 0, 30), Piece(1, 0, 17)], [Piece(0, 30, 31)], [Piece(0, 31, 50)]])
+
+
+@settings(max_examples=20)
+@given(st.booleans(), st.sampled_from([4, 12, 20, 32]), st.integers(1, 70), st.integers(0, 2**20))
+def test_rotation(pairs: bool, rotary_pairs: int, num_tokens: int, seed: int) -> None:
+    """Queries are turned where they are, keys on their way into the cache; channels behind the rotary ones pass."""
+    contract = Stored("float32")
+    trial = contract.trial([_layer()], 32, [num_tokens], seed)
+    backend, call = trial.backend, trial.calls[0]
+    q, k, v = (x[0][0] for x in (trial.q, trial.k, trial.v))
+    angles = torch.randn(num_tokens, rotary_pairs)
+    cos, sin = angles.cos(), angles.sin()
+    trial.q[0], trial.k[0] = [rope(q, cos, sin, pairs)], [rope(k, cos, sin, pairs)]
+    trial.caches[0] = (trial._reference_cache(trial.k[0]), trial.caches[0][1])
+    piece = [Piece(0, 0, num_tokens)]
+    backend.plan(trial.inputs(piece))
+    recorder = NativeRecorder(num_tokens)
+    qkv = torch.cat([x.flatten(1) for x in (q, k, v)], 1)
+    hidden = recorder.hidden(qkv.shape[1])
+    rotation = recorder.from_positions(lambda positions: (cos, sin), (rotary_pairs, rotary_pairs))
+    values = (hidden.columns(0, 384), hidden.columns(384, 512), hidden.columns(512, 640))
+    program = recorder.finish(call.record(recorder, *values, rotation, pairs))
+    contract.check(trial, piece, {0: program(qkv, torch.arange(num_tokens))})
+
+
+def test_a_recorded_layer_that_reads_anothers_cache_stores_nothing() -> None:
+    contract = Stored("float32")
+    trial = contract.trial([_layer(), _layer(layer_index=1, shares_kv_with=0)], 32, [20], 5)
+    piece = [Piece(0, 0, 20)]
+    trial.step(piece)
+    recorder = NativeRecorder(20)
+    hidden = recorder.hidden(384)
+    program = recorder.finish(trial.calls[1].record(recorder, hidden, None, None, None, False))
+    assert [call.kernel for call in recorder.calls] == ["attend"]
+    q = trial.q[1][0].flatten(1)
+    torch.testing.assert_close(program(q, torch.arange(20)), trial.step(piece)[1], atol=0, rtol=0)
+
+
+def test_sinks_take_their_share_of_the_weights(native: Library) -> None:
+    """A sink is a key of its own logit and no value, per head."""
+    trial = Stored("float32").trial([_layer()], 32, [700], 9)
+    last = [Piece(0, 699, 700)]
+    trial.step([Piece(0, 0, 699)])
+    out, q = trial.step(last)[0].clone(), trial.q[0][0][699:]
+    sinks, arguments = np.random.default_rng(0).normal(size=6).astype(np.float32), trial.calls[0].attend_arguments()
+    found = torch.empty_like(out)
+    arguments.q, arguments.out, arguments.sinks = q.data_ptr(), found.data_ptr(), sinks.ctypes.data
+    native.team_run([("attend", arguments)], 1)
+    scores = torch.einsum("hd,khd->hk", q[0], trial.k[0][0].repeat_interleave(3, 1)) * 0.125
+    total = scores.logsumexp(-1)
+    share = torch.sigmoid(total - torch.from_numpy(sinks))
+    torch.testing.assert_close(found.view(6, 64), out.view(6, 64) * share[:, None], atol=3e-5, rtol=3e-5)
+
+
+def test_values_of_another_size_are_refused_with_a_way_out() -> None:
+    with pytest.raises(ModelError, match="cpu_paged"):
+        NativeAttention.kv_spec(_layer(value_dim=32), "float32", None)
+
+
+def test_entry() -> None:
+    check_entry(installed_entry("attention", "cpu_native"))
