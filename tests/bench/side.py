@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 HERE = Path(__file__).parent
@@ -22,11 +23,11 @@ class SideFailed(Exception):
 
 
 class Side:
-    """name: column of the report. start_s: seconds from the start of the process to its first token."""
+    """name: of the peer and the format of its weights. start_s: seconds from the start of the process to its first token."""
 
     def __init__(self, name: str, python: str, script: str, arguments: list[str], environment: Mapping[str, str] | None = None):
         self.name = name
-        self._log = open(f"/tmp/pegboard-bench-{os.getpid()}-{name}.log", "w+", encoding="utf-8")  # noqa: SIM115 - read on failure
+        self._log = open(f"{gettempdir()}/pegboard-bench-{os.getpid()}-{name.replace(' ', '-')}.log", "w+", encoding="utf-8")  # noqa: SIM115 - read on failure
         started = time.perf_counter()
         self._process = subprocess.Popen(
             [python, str(HERE / script), *arguments],
@@ -51,7 +52,7 @@ class Side:
 
     def peak_rss_mib(self) -> float:
         """Largest resident memory of the process and its children so far, added up."""
-        return sum(map(_peak_rss_kib, _tree(self._process.pid))) / 1024
+        return sum(map(_peak_rss_kib, process_tree(self._process.pid))) / 1024
 
     def stop(self) -> None:
         """End the process; its log is removed."""
@@ -81,12 +82,16 @@ class Side:
         raise SideFailed(f"{self.name} ended with status {self._process.returncode}; its log ({self._log.name}) ends:\n{tail}")
 
 
-def _tree(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
     """pid and all processes below it."""
     found = [pid]
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in path.read_text().split():
-            found += _tree(int(child))
+        try:
+            children = path.read_text().split()
+        except OSError:
+            continue  # the thread has just ended
+        for child in children:
+            found += process_tree(int(child))
     return found
 
 

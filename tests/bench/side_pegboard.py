@@ -1,4 +1,4 @@
-"""Pegboard as a side: side_pegboard.py MODEL [SETTING=VALUE …]; MODEL "" is the default model."""
+"""Pegboard as a side: side_pegboard.py MODEL [SETTING=JSON …]."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pegboard import LLM, SamplingParams
 
 def main() -> None:
     settings = {name: json.loads(value) for name, value in (argument.split("=", 1) for argument in sys.argv[2:])}
-    llm = LLM(sys.argv[1] or None, **settings)
+    llm = LLM(sys.argv[1], **settings)
 
     def params(max_tokens: int) -> SamplingParams:
         return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +37,9 @@ class Timer:
 
 def measure_shares(llm: LLM, prompts: list[list[int]], max_tokens: list[int]) -> dict[str, Any]:
     """Decode all prompts side by side, sampling at temperature 0.8 with top_p, and return the median milliseconds of each part
-    of a step that decoded all of them, with the share of everything that is neither the model nor its inputs."""
+    of a step that decoded all of them; the share of everything that is neither the model nor its inputs; and the share of host
+    time: of everything outside the compiled kernels (torch's operators count as host), or, when this machine has no compiled
+    kernels, outside the model's forward, head and sampling."""
     text_engine = llm.llm_engine
     engine = text_engine.engine
     runner = engine._executor.worker.runner
@@ -48,6 +51,9 @@ def measure_shares(llm: LLM, prompts: list[list[int]], max_tokens: list[int]) ->
         "run": Timer(runner, "run"),
         "sample": Timer(runner, "_sample"),
     }
+    kernels = _kernel_library()
+    if kernels is not None:
+        timers["kernels"] = Timer(kernels, "run")
     try:
         steps = _run(text_engine, timers, prompts, max_tokens)
     finally:
@@ -55,7 +61,15 @@ def measure_shares(llm: LLM, prompts: list[list[int]], max_tokens: list[int]) ->
             timer.remove()
     parts = {name: 1e3 * _median([step[name] for step in steps]) for name in steps[0]}
     others = parts["schedule"] + parts["update"] + parts["sample"] + parts["text"]
-    return {"milliseconds": parts, "share": others / parts["step"], "num_steps": len(steps)}
+    computed = parts["kernels"] if kernels is not None else parts["forward"] + parts["logits"] + parts["sample"]
+    host = 1 - computed / parts["step"]
+    return {"milliseconds": parts, "share": others / parts["step"], "host_share": host, "num_steps": len(steps)}
+
+
+def _kernel_library() -> Any:
+    """The compiled kernels this process computes with, None when it has none: `run` is the one way into them."""
+    module = sys.modules.get("pegboard_kernel_cpu.library")
+    return module._current if module is not None else None
 
 
 def _run(engine: Any, timers: dict[str, Timer], prompts: list[list[int]], max_tokens: list[int]) -> list[dict[str, float]]:
@@ -81,6 +95,7 @@ def _run(engine: Any, timers: dict[str, Timer], prompts: list[list[int]], max_to
                 "sample": took["sample"] - took["logits"],
                 "update": took["engine"] - took["schedule"] - took["run"],
                 "text": total - took["engine"],
+                "kernels": took.get("kernels", 0.0),
             }
         )
     return steps[1:-1]  # the first one is the prefill, the last one also clears up

@@ -44,10 +44,27 @@ def single(seed: int, quick: bool = False) -> Workload:
     return Workload([_tokens(rng, 32 if quick else 128)], [16 if quick else 128])
 
 
-def steady(seed: int, quick: bool = False) -> Workload:
-    """32 short prompts that decode side by side."""
+def shared_prefix(seed: int, quick: bool = False) -> tuple[Workload, Workload]:
+    """Twice 16 requests over the same 1,500 tokens, each with 16 tokens of its own at the end, 16 tokens out; all prompts
+    differ. The first workload finds nothing cached. quick: 4 requests over 192 tokens."""
     rng = random.Random(seed)
-    return Workload([_tokens(rng, 16) for _ in range(32)], [12 if quick else 40] * 32)
+    count, length = (4, 192) if quick else (16, 1500)
+    prefix = _tokens(rng, length)
+    cold, warm = (Workload([prefix + _tokens(rng, 16) for _ in range(count)], [16] * count) for _ in range(2))
+    return cold, warm
+
+
+def steady(seed: int, batch_size: int = 32, quick: bool = False) -> Workload:
+    """Short prompts that decode side by side."""
+    rng = random.Random(seed)
+    return Workload([_tokens(rng, 16) for _ in range(batch_size)], [12 if quick else 40] * batch_size)
+
+
+def ramp(seed: int, concurrency: int, quick: bool = False) -> Workload:
+    """Three requests per client, at least 6: 128 tokens in, 64 out; quick: 32 and 8."""
+    rng = random.Random(seed)
+    count, inputs, outputs = max(6, 3 * concurrency), 32 if quick else 128, 8 if quick else 64
+    return Workload([_tokens(rng, inputs) for _ in range(count)], [outputs] * count)
 
 
 def _tokens(rng: random.Random, count: int) -> list[int]:

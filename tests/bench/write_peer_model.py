@@ -18,15 +18,13 @@ from pegboard.config import EngineConfig, Settings
 from pegboard.plan import resolve
 
 
-def main() -> None:
+def write(source: Path, target: Path) -> None:
+    """`target` becomes a directory that transformers and vLLM load."""
     from gguf import GGUFReader
     from gguf.quants import dequantize
     from safetensors.torch import save_file
     from transformers import AutoTokenizer
 
-    if len(sys.argv) != 3:
-        sys.exit("usage: write_peer_model.py MODEL.gguf DIRECTORY")
-    source, target = Path(sys.argv[1]), Path(sys.argv[2])
     checkpoint = resolve(Settings(engine=EngineConfig(model=str(source))))[0].checkpoint
     stored = {tensor.data_offset: tensor for tensor in GGUFReader(source).tensors}
     weights = {}
@@ -40,6 +38,12 @@ def main() -> None:
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     (target / "config.json").write_text(json.dumps({**checkpoint.config, "dtype": "float32"}, indent=1))
     AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(target)
+
+
+def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit("usage: write_peer_model.py MODEL.gguf DIRECTORY")
+    write(Path(sys.argv[1]), Path(sys.argv[2]))
 
 
 def _pairs_to_halves(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
