@@ -18,11 +18,12 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AttentionLimits:
-    """What every backend is told beside its layers."""
+    """What every backend is told beside its layers. kv_dtype: what the user wants stored; None = what the checkpoint's
+    quantization method wants, else dtype."""
 
     platform: str
     dtype: str
-    kv_dtype: str
+    kv_dtype: str | None
     device: str
     block_size: int
     max_num_batched_tokens: int
@@ -44,17 +45,22 @@ class AttentionGroups:
         kernels: Mapping[str, Callable[..., Any]],
     ) -> None:
         self.registry, self.layers, self.limits, self.kernels = registry, layers, limits, kernels
-        self.quantized = {index: quantization.kv_cache(layer) for index, layer in layers.items()}
+        wants = quantization.kv_cache if limits.kv_dtype is None else lambda layer: None
+        self.quantized = {index: wants(layer) for index, layer in layers.items()}
         self.entries = {index: self._choose(layer) for index, layer in layers.items()}
         self.backends: list[tuple[int, AttentionBackend]] = []
         self.bound: dict[int, Callable[..., Any]] = {}
+
+    def _stored_dtype(self, layer: AttentionLayer) -> str:
+        quantized = self.quantized[layer.layer_index]
+        return quantized.dtype if quantized else self.limits.kv_dtype or self.limits.dtype
 
     def _choose(self, layer: AttentionLayer) -> Entry:
         limits = self.limits
         need = AttentionNeed(
             platform=limits.platform,
             dtype=limits.dtype,
-            kv_dtype=limits.kv_dtype,
+            kv_dtype=self._stored_dtype(layer),
             head_dim=layer.head_dim,
             kind=layer.kind,
             window=layer.window is not None,
@@ -77,7 +83,7 @@ class AttentionGroups:
             if layer.shares_kv_with is not None:
                 continue
             backend: Any = self.registry.load(self.entries[index])
-            spec = backend.kv_spec(layer, self.limits.kv_dtype, self.quantized[index])
+            spec = backend.kv_spec(layer, self._stored_dtype(layer), self.quantized[index])
             if spec is None:
                 raise ModelError(f"attention layer {index} stores no keys and values; such models are not supported yet")
             specs[index] = spec

@@ -91,7 +91,7 @@ class Worker:
         limits = AttentionLimits(
             platform=entry.name,
             dtype=config.dtype,
-            kv_dtype=config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+            kv_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
             device=self.device.name,
             block_size=config.block_size or 1,
             max_num_batched_tokens=config.max_num_batched_tokens or 1,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pegboard.errors import ModelError
+from pegboard.interfaces.attention import KVQuantization
 from pegboard.interfaces.quantization import (
     EmbeddingLayer,
     ExpertsLayer,
@@ -23,6 +24,7 @@ from pegboard.interfaces.quantization import (
     WeightMethod,
     WeightSizes,
 )
+from pegboard.ops.blocks import BlockWeight
 from pegboard_pack_gguf.decode import decode, is_decodable
 from pegboard_pack_gguf.dequantize import dequantize_into
 from pegboard_pack_gguf.ggml_types import BY_STORED
@@ -31,7 +33,7 @@ from pegboard_pack_gguf.options import GGUFOptions
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pegboard.interfaces.attention import AttentionLayer, KVQuantization
+    from pegboard.interfaces.attention import AttentionLayer
     from pegboard.interfaces.weight_loader import WeightPiece
 
 Kernels = Mapping[str, Callable[..., Any]]
@@ -53,8 +55,10 @@ class GGUFQuantization:
     def embedding(self, layer: EmbeddingLayer) -> WeightMethod:
         return GGUFEmbedding(layer.path, (layer.num_rows, layer.width), (layer.part,), self)
 
-    def kv_cache(self, layer: "AttentionLayer") -> "KVQuantization | None":
-        return None
+    def kv_cache(self, layer: "AttentionLayer") -> KVQuantization | None:
+        """Half precision, the custom of programs that compute on these blocks: its rounding is far below theirs."""
+        is_compiled = self.setup.kernels["block_weight"] is not BlockWeight
+        return KVQuantization("float16") if self.options.compute == "native" and is_compiled else None
 
     def holder(self, shape: tuple[int, int], pieces: "list[WeightPiece]", cache: RepackEntry | None, is_table: bool) -> Any:
         """What a weight stored as these pieces is held in."""
