@@ -1,0 +1,1 @@
+"""MiniMax: tool calls as JSON or as tags, reasoning between think tags."""

@@ -1,0 +1,30 @@
+"""Reasoning of MiniMax-M2, which the template opens in the prompt: `…</think>answer`.
+
+https://huggingface.co/MiniMaxAI/MiniMax-M2/blob/main/docs/vllm_deploy_guide.md. The model wants its reasoning back in the next
+turn ("interleaved thinking"); clients that know no field for it get it as part of the content from `minimax_m2_append_think`.
+"""
+
+from __future__ import annotations
+
+from pegboard.interfaces.output_parser import Content
+from pegboard.parsing import Steps, StreamParser, TaggedReasoning
+
+START, END = "<think>", "</think>"
+
+
+class MiniMaxM2ReasoningParser(TaggedReasoning):
+    start = START
+    end = END
+    begins_inside = True
+
+
+class MiniMaxM2AppendThinkReasoningParser(StreamParser):
+    """All is content, the start tag that stands in the prompt included."""
+
+    def reasoning_end(self) -> tuple[str, ...]:
+        return (END,)
+
+    def read(self) -> Steps[None]:
+        prompt = self.setup.prompt_end.rstrip() if self.setup else ""
+        if prompt.endswith(START) and (yield from self.text.peek()):
+            yield Content(START)

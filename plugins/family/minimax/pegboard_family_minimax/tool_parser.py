@@ -1,0 +1,88 @@
+"""Tool calls of MiniMax.
+
+M1    <tool_calls>
+      {"name": "get_weather", "arguments": {"city": "Paris"}}
+      {"name": "now", "arguments": {}}
+      </tool_calls>
+M2    <minimax:tool_call>
+      <invoke name="get_weather">
+      <parameter name="city">Paris</parameter>
+      </invoke>
+      </minimax:tool_call>
+
+Formats: https://github.com/MiniMax-AI/MiniMax-M1/blob/main/docs/function_call_guide.md and
+https://huggingface.co/MiniMaxAI/MiniMax-M2/blob/main/docs/tool_calling_guide.md. M2's values are plain text, typed by the tool's
+schema; several calls stand in one section.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegboard.interfaces.structured_output import Constraint
+from pegboard.parsing import (
+    CallKeys,
+    Markers,
+    Steps,
+    StreamParser,
+    TagFormat,
+    constrained_calls,
+    read_call_object,
+    read_tagged_call,
+)
+
+SECTION, SECTION_END = "<tool_calls>", "</tool_calls>"
+SECTIONS = Markers(SECTION)
+KEYS = CallKeys(needs_arguments=False)
+
+SECTION_M2, SECTION_M2_END, INVOKE = "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="'
+STARTS_M2 = Markers(SECTION_M2, INVOKE)
+TAGS = TagFormat(
+    name_end='">',
+    key_start='<parameter name="',
+    key_end='">',
+    value_end="</parameter>",
+    value_stops=('<parameter name="', "</invoke>"),
+    end="</invoke>",
+    trim="nothing",
+)
+
+
+class MiniMaxToolParser(StreamParser):
+    def read(self) -> Steps[None]:
+        while (yield from self.prose(SECTIONS)):
+            yield from self.attempt(self._section())
+
+    def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
+        def begin(name: str) -> str:
+            return f'{SECTION}\n{{"name": {json.dumps(name)}, "arguments": '
+
+        return constrained_calls(tools, begin, "}\n" + SECTION_END, [SECTION]) if choice == "auto" else None
+
+    def _section(self) -> Steps[bool]:
+        """Calls, one behind the other; the end tag may be missing at the end of the text."""
+        yield from self.text.space()
+        while (yield from read_call_object(self.text, self.calls, KEYS)):
+            self.text.keep()
+            yield from self.text.space()
+            if (yield from self.text.accept(SECTION_END)) or not (yield from self.text.peek()):
+                return True
+        return False
+
+
+class MiniMaxM2ToolParser(StreamParser):
+    def read(self) -> Steps[None]:
+        while marker := (yield from self.prose(STARTS_M2)):
+            yield from self.attempt(self._call(marker))
+
+    def _call(self, marker: str) -> Steps[bool]:
+        if marker == SECTION_M2:
+            yield from self.text.space()
+            if not (yield from self.text.accept(INVOKE)):
+                return False
+        if not (yield from read_tagged_call(self.text, self.calls, TAGS)):
+            return False
+        yield from self.text.closing(SECTION_M2_END)
+        return True

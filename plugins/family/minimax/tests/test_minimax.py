@@ -1,0 +1,77 @@
+"""The parsers of MiniMax keep the contract, and the chat template of M1 writes what its parser reads."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pegboard_family_minimax import plugin
+from pegboard_family_minimax.reasoning_parser import MiniMaxM2AppendThinkReasoningParser, MiniMaxM2ReasoningParser
+from pegboard_family_minimax.tool_parser import MiniMaxM2ToolParser, MiniMaxToolParser
+
+from pegboard.interfaces.output_parser import OutputParserSetup
+from pegboard.interfaces.tokenizer import Chat
+from pegboard.parsing import fold
+from pegboard.testing.contract_output_parser import OutputParserContract, run
+from pegboard.testing.parser_examples import TOOLS, load_examples
+from pegboard.tokenization.chat_template import ChatTemplate
+
+EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
+
+
+class TestMiniMax(OutputParserContract):
+    examples = EXAMPLES["tool_parser", "minimax"]
+
+    def parser(self, setup: OutputParserSetup) -> MiniMaxToolParser:
+        return MiniMaxToolParser(None, setup)
+
+
+class TestMiniMaxM2(OutputParserContract):
+    examples = EXAMPLES["tool_parser", "minimax_m2"]
+
+    def parser(self, setup: OutputParserSetup) -> MiniMaxM2ToolParser:
+        return MiniMaxM2ToolParser(None, setup)
+
+
+class TestMiniMaxM2Reasoning(OutputParserContract):
+    examples = EXAMPLES["reasoning_parser", "minimax_m2"]
+    plain_is_reasoning = True
+
+    def parser(self, setup: OutputParserSetup) -> MiniMaxM2ReasoningParser:
+        return MiniMaxM2ReasoningParser(None, setup)
+
+
+class TestMiniMaxM2AppendThink(OutputParserContract):
+    examples = EXAMPLES["reasoning_parser", "minimax_m2_append_think"]
+
+    def parser(self, setup: OutputParserSetup) -> MiniMaxM2AppendThinkReasoningParser:
+        return MiniMaxM2AppendThinkReasoningParser(None, setup)
+
+
+def render(messages: list[dict[str, Any]], **more: Any) -> str:
+    package, _, name = (plugin.M1.chat_template or "").partition(":")
+    template = ChatTemplate(files(package).joinpath(name).read_text("utf-8"), {})
+    return template.render(Chat(messages=messages, tools=TOOLS, **more))
+
+
+def test_calls_of_the_template_are_read_back() -> None:
+    calls = [
+        {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Zürich"}'}},
+        {"id": "2", "type": "function", "function": {"name": "now", "arguments": "{}"}},
+    ]
+    text = render(
+        [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Weather?"},
+            {"role": "assistant", "content": "<think>Hm.</think>Looking.", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "1", "name": "get_weather", "content": "rain"},
+        ]
+    )
+    assert "Be brief." in text and all(tool["function"]["name"] in text for tool in TOOLS)
+    answer = text[text.index("Looking.") :]
+    message = fold(run(MiniMaxToolParser(), answer[: answer.index("<end_of_sentence>")]))
+    assert message.content.strip() == "Looking." and "Hm." not in text
+    assert [(call.name, call.arguments) for call in message.tool_calls] == [("get_weather", '{"city": "Zürich"}'), ("now", "{}")]
+    assert text.index("tool name: get_weather\ntool result: rain") > text.index("Looking.")
+    assert text.endswith("<beginning_of_sentence>ai name=MiniMax AI\n")
