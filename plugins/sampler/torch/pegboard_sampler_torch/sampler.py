@@ -222,7 +222,7 @@ class TorchSampler:
                 top_p=self.rows.of(TOP_P, index) if present & Feature.TOP_P else None,
             )
         best = argmax(x)
-        weights, floor = weigh(x, x.gather(-1, best.unsqueeze(-1)), cuts)
+        weights, floor = weigh(x, x.gather(-1, best.unsqueeze(-1)), cuts, has_holes=layout.has_holes)
         tokens, failed = draw(weights, uniforms[:, 0])
         if floor is not None and not self.raw_logprobs:
             x.masked_fill_(x < floor, float("-inf"))

@@ -15,7 +15,8 @@ from pegboard_sampler_torch.rows import Feature, Rows
 
 class StepLayout:
     """rows: int64 [B]. owner: int64 [N], index into `rows`. row_of, depth: int64 [N]. flags: int32 [N], the features of each
-    logits row; present: the union. All on the host; the properties move them to the device when they are wanted."""
+    logits row; present: the union. has_holes: masks or edits make logits −inf. All on the host; the properties move them to
+    the device when they are wanted."""
 
     def __init__(self, step: SampleStep, rows: Rows, device: torch.device) -> None:
         self.device = device
@@ -33,6 +34,7 @@ class StepLayout:
         self.row_of = self.rows[self.owner]
         self.flags = rows.flags[self.row_of]
         self.present = Feature(int(np.bitwise_or.reduce(self.flags, initial=0)))
+        self.has_holes = step.masks is not None or bool(self.present & Feature.EDITS)
 
     def places(self, feature: Feature) -> np.ndarray:
         """int64: the logits rows that use `feature`."""

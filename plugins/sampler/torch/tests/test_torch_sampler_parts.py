@@ -104,6 +104,20 @@ def test_weigh_cuts_like_the_references(
 
 
 @quick
+@given(seeds, vocabularies, st.floats(0, 1))
+def test_masked_tokens_weigh_nothing(seed: int, vocab_size: int, share: float) -> None:
+    """exp is cut short where most logits are −inf: the weights are the same, and exactly 0 under the mask."""
+    rng = np.random.default_rng(seed)
+    x = random_logits(seed, 4, vocab_size)
+    x[torch.from_numpy(rng.random(x.shape) < share)] = float("-inf")
+    x[:, 0] = 1.0
+    peak = x.amax(-1, keepdim=True)
+    (plain, _), (quick_one, _) = weigh(x, peak, Cuts()), weigh(x, peak, Cuts(), has_holes=True)
+    torch.testing.assert_close(plain, quick_one)
+    assert (quick_one[x == float("-inf")] == 0).all()
+
+
+@quick
 @given(seeds, vocabularies, st.integers(1, 9000))
 def test_largest_values(seed: int, vocab_size: int, k: int) -> None:
     x = random_logits(seed, 3, vocab_size)
