@@ -11,6 +11,7 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -37,7 +38,11 @@ class Side:
             text=True,
             env={**os.environ, **(environment or {})},
         )
-        self._read()
+        try:
+            self._read()
+        except SideFailed:
+            self.stop()
+            raise
         self.start_s = time.perf_counter() - started
 
     def ask(self, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,13 +61,15 @@ class Side:
 
     def stop(self) -> None:
         """End the process; its log is removed."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._process.stdout.close()
         self._log.close()
         Path(self._log.name).unlink(missing_ok=True)
 
@@ -79,7 +86,7 @@ class Side:
         self._process.wait(20)
         self._log.seek(0)
         tail = "".join(self._log.readlines()[-15:])
-        raise SideFailed(f"{self.name} ended with status {self._process.returncode}; its log ({self._log.name}) ends:\n{tail}")
+        raise SideFailed(f"{self.name} ended with status {self._process.returncode}; its log ends:\n{tail}")
 
 
 def process_tree(pid: int) -> list[int]:
