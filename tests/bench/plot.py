@@ -48,7 +48,7 @@ class Figure:
     _parts: list[str] = field(default_factory=list)
     _legend: list[tuple[str, str, str]] = field(default_factory=list)
 
-    def line(self, name: str, points: Points, color: str, dashes: str = "") -> None:
+    def line(self, name: str, points: Points, color: str, dashes: str = "none") -> None:
         """Marks joined by a line."""
         path = " ".join(f"{self._x(x):.1f},{self._y(y):.1f}" for x, y in points)
         self._parts.append(

@@ -39,7 +39,8 @@ def measure_shares(llm: LLM, prompts: list[list[int]], max_tokens: list[int]) ->
     """Decode all prompts side by side, sampling at temperature 0.8 with top_p, and return the median milliseconds of each part
     of a step that decoded all of them; the share of everything that is neither the model nor its inputs; and the share of host
     time: of everything outside the compiled kernels (torch's operators count as host), or, when this machine has no compiled
-    kernels, outside the model's forward, head and sampling."""
+    kernels, outside the model's forward, head and sampling. Where the engine keeps steps in flight, parts overlap: "update" is
+    what they leave of a step, and may be below zero."""
     text_engine = llm.llm_engine
     engine = text_engine.engine
     runner = engine._executor.worker.runner
