@@ -27,9 +27,11 @@ from pegboard.interfaces.attention import (
 from pegboard_kernel_cpu.attention_structs import (
     CACHE_TYPES,
     PIECES_PER_THREAD,
+    QUANTIZED_BLOCK,
     TILE,
     AttendArguments,
     Cache,
+    FloatAttendArguments,
     Item,
     Plan,
     StoreArguments,
@@ -167,8 +169,10 @@ class NativeLayer:
             stores=stores,
         )
 
-    def attend_arguments(self) -> AttendArguments:
-        return AttendArguments(
+    def attend_arguments(self) -> AttendArguments | FloatAttendArguments:
+        group = self.layer.num_heads // self.layer.num_kv_heads
+        make = FloatAttendArguments if group * self.layer.head_dim % QUANTIZED_BLOCK else AttendArguments
+        return make(
             plan=addressof(self.backend.current),
             slopes=None if self.slopes is None else self.slopes.ctypes.data,
             cache=self.cache,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 
+from pegboard_kernel_cpu.structures import Quantized
+
 TILE = 48
 PIECES_PER_THREAD = 4
+QUANTIZED_BLOCK = 32
 CACHE_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "float16": 3}
 
 
@@ -53,12 +56,23 @@ class StoreArguments(Structure):
     ]
 
 
+_ATTEND = [
+    *((name, c_void_p) for name in ("q", "out")),
+    *((name, c_int64) for name in ("q_stride", "out_stride")),
+    *((name, c_void_p) for name in ("plan", "slopes", "sinks")),
+    ("cache", Cache),
+    *((name, c_int32) for name in ("num_heads", "window")),
+    *((name, c_float) for name in ("scale", "soft_cap")),
+]
+
+
 class AttendArguments(Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("q", "out")),
-        *((name, c_int64) for name in ("q_stride", "out_stride")),
-        *((name, c_void_p) for name in ("plan", "slopes", "sinks")),
-        ("cache", Cache),
-        *((name, c_int32) for name in ("num_heads", "window")),
-        *((name, c_float) for name in ("scale", "soft_cap")),
-    ]
+    """`to`: the kernel can leave its result quantized as well."""
+
+    _fields_ = [*_ATTEND, ("to", Quantized)]
+
+
+class FloatAttendArguments(Structure):
+    """The same for heads whose channels blocks of 32 do not fit: a recorder finds no `to` and quantizes by another call."""
+
+    _fields_ = [*_ATTEND, ("not_quantized", Quantized)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import sizeof
+from ctypes import c_float, c_int8, sizeof
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,6 +183,27 @@ def test_a_recorded_layer_that_reads_anothers_cache_stores_nothing() -> None:
     assert [call.kernel for call in recorder.calls] == ["attend"]
     q = trial.q[1][0].flatten(1)
     torch.testing.assert_close(program(q, torch.arange(20)), trial.step(piece)[1], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(("num_heads", "head_dim", "fused"), [(8, 40, True), (6, 64, True), (6, 16, False)])
+def test_the_result_is_quantized_where_blocks_fit_the_heads(num_heads: int, head_dim: int, fused: bool) -> None:
+    """The heads of a group have 160, 192 or 48 channels; blocks of 32 would straddle two groups of 48."""
+    trial = Stored("float32").trial([_layer(num_heads=num_heads, head_dim=head_dim)], 32, [700, 3], head_dim)
+    trial.step([Piece(0, 0, 699)])
+    pieces = [Piece(0, 699, 700), Piece(1, 0, 3)]
+    expected = trial.step(pieces)[0]
+    recorder, columns = NativeRecorder(4), num_heads * head_dim
+    out = trial.calls[0].record(recorder, recorder.hidden(columns), None, None, None, False)
+    made = recorder.quantized(out)
+    assert [call.kernel for call in recorder.calls] == (["attend"] if fused else ["attend", "quantize"])
+    program = recorder.finish(out)
+    q = torch.cat([trial.q[0][0][699:], trial.q[0][1]]).flatten(1)
+    torch.testing.assert_close(program(q, torch.arange(4)), expected, atol=0, rtol=0)
+    codes = np.ctypeslib.as_array((c_int8 * (4 * columns)).from_address(made.codes.buffer.address))
+    scales = np.ctypeslib.as_array((c_float * (4 * columns // 32)).from_address(made.scales.buffer.address))
+    blocks = expected.numpy().reshape(-1, 32)
+    np.testing.assert_allclose(scales, np.abs(blocks).max(1) / 127, rtol=1e-6)
+    np.testing.assert_allclose(codes.reshape(-1, 32) * scales[:, None], blocks, atol=0.501 * scales.max())
 
 
 def test_sinks_take_their_share_of_the_weights(native: Library) -> None:

@@ -7,8 +7,8 @@
 #define LOG2E 1.44269504088896341f
 #define LEAST (-120.0f) /* the weight of a lower score is 0: no denormal numbers reach the products */
 
-/* One tile at work. Scores are in units of log 2: weights are powers of 2. Rows are tokens first, then heads: a block of rows sees
- * nearly the same keys. */
+/* One tile at work. Scores are in units of log 2: weights are powers of 2. Rows are tokens first, then heads: a block of rows
+ * sees nearly the same keys. */
 typedef struct {
     const AttendArguments *a;
     int kv_head, group, dim, padded, type; /* padded: dim in whole vectors; type as the products read it */
@@ -21,7 +21,7 @@ typedef struct {
     float top[TILE], total[TILE], factor[TILE];
     const char *k[CHUNK / RUN], *v[CHUNK / RUN];
     ALIGNED float k_scale[CHUNK], v_scale[CHUNK];
-    ALIGNED float q[TILE * MAX_DIM]; /* per block [dim][rows], scaled */
+    ALIGNED float q[TILE * MAX_DIM]; /* per block [dim][rows], scaled; at the end the results [rows][dim] */
     ALIGNED float out[TILE * MAX_DIM]; /* [rows][padded] */
     ALIGNED float scores[TILE * CHUNK];
     ALIGNED float staged_k[PANEL * MAX_DIM]; /* [dim][PANEL] */
@@ -253,23 +253,31 @@ static void attend_tile(Tile *t, const Item *item, int base) {
     }
 }
 
-INLINE float *result_of(const AttendArguments *a, const Item *item, int kv_head, int index) {
-    int group = a->num_heads / a->cache.num_kv_heads;
-    int64_t token = a->plan->query_start_loc[item->row] + item->first + index / group;
-    return a->out + token * a->out_stride + (int64_t)(kv_head * group + index % group) * a->cache.head_dim;
-}
-
 INLINE float *partial_of(const AttendArguments *a, int partial, int kv_head, int index) {
     int64_t place = (int64_t)partial * a->cache.num_kv_heads + kv_head;
     return a->plan->partials + place * a->plan->partial_stride + (int64_t)index * (a->cache.head_dim + 2);
 }
 
+/* Results of the item's rows [base, base + num_rows), found where the queries were, go where they are wanted. */
+static void deliver(const Tile *t, const Item *item, int base) {
+    const AttendArguments *a = t->a;
+    const int64_t dim = t->dim, columns = a->num_heads * dim;
+    for (int row = 0, count; row < t->num_rows; row += count) {
+        int in_group = (base + row) % t->group;
+        count = minimum(t->group - in_group, t->num_rows - row); /* heads of one token lie side by side */
+        int64_t token = a->plan->query_start_loc[item->row] + item->first + (base + row) / t->group;
+        int64_t first = (t->kv_head * t->group + in_group) * dim;
+        if (a->out) memcpy(a->out + token * a->out_stride + first, t->q + row * dim, count * dim * sizeof(float));
+        if (a->to.codes) quantize_part(t->q + row * dim, &a->to, columns, token, first, count * dim);
+    }
+}
+
 /* The tile's rows divided by their totals, or, of a split, as they are with what the merge needs. */
-static void finish(const Tile *t, const Item *item, int base) {
+static void finish(Tile *t, const Item *item, int base) {
     for (int row = 0; row < t->num_rows; row++) {
         const float *from = t->out + row * t->padded;
         if (item->num_splits == 1) {
-            float *to = result_of(t->a, item, t->kv_head, base + row), inverse = t->total[row] > 0 ? 1 / t->total[row] : 0;
+            float *to = t->q + row * t->dim, inverse = t->total[row] > 0 ? 1 / t->total[row] : 0;
             for (int d = 0; d < t->dim; d++) to[d] = from[d] * inverse;
         } else {
             float *to = partial_of(t->a, item->partial + item->split, t->kv_head, base + row);
@@ -277,23 +285,26 @@ static void finish(const Tile *t, const Item *item, int base) {
             to[t->dim] = t->top[row], to[t->dim + 1] = t->total[row];
         }
     }
+    if (item->num_splits == 1) deliver(t, item, base);
 }
 
-static void merge(const AttendArguments *a, const Item *item, int kv_head, int num_rows) {
-    const int dim = a->cache.head_dim;
-    for (int row = 0; row < num_rows; row++) {
-        float *to = result_of(a, item, kv_head, row), top = -INFINITY, total = 0;
+/* The rows of all splits of an item, weighted as if they had been computed together. */
+static void merge(Tile *t, const Item *item, int base) {
+    const int dim = t->dim;
+    for (int row = 0; row < t->num_rows; row++) {
+        float *to = t->q + row * dim, top = -INFINITY, total = 0;
         for (int split = 0; split < item->num_splits; split++)
-            top = fmaxf(top, partial_of(a, item->partial + split, kv_head, row)[dim]);
+            top = fmaxf(top, partial_of(t->a, item->partial + split, t->kv_head, base + row)[dim]);
         memset(to, 0, dim * sizeof(float));
         for (int split = 0; split < item->num_splits; split++) {
-            const float *from = partial_of(a, item->partial + split, kv_head, row);
+            const float *from = partial_of(t->a, item->partial + split, t->kv_head, base + row);
             float weight = from[dim + 1] > 0 ? exp2f(from[dim] - top) : 0;
             total += from[dim + 1] * weight;
             for (int d = 0; d < dim; d++) to[d] += from[d] * weight;
         }
         for (int d = 0; d < dim; d++) to[d] /= total;
     }
+    deliver(t, item, base);
 }
 
 EXPORT void attend(const Step *step, Worker *worker, const void *arguments) {
@@ -318,7 +329,10 @@ EXPORT void attend(const Step *step, Worker *worker, const void *arguments) {
         if (item->num_splits == 1) continue;
         atomic_int *finished = a->plan->finished + (int64_t)item->merge * num_kv_heads + t.kv_head;
         if (atomic_fetch_add_explicit(finished, 1, memory_order_acq_rel) == item->num_splits - 1) {
-            merge(a, item, t.kv_head, rows);
+            for (int base = 0; base < rows; base += TILE) {
+                t.num_rows = minimum(TILE, rows - base);
+                merge(&t, item, base);
+            }
             atomic_store_explicit(finished, 0, memory_order_relaxed);
         }
     }

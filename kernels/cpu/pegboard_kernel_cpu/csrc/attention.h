@@ -6,7 +6,7 @@
 #ifndef PEGBOARD_ATTENTION_H
 #define PEGBOARD_ATTENTION_H
 
-#include "common.h"
+#include "quantize.h"
 
 #include <stdatomic.h>
 
@@ -61,13 +61,14 @@ typedef struct {
 
 typedef struct {
     const float *q;
-    float *out; /* [T][heads][head_dim] */
+    float *out; /* [T][heads][head_dim]; NULL = only the quantized result is wanted */
     int64_t q_stride, out_stride;
     const Plan *plan;
     const float *slopes, *sinks; /* per head, NULL = none */
     Cache cache;
     int32_t num_heads, window; /* window 0 = none; it counts the token itself */
     float scale, soft_cap; /* soft_cap 0 = none */
+    Quantized to; /* only where the channels of a group's heads are a multiple of 32 */
 } AttendArguments;
 
 INLINE int minimum(int a, int b) { return a < b ? a : b; }

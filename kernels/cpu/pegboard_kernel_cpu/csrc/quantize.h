@@ -20,10 +20,12 @@ typedef struct {
     int64_t columns; /* a multiple of 32 */
 } Quantize;
 
-INLINE void quantize_row(const float *x, const Quantized *to, int64_t columns, int64_t token) {
-    int8_t *codes = to->codes + token * columns;
-    float *scales = to->scales + token * (columns / X_BLOCK), *sums = to->sums + token * (columns / X_HALF);
-    for (int64_t block = 0; block < columns / X_BLOCK; block++, x += X_BLOCK, codes += X_BLOCK) {
+/* x: columns [first, first + count) of a token's row of so many columns; first and count are multiples of 32. */
+INLINE void quantize_part(const float *x, const Quantized *to, int64_t columns, int64_t token, int64_t first, int64_t count) {
+    int64_t start = token * columns + first;
+    int8_t *codes = to->codes + start;
+    float *scales = to->scales + start / X_BLOCK, *sums = to->sums + start / X_HALF;
+    for (int64_t block = 0; block < count / X_BLOCK; block++, x += X_BLOCK, codes += X_BLOCK) {
         vfloat largest = splat(0);
         for (int i = 0; i < X_BLOCK; i += LANES) {
             vfloat v = load(x + i);
@@ -46,6 +48,10 @@ INLINE void quantize_row(const float *x, const Quantized *to, int64_t columns, i
             sums[2 * block + half] = scale * (float)sum;
         }
     }
+}
+
+INLINE void quantize_row(const float *x, const Quantized *to, int64_t columns, int64_t token) {
+    quantize_part(x, to, columns, token, 0, columns);
 }
 
 #endif
