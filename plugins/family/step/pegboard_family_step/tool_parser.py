@@ -1,0 +1,52 @@
+"""Tool calls of Step3.
+
+    <｜tool_calls_begin｜>
+    <｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_weather">
+    <steptml:parameter name="city">Paris</steptml:parameter>
+    </steptml:invoke><｜tool_call_end｜>
+    <｜tool_calls_end｜>
+
+Format: the chat template in https://huggingface.co/stepfun-ai/step3. Values are plain text, typed by the tool's schema.
+"""
+
+from __future__ import annotations
+
+from pegboard.parsing import Markers, Steps, StreamParser, TagFormat, read_tagged_call
+
+SECTION, SECTION_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
+CALL, CALL_END = "<｜tool_call_begin｜>", "<｜tool_call_end｜>"
+KIND = "function<｜tool_sep｜>"
+INVOKE = '<steptml:invoke name="'
+STARTS = Markers(SECTION, CALL)
+TAGS = TagFormat(
+    name_end='">',
+    key_start='<steptml:parameter name="',
+    key_end='">',
+    value_end="</steptml:parameter>",
+    value_stops=('<steptml:parameter name="', "</steptml:invoke>"),
+    end="</steptml:invoke>",
+    trim="nothing",
+)
+
+
+class Step3ToolParser(StreamParser):
+    def read(self) -> Steps[None]:
+        while marker := (yield from self.prose(STARTS)):
+            yield from self.attempt(self._call(marker))
+
+    def _call(self, marker: str) -> Steps[bool]:
+        if marker == SECTION:
+            yield from self.text.space()
+            if not (yield from self.text.accept(CALL)):
+                return False
+        yield from self.text.space()
+        if not (yield from self.text.accept(KIND)):
+            return False
+        yield from self.text.space()
+        if not (yield from self.text.accept(INVOKE)):
+            return False
+        if not (yield from read_tagged_call(self.text, self.calls, TAGS)):
+            return False
+        if (yield from self.text.closing(CALL_END)):
+            yield from self.text.closing(SECTION_END)
+        return True
