@@ -1,0 +1,1 @@
+"""Seed: tool calls as tags, reasoning between tags of its own."""
