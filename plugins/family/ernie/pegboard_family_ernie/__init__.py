@@ -1,0 +1,1 @@
+"""ERNIE: tool calls as JSON between tags, reasoning and response between tags."""

@@ -1,0 +1,36 @@
+"""Reasoning and response of ERNIE 4.5 Thinking.
+
+    <think>
+    Let me see.
+    </think>
+
+    <response>
+    Hello.
+    </response>
+
+Format: the chat template in https://huggingface.co/baidu/ERNIE-4.5-21B-A3B-Thinking, which opens the reasoning in the prompt. The
+tags of the response are markup; what stands outside of them (tool calls) is content too.
+"""
+
+from __future__ import annotations
+
+from pegboard.interfaces.output_parser import Content
+from pegboard.parsing import Markers, Steps, TaggedReasoning
+
+RESPONSE = "<response>"
+RESPONSE_ENDS = Markers("\n</response>", "</response>")
+
+
+class Ernie45ReasoningParser(TaggedReasoning):
+    start = "<think>"
+    end = "</think>"
+    begins_inside = True
+
+    def read(self) -> Steps[None]:
+        yield from super().read()
+        blank = yield from self.text.space()
+        if (yield from self.text.accept(RESPONSE)):
+            yield from self.text.accept("\n")
+            yield from self.text.pieces(RESPONSE_ENDS, Content)
+        elif blank:
+            yield Content(blank)
