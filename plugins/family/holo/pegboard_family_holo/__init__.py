@@ -1,0 +1,1 @@
+"""Holo: reasoning between think tags."""
