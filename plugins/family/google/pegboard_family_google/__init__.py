@@ -1,0 +1,1 @@
+"""Google: tool calls of FunctionGemma."""
