@@ -75,14 +75,9 @@ def without_anchors(pattern: str) -> str:
 def with_ascii_classes(pattern: str) -> str:
     r"""\d, \w and \s written out as their ASCII members: engines disagree about the others."""
 
-    def inside(text: str) -> str:
-        for name, members in _ASCII.items():
-            text = re.sub(rf"(?<!\\)((?:\\\\)*)\\{name}", lambda match, members=members: match[1] + members, text)
-        return text
-
     def rewritten(part: Piece) -> str:
         if part.kind == "class":
-            return inside(part.text)
+            return re.sub(r"\\(.)", lambda match: _ASCII.get(match[1], match[0]), part.text, flags=re.DOTALL)
         members = _ASCII.get(part.text[1:]) if part.kind == "escape" else None
         return part.text if members is None else f"[{members}]"
 

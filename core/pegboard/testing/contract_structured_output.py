@@ -102,7 +102,7 @@ def _belongs(key: int, token_bytes: Sequence[bytes], rule: Callable[[bytes], boo
 
 def json_judge(schema: Mapping[str, Any]) -> Callable[[str], bool]:
     """True for texts that are JSON and fit the schema, formats included."""
-    import jsonschema
+    import jsonschema  # type: ignore[import-untyped]
 
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
     validator = jsonschema.Draft202012Validator(schema, format_checker=checker)

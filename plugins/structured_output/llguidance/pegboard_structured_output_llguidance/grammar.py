@@ -65,7 +65,7 @@ def _json(constraint: Constraint) -> str:
     schema = json.loads(constraint.text) if constraint.kind == "json" else {"type": "object"}
     if constraint.disable_additional_properties and constraint.kind == "json":
         close(schema)
-    overrides: dict[str, Any] = {"lenient": False, "coerce_one_of": False}  # a schema may bring settings of its own: not these
+    overrides: Any = {"lenient": False, "coerce_one_of": False}  # a schema may bring settings of its own: not these
     overrides["whitespace_flexible"] = not constraint.disable_any_whitespace
     if constraint.whitespace_pattern is not None:
         overrides["whitespace_pattern"] = constraint.whitespace_pattern
