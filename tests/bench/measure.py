@@ -86,10 +86,12 @@ def _round(side: Side, index: int, quick: bool) -> dict[str, dict[str, float]]:
 
 def measure_servers(peers: Peers, num_rounds: int, quick: bool, failed: dict[str, str]) -> dict[str, Any]:
     """Numbers by the server's name and format. One server runs at a time, started anew in every round, so that start and
-    memory are medians too; the curve over the number of clients is of the first format and measured once."""
+    memory are medians too; the curve over the number of clients is of the first format and measured once. quick: only that
+    format."""
     found: dict[str, list[dict[str, Any]]] = {}
+    wanted = [(name, format) for name, format in peers.serving() if format == "q4_1" or not quick]
     for index in range(1, num_rounds + 1):
-        for name, format in peers.serving():
+        for name, format in wanted:
             label = f"{name} {format}"
             if label in failed:
                 continue
@@ -104,7 +106,7 @@ def measure_servers(peers: Peers, num_rounds: int, quick: bool, failed: dict[str
                 continue
             note(f"round {index} server {label}: first token after {found[label][-1]['first_token_s']:.1f} s")
     numbers = {label: _server_medians(rounds) for label, rounds in found.items()}
-    for name, format in peers.serving():
+    for name, format in wanted:
         if format == "q4_1" and f"{name} {format}" in numbers:
             note(f"server {name}: over the number of clients")
             numbers[f"{name} {format}"]["curve"] = _curve(peers, name, format, quick)

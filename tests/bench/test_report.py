@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -13,6 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from page import BEGIN, END, NOTHING, PAGE, put, section
+from page import main as write_page
 from plot import draw, log_axis
 from report import table
 from rows import Goal, as_data, make_row, rows
@@ -136,6 +138,26 @@ def test_the_page_takes_the_section_and_keeps_the_rest(result: dict[str, Any]) -
     assert BEGIN in PAGE.read_text("utf-8") and END in PAGE.read_text("utf-8")
     with pytest.raises(ValueError, match="no lines"):
         put("another page", "")
+
+
+def test_the_page_says_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["page.py", "--check"])
+    assert write_page() == 0, "run tests/bench/page.py"
+
+
+def test_a_result_goes_beside_the_page(result: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, page = tmp_path / "result.json", tmp_path / "performance.md"
+    source.write_text(json.dumps(result))
+    page.write_text(f"{BEGIN}\n{NOTHING}\n{END}\n")
+    for arguments, status in (([str(source)], 0), (["--check"], 0), ([], 0)):
+        monkeypatch.setattr(sys, "argv", ["page.py", *arguments, "--page", str(page)])
+        assert write_page() == status
+    text = page.read_text()
+    for name in ("roofline", "throughput", "latency"):
+        assert f"(performance/{name}.svg)" in text and (tmp_path / "performance" / f"{name}.svg").exists()
+    page.write_text(text.replace("A CPU", "Another"))
+    monkeypatch.setattr(sys, "argv", ["page.py", "--check", "--page", str(page)])
+    assert write_page() == 1
 
 
 def test_percentiles_are_of_the_nearest_rank() -> None:
