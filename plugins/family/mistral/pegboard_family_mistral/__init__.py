@@ -1,0 +1,1 @@
+"""Mistral: tool calls behind a control token, reasoning between control tokens."""

@@ -1,0 +1,57 @@
+"""Tool calls of Mistral.
+
+up to v7     [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "now", "arguments": {}}]
+v11          [TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{"city": "Paris"}[TOOL_CALLS]now[CALL_ID]…
+from v13 on  [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]now[ARGS]{}
+
+Formats: https://docs.mistral.ai/capabilities/function_calling and the tokenizer versions in
+https://github.com/mistralai/mistral-common. Where control tokens are not kept in the text, [ARGS] is not there. Mistral's
+templates want ids of nine letters and digits.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import string
+
+from pegboard.interfaces.output_parser import Event, OutputParserSetup
+from pegboard.parsing import CallKeys, Calls, Markers, Steps, StreamParser, read_arguments, read_call_list
+
+START, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+STARTS = Markers(START)
+KEYS = CallKeys(needs_arguments=False)
+ID = re.compile(r"[a-zA-Z0-9]*")
+ID_LENGTH = 9
+
+
+class MistralCalls(Calls):
+    """Calls whose ids Mistral's templates take."""
+
+    def start(self, name: str, id: str | None = None) -> Event:
+        return super().start(name, id or "".join(random.choices(string.ascii_letters + string.digits, k=ID_LENGTH)))
+
+
+class MistralToolParser(StreamParser):
+    def __init__(self, options: object = None, setup: OutputParserSetup | None = None) -> None:
+        super().__init__(options, setup)
+        self.calls = MistralCalls(setup.tools if setup else ())
+
+    def read(self) -> Steps[None]:
+        while (yield from self.prose(STARTS)):
+            yield from self.attempt(self._call())
+
+    def _call(self) -> Steps[bool]:
+        yield from self.text.space()
+        if (yield from self.text.peek()) == "[":
+            return (yield from read_call_list(self.text, self.calls, KEYS))
+        name, id = (yield from self.text.word()), ""
+        if not name:
+            return False
+        if (yield from self.text.accept(CALL_ID)):
+            id = yield from self.text.word(ID)
+            if not id:
+                return False
+        yield from self.text.accept(ARGUMENTS)
+        yield from self.text.space()
+        return (yield from read_arguments(self.text, self.calls, name, id))

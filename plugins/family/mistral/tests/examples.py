@@ -1,0 +1,55 @@
+"""Outputs in the formats of Mistral and what they mean."""
+
+from __future__ import annotations
+
+import json
+
+from pegboard.testing.parser_examples import ADD, NOW, PARIS, Case, Example, drops_text, rendered, with_reasoning
+
+TOKENS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[THINK]", "[/THINK]")
+
+
+def dumped(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def write(case: Case) -> str:
+    calls = [f"[TOOL_CALLS]{name}[ARGS]{dumped(arguments)}" for name, arguments in case.calls]
+    return case.before + case.between.join(calls) + case.after
+
+
+def write_list(case: Case) -> str:
+    calls = ", ".join(dumped({"name": name, "arguments": arguments}) for name, arguments in case.calls)
+    return case.before + (f"[TOOL_CALLS][{calls}]" if calls else "") + case.after
+
+
+THOUGHTS = ("Let me think.\nYes, 1 < 2.", '北京 {"a": 1}')
+CALL = write(Case("", (PARIS,)))
+LIST_CALL = write_list(Case("", (PARIS, ADD)))
+
+EXAMPLES = {
+    ("tool_parser", "mistral"): [
+        *rendered(write, differs=drops_text()),
+        Example("list", LIST_CALL, calls=(PARIS, ADD)),
+        Example("list behind text", "Looking. " + LIST_CALL, content="Looking. ", calls=(PARIS, ADD)),
+        Example("list behind a space", LIST_CALL.replace("][", "] ["), calls=(PARIS, ADD)),
+        Example(
+            "nested list",
+            write_list(Case("", (("search", {"filters": {"a": [1, {}]}}),))),
+            calls=(("search", {"filters": {"a": [1, {}]}}),),
+        ),
+        Example("ids", "[TOOL_CALLS]now[CALL_ID]a1B2c3D4e[ARGS]{}[TOOL_CALLS]now[CALL_ID]a1B2c3D4f[ARGS]{}", calls=(NOW, NOW)),
+        Example("no token before the arguments", '[TOOL_CALLS]add{"a": 2, "b": 40}[TOOL_CALLS]now{}', calls=(ADD, NOW)),
+        Example("cut off", '[TOOL_CALLS]get_weather[ARGS]{"city": "Par', open_call=("get_weather", '{"city": "Par')),
+        Example("cut off before the arguments", "[TOOL_CALLS]get_wea", content="[TOOL_CALLS]get_wea"),
+        Example("no call", "The token [TOOL_CALLS] begins calls.", content="The token [TOOL_CALLS] begins calls."),
+    ],
+    ("reasoning_parser", "mistral"): [
+        *with_reasoning(rendered(write)[:32], lambda thought, text: f"[THINK]{thought}[/THINK]{text}", THOUGHTS),
+        Example("empty", "[THINK][/THINK]Hello.", content="Hello."),
+        Example("none", "Hello.", content="Hello."),
+        Example("no end", "[THINK]Hm.", reasoning="Hm."),
+        Example("only the end", "[THINK]Hm.[/THINK]", reasoning="Hm."),
+        Example("a call ends it", f"[THINK]Hm.{CALL}", content=CALL, reasoning="Hm."),
+    ],
+}
