@@ -1,0 +1,1 @@
+"""gpt-oss: reasoning, answers and tool calls as messages of the harmony format."""

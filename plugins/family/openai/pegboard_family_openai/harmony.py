@@ -1,0 +1,78 @@
+"""Output of gpt-oss: messages on channels, the harmony format.
+
+    <|channel|>analysis<|message|>Let me see.<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
+    <|start|>assistant<|channel|>final<|message|>Hello.<|return|>
+
+(without line breaks). Format: https://cookbook.openai.com/articles/openai-harmony. The prompt ends with `<|start|>assistant`, so
+the output begins behind it. Messages on `analysis` are reasoning, those with a recipient calls, all others content; the recipient
+may stand before the channel. What stops the generation (`<|call|>`, `<|return|>`) may be missing in the text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from pegboard.interfaces.output_parser import Content, Reasoning
+from pegboard.parsing import Markers, Steps, StreamParser, read_arguments
+
+START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+ENDS = ("<|end|>", "<|return|>", "<|call|>")
+HEADERS, BODIES = Markers(START, CHANNEL), Markers(MESSAGE)
+BODY_ENDS = Markers(START, CHANNEL, *ENDS)
+HEADER = re.compile(
+    r"(?:<\|start\|>assistant)?(?:\s*to=(?P<before>[\w.-]+))?"
+    r"<\|channel\|>(?P<channel>analysis|commentary|final)(?:\s*to=(?P<behind>[\w.-]+))?\s*(?:(?:<\|constrain\|>)?\s*(?:json|code))?\s*"
+)
+MAX_HEADER = 512
+EARLY = " to="
+
+
+class HarmonyToolParser(StreamParser):
+    reads_calls: ClassVar[bool] = True
+
+    def read(self) -> Steps[None]:
+        marker = ""
+        if (yield from self.text.ahead(len(EARLY))) == EARLY:
+            self.text.keep()
+            marker = yield from self._message("")
+        while marker or (marker := (yield from self.prose(HEADERS))):
+            marker = yield from self._message(marker)
+
+    def _message(self, marker: str) -> Steps[str]:
+        """Read a message whose header begins with `marker` (consumed and kept). Returns the marker that begins the next one where
+        that stands in place of an end, kept too; else ""."""
+        header, end = yield from self.text.until(BODIES)
+        found = HEADER.fullmatch(marker + header) if end and len(header) < MAX_HEADER else None
+        recipient = found and (found["before"] or found["behind"])
+        if found is None or (recipient and not self.reads_calls):
+            yield from self.text.give_back()
+            return ""
+        if recipient:
+            yield from self.attempt(self._call(recipient.removeprefix("functions.")))
+            return ""
+        self.text.forget()
+        wrap = Reasoning if found["channel"] == "analysis" else Content
+        end = yield from self.text.pieces(BODY_ENDS, wrap)
+        if not end or end in ENDS:
+            return ""
+        self.text.keep(end)
+        return end
+
+    def _call(self, name: str) -> Steps[bool]:
+        yield from self.text.space()
+        if not name or not (yield from read_arguments(self.text, self.calls, name)):
+            return False
+        self.text.forget()
+        yield from self.text.closing(*ENDS)
+        return True
+
+
+class HarmonyReasoningParser(HarmonyToolParser):
+    """Leaves calls as they are written: the tool parser `openai` reads them behind it."""
+
+    reads_calls = False
+
+    def reasoning_end(self) -> tuple[str, ...]:
+        return (f"{CHANNEL}final{MESSAGE}",)

@@ -1,0 +1,89 @@
+"""Outputs in the harmony format and what they mean."""
+
+from __future__ import annotations
+
+import json
+
+from pegboard.testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered
+
+START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
+TOKENS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, RETURN, CALL)
+NEXT = f"{START}assistant"
+
+
+def say(channel: str, text: str, end: str = END) -> str:
+    return f"{CHANNEL}{channel}{MESSAGE}{text}{end}"
+
+
+def call(name: str, arguments: str) -> str:
+    return f"{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}{arguments}{CALL}"
+
+
+def messages(case: Case) -> list[str]:
+    """Preambles stand on the channel commentary, the answer on final."""
+    parts = [say("commentary" if case.calls else "final", case.before)] if case.before else []
+    for number, (name, arguments) in enumerate(case.calls):
+        if number and case.between:
+            parts.append(say("commentary", case.between))
+        parts.append(call(name, json.dumps(arguments, ensure_ascii=False)))
+    return parts + ([say("final", case.after, RETURN)] if case.after else [])
+
+
+def write(case: Case) -> str:
+    return NEXT.join(messages(case))
+
+
+THOUGHT = "Let me think.\nYes, 1 < 2."
+ANALYSIS = say("analysis", THOUGHT)
+PARIS_CALL = call("get_weather", '{"city": "Paris"}')
+TOOLS = [
+    *rendered(write),
+    Example("with reasoning", ANALYSIS + NEXT + PARIS_CALL, reasoning=THOUGHT, calls=(PARIS,)),
+    Example(
+        "recipient before the channel",
+        f'{ANALYSIS}{NEXT} to=functions.add{CHANNEL}commentary {CONSTRAIN}json{MESSAGE}{{"a": 2, "b": 40}}{CALL}',
+        reasoning=THOUGHT,
+        calls=(ADD,),
+    ),
+    Example("recipient first of all", f" to=functions.now{CHANNEL}commentary json{MESSAGE}{{}}{CALL}", calls=(NOW,)),
+    Example("no constraint", f"{CHANNEL}commentary to=functions.now{MESSAGE}{{}}{CALL}", calls=(NOW,)),
+    Example("no end of the call", PARIS_CALL.removesuffix(CALL), calls=(PARIS,)),
+    Example("no end of the reasoning", f"{CHANNEL}analysis{MESSAGE}Hm.{NEXT}{PARIS_CALL}", reasoning="Hm.", calls=(PARIS,)),
+    Example(
+        "a built-in tool",
+        f'{CHANNEL}analysis to=browser.open code{MESSAGE}{{"id": 1}}{CALL}',
+        calls=(("browser.open", {"id": 1}),),
+    ),
+    Example("cut off", PARIS_CALL[: -len('is"}' + CALL)], open_call=("get_weather", '{"city": "Par')),
+    Example("cut off in the header", f"{CHANNEL}commentary to=func", content=f"{CHANNEL}commentary to=func"),
+    Example("no harmony", "Just text.", content="Just text."),
+]
+
+
+def apart(case: Case) -> Example:
+    """For the reasoning parser: calls stay as they are written."""
+    text = NEXT.join([ANALYSIS, *messages(case)])
+    content = ""
+    for part in messages(case):
+        content += NEXT + part if part.endswith(CALL) else part.split(MESSAGE, 1)[1].removesuffix(END).removesuffix(RETURN)
+    return Example(case.name, text, content=content, reasoning=THOUGHT)
+
+
+CASES = [Case(example.name, example.calls, example.content) for example in rendered(write) if example.content or example.calls]
+
+EXAMPLES = {
+    ("tool_parser", "openai"): TOOLS,
+    ("reasoning_parser", "openai_gptoss"): [
+        *map(apart, CASES),
+        Example("only an answer", say("final", "Hello.", RETURN), content="Hello."),
+        Example("the stop token is not there", say("final", "Hello.", ""), content="Hello."),
+        Example("no end", f"{CHANNEL}analysis{MESSAGE}Hm.", reasoning="Hm."),
+        Example(
+            "reasoning twice",
+            f"{say('analysis', 'A. ')}{NEXT}{say('analysis', 'B.')}{NEXT}{say('final', 'C.', '')}",
+            "C.",
+            "A. B.",
+        ),
+    ],
+}
