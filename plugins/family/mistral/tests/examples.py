@@ -30,19 +30,46 @@ LIST_CALL = write_list(Case("", (PARIS, ADD)))
 EXAMPLES = {
     ("tool_parser", "mistral"): [
         *rendered(write, differs=drops_text()),
-        Example("list", LIST_CALL, calls=(PARIS, ADD)),
-        Example("list behind text", "Looking. " + LIST_CALL, content="Looking. ", calls=(PARIS, ADD)),
-        Example("list behind a space", LIST_CALL.replace("][", "] ["), calls=(PARIS, ADD)),
+        Example("list", LIST_CALL, calls=(PARIS, ADD), differs="the peer knows this format only through mistral-common"),
+        Example(
+            "list behind text",
+            "Looking. " + LIST_CALL,
+            content="Looking. ",
+            calls=(PARIS, ADD),
+            differs="the peer knows this format only through mistral-common",
+        ),
+        Example(
+            "list behind a space",
+            LIST_CALL.replace("][", "] ["),
+            calls=(PARIS, ADD),
+            differs="the peer knows this format only through mistral-common",
+        ),
         Example(
             "nested list",
             write_list(Case("", (("search", {"filters": {"a": [1, {}]}}),))),
             calls=(("search", {"filters": {"a": [1, {}]}}),),
+            differs="the peer knows this format only through mistral-common",
         ),
-        Example("ids", "[TOOL_CALLS]now[CALL_ID]a1B2c3D4e[ARGS]{}[TOOL_CALLS]now[CALL_ID]a1B2c3D4f[ARGS]{}", calls=(NOW, NOW)),
+        Example(
+            "ids",
+            "[TOOL_CALLS]now[CALL_ID]a1B2c3D4e[ARGS]{}[TOOL_CALLS]now[CALL_ID]a1B2c3D4f[ARGS]{}",
+            calls=(NOW, NOW),
+            differs="the peer takes the id as part of the name",
+        ),
         Example("no token before the arguments", '[TOOL_CALLS]add{"a": 2, "b": 40}[TOOL_CALLS]now{}', calls=(ADD, NOW)),
         Example("cut off", '[TOOL_CALLS]get_weather[ARGS]{"city": "Par', open_call=("get_weather", '{"city": "Par')),
-        Example("cut off before the arguments", "[TOOL_CALLS]get_wea", content="[TOOL_CALLS]get_wea"),
-        Example("no call", "The token [TOOL_CALLS] begins calls.", content="The token [TOOL_CALLS] begins calls."),
+        Example(
+            "cut off before the arguments",
+            "[TOOL_CALLS]get_wea",
+            content="[TOOL_CALLS]get_wea",
+            differs="the peer makes a call of it",
+        ),
+        Example(
+            "no call",
+            "The token [TOOL_CALLS] begins calls.",
+            content="The token [TOOL_CALLS] begins calls.",
+            differs="the peer makes a call of all that follows the token",
+        ),
     ],
     ("reasoning_parser", "mistral"): [
         *with_reasoning(rendered(write)[:32], lambda thought, text: f"[THINK]{thought}[/THINK]{text}", THOUGHTS),
