@@ -149,5 +149,14 @@ def test_can_match(pattern: str, expected: bool) -> None:
     assert can_match(pattern, '"\\') == expected
 
 
+def test_long_patterns_and_many_references_take_no_time() -> None:
+    pattern = "[" * 50_000 + "^" * 50_000
+    assert features(pattern) == {"excessive length"} and can_match(pattern, '"') and expanded_size(pattern) == len(pattern)
+    definitions: dict[str, Any] = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(60)}
+    definitions["d60"] = {"type": "null"}
+    flat = Dialect(**{**vars(EVERYTHING), "is_recursive": False})
+    assert problem({"$ref": "#/$defs/d0", "$defs": definitions}, flat) is None
+
+
 def test_a_schema_is_json() -> None:
     assert problem(json.loads('{"const": {"a": [1, null]}}'), EVERYTHING) is None

@@ -23,6 +23,9 @@ log = get_logger(__name__)
 MAX_CACHED = 256
 """Compiled constraints kept, failed ones included; least recently used ones go."""
 
+MAX_CHECKED = 64 * 1024
+"""Characters of a constraint that are looked at on the engine's thread."""
+
 MAX_THREADS = 8
 """Threads there may be at once, those included that have overrun their limit."""
 
@@ -71,7 +74,10 @@ class GrammarCompiler:
         self._cache: OrderedDict[Constraint, _Compilation] = OrderedDict()
 
     def check(self, constraint: Constraint) -> None:
-        """RequestError, with every backend's reason, when nobody can enforce the constraint."""
+        """RequestError, with every backend's reason, when nobody can enforce the constraint. Very long ones are left to the
+        thread that compiles."""
+        if len(constraint.text) > MAX_CHECKED:
+            return
         reasons = []
         for name, backend in self._chain.items():
             if (reason := _rejection(name, backend, constraint)) is None:

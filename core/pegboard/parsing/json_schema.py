@@ -240,9 +240,14 @@ def _types_of(value: object) -> set[str]:
 def _is_circular(root: Any, start: str) -> bool:
     """Following references from what `start` points at comes back to a place on the way."""
 
+    done: set[str] = set()
+
     def visit(reference: str, above: tuple[str, ...]) -> bool:
         if reference in above:
             return True
+        if reference in done:
+            return False
+        done.add(reference)
         try:
             target = resolve(root, reference)
         except (LookupError, ValueError, TypeError, AttributeError):

@@ -26,6 +26,9 @@ _TOKENS = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
+MAX_LENGTH = 10_000
+"""Of patterns that are looked into; longer ones have the feature "excessive length" and count as matching anything."""
+
 _ASCII = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
 
 
@@ -42,7 +45,10 @@ def pieces(pattern: str) -> list[Piece]:
 
 def features(pattern: str) -> frozenset[str]:
     """Names of what engines disagree about: "look-around", "backreference", "word boundary", "inner anchor" (^ or $ that is not
-    at an end of an alternative), "inline flag", "named group", "atomic group", "possessive repeat", "unicode property"."""
+    at an end of an alternative), "excessive length", "inline flag", "named group", "atomic group", "possessive repeat",
+    "unicode property"."""
+    if len(pattern) > MAX_LENGTH:
+        return frozenset({"excessive length"})
     found: set[str] = set()
     parts = pieces(pattern)
     for index, part in enumerate(parts):
@@ -59,7 +65,7 @@ def features(pattern: str) -> frozenset[str]:
 
 def can_match(pattern: str, characters: str) -> bool:
     """Some piece by itself can match one of the characters: negated classes, ".", and classes and escapes that hold one."""
-    return any(_matches(part, characters) for part in pieces(pattern))
+    return len(pattern) > MAX_LENGTH or any(_matches(part, characters) for part in pieces(pattern))
 
 
 def without_newlines(pattern: str) -> str:
@@ -86,6 +92,8 @@ def with_ascii_classes(pattern: str) -> str:
 
 def expanded_size(pattern: str) -> int:
     """How many characters' worth of pattern there are once repeats are written out: what automata grow with, at least."""
+    if len(pattern) > MAX_LENGTH:
+        return len(pattern)
     stack = [0]
     last = 0
     for part in pieces(pattern):

@@ -21,6 +21,8 @@ from pegboard.parsing.regex_syntax import with_ascii_classes, without_anchors
 from pegboard_structured_output_lm_format_enforcer.json_syntax import JsonSyntax
 from pegboard_structured_output_lm_format_enforcer.limits import literals, needs_plain_strings, rejection
 
+_SHARED = threading.Lock()
+
 
 class Place:
     """Where a text stands; immutable but for the mask, which is made once. syntax: followed beside the parser for JSON."""
@@ -175,7 +177,15 @@ def _start(constraint: Constraint, alphabet: str) -> Place:
     if constraint.kind == "regex":
         return Place(RegexParser(with_ascii_classes(without_anchors(constraint.text)), config), None)
     schema = json.loads(constraint.text) if constraint.kind == "json" else {"type": "object"}
+    patterns: dict[str, Any] = {}
     for _, inner in subschemas(schema):
         if isinstance(inner, dict) and "pattern" in inner:
             inner["pattern"] = with_ascii_classes(without_anchors(inner["pattern"]))
-    return Place(JsonSchemaParser(schema, config), JsonSyntax(plain_strings=needs_plain_strings(schema)))
+            patterns[inner["pattern"]] = RegexParser(inner["pattern"], config)
+    shared = JsonSchemaParser._Context.regex_parser_cache  # of all schemas, for ever: only borrowed
+    with _SHARED:
+        shared.update(patterns)
+        parser = JsonSchemaParser(schema, config)
+        shared.clear()
+    parser.context.regex_parser_cache = patterns
+    return Place(parser, JsonSyntax(plain_strings=needs_plain_strings(schema)))

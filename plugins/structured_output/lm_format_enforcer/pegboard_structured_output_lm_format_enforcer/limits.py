@@ -14,7 +14,9 @@ KINDS = ("json", "json_object", "regex", "choice")
 MAX_SIZE = 500
 """Of a pattern with its repeats written out: its automaton is made in Python."""
 
-NOT_SUPPORTED = frozenset({"look-around", "backreference", "word boundary", "inner anchor", "inline flag", "unicode property"})
+NOT_SUPPORTED = frozenset(
+    {"look-around", "backreference", "word boundary", "inner anchor", "inline flag", "unicode property", "excessive length"}
+)
 OUTSIDE_STRINGS = '"\\\n\x00\x1f'
 DEFINITIONS = ("#/$defs/", "#/definitions/")
 

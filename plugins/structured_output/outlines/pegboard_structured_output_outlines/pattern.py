@@ -14,7 +14,7 @@ KINDS = ("json", "regex", "choice")
 MAX_SIZE = 2000
 """Of a pattern with its repeats written out. The automaton is at least as large, and may be much larger."""
 
-NOT_REGULAR = frozenset({"look-around", "backreference", "word boundary", "inner anchor", "atomic group"})
+NOT_REGULAR = frozenset({"look-around", "backreference", "word boundary", "inner anchor", "atomic group", "excessive length"})
 OUTSIDE_STRINGS = '"\\\\\n\x00\x1f'
 """Characters that must not stand in a JSON string as they are: a pattern for one must not match them."""
 

@@ -30,7 +30,7 @@ FORMATS = frozenset(
 MAX_LENGTH = 128
 """Of strings: compile time grows with it, to seconds."""
 
-BAD_FEATURES = frozenset({"inner anchor"})
+BAD_FEATURES = frozenset({"inner anchor", "excessive length"})
 """Of regular expressions: what is ignored with a warning. Other features are errors when compiling."""
 
 
