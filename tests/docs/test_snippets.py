@@ -20,7 +20,7 @@ SCRIPTS = [
     if not block.source and (block.language == "python" or (not block.language and block.text.startswith(("from ", "import "))))
 ]
 CONFIG_FILES = [block for block in ALL if not block.source and block.language == "toml"]
-LANGUAGES = {"", "text", "console", "python", "python notest", "toml"}
+LANGUAGES = {"", "text", "console", "python", "python notest", "toml", "yaml", "json"}
 
 
 def place(block: Block) -> str:
