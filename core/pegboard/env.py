@@ -78,6 +78,6 @@ def plugin_options() -> dict[tuple[str, str, str], str]:
 
 
 def let_compute_threads_sleep() -> None:
-    """Ask OpenMP, which torch computes with, to let waiting threads sleep: spinning, they take the cores from whatever runs between
-    two operators. Has an effect before torch is imported; a value the user set stays."""
+    """Ask OpenMP, which torch computes with, to let waiting threads sleep: spinning, they take the cores from whatever runs
+    between two operators. Has an effect before torch is imported; a value the user set stays."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -31,9 +31,7 @@ class Traffic:
         if self.is_stopping:
             raise Stopping("the server is stopping and takes no new requests")
         if self.num_running >= self.max_running and not is_public:
-            raise Overloaded(
-                f"{self.num_running} requests are in work, the most this server takes (max_running_requests)"
-            )
+            raise Overloaded(f"{self.num_running} requests are in work, the most this server takes (max_running_requests)")
         self.num_running += 1
 
     def leave(self) -> None:

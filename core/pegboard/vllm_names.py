@@ -92,9 +92,7 @@ def _compilation(config: Mapping[str, Any], known: Mapping[str, Any]) -> Layer:
     rest = [key for key in config if key not in modes]
     if rest or any(value not in (0, None, "NONE", "none") for value in modes.values()):
         what = rest[0] if rest else f"mode {next(iter(modes.values()))!r}"
-        raise ConfigError(
-            f"compilation_config: {what} does not exist here: steps run eagerly (mode 0); kernels are plugins"
-        )
+        raise ConfigError(f"compilation_config: {what} does not exist here: steps run eagerly (mode 0); kernels are plugins")
     return {}
 
 

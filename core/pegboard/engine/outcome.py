@@ -103,9 +103,7 @@ class Outcome:
         else:
             self._end(request, delta, reason)
 
-    def _advance_grammar(
-        self, request: Request, token_ids: list[int], delta: RequestDelta, reason: str | None
-    ) -> str | None:
+    def _advance_grammar(self, request: Request, token_ids: list[int], delta: RequestDelta, reason: str | None) -> str | None:
         """The finish reason, the grammar's if it has one: where it wants a stop token and min_tokens (or a model without any)
         allows none, the text is whole and the completion ends."""
         if request.grammar.accept(token_ids) != len(token_ids):
