@@ -77,10 +77,12 @@ async def serve_client(
     listener: socket.socket,
     *,
     on_ready: Announce,
+    on_loaded: Callable[[], object] = lambda: None,
     stop: asyncio.Event | None = None,
     catch_signals: bool = True,
 ) -> int:
-    """Serve `client` through all enabled APIs until told to stop; the exit code of the program."""
+    """Serve `client` through all enabled APIs until told to stop; the exit code of the program. on_loaded: called once the engine
+    is ready, just before the server takes the listener."""
     from pegboard.server import Traffic, build_app, run_server
 
     config = client.plan.settings.server
@@ -90,6 +92,7 @@ async def serve_client(
     async with client:
         if hooks is not None:
             hooks[0].role_started(hooks[1])
+        on_loaded()
         try:
             return await run_server(
                 app, config, listener=listener, health=client.health, on_ready=on_ready, stop=stop, traffic=traffic,

@@ -41,7 +41,7 @@ CUT_OFF_S = 1.0
 
 
 def bind_socket(config: ServerConfig) -> socket.socket:
-    """The bound socket, not listening yet: clients are refused until `run_server`. Raises ConfigError naming the setting."""
+    """The bound socket, not listening yet. Raises ConfigError naming the setting."""
     return _bind_unix(config.uds) if config.uds else _bind_tcp(config.host, config.port)
 
 

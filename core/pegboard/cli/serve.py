@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -64,6 +64,7 @@ def _serve(settings: "Settings") -> int:
     engine = EngineProcess()  # first of all: it has seconds of imports to do
     try:
         from pegboard.access_log import apply_log_config
+        from pegboard.loading_answer import LoadingAnswer
         from pegboard.server import bind_socket
         from pegboard.tls import tls_arguments
 
@@ -71,8 +72,14 @@ def _serve(settings: "Settings") -> int:
             apply_log_config(settings.server.log_config_file)
         tls_arguments(settings.server)
         listener = bind_socket(settings.server)  # before the model loads: a taken port shows at once
-        plan, registry = _start_engine(settings, engine)
-        return asyncio.run(_run(plan, registry, engine, listener))
+        loading = LoadingAnswer(listener)
+        if settings.server.ssl_certfile is None:  # without TLS only: a plain answer there would look like a broken server
+            loading.open()
+        try:
+            plan, registry = _start_engine(settings, engine)
+            return asyncio.run(_run(plan, registry, engine, listener, loading.close))
+        finally:
+            loading.close()
     finally:
         engine.stop()
 
@@ -96,14 +103,15 @@ def _start_engine(settings: "Settings", engine: Any) -> "tuple[EnginePlan, Regis
     return start_engine(settings, engine)
 
 
-async def _run(plan: "EnginePlan", registry: "Registry", engine: Any, listener: Any) -> int:
+async def _run(plan: "EnginePlan", registry: "Registry", engine: Any, listener: Any, on_loaded: "Callable[[], None]") -> int:
     from pegboard.api_process import make_client, serve_client
 
     def announce(address: str) -> None:
         print(f"Serving {', '.join(plan.model_names)} on {address}", flush=True)
 
     if plan.settings.server.api_server_count == 1:
-        return await serve_client(make_client(plan, registry, engine), listener, on_ready=announce)
+        return await serve_client(make_client(plan, registry, engine), listener, on_ready=announce, on_loaded=on_loaded)
     from pegboard.api_processes import ApiProcesses
 
+    on_loaded()
     return await ApiProcesses(plan, engine, listener, announce).run()

@@ -25,8 +25,8 @@ class OutputParserNeed(Need):
 
 @dataclass(frozen=True, slots=True)
 class OutputParserSetup:
-    """vocabulary: for token-level markers. tools: the request's tools (OpenAI-shaped). template_kwargs: the request's switches for
-    the chat template (`enable_thinking`, …). prompt_end: the last characters of the rendered prompt, special tokens
+    """vocabulary: for token-level markers. tools: the request's tools (OpenAI-shaped). template_kwargs: the request's switches
+    for the chat template (`enable_thinking`, …). prompt_end: the last characters of the rendered prompt, special tokens
     included; says whether the template has opened or closed reasoning already."""
 
     vocabulary: "Vocabulary"

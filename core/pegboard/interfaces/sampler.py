@@ -7,7 +7,7 @@ argmax-invariant processors → top_k, top_p → sample by exponential race.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -33,7 +33,8 @@ class SamplerNeed(Need):
 
 @dataclass(frozen=True, slots=True)
 class SamplerSetup:
-    """seed: of the generator for requests without their own. processors: custom logits processors in chain order."""
+    """seed: of the generator for requests without their own. processors: custom logits processors in chain order. kernels: chosen
+    ops; "sample_tokens" (see `pegboard.ops.sampling`) when a plugin of the kind `kernel` provides it."""
 
     vocab_size: int
     max_num_seqs: int
@@ -41,6 +42,7 @@ class SamplerSetup:
     seed: int
     logprobs_mode: Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"] = "raw_logprobs"
     processors: Sequence[Any] = field(default_factory=tuple)
+    kernels: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

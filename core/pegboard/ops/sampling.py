@@ -83,6 +83,33 @@ def sample_inverse(weights: Tensor, uniforms: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, wanted.unsqueeze(-1), right=True).squeeze(-1).clamp_(max=weights.shape[-1] - 1)
 
 
+def sample_tokens(
+    logits: Tensor,
+    uniforms: Tensor | None = None,
+    temperature: Tensor | None = None,
+    min_p: Tensor | None = None,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+) -> Tensor:
+    """One token per row: the most likely one, or one drawn by inverting the cumulative distribution of what is left.
+
+    logits float32 [N, V], unchanged. temperature: float32 [N], 0 = the most likely token; None = that for all rows. min_p float32
+    [N] (0 = off), top_k int64 [N] (V = off) and top_p float32 [N] (1 = off) cut in this order, after temperature, at values
+    (see `apply_top_k_top_p`). uniforms: float64 [N] in [0, 1). → int64 [N]. Of equal maxima the first is the most likely one, and
+    NaN is more than any number; a row whose weights are not finite gives its most likely token."""
+    best = logits.argmax(-1)
+    if temperature is None or uniforms is None:
+        return best
+    drawn = temperature > 0
+    x = logits / torch.where(drawn, temperature, 1).unsqueeze(-1)
+    if min_p is not None:
+        x = apply_min_p(x, min_p)
+    x = apply_top_k_top_p(x, top_k, top_p)
+    weights = (x - x.amax(-1, keepdim=True)).exp()
+    drawn &= weights.sum(-1).isfinite()
+    return torch.where(drawn, sample_inverse(torch.where(drawn.unsqueeze(-1), weights, 1), uniforms), best)
+
+
 def verify_drafts(
     target_probs: Tensor, draft_token_ids: Tensor, offsets: Tensor, uniforms: Tensor, draft_probs: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

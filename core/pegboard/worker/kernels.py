@@ -12,12 +12,15 @@ from pegboard.plugins.registry import Registry
 
 log = get_logger(__name__)
 
+OPTIONAL = ("program", "sample_tokens")
+"""Only there when a plugin provides them: a layer walks its own path without a program, a sampler draws by itself."""
+
 
 def choose_kernels(registry: Registry, *, platform: str, dtype: str) -> Mapping[str, Callable[..., Any]]:
-    """Op name → callable: the best suitable plugin of the `kernel` kind, else core's reference. `program` has none: it is only
-    there when a plugin provides it."""
+    """Op name → callable: the best suitable plugin of the `kernel` kind, else core's reference. Those of `OPTIONAL` are
+    left out when no plugin provides them."""
     chosen: dict[str, Callable[..., Any]] = dict(REFERENCES)
-    for op in (*REFERENCES, "program"):
+    for op in (*REFERENCES, *OPTIONAL):
         entries = [entry for entry in registry.entries("kernel") if entry.name.partition(".")[0] == op]
         if entries:
             need = KernelNeed(platform=platform, dtype=dtype)

@@ -203,6 +203,7 @@ class Worker:
                 seed=config.seed,
                 logprobs_mode=config.logprobs_mode,
                 processors=tuple(processors),
+                kernels=self.kernels,
             ),
         )
 

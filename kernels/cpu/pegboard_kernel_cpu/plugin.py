@@ -22,6 +22,7 @@ SILU_MUL = _kernel("elementwise:silu_mul")
 GELU_TANH_MUL = _kernel("elementwise:gelu_tanh_mul")
 FLOAT_WEIGHT = _kernel("float_weight:NativeFloatWeight")
 BLOCK_WEIGHT = _kernel("block_weight:NativeBlockWeight")
+SAMPLE_TOKENS = _kernel("sampling:sample_tokens")
 PROGRAM = _kernel("recorder:NativeRecorder")
 
 ATTENTION = AttentionSpec(

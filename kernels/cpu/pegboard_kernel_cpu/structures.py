@@ -100,6 +100,23 @@ class GatedActivation(Structure):
     )
 
 
+class SampleTokens(Structure):
+    _fields_ = (
+        ("logits", c_void_p),
+        ("stride", c_int64),
+        ("rows", c_int64),
+        ("vocabulary", c_int64),
+        ("temperature", c_void_p),
+        ("min_p", c_void_p),
+        ("top_p", c_void_p),
+        ("top_k", c_void_p),
+        ("uniforms", c_void_p),
+        ("ids", c_void_p),
+        ("scratch", c_void_p),
+        ("scratch_stride", c_int64),
+    )
+
+
 class LookupFloat(Structure):
     _fields_ = (
         ("ids", c_void_p),

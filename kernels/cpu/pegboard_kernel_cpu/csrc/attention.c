@@ -4,9 +4,6 @@
  */
 #include "attention_products.h"
 
-#define LOG2E 1.44269504088896341f
-#define LEAST (-120.0f) /* the weight of a lower score is 0: no denormal numbers reach the products */
-
 /* One tile at work. Scores are in units of log 2: weights are powers of 2. Rows are tokens first, then heads: a block of rows
  * sees nearly the same keys. */
 typedef struct {
@@ -177,19 +174,6 @@ static void shape(const Tile *t, int row, float *scores, int from, int stop, int
         if (slope != 0) x += (counting() + (float)(chunk + j - t->position[row])) * slope;
         store(scores + j, x);
     }
-}
-
-/* 2^x for x <= 0, and 0 below LEAST: 2^n times a polynomial on [-1/2, 1/2] (minimax, degree 5; relative error below 2e-7). */
-INLINE vfloat power_of_two(vfloat x) {
-    vfloat shifted = x + 12582912.0f, r = x - (shifted - 12582912.0f); /* 1.5 * 2^23 leaves no room for a fraction */
-    vfloat y = splat(0.00132647273f);
-    y = y * r + 0.00967151299f;
-    y = y * r + 0.0555073359f;
-    y = y * r + 0.240222424f;
-    y = y * r + 0.693147004f;
-    y = y * r + 1.0f;
-    vint bits = (vint)y + ((vint)shifted << 23);
-    return (vfloat)(bits & (x > LEAST));
 }
 
 /* Scores to weights, 2^(score - highest so far), for the vectors from `from` to `stop`; weight 0 where the row does not look. */

@@ -200,4 +200,20 @@ INLINE vfloat exp_of(vfloat x) {
     return y * (vfloat)((n + 127) << 23);
 }
 
+#define LOG2E 1.44269504088896341f
+#define LEAST (-120.0f) /* powers of less are 0: no denormal numbers reach a product */
+
+/* 2^x for x <= 0, and 0 below LEAST: 2^n times a polynomial on [-1/2, 1/2] (minimax, degree 5; relative error below 2e-7). */
+INLINE vfloat power_of_two(vfloat x) {
+    vfloat shifted = x + 12582912.0f, r = x - (shifted - 12582912.0f); /* 1.5 * 2^23 leaves no room for a fraction */
+    vfloat y = splat(0.00132647273f);
+    y = y * r + 0.00967151299f;
+    y = y * r + 0.0555073359f;
+    y = y * r + 0.240222424f;
+    y = y * r + 0.693147004f;
+    y = y * r + 1.0f;
+    vint bits = (vint)y + ((vint)shifted << 23);
+    return (vfloat)(bits & (x > LEAST));
+}
+
 #endif
