@@ -57,6 +57,7 @@ class TorchSampler:
         self.generator = np.random.default_rng(setup.seed % 2**64)
         self.raw_logprobs = setup.logprobs_mode.startswith("raw")
         self.normalize = setup.logprobs_mode.endswith("logprobs")
+        self.kernel = setup.kernels.get("sample_tokens")
 
     @torch.inference_mode()
     def add(self, row: int, params: SamplingParams, seed: int | None, token_ids: np.ndarray, num_prompt_tokens: int) -> None:
@@ -85,7 +86,7 @@ class TorchSampler:
         """See `Sampler.sample`; overwrites `logits`."""
         if self._is_plain_greedy(step, logits):
             self.rows.num_outputs[step.rows] += 1
-            best = argmax(logits.float())
+            best = (self.kernel or argmax)(logits.float())
             return Sampled(best.unsqueeze(-1), torch.ones_like(best), None)
         layout = StepLayout(step, self.rows, logits.device)
         self.processors.flush()
@@ -173,7 +174,9 @@ class TorchSampler:
         draft_probs = step.draft_probs if layout.has_drafts else None
         sampled = layout.places(Feature.SAMPLED) if layout.present & Feature.SAMPLED else layout.rows[:0]
         uniforms = self._uniforms(sampled, layout, 1 if draft_probs is None else 2)
-        if len(sampled) == layout.num_places > 0:
+        if self.kernel is not None and draft_probs is None and self._leaves_logits_alone(layout):
+            tokens, weights = self._draw_by_kernel(logits, sampled, uniforms, layout), None
+        elif len(sampled) == layout.num_places > 0:
             tokens, weights = self._draw(logits, sampled, uniforms, layout)
         else:
             tokens, weights = argmax(logits), None
@@ -197,6 +200,29 @@ class TorchSampler:
         both[layout.to_device(sampled)] = uniforms
         draft_probs = draft_probs.to(logits.device, torch.float32)
         return tokens, *verify_drafts(probs, layout.draft_token_ids, layout.offsets_tensor, both, draft_probs)
+
+    def _leaves_logits_alone(self, layout: StepLayout) -> bool:
+        """Nobody looks at the logits between temperature and the draw, or behind it."""
+        return not self.processors.invariant and (self.raw_logprobs or not layout.present & Feature.LOGPROBS)
+
+    def _draw_by_kernel(self, logits: Tensor, sampled: np.ndarray, uniforms: Tensor, layout: StepLayout) -> Tensor:
+        """Tokens of all logits rows, of which `sampled` are drawn, by the kernel "sample_tokens"."""
+        assert self.kernel is not None, "asked before"
+        if not len(sampled):
+            return self.kernel(logits)
+        present, index = layout.present, layout.to_device(layout.row_of)
+        where = layout.to_device(sampled)
+        temperature, numbers = logits.new_zeros(len(logits)), torch.zeros(len(logits), dtype=torch.float64)
+        temperature[where] = self.rows.of(TEMPERATURE, index[where])
+        numbers[where] = uniforms[:, 0]
+        return self.kernel(
+            logits,
+            numbers,
+            temperature,
+            self.rows.of(MIN_P, index) if present & Feature.MIN_P else None,
+            layout.to_device(self.rows.top_k[layout.row_of]) if present & Feature.TOP_K else None,
+            self.rows.of(TOP_P, index) if present & Feature.TOP_P else None,
+        )
 
     def _draw(self, x: Tensor, places: np.ndarray, uniforms: Tensor, layout: StepLayout) -> tuple[Tensor, Tensor]:
         """x [n, V]: the logits of `places`, all sampled; becomes the processed logits where logprobs want these.
