@@ -162,3 +162,13 @@ def test_verify_drafts_of_greedy_rows(seed: int, lengths: list[int], with_probs:
                 break
         assert token_ids[i, : counts[i]].tolist() == expected
         assert (token_ids[i, counts[i] :] == -1).all()
+
+
+def test_sample_tokens_draws_where_there_is_a_temperature() -> None:
+    """Rows: greedy; drawn among two of top_k; NaN and nothing but −inf give the most likely token."""
+    logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 0.0], [0.0, NEG_INF, float("nan")], [NEG_INF] * 3])
+    before, temperature = logits.clone(), torch.tensor([0.0, 0.7, 1.0, 1.0])
+    top_k, uniforms = torch.tensor([3, 2, 3, 3]), torch.tensor([0.9, 0.6, 0.1, 0.5], dtype=torch.float64)
+    assert ops.sample_tokens(logits, uniforms, temperature, None, top_k).tolist() == [1, 1, 2, 0]
+    assert ops.sample_tokens(logits).tolist() == [1, 0, 2, 0]
+    torch.testing.assert_close(logits, before, equal_nan=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from pegboard_sampler_torch.rows import Feature
@@ -9,6 +11,7 @@ from pegboard_sampler_torch.sampler import TorchSampler
 from pegboard_sampler_torch.step import StepLayout
 
 from pegboard.interfaces.sampler import Sampler, SamplerSetup, SampleStep
+from pegboard.ops.sampling import sample_tokens
 from pegboard.sampling_params import SamplingParams
 from pegboard.testing.contract_sampler import SamplerContract, log_softmax, processed_logits, random_params
 
@@ -92,3 +95,10 @@ class TestTorchSampler(SamplerContract):
                 for i, row in enumerate(rows):
                     single = self.run(alone[row], x[ends[i] : ends[i + 1]], [0], [drafts[i]])
                     assert together[i] == self.tokens(single)[0]
+
+
+class TestTorchSamplerWithKernel(SamplerContract):
+    """The same when a plugin provides the op `sample_tokens`; its reference stands for it here."""
+
+    def sampler(self, setup: SamplerSetup) -> Sampler:
+        return TorchSampler(None, replace(setup, kernels={"sample_tokens": sample_tokens}))
