@@ -89,13 +89,15 @@ class Server:
         """When each piece of text arrived."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**20)
         head = f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
-        writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
         times: list[float] = []
-        status = (await reader.readline()).split()[1:2]
-        while line := await reader.readline():
-            if line.startswith(b"data: {") and b'"choices":[]' not in line:
-                times.append(time.perf_counter())
-        writer.close()
+        try:
+            writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+            status = (await reader.readline()).split()[1:2]
+            while line := await reader.readline():
+                if line.startswith(b"data: {") and b'"choices":[]' not in line:
+                    times.append(time.perf_counter())
+        finally:
+            writer.close()
         if status != [b"200"] or len(times) < 2:
             raise ServerFailed(f"a request was answered with status {status} and {len(times)} pieces{self._tail()}")
         return times

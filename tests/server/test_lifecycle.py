@@ -105,7 +105,8 @@ def test_stopped_while_starting(smollm2_gguf: Any, tmp_path: Any, number: signal
     with Server(smollm2_gguf, tmp_path) as server:
         wait_until(lambda: STAGES[stage](server), stage)
         server.signal_group(number)
-        assert server.wait() in (128 + number, 0)  # 0 when it had come further than it seemed
+        # 0 when it had come further than it seemed; a shell shows an end by the signal itself as 128 + number too
+        assert server.wait() in (128 + number, -number, 0)
         server.check_nothing_left()
     assert "Traceback" not in server.log.read_text()
 

@@ -12,7 +12,8 @@ from pegboard.parsing.stream_parser import Calls
 
 @dataclass(frozen=True, slots=True)
 class CallKeys:
-    """The keys of a call object. ignored: may stand in it and say nothing; any other key makes it no call.
+    """The keys of a call object. ignored: may stand in it and say nothing ("type" only as "function"); any other key makes it no
+    call.
     needs_arguments: without arguments it is no call, otherwise a call with {}."""
 
     name: tuple[str, ...] = ("name",)
@@ -56,8 +57,12 @@ def read_call_object(text: TextReader, calls: Calls, keys: CallKeys = KEYS, *, i
                 arguments = yield from _take_arguments(text)
                 if arguments is None:
                     return False
-        elif key not in keys.ignored or (yield from take_json(text)) is None:
+        elif key not in keys.ignored:
             return False
+        else:
+            value = yield from take_json(text)
+            if value is None or (key == "type" and value != '"function"'):
+                return False
         if not is_started and name is not None and arguments is not None:
             text.forget()
             for event in calls.whole(name, arguments):

@@ -116,8 +116,8 @@ class MetricsContract:
         rng, sink = np.random.default_rng(0), self.sink(SETUP)
         sink.declare(OWN)
         samples = [random_sample(rng, index / 100) for index in range(300)]
-        started = time.process_time()
+        started = time.thread_time()
         for sample in samples:
             sink.publish(sample)
-        assert time.process_time() - started < 0.3
+        assert time.thread_time() - started < 0.3
         sink.close()
