@@ -193,6 +193,11 @@ class StepTimes(msgspec.Struct):
     plan_s: float = 0.0
     transfer_s: float = 0.0
 
+    @property
+    def total_s(self) -> float:
+        """The whole step. plan_s is a part of forward_s."""
+        return self.prepare_s + self.forward_s + self.sample_s + self.draft_s + self.transfer_s
+
 
 class TransferReport(msgspec.Struct):
     """What a KV connector's worker half did: ids whose save or load finished, and the first bad token of failed loads."""

@@ -71,6 +71,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_partial_prefills: Annotated[int, doc("Most prompts being computed in parts at once")] = 1
     max_long_partial_prefills: Annotated[int, doc("Of those, most prompts over long_prefill_token_threshold")] = 1
     long_prefill_token_threshold: Annotated[int, doc("Tokens of one prompt per step at most; 0 = no limit")] = 0
+    target_itl_ms: Annotated[
+        float | None,
+        doc("Milliseconds between two tokens under load: prompts are computed in chunks that fit; default no bound"),
+    ] = None
     scheduling_policy: Annotated[str | None, doc("Scheduling policy plugin; default fcfs")] = None
     max_in_flight: Annotated[
         int | None, doc("Steps submitted before the oldest is awaited; 1 = synchronous; default the platform's")
@@ -287,6 +291,10 @@ def check_engine(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}")
+    if config.target_itl_ms is not None and not config.target_itl_ms > 0:
+        raise ConfigError(f"target_itl_ms must be above 0, got {config.target_itl_ms}")
+    if config.target_itl_ms is not None and not config.enable_chunked_prefill:
+        raise ConfigError("target_itl_ms needs enable_chunked_prefill: only a prompt that may be cut can be kept short")
     if not 0 < config.gpu_memory_utilization <= 1:
         raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {config.gpu_memory_utilization}")
     if config.trust_remote_code:

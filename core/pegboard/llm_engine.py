@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,13 +52,20 @@ class LLMEngine:
 
     @classmethod
     def from_settings(cls, settings: "Settings") -> "LLMEngine":
-        """Resolve the plan, load the model here. Raises what `plan.resolve` and the engine's construction raise."""
+        """Resolve the plan, load the model here. Raises what `plan.resolve` and the engine's construction raise.
+
+        An engine nobody refers to any more is stopped, at the latest when the interpreter exits.
+        """
         from pegboard.plan import make_tokenizer, resolve
 
         plan, registry = resolve(settings)
         tokenizer = None if settings.engine.skip_tokenizer_init else make_tokenizer(registry, plan)
         build_engine = load_builder(BUILDER)  # imports torch: only now, when everything cheap has been checked
-        return cls(plan, tokenizer, build_engine(plan), registry)
+        engine = build_engine(plan)
+        self = cls(plan, tokenizer, engine, registry)
+        # A thread that is inside torch when the interpreter goes would abort the process.
+        weakref.finalize(self, engine.stop)
+        return self
 
     def prepare(
         self, request_id: str, prompt: PromptInput, params: SamplingParams, *, priority: int = 0, lora: "AdapterRef | None" = None

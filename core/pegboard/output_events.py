@@ -137,7 +137,9 @@ class OutputReader:
             schema = required_schema(parsing.tools, is_parallel=parsing.parallel_tool_calls)
         else:
             return None
-        return StructuredOutputsParams(json=json.dumps(schema), disable_any_whitespace=self._can_be_compact)
+        return StructuredOutputsParams(
+            json=json.dumps(schema), disable_any_whitespace=self._can_be_compact, parameter="tools"
+        )
 
     def _strict(self, parsing: Parsing, prompt_token_ids: Sequence[int]) -> StructuredOutputsParams | None:
         """Of calls that the model may make, where a tool is `strict` and the parser can describe its format."""
@@ -148,7 +150,8 @@ class OutputReader:
         if constraint is None:
             return None
         is_flag = constraint.kind == "json_object"
-        return StructuredOutputsParams(**{constraint.kind: True if is_flag else constraint.text})  # type: ignore[arg-type]
+        value = True if is_flag else constraint.text
+        return StructuredOutputsParams(**{constraint.kind: value}, parameter="tools")  # type: ignore[arg-type]
 
     def _keeps_special(self, parsing: Parsing) -> bool:
         """Some parser of this request reads special tokens."""

@@ -50,19 +50,22 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
     # Filled by the front when the output begins with reasoning, never by users: token ids of the texts that end it. The
     # constraint holds behind the first of them.
     reasoning_end_token_ids: list[list[int]] = []
+    # Filled by the front, never by users: the request's field that asked for it, which errors name.
+    parameter: str = "structured_outputs"
 
     def __post_init__(self) -> None:
         names = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
         given = [name for name in names if getattr(self, name) is not None]
         if len(given) != 1:
             raise RequestError(
-                f"structured_outputs: expected exactly one of {', '.join(names)}; got {', '.join(given) or 'none'}",
-                parameter="structured_outputs",
+                f"{self.parameter}: expected exactly one of {', '.join(names)}; got {', '.join(given) or 'none'}",
+                parameter=self.parameter,
             )
         name = given[0]
         reason = self._wrong(name, getattr(self, name))
         if reason is not None:
-            raise RequestError(f"structured_outputs.{name} {reason}", parameter="structured_outputs")
+            field = f"{self.parameter}.{name}" if self.parameter == "structured_outputs" else self.parameter
+            raise RequestError(f"{field} {reason}", parameter=self.parameter)
 
     def _wrong(self, name: str, value: Any) -> str | None:
         """What a constraint must be at least, before any backend looks at it."""

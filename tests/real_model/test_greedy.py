@@ -6,6 +6,9 @@ Equality of tokens needs weights and activations in float32; what computing on t
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,3 +135,16 @@ def test_same_tokens_however_cut(smollm2_gguf: Path, outputs: list[Any], setting
         assert [o.outputs[0].token_ids for o in again] == [o.outputs[0].token_ids for o in outputs[:10]]
     finally:
         llm.shutdown()
+
+
+def test_an_llm_nobody_refers_to_is_stopped(smollm2_gguf: Path) -> None:
+    """With a step in flight: its thread must have ended before the interpreter does."""
+    before = set(threading.enumerate())
+    llm = LLM(str(smollm2_gguf), max_model_len=256, kv_cache_memory_bytes=1 << 27, max_in_flight=2)
+    llm.generate(["One, two,", "A paged KV cache"], GREEDY, use_tqdm=False)
+    engine = weakref.ref(llm.llm_engine.engine)
+    assert set(threading.enumerate()) - before, "steps in flight run in a thread"
+    del llm
+    gc.collect()
+    assert engine() is None
+    assert not set(threading.enumerate()) - before

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from pegboard.plan import EnginePlan
     from pegboard.plugins.registry import Registry
 
+MAX_QUEUED = 8192
+"""max_num_queued_reqs of a server that was told nothing: strangers fill this queue, and every one in it is memory."""
+
 
 def make_parser() -> FlagParser:
     """All flags of the command."""
@@ -42,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     parser = make_parser()
     if (asked := asked_help(argv)) is not None:
         return print_help(parser, asked)
-    settings, _ = parse_settings(parser, argv)
+    settings, _ = parse_settings(parser, argv, below={"engine": {"max_num_queued_reqs": MAX_QUEUED}})
     check_server(settings.server)
     set_up_logging(env.log_level())
     before = signal.signal(signal.SIGTERM, _on_terminate)

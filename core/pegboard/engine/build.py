@@ -147,6 +147,7 @@ def _limits(plan: "EnginePlan", config: EngineConfig, registry: Registry) -> Eng
         vocab_size=plan.vocab_size,
         enable_chunked_prefill=config.enable_chunked_prefill,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
+        target_itl_s=None if config.target_itl_ms is None else config.target_itl_ms / 1000,
         max_in_flight=_max_in_flight(config, registry),
         max_num_queued_reqs=config.max_num_queued_reqs,
         enable_prefix_caching=config.enable_prefix_caching,

@@ -91,7 +91,6 @@ class Engine:
         media = MediaPlanner(
             encoder_cache, encoder_connector, all_at_once=kv.has_encoder_groups, never_split=limits.never_split_media
         )
-        self._policy = blamed
         self._scheduler = Scheduler(limits, self._roster, kv, blamed, self._transfers, media, self._grammars)
         measured = measured or MeasuredEngine(limits.max_model_len, limits.max_drafts, limits.max_loras)
         self._metrics = StepMetrics(metrics, clock, measured, wants_records=wants_records)
@@ -114,9 +113,7 @@ class Engine:
         if request.request_id in self._roster.completions:
             raise RequestError(f"request id {request.request_id!r} is in use; choose another", parameter="request_id")
         self._check(request)
-        most = self.limits.max_num_queued_reqs
-        if most is not None and self._roster.num_waiting >= most:
-            raise Overloaded(f"{self._roster.num_waiting} completions are waiting, the limit is {most}; try again later")
+        self._must_have_room(request.params.n if isinstance(request.params, SamplingParams) else 1)
         if not request.arrival_s:
             request = msgspec.structs.replace(request, arrival_s=self._clock())
         with self._dying():
@@ -124,6 +121,15 @@ class Engine:
                 if self._grammars is not None:
                     self._grammars.start(completion)
                 self._roster.add(completion)
+
+    def _must_have_room(self, n: int) -> None:
+        most, waiting = self.limits.max_num_queued_reqs, self._roster.num_waiting
+        if most is None:
+            return
+        if n > most:
+            raise RequestError(f"n must be at most {most}, as many completions may wait here, got {n}", parameter="n")
+        if waiting + n > most:
+            raise Overloaded(f"{waiting} completions are waiting, the limit is {most}; try again later")
 
     def abort(self, request_ids: Sequence[str], reason: Literal["abort", "stop"] = "abort") -> None:
         """End requests (all their completions), or single completions by key. Their last delta comes with the next step.
@@ -179,10 +185,9 @@ class Engine:
 
     def _apply(self, batch: Batch, output: StepOutput) -> None:
         with self._metrics.timed("apply"):
-            record = self._scheduler.close(batch.step)
+            self._scheduler.close(batch.step, output.times)
             self._metrics.step(batch, output.times, self._roster.by_row)
             self._outcome.apply(batch, output)
-            self._policy.observe(record.load, output.times)
 
     def _send_masks(self, batch: Batch) -> None:
         """Older steps are applied, so the grammars are exact; the forward of this step runs meanwhile."""

@@ -118,9 +118,12 @@ class GrammarCompiler:
             wait(pending, timeout_s, FIRST_COMPLETED)
 
     def stop(self) -> None:
-        """End the threads that are idle now, the others when they are done."""
+        """End the threads: those that are idle now, the others when they are done, which is awaited for a second at most."""
         for _ in self._threads:
             self._queue.put(None)
+        give_up_s = time.monotonic() + 1.0
+        for thread in self._threads:
+            thread.join(max(0.0, give_up_s - time.monotonic()))
 
     def _begin(self, constraint: Constraint) -> _Compilation:
         compilation = _Compilation(constraint, self._clock() + self._timeout_s)

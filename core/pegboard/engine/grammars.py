@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from pegboard.batch import Array, Batch, TokenMasks
 from pegboard.config import StructuredOutputsConfig
 from pegboard.engine.grammar_compiler import GrammarCompiler
 from pegboard.engine.request_grammar import ReasoningEnd, RequestGrammar
-from pegboard.errors import blame
+from pegboard.errors import RequestError, blame
 from pegboard.interfaces.structured_output import Constraint, StructuredOutput
 from pegboard.request import Request
 from pegboard.sampling_params import SamplingParams, StructuredOutputsParams
@@ -67,7 +68,8 @@ class Grammars:
 
     def check(self, params: StructuredOutputsParams) -> None:
         """RequestError, with every backend's reason, when nobody enforces the constraint."""
-        self._compiler.check(constraint_of(params, self._config))
+        with _blaming(params):
+            self._compiler.check(constraint_of(params, self._config))
 
     def start(self, request: Request) -> None:
         """Compile the request's constraint, if it has one, unless that is done or under way. The request waits for it."""
@@ -81,7 +83,8 @@ class Grammars:
         long."""
         params = _wanted(request)
         assert params is not None
-        compiled = self._compiler.get(constraint_of(params, self._config))
+        with _blaming(params):
+            compiled = self._compiler.get(constraint_of(params, self._config))
         if compiled is None:
             return False
         with blame(compiled.name):
@@ -166,6 +169,15 @@ class Grammars:
             num_accepted += 1
             grammar.fill(bits[depth])
         grammar.rollback(num_accepted)
+
+
+@contextmanager
+def _blaming(params: StructuredOutputsParams) -> Iterator[None]:
+    """Constraints are shared; an error about one names the field of the request that gets it."""
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError(str(error), parameter=params.parameter) from error
 
 
 def _wanted(request: Request) -> StructuredOutputsParams | None:

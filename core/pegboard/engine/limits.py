@@ -17,6 +17,7 @@ class EngineLimits:
 
     encoder_cache_tokens: capacity of the worker's encoder cache; max_encoder_tokens: most media tokens encoded per step (None =
     the capacity). never_split_media: a chunk of a prompt never ends inside a media item.
+    target_itl_s: how long a step with decodes should last at most; prefill chunks are cut to fit. None = no bound.
     grammar_timeout_s: time to compile one grammar. record_kv_events: keep block events for `control("kv_events")`.
     Raises ConfigError, naming the setting.
     """
@@ -27,6 +28,7 @@ class EngineLimits:
     vocab_size: int
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
+    target_itl_s: float | None = None
     max_in_flight: int = 1
     max_num_queued_reqs: int | None = None
     enable_prefix_caching: bool = True

@@ -106,15 +106,15 @@ class Outcome:
     def _advance_grammar(self, request: Request, token_ids: list[int], delta: RequestDelta, reason: str | None) -> str | None:
         """The finish reason, the grammar's if it has one: where it wants a stop token and min_tokens (or a model without any)
         allows none, the text is whole and the completion ends."""
+        params = request.params
+        assert isinstance(params, SamplingParams) and params.structured_outputs, "it has a grammar"
         if request.grammar.accept(token_ids) != len(token_ids):
             delta.error = (
                 f"token ids {token_ids} do not fit the request's grammar; logit_bias, allowed_token_ids or bad_words leave none "
                 "of the tokens that it allows"
             )
-            delta.error_parameter = "structured_outputs"
+            delta.error_parameter = params.structured_outputs.parameter
             return "error"
-        params = request.params
-        assert isinstance(params, SamplingParams), "pooling requests have no grammar"
         if reason is not None:
             return reason
         may_stop = params.eos_token_ids and (params.ignore_eos or len(request.output_token_ids) >= params.min_tokens)

@@ -31,13 +31,14 @@ class RequestCheck:
             raise RequestError(
                 f"adapter {request.lora.name!r}: LoRA is off; start with max_loras of at least 1", parameter="model"
             )
-        if isinstance(request.params, SamplingParams) and request.params.structured_outputs is not None:
+        wanted = request.params.structured_outputs if isinstance(request.params, SamplingParams) else None
+        if wanted is not None:
             if self._grammars is None:
                 raise RequestError(
-                    f"structured_outputs needs a structured output plugin, and none is active; {to_install('structured_output')}",
-                    parameter="structured_outputs",
+                    f"{wanted.parameter} needs a structured output plugin, and none is active; {to_install('structured_output')}",
+                    parameter=wanted.parameter,
                 )
-            self._grammars.check(request.params.structured_outputs)
+            self._grammars.check(wanted)
 
     def _check_prompt(self, request: EngineRequest) -> None:
         limits, num_tokens = self._limits, len(request.prompt_token_ids)

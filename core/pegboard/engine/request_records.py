@@ -53,7 +53,7 @@ class RequestRecords:
 
     def step(self, batch: Batch, times: StepTimes, by_row: Sequence[Request | None]) -> None:
         """The result of a step is in and not applied yet; every request counts the step once, whatever its completions."""
-        execute_s = times.prepare_s + times.forward_s + times.transfer_s + times.sample_s + times.draft_s
+        execute_s = times.total_s
         rows = (by_row[row] for row in batch.rows.tolist())
         names = {request.request_id for request in rows if request is not None and not request.is_finished}
         for name in names:

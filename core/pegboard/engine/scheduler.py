@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pegboard.batch import Batch
+from pegboard.batch import Batch, StepTimes
 from pegboard.engine.admission import Admission
 from pegboard.engine.batch_builder import BatchBuilder
 from pegboard.engine.blamed import BlamedPolicy
@@ -24,6 +24,7 @@ from pegboard.engine.limits import EngineLimits
 from pegboard.engine.media_plan import MediaPlanner
 from pegboard.engine.roster import Roster
 from pegboard.engine.step_plan import Entry, StepPlan
+from pegboard.engine.step_size import StepSize
 from pegboard.engine.transfers import Transfers
 from pegboard.interfaces.scheduling_policy import StepLoad
 from pegboard.request import Request, RequestStatus
@@ -32,11 +33,13 @@ from pegboard.sampling_params import SamplingParams
 
 @dataclass(slots=True)
 class InFlight:
-    """What the engine must remember of a submitted step: row → draft tokens it verifies, copies it runs, the load it met."""
+    """What the engine must remember of a submitted step: row → draft tokens it verifies, copies it runs, the load it met, tokens
+    it computes beyond one a row."""
 
     drafts: dict[int, list[int]]
     copies: list[Copy]
     load: StepLoad
+    num_prefill_tokens: int
 
 
 class Scheduler:
@@ -61,6 +64,7 @@ class Scheduler:
         self._grammars = grammars
         self._admission = Admission(limits, roster, kv, policy, transfers, media, grammars)
         self._builder = BatchBuilder(limits, roster, kv, transfers)
+        self._size = None if limits.target_itl_s is None else StepSize(limits.target_itl_s)
         self._steps: dict[int, InFlight] = {}
         self.prefix_queries = self._admission.prefix_queries
 
@@ -70,25 +74,31 @@ class Scheduler:
         load = self._load()
         limits = self._limits
         encoder_tokens = limits.encoder_cache_tokens if limits.max_encoder_tokens is None else limits.max_encoder_tokens
-        plan = StepPlan(self._policy.budget(load), encoder_tokens)
+        budget = self._policy.budget(load)
+        if self._size is not None:
+            budget = self._size.limit(budget, load)
+        plan = StepPlan(budget, encoder_tokens)
         self._plan_running(plan)
         if not plan.has_preempted:
             self._admission.run(plan)
         if not plan.entries and (self._steps or not self._must_poll()):
             return None
         batch, drafts, copies = self._builder.build(plan)
-        self._steps[batch.step] = InFlight(drafts, copies, load)
+        num_prefill_tokens = int(batch.num_scheduled_tokens.sum()) - len(batch.rows)
+        self._steps[batch.step] = InFlight(drafts, copies, load, num_prefill_tokens)
         return batch
 
     def drafts(self, step: int) -> dict[int, list[int]]:
         """Row → the draft tokens a submitted step verifies."""
         return self._steps[step].drafts
 
-    def close(self, step: int) -> InFlight:
-        """The step's result is in: its copies are done."""
+    def close(self, step: int, times: StepTimes) -> None:
+        """The step's result is in: its copies are done, and its times are something to learn from."""
         record = self._steps.pop(step)
         self._kv.copies_done(record.copies)
-        return record
+        self._policy.observe(record.load, times)
+        if self._size is not None:
+            self._size.observe(record.num_prefill_tokens, times.total_s)
 
     def _must_poll(self) -> bool:
         return bool(self._roster.loading) or self._transfers.has_open

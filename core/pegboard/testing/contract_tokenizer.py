@@ -110,7 +110,7 @@ class TokenizerContract:
         if self.round_trips:
             table = made.vocabulary().token_bytes
             spelled = b"".join(table[token] for token in made.encode(text, add_special_tokens=False))
-            assert spelled.decode("utf-8").removeprefix(" ") == text.removeprefix(" ")
+            assert spelled.decode("utf-8") in (text, " " + text, text.removeprefix(" "))
 
     # --- streams -------------------------------------------------------------------------------------------------------------
 

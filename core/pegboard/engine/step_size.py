@@ -1,0 +1,62 @@
+"""Prefill chunks of a size that keeps the time between two tokens under a bound (`target_itl_ms`).
+
+Whoever decodes waits for everything else in its step. A step lasts about `fixed + per_token * prefill tokens`; both are learned
+from the steps before, so that the chunk follows the machine, the batch and the length of what is attended to.
+"""
+
+from __future__ import annotations
+
+from pegboard.interfaces.scheduling_policy import StepBudget, StepLoad
+
+FIRST_CHUNK = 32
+"""Prefill tokens beside decodes before any speed is known."""
+
+MIN_CHUNK = 8
+"""Prefill tokens a step may always compute: prompts move on, however slow the machine and however low the bound."""
+
+MARGIN = 0.9
+"""Part of the bound that is planned for; the rest is for what cannot be foreseen."""
+
+WEIGHT_SLOWER, WEIGHT_FASTER = 0.5, 0.1
+"""Weight of a new measurement in its running mean: a slower step is believed at once, a faster one only when it repeats."""
+
+
+class StepSize:
+    """target_s: the longest a step with decodes should last. Told every step, asked before every step."""
+
+    def __init__(self, target_s: float) -> None:
+        self._target_s = MARGIN * target_s
+        self._fixed_s: float | None = None
+        self._per_token_s: float | None = None
+
+    def limit(self, budget: StepBudget, load: StepLoad) -> StepBudget:
+        """The policy's budget, cut to what fits the bound; as it is while nobody decodes."""
+        if load.num_decodes == 0:
+            return budget
+        chunk = self._chunk()
+        return StepBudget(
+            max_tokens=min(budget.max_tokens, load.num_decodes + chunk),
+            max_chunk=min(budget.max_chunk, chunk),
+            max_prefills=budget.max_prefills,
+            max_long_prefills=budget.max_long_prefills,
+        )
+
+    def observe(self, num_prefill_tokens: int, seconds: float) -> None:
+        """A step that computed so many prompt tokens beside one token of each decoding row."""
+        if num_prefill_tokens == 0:
+            self._fixed_s = _mean(self._fixed_s, seconds)
+        elif num_prefill_tokens >= MIN_CHUNK:  # fewer say little about the price of one
+            above_fixed = max(seconds - (self._fixed_s or 0.0), 0.1 * seconds)
+            self._per_token_s = _mean(self._per_token_s, above_fixed / num_prefill_tokens)
+
+    def _chunk(self) -> int:
+        if self._per_token_s is None:
+            return FIRST_CHUNK
+        left_s = self._target_s - (self._fixed_s or 0.0)
+        return max(MIN_CHUNK, int(left_s / max(self._per_token_s, 1e-9)))
+
+
+def _mean(before: float | None, new: float) -> float:
+    if before is None:
+        return new
+    return before + (WEIGHT_SLOWER if new > before else WEIGHT_FASTER) * (new - before)
