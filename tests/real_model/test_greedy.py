@@ -139,12 +139,16 @@ def test_same_tokens_however_cut(smollm2_gguf: Path, outputs: list[Any], setting
 
 def test_an_llm_nobody_refers_to_is_stopped(smollm2_gguf: Path) -> None:
     """With a step in flight: its thread must have ended before the interpreter does."""
-    before = set(threading.enumerate())
+
+    def step_threads() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "pegboard-steps"}
+
+    before = step_threads()
     llm = LLM(str(smollm2_gguf), max_model_len=256, kv_cache_memory_bytes=1 << 27, max_in_flight=2)
     llm.generate(["One, two,", "A paged KV cache"], GREEDY, use_tqdm=False)
     engine = weakref.ref(llm.llm_engine.engine)
-    assert set(threading.enumerate()) - before, "steps in flight run in a thread"
+    assert step_threads() - before, "steps in flight run in a thread"
     del llm
     gc.collect()
     assert engine() is None
-    assert not set(threading.enumerate()) - before
+    assert not step_threads() - before
