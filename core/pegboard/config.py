@@ -80,7 +80,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int | None, doc("Steps submitted before the oldest is awaited; 1 = synchronous; default the platform's")
     ] = None
     max_num_queued_reqs: Annotated[
-        int | None, doc("Most requests waiting before new ones are refused (503); default no limit")
+        int | None, doc("Most completions waiting before new ones are refused (503); default 8192 in a server, else no limit")
     ] = None
     # execution
     device: Annotated[str, doc("Platform plugin; auto = by probe")] = "auto"
@@ -286,7 +286,7 @@ def check_engine(config: EngineConfig) -> None:
     """Raise ConfigError for values that cannot work together or are out of range, before anything is loaded."""
     positive = ("max_model_len", "block_size", "max_num_batched_tokens", "max_num_seqs", "max_in_flight", "num_threads",
                 "kv_cache_memory_bytes", "num_gpu_blocks_override", "tensor_parallel_size", "pipeline_parallel_size",
-                "stream_interval", "max_num_partial_prefills", "max_long_partial_prefills")  # fmt: skip
+                "stream_interval", "max_num_partial_prefills", "max_long_partial_prefills", "max_num_queued_reqs")  # fmt: skip
     for name in positive:
         value = getattr(config, name)
         if value is not None and value < 1:

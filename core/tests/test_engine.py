@@ -72,6 +72,17 @@ def test_a_full_queue_is_overloaded() -> None:
         engine.add("d", [3], greedy())
 
 
+def test_every_completion_counts_in_the_queue() -> None:
+    engine = FakeEngine(max_num_queued_reqs=4, max_num_seqs=1)
+    engine.add("a", [3], SamplingParams(n=3))
+    with pytest.raises(Overloaded, match="3 completions are waiting, the limit is 4"):
+        engine.add("b", [3], SamplingParams(n=2))
+    engine.add("c", [3], greedy())
+    with pytest.raises(RequestError, match="n must be at most 4") as caught:
+        engine.add("d", [3], SamplingParams(n=5))
+    assert caught.value.parameter == "n" and not isinstance(caught.value, Overloaded), "trying again would not help"
+
+
 def test_a_prompt_over_the_step_is_refused_without_chunked_prefill() -> None:
     engine = FakeEngine(enable_chunked_prefill=False, max_num_batched_tokens=8)
     with pytest.raises(RequestError, match="max_num_batched_tokens=8"):

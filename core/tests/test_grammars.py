@@ -251,6 +251,10 @@ def test_the_field_at_fault_travels_with_the_failure() -> None:
     engine = FakeEngine(structured_output=fake())
     engine.add("a", range(5), structured("nonsense", n=1))
     assert engine.run()["a", 0].deltas[-1].error_parameter == "structured_outputs"
+    params = structured("nonsense", n=1)
+    params.structured_outputs.parameter = "response_format"
+    engine.add("b", range(5), params)
+    assert engine.run()["b", 0].deltas[-1].error_parameter == "response_format", "and it is that request's own"
 
 
 def test_all_completions_of_a_bad_request_fail_after_one_compilation() -> None:

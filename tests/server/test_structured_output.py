@@ -134,7 +134,16 @@ def test_structural_tag(client: openai.OpenAI) -> None:
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "exactly one"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "nonsense"}}}},
-            "structured_outputs",
+            "response_format",
+            "nonsense",
+        ),
+        ({"response_format": {"type": "structural_tag", "structures": 7, "triggers": []}}, "response_format", "structural_tag"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}],
+                "tool_choice": "required",
+            },
+            "tools",
             "nonsense",
         ),
     ],

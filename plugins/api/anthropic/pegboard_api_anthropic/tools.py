@@ -97,4 +97,4 @@ def structure(request: PromptFields) -> StructuredOutputsParams | None:
         return None
     if form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):
         raise wrong("output_config.format", "{'type': 'json_schema', 'schema': {…}}", form)
-    return StructuredOutputsParams(json=form["schema"])
+    return StructuredOutputsParams(json=form["schema"], parameter="output_config.format")

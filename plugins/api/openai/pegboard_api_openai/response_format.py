@@ -28,19 +28,12 @@ def structure(
     """What the two fields ask for together; None when the answer is free. Raises InvalidBody or RequestError naming the field."""
     form = _of_format(response_format) if response_format is not None else {}
     if structured_outputs is None:
-        return _params(form, "response_format") if form else None
+        return StructuredOutputsParams(**form, parameter="response_format") if form else None
     if form:
         raise RequestError(
             "response_format and structured_outputs exclude each other: leave one of them out", parameter="structured_outputs"
         )
-    return _params(_of_structured_outputs(structured_outputs), "structured_outputs")
-
-
-def _params(values: Mapping[str, Any], field: str) -> StructuredOutputsParams:
-    try:
-        return StructuredOutputsParams(**values)
-    except RequestError as error:
-        raise RequestError(str(error), parameter=field) from error
+    return StructuredOutputsParams(**_of_structured_outputs(structured_outputs))
 
 
 def _of_format(form: Mapping[str, Any]) -> dict[str, Any]:

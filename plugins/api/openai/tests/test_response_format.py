@@ -35,7 +35,8 @@ NEW_TAG = {"type": "structural_tag", "format": {"type": "const_string", "value":
     ],
 )
 def test_both_fields_become_one_constraint(form: Any, given: Any, expected: Any) -> None:
-    assert structure(form, given) == (None if expected is None else StructuredOutputsParams(**expected))
+    field = "structured_outputs" if given else "response_format"
+    assert structure(form, given) == (None if expected is None else StructuredOutputsParams(**expected, parameter=field))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_it_reaches_the_engine(http: Any, fields: dict[str, Any]) -> None:
     server.chat(**fields)
     server.complete(**fields)
     for _, params, *_ in server.engine.requests[-2:]:
-        assert params.structured_outputs == StructuredOutputsParams(json_object=True)
+        assert params.structured_outputs == StructuredOutputsParams(json_object=True, parameter=next(iter(fields)))
 
 
 def test_beam_search_refuses_it(http: Any) -> None:

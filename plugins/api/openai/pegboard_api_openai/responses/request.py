@@ -98,11 +98,11 @@ def _structure(request: ResponsesRequest) -> StructuredOutputsParams | None:
     if kind in (None, "text"):
         return None
     if kind == "json_object":
-        return StructuredOutputsParams(json_object=True)
+        return StructuredOutputsParams(json_object=True, parameter="text.format")
     if kind != "json_schema":
         raise wrong("text.format.type", "text, json_object or json_schema", kind)
     assert form is not None, "it has a type"
     schema = form.get("schema")
     if not isinstance(schema, dict):
         raise wrong("text.format.schema", "a JSON schema (an object)", schema)
-    return StructuredOutputsParams(json=schema)
+    return StructuredOutputsParams(json=schema, parameter="text.format")
