@@ -122,10 +122,11 @@ class EventStream(Response):
     """Server-sent events. An exception in `events` becomes an error event; the last event is always [DONE].
 
     outputs: what `events` reads. Both are closed at the end or when the client leaves, `outputs` by itself because closing a
-    generator that was never started runs none of its code. end: the last event, for APIs that have none.
+    generator that was never started runs none of its code; None = they go on when the client leaves. end: the last event, for
+    APIs that have none.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], outputs: Outputs, *, end: bytes = DONE) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], outputs: Outputs | None, *, end: bytes = DONE) -> None:
         self.status_code = 200
         self.background = None
         self.body = b""
@@ -141,7 +142,8 @@ class EventStream(Response):
             await while_connected(receive, self._send_all(send))
         finally:
             await self._events.aclose()
-            await self._outputs.aclose()
+            if self._outputs is not None:
+                await self._outputs.aclose()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -13,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_api_openai.plugin import RESPONSES
 from pegboard_api_openai.responses.api import ResponsesApi
+from pegboard_api_openai.responses.event_log import EventLog
 from pegboard_api_openai.responses.history import as_messages, read_input
 from pegboard_api_openai.responses.options import ResponsesOptions
 from starlette.testclient import TestClient
@@ -56,14 +59,14 @@ class Responses:
         return self.engine.tokenizer().decode(self.engine.requests[-1][0].token_ids, skip_special_tokens=False)
 
 
-def read_events(text: str) -> list[Any]:
+def read_events(text: str, first: int = 0) -> list[Any]:
     events = []
     for block in filter(None, text.split("\n\n")):
         kind, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert kind == f"event: {event['type']}"
         events.append(event)
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["sequence_number"] for event in events] == list(range(first, first + len(events)))
     return events
 
 
@@ -197,7 +200,7 @@ def test_a_server_that_keeps_nothing_says_so(more):
 
 def wait_for(server: Responses, name: str, *statuses: str) -> Any:
     deadline = time.monotonic() + 30
-    while (response := server.client.get(f"/v1/responses/{name}").json())["status"] not in statuses:
+    while (response := server.client.get(f"/v1/responses/{name}").json()).get("status") not in statuses:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return response
@@ -220,6 +223,71 @@ def test_background_and_cancel():
         done = server.create(max_output_tokens=1)
         refused = server.client.post(f"/v1/responses/{done['id']}/cancel")
         assert refused.status_code == 400 and "background" in refused.json()["error"]["message"]
+
+
+def test_a_background_stream_can_be_read_again():
+    with Responses("a long answer") as server:
+        events = server.create(background=True, stream=True)
+        name = events[0]["response"]["id"]
+        assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+        assert events[-1]["type"] == "response.completed" and events[0]["response"]["background"] is True
+        path = f"/v1/responses/{name}"
+        assert plain(server.client.get(path).json()["output"]) == plain(events[-1]["response"]["output"])
+        assert read_events(server.client.get(path, params={"stream": "true"}).text) == events
+        for after in (0, 3, len(events) - 1, len(events) + 7):
+            again = server.client.get(path, params={"stream": "true", "starting_after": after})
+            assert read_events(again.text, first=after + 1) == events[after + 1 :]
+        follow = server.create(previous_response_id=name)
+        assert "assistant: a long answer" in server.prompt() and follow["status"] == "completed"
+
+
+def test_whoever_leaves_a_background_stream_does_not_end_it():
+    async def run() -> None:
+        log = EventLog()
+        log.add([{"type": "a"}])
+        first, second = log.read(), log.read(0)
+        assert b'"sequence_number":0' in await anext(first)
+        await first.aclose()
+        waiting = asyncio.ensure_future(anext(second))
+        await asyncio.sleep(0)
+        log.add([{"type": "b"}, {"type": "c"}])
+        log.end()
+        news = await waiting
+        assert news.count(b"event: ") == 2 and b'"sequence_number":2' in news
+        assert [part async for part in second] == [] and [part async for part in log.read(2)] == []
+        assert log.num_bytes == len(b"".join([part async for part in log.read()]))
+
+    asyncio.run(run())
+
+
+def test_a_background_stream_that_fails_or_is_cancelled_ends():
+    with Responses("abc", fail_after=2) as server:
+        events = server.create(background=True, stream=True)
+        assert events[-1]["type"] == "response.failed" and events[-1]["response"]["error"]["code"] == "server_error"
+        assert wait_for(server, events[0]["response"]["id"], "failed")
+    with Responses("endless " * 200, delay_s=0.05) as server, ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(server.create, background=True, stream=True, request_id="mine")
+        wait_for(server, "mine", "in_progress")
+        assert server.client.post("/v1/responses/mine/cancel").json()["status"] == "cancelled"
+        events = reading.result(30)
+        assert events[0]["type"] == "response.created" and events[-1]["type"] != "response.completed"
+        assert server.engine.running == set()
+
+
+def test_what_a_retrieval_may_ask_for():
+    with Responses("ok") as server:
+        path = f"/v1/responses/{server.create()['id']}"
+        for query, param in (
+            ({"stream": "true"}, "stream"),
+            ({"stream": "maybe"}, "stream"),
+            ({"starting_after": 1}, "starting_after"),
+            ({"stream": "true", "starting_after": "-1"}, "starting_after"),
+            ({"include_obfuscation": "true"}, "include_obfuscation"),
+            ({"include": "x"}, "include"),
+        ):
+            response = server.client.get(path, params=query)
+            assert response.status_code == 400 and response.json()["error"]["param"] == param, query
+        assert server.client.get(path, params={"stream": "false", "include_obfuscation": "false"}).json()["status"] == "completed"
 
 
 def test_an_engine_that_fails():
@@ -271,7 +339,9 @@ def test_forced_calls(choice):
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
         ({"background": True, "store": False}, "background"),
-        ({"background": True, "stream": True}, "background"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage"),
+        ({"stream_options": {}}, "stream_options"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"previous_response_id": 3}, "previous_response_id"),
         ({"prompt": {"id": "p"}}, "prompt"),

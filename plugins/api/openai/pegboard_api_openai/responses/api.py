@@ -33,10 +33,12 @@ from pegboard_api_openai.connection import (
 from pegboard_api_openai.errors import InvalidBody, error_body
 from pegboard_api_openai.logprobs import TokenNames
 from pegboard_api_openai.rendering import check_template_kwargs, render, template_kwargs
+from pegboard_api_openai.responses.event_log import EventEncoder, EventLog
 from pegboard_api_openai.responses.fields import ResponsesRequest
 from pegboard_api_openai.responses.history import as_messages, conversation, is_unfinished, read_input
 from pegboard_api_openai.responses.items import StreamEvent
 from pegboard_api_openai.responses.options import ResponsesOptions
+from pegboard_api_openai.responses.query import read_query
 from pegboard_api_openai.responses.request import response_params, response_parsing, response_tools
 from pegboard_api_openai.responses.response import ResponseAnswer
 from pegboard_api_openai.responses.store import ResponseStore, Stored
@@ -71,7 +73,9 @@ class ResponsesApi:
         messages = [*self._before(request), *read_input(request.input)]
         answer, outputs = await self._start(request, messages)
         if request.background:
-            return json_response(self._in_background(answer, request, messages, outputs))
+            kept = EventLog() if request.stream else None
+            response = self._in_background(answer, request, messages, outputs, kept)
+            return json_response(response) if kept is None else EventStream(kept.read(), None, end=b"")
         first = await while_connected(http.receive, first_output(outputs))
         events = self._events(answer, request, messages, chain(first, outputs))
         if request.stream:
@@ -80,8 +84,6 @@ class ResponsesApi:
         return json_response(answer.whole())
 
     def _check(self, request: ResponsesRequest) -> None:
-        if request.background and request.stream:
-            raise RequestError("background and stream exclude each other: ask for the response later", parameter="background")
         if request.background and not (request.store and self._store.is_on):
             why = "store must be true" if self._store.is_on else "this server keeps no responses"
             raise RequestError(f"background needs a response that is kept: {why}", parameter="background")
@@ -140,41 +142,64 @@ class ResponsesApi:
         except PegboardError as error:
             if not request.stream:
                 raise
-            yield [answer.fail(str(error))]
-        if request.store and self._store.is_on:
+            yield [answer.fail(error)]
+        if request.store and self._store.is_on and not request.background:  # that is kept by the task that writes it
             self._keep(answer, messages)
 
-    def _keep(self, answer: ResponseAnswer, messages: list[dict[str, Any]], task: "asyncio.Task[None] | None" = None) -> None:
+    def _keep(
+        self,
+        answer: ResponseAnswer,
+        messages: list[dict[str, Any]],
+        task: "asyncio.Task[None] | None" = None,
+        events: EventLog | None = None,
+    ) -> None:
         response = answer.whole()
         history = [*messages, *as_messages(response["output"])] if task is None else messages
-        stored = Stored(response, history, task, answer.whole if task is not None else None)
-        self._store.put(stored, len(msgspec.json.encode([stored.response, stored.messages])))
+        stored = Stored(response, history, task, answer.whole if task is not None else None, events)
+        num_bytes = len(msgspec.json.encode([stored.response, stored.messages]))
+        self._store.put(stored, num_bytes + (events.num_bytes if events is not None else 0))
 
     def _in_background(
-        self, answer: ResponseAnswer, request: ResponsesRequest, messages: list[dict[str, Any]], outputs: Outputs
+        self,
+        answer: ResponseAnswer,
+        request: ResponsesRequest,
+        messages: list[dict[str, Any]],
+        outputs: Outputs,
+        events: EventLog | None,
     ) -> dict[str, Any]:
-        """Write it in a task of its own; the response so far."""
+        """Write it in a task of its own, which tells `events`; the response so far."""
 
         async def write() -> None:
             try:
                 async with aclosing(outputs):
-                    async for _ in self._events(answer, request, messages, outputs):
-                        pass
+                    async for news in self._events(answer, request, messages, outputs):
+                        if events is not None:
+                            events.add(news)
             except asyncio.CancelledError:
                 answer.cancel()
-                self._keep(answer, messages)
                 raise
-            except PegboardError as error:
-                log.error("response %s failed: %s", answer.name, error)
-                answer.fail(str(error))
-                self._keep(answer, messages)
+            except Exception as error:  # the end of the task: nobody else would ever hear of it
+                log.error("response %s failed: %s", answer.name, error, exc_info=not isinstance(error, PegboardError))
+                answer.fail(error)
+            finally:
+                self._keep(answer, messages, events=events)
+                if events is not None:
+                    events.end()
 
-        self._keep(answer, messages, asyncio.create_task(write()))
+        self._keep(answer, messages, asyncio.create_task(write()), events)
         return answer.whole()
 
     async def _retrieve(self, http: Request) -> Response:
-        """A response that was kept."""
-        return json_response(self._store.get(http.path_params["id"], "response_id").now())
+        """A response that was kept; with `stream=true` its events, from behind number `starting_after` on."""
+        is_stream, after = read_query(http)
+        stored = self._store.get(http.path_params["id"], "response_id")
+        if not is_stream:
+            return json_response(stored.now())
+        if stored.events is None:
+            raise RequestError(
+                "only a response that was made with background: true and stream: true can be streamed again", parameter="stream"
+            )
+        return EventStream(stored.events.read(after), None, end=b"")
 
     async def _cancel(self, http: Request) -> Response:
         """Stop writing a response in the background."""
@@ -198,18 +223,12 @@ class ResponsesApi:
 
 
 async def _encoded(events: AsyncGenerator[list[StreamEvent], None]) -> AsyncGenerator[bytes, None]:
-    """Server-sent events, numbered from 0."""
-    number = 0
+    """Server-sent events, those of one output together."""
+    encode = EventEncoder()
     async with aclosing(events):
         async for news in events:
-            parts = []
-            for event in news:
-                kind = event["type"]
-                body = msgspec.json.encode({**event, "sequence_number": number})
-                parts.append(f"event: {kind}\ndata: ".encode() + body + b"\n\n")
-                number += 1
-            if parts:
-                yield b"".join(parts)
+            if news:
+                yield b"".join(encode(news))
 
 
 async def _exhaust(events: AsyncGenerator[list[StreamEvent], None]) -> None:

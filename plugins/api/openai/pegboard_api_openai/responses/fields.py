@@ -30,6 +30,14 @@ class TextFields(BaseModel):
     verbosity: Literal["medium"] | None = None
 
 
+class ResponsesStreamOptions(BaseModel):
+    """Deltas are never padded, so only false is taken."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    include_obfuscation: Literal[False] | None = None
+
+
 class ResponsesRequest(BaseModel):
     """input is checked by `history.read_input`, tools and tool_choice by `tools.read_response_tools`."""
 
@@ -42,7 +50,7 @@ class ResponsesRequest(BaseModel):
     store: bool = True
     background: bool = False
     stream: bool = False
-    stream_options: dict[str, bool] | None = None
+    stream_options: ResponsesStreamOptions | None = None
 
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from pegboard.errors import Overloaded, RequestError
 from pegboard.interfaces.api import ParsedOutput, Parsing
 from pegboard.interfaces.output_parser import Reasoning
 from pegboard.sampling_params import SamplingParams
@@ -110,9 +111,12 @@ class ResponseAnswer:
             news.append(self._end("completed" if is_complete else "incomplete"))
         return news
 
-    def fail(self, message: str) -> StreamEvent:
-        """The engine gave it up."""
-        self._more["error"] = {"code": "server_error", "message": message}
+    def fail(self, error: Exception) -> StreamEvent:
+        """It could not be written, or not to its end."""
+        code = "server_error"
+        if isinstance(error, RequestError):
+            code = "rate_limit_exceeded" if isinstance(error, Overloaded) else "invalid_prompt"
+        self._more["error"] = {"code": code, "message": str(error)}
         return self._end("failed")
 
     def cancel(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pegboard.errors import RequestError
+from pegboard_api_openai.responses.event_log import EventLog
 from pegboard_api_openai.responses.options import ResponsesOptions
 
 
@@ -21,12 +22,14 @@ class UnknownResponse(RequestError):
 @dataclass(slots=True)
 class Stored:
     """response: the object; messages: the conversation up to and with it, without instructions. While `task` writes it in the
-    background, `live` tells how far it is. num_bytes: about its size."""
+    background, `live` tells how far it is. events: of one that is, or was, streamed in the background. num_bytes: about its
+    size."""
 
     response: Mapping[str, Any]
     messages: list[dict[str, Any]] = field(default_factory=list)
     task: "asyncio.Task[None] | None" = None
     live: Callable[[], Mapping[str, Any]] | None = None
+    events: EventLog | None = None
     num_bytes: int = 0
 
     def now(self) -> Mapping[str, Any]:
