@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from importlib.resources import files
 
 from pegboard.errors import PluginBroken, PluginError, PluginNotFound
@@ -43,10 +44,12 @@ class Family:
 def need_of(checkpoint: Checkpoint) -> ModelFamilyNeed:
     """What of a checkpoint families are matched on."""
     model_type = checkpoint.config.get("model_type")
+    directory = checkpoint.tokenizer.directory
     return ModelFamilyNeed(
         model_type=model_type if isinstance(model_type, str) else None,
         architectures=frozenset(checkpoint.architectures),
         template=checkpoint.chat_template,
+        files=frozenset(path.name for path in directory.iterdir()) if directory is not None and directory.is_dir() else None,
     )
 
 
@@ -101,7 +104,8 @@ def _reason(winner: Fit | None, best: list[Fit]) -> str:
 def matches(spec: ModelFamilySpec, need: ModelFamilyNeed) -> tuple[int, str]:
     """How many things match, and which; (0, why not) when something the family asks for does not.
 
-    The model type or an architecture must fit where the family names any; every marker must occur in the template.
+    The model type or an architecture must fit where the family names any, a file where it names file patterns; every marker must
+    occur in the template.
     """
     found: list[str] = []
     if need.model_type is not None and need.model_type in spec.model_types:
@@ -110,6 +114,11 @@ def matches(spec: ModelFamilySpec, need: ModelFamilyNeed) -> tuple[int, str]:
         found.append(f"architecture {shared[0]}")
     if not found and (spec.model_types or spec.architectures):
         return 0, "neither its model types nor its architectures"
+    if spec.file_patterns:
+        fitting = sorted(name for name in need.files or () if any(fnmatchcase(name, pattern) for pattern in spec.file_patterns))
+        if not fitting:
+            return 0, f"no file {' or '.join(spec.file_patterns)}"
+        found.append(f"file {fitting[0]}")
     missing = [marker for marker in spec.template_markers if marker not in (need.template or "")]
     if missing:
         return 0, f"the chat template has no {missing[0]!r}"

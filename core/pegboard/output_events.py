@@ -30,7 +30,7 @@ from pegboard.interfaces.output_parser import (
 )
 from pegboard.output import RequestOutput
 from pegboard.parsing import Pipeline
-from pegboard.parsing.forced_calls import NamedCall, RequiredCalls, named_schema, required_schema
+from pegboard.parsing.forced_calls import NamedCall, RequiredCalls, fresh_id, named_schema, required_schema
 from pegboard.sampling_params import SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -137,9 +137,7 @@ class OutputReader:
             schema = required_schema(parsing.tools, is_parallel=parsing.parallel_tool_calls)
         else:
             return None
-        return StructuredOutputsParams(
-            json=json.dumps(schema), disable_any_whitespace=self._can_be_compact, parameter="tools"
-        )
+        return StructuredOutputsParams(json=json.dumps(schema), disable_any_whitespace=self._can_be_compact, parameter="tools")
 
     def _strict(self, parsing: Parsing, prompt_token_ids: Sequence[int]) -> StructuredOutputsParams | None:
         """Of calls that the model may make, where a tool is `strict` and the parser can describe its format."""
@@ -165,13 +163,13 @@ class OutputReader:
             return Pipeline()
         setup = self._setup(parsing, prompt_token_ids)
         reasoning = self._reasoning.make(setup) if self._reasoning else None
-        tools: OutputParser | None = None
-        if parsing.tool_choice == "named":
-            tools = NamedCall(parsing.function or "")
-        elif parsing.tool_choice == "required":
-            tools = RequiredCalls()
-        elif reads_calls and self._tools:
-            tools = self._tools.make(setup)
+        tools: OutputParser | None = self._tools.make(setup) if self._tools and parsing.tools else None
+        if parsing.tool_choice in ("required", "named"):
+            make_id = tools.call_id if tools else fresh_id
+            is_named = parsing.tool_choice == "named"
+            tools = NamedCall(parsing.function or "", make_id) if is_named else RequiredCalls(make_id)
+        elif not reads_calls:
+            tools = None
         return Pipeline(reasoning, tools)
 
     def reasoning_end(self, parsing: Parsing, prompt_token_ids: Sequence[int]) -> tuple[str, ...]:

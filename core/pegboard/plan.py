@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 FALLBACK_MAX_MODEL_LEN = 2048
-TOKENIZER_FILES = ("*.json", "*.model", "*.jinja", "*.txt", "*.tiktoken")
+TOKENIZER_FILES = ("*.json", "*.model", "*.model.v*", "*.jinja", "*.txt", "*.tiktoken")
 
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
 _DEFAULTS = {
@@ -127,6 +127,9 @@ def make_tokenizer(registry: Registry, plan: EnginePlan) -> "Tokenizer":
     mode = plan.settings.engine.tokenizer_mode
     need = TokenizerNeed(payload=payload)
     prefers = [name for name in [plan.family.recommends.get("tokenizer")] if name]
+    if mode == "auto" and (absent := [name for name in prefers if name not in registry.names("tokenizer")]):
+        advice = not_found("tokenizer", absent[0], registry.names("tokenizer"), typed=False)
+        log.warning("the model family %s recommends the tokenizer %r, but %s", plan.family.name, absent[0], advice)
     decision = registry.choose("tokenizer", need, explicit=None if mode == "auto" else mode, prefers=prefers, required=False)
     if decision.winner is None and payload not in registry.names("tokenizer"):  # payloads bear the name of who reads them
         raise not_found("tokenizer", payload, registry.names("tokenizer"), typed=False)

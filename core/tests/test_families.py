@@ -22,6 +22,9 @@ BY_TYPE = ModelFamilySpec(
     recommends={"tool_parser": "absent", "reasoning_parser": "thoughts"}, chat_template="acme_templates:toy.jinja",
 )
 TWIN = ModelFamilySpec(api="1.0", template_markers=("<call>", "call>"), recommends={"tool_parser": "calls"})
+BY_FILE = ModelFamilySpec(
+    api="1.0", model_types=frozenset({"toy"}), file_patterns=("toy.json", "toy.model.v*"), recommends={"tokenizer": "toy"}
+)
 PARSER = OutputParserSpec(api="1.0", implementation="acme_families:nothing")
 """
 
@@ -114,3 +117,15 @@ def test_the_family_template_serves_models_whose_own_knows_no_tools(registry, mo
         assert choose_family(found, need(template=source)).chat_template == "family template"
     for source in ("<call> {% if not tools is defined %}", "<call>{%- for t in tools%}", "<call>{{tools|tojson}}"):
         assert choose_family(found, need(template=source)).chat_template is None
+
+
+@pytest.mark.parametrize(
+    ("files", "name"),
+    [({"toy.model.v3", "a.json"}, "files"), ({"toy.json"}, "files"), ({"toy.model"}, "markers"), (None, "markers")],
+)
+def test_a_file_beside_the_checkpoint_tells_a_family(registry, files, name):
+    found = registry(markers="BY_MARKER", files="BY_FILE")
+    asked = ModelFamilyNeed(model_type="toy", template="" if name == "files" else TEMPLATE, files=files and frozenset(files))
+    assert choose_family(found, asked).name == name
+    other = ModelFamilyNeed(model_type="other", files=frozenset({"toy.json"}))
+    assert choose_family(found, other).name is None  # the model type must fit as well

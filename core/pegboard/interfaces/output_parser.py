@@ -81,3 +81,7 @@ class OutputParser(Protocol):
     def reasoning_end(self) -> tuple[str, ...]:
         """Texts, any of which ends the reasoning of this completion; () = it does not begin with reasoning. The engine looks for
         them in the output too, so that a grammar starts behind."""
+
+    def call_id(self, index: int, name: str) -> str:
+        """The id of a call that the request forces: what the model writes then has none. Templates of some models ask for ids of
+        their own kind."""

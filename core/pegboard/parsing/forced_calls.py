@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 from uuid import uuid4
@@ -60,7 +60,11 @@ def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(dict(schema)) if schema else {"type": "object", "properties": {}}
 
 
-def fresh_id() -> str:
+MakeId = Callable[[int, str], str]
+"""Id of a call by its index and name."""
+
+
+def fresh_id(index: int, name: str) -> str:
     """The id of a call whose format has none, as vLLM writes them."""
     return f"chatcmpl-tool-{uuid4().hex}"
 
@@ -68,8 +72,9 @@ def fresh_id() -> str:
 class NamedCall:
     """Everything is the arguments of one function; spaces around them are dropped."""
 
-    def __init__(self, function: str) -> None:
+    def __init__(self, function: str, make_id: MakeId = fresh_id) -> None:
         self._function = function
+        self._make_id = make_id
         self._has_begun = False
         self._spaces = ""
 
@@ -80,7 +85,7 @@ class NamedCall:
             if not text:
                 return []
             self._has_begun = True
-            events.append(ToolCallStart(0, fresh_id(), self._function))
+            events.append(ToolCallStart(0, self.call_id(0, self._function), self._function))
         text = self._spaces + text
         body = text.rstrip(SPACES)
         self._spaces = text[len(body) :]
@@ -97,6 +102,9 @@ class NamedCall:
     def reasoning_end(self) -> tuple[str, ...]:
         return ()
 
+    def call_id(self, index: int, name: str) -> str:
+        return self._make_id(index, name)
+
 
 class RequiredCalls:
     """Reads the list of calls. Arguments stream once the name is known; what is no such list comes back as content.
@@ -104,7 +112,8 @@ class RequiredCalls:
     One pass over the text: `_depth` counts open brackets (1 = the list, 2 = a call, more = inside a value).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make_id: MakeId = fresh_id) -> None:
+        self._make_id = make_id
         self._depth = 0
         self._in_string = False
         self._is_escaped = False
@@ -112,7 +121,7 @@ class RequiredCalls:
         self._is_done = False
         self._count = 0
         self._head: list[str] = []  # what came before the first call
-        self._call = _Call(0)
+        self._call = _Call(0, make_id)
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
         events: list[Event] = []
@@ -153,10 +162,13 @@ class RequiredCalls:
     def reasoning_end(self) -> tuple[str, ...]:
         return ()
 
+    def call_id(self, index: int, name: str) -> str:
+        return self._make_id(index, name)
+
     def _outside(self, character: str, events: list[Event]) -> None:
         if self._depth == 1 and character == "{":
             self._depth = 2
-            self._call = _Call(self._count)
+            self._call = _Call(self._count, self._make_id)
             self._call.text.append(character)
             return
         if not self._count:
@@ -213,7 +225,8 @@ class RequiredCalls:
 class _Call:
     """One object of the list: its members in any order. text: all of it, until it is started."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, make_id: MakeId) -> None:
+        self._make_id = make_id
         self.text: list[str] = []
         self.is_started = False
         self.has_arguments = False
@@ -251,7 +264,8 @@ class _Call:
         """The member that was being read is whole; the name starts the call."""
         if self._key == "name" and not self.is_started:
             self.is_started = True
-            events.append(ToolCallStart(self._index, fresh_id(), str(_value(self._part))))
+            name = str(_value(self._part))
+            events.append(ToolCallStart(self._index, self._make_id(self._index, name), name))
             if self._early_arguments:
                 events.append(ToolCallArguments(self._index, "".join(self._early_arguments)))
         self._key, self._part = None, []

@@ -34,9 +34,13 @@ class Calls:
         assert not self.is_open, "one call at a time"
         self.count, self.is_open = self.count + 1, True
         if not id or id in self._ids:
-            id = f"chatcmpl-tool-{uuid.uuid4().hex}"
+            id = self.fresh_id(self.count - 1, name)
         self._ids.add(id)
         return ToolCallStart(self.count - 1, id, name)
+
+    def fresh_id(self, index: int, name: str) -> str:
+        """The id of a call whose text has none. Override it where the model's chat template asks for ids of another kind."""
+        return f"chatcmpl-tool-{uuid.uuid4().hex}"
 
     def arguments(self, text: str) -> Event:
         """More of the JSON text of the open call's arguments."""
@@ -95,6 +99,9 @@ class StreamParser:
 
     def reasoning_end(self) -> tuple[str, ...]:
         return ()
+
+    def call_id(self, index: int, name: str) -> str:
+        return self.calls.fresh_id(index, name)
 
     def prose(self, markers: Markers) -> Steps[str]:
         """Stream content up to the next marker and return it; "" = the text has ended. White space between calls is dropped."""

@@ -49,6 +49,9 @@ class FakeReasoningParser:
     def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
         return None
 
+    def call_id(self, index: int, name: str) -> str:
+        return f"call-{index}"
+
     def reasoning_end(self) -> tuple[str, ...]:
         return ("</think>",)
 
@@ -84,6 +87,9 @@ class FakeToolParser:
 
     def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
         return None
+
+    def call_id(self, index: int, name: str) -> str:
+        return f"call-{index}"
 
     def reasoning_end(self) -> tuple[str, ...]:
         return ()

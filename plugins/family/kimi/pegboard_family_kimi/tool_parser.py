@@ -21,6 +21,9 @@ ID = re.compile(r"(?:functions\.)?([^:]+):[0-9]+")
 
 
 class KimiK2ToolParser(StreamParser):
+    def call_id(self, index: int, name: str) -> str:
+        return f"functions.{name}:{index}"
+
     def read(self) -> Steps[None]:
         while marker := (yield from self.prose(STARTS)):
             yield from self.attempt(self._call(marker))

@@ -21,3 +21,28 @@ MAGISTRAL = ModelFamilySpec(
     template_markers=("[TOOL_CALLS]", "[THINK]"),
     recommends={"tool_parser": "mistral", "reasoning_parser": "mistral"},
 )
+
+# Checkpoints that carry Mistral's own tokenizer file. The architecture counts as one match more than the families above have: the
+# file says more than the template, and a template may be missing.
+ARCHITECTURES = frozenset(
+    {
+        "MistralForCausalLM", "MixtralForCausalLM", "Mistral3ForConditionalGeneration", "Ministral3ForCausalLM",
+        "LlavaForConditionalGeneration", "PixtralForConditionalGeneration", "VoxtralForConditionalGeneration",
+    }
+)  # fmt: skip
+TOKENIZER_FILES = ("tekken.json", "tokenizer.model.v*")
+MISTRAL_COMMON = ModelFamilySpec(
+    api="1.0",
+    model_types=MODEL_TYPES,
+    architectures=ARCHITECTURES,
+    file_patterns=TOKENIZER_FILES,
+    recommends={"tokenizer": "mistral", "tool_parser": "mistral"},
+)
+MAGISTRAL_COMMON = ModelFamilySpec(
+    api="1.0",
+    model_types=MODEL_TYPES,
+    architectures=ARCHITECTURES,
+    file_patterns=TOKENIZER_FILES,
+    template_markers=("[TOOL_CALLS]", "[THINK]"),
+    recommends={"tokenizer": "mistral", "tool_parser": "mistral", "reasoning_parser": "mistral"},
+)

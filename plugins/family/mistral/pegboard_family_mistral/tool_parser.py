@@ -15,7 +15,7 @@ import random
 import re
 import string
 
-from pegboard.interfaces.output_parser import Event, OutputParserSetup
+from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard.parsing import CallKeys, Calls, Markers, Steps, StreamParser, read_arguments, read_call_list
 
 START, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -28,8 +28,8 @@ ID_LENGTH = 9
 class MistralCalls(Calls):
     """Calls whose ids Mistral's templates take."""
 
-    def start(self, name: str, id: str | None = None) -> Event:
-        return super().start(name, id or "".join(random.choices(string.ascii_letters + string.digits, k=ID_LENGTH)))
+    def fresh_id(self, index: int, name: str) -> str:
+        return "".join(random.choices(string.ascii_letters + string.digits, k=ID_LENGTH))
 
 
 class MistralToolParser(StreamParser):

@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from pegboard.errors import ModelError
 from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelReference, ModelSourceSetup, Progress
 
-SETTINGS = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
+SETTINGS = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.tiktoken", "merges.txt", "vocab.txt")
 WEIGHTS = ("*.safetensors",)
 NEVER = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 

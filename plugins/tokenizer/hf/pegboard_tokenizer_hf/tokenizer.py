@@ -100,7 +100,7 @@ def _load(directory: Path) -> Tokenizer:
         raise ModelError(
             f"{directory}: there is no tokenizer.json{', only ' + ', '.join(others) if others else ''}. Make one with the "
             f"transformers library: AutoTokenizer.from_pretrained({str(directory)!r}).save_pretrained({str(directory)!r}), "
-            "or copy it from the model's repository"
+            "or copy it from the model's repository; tekken.json and tokenizer.model.v* are read by the tokenizer 'mistral'"
         )
     try:
         tokenizer = Tokenizer.from_file(str(path))

@@ -1,0 +1,117 @@
+"""From OpenAI's messages to those of mistral-common.
+
+Differences: ids of calls have nine letters and digits, reasoning is a part of the content, a tool's answer may bear its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegboard.errors import RequestError
+
+CALL_ID = re.compile(r"[a-zA-Z0-9]{9}")
+LETTERS = string.ascii_letters + string.digits
+REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
+
+
+def call_id(given: str) -> str:
+    """`given` if Mistral's formats take it, else nine letters and digits that stand for it: the same ones in the call and in the
+    tool's answer."""
+    if CALL_ID.fullmatch(given):
+        return given
+    number = int.from_bytes(hashlib.sha256(given.encode("utf-8", "surrogatepass")).digest(), "big")
+    return "".join(LETTERS[number // len(LETTERS) ** place % len(LETTERS)] for place in range(9))
+
+
+def mistral_messages(messages: Sequence[Mapping[str, Any]], *, with_reasoning: bool) -> list[dict[str, Any]]:
+    """Messages as `ChatCompletionRequest.from_openai` takes them. with_reasoning: False leaves out what the format of this
+    tokenizer cannot write. Raises RequestError naming `messages`."""
+    names: dict[str, str] = {}
+    found = []
+    for message in messages:
+        role = message.get("role")
+        if role in ("system", "developer"):
+            found.append({"role": "system", "content": _parts(message)})
+        elif role == "assistant":
+            found.append(_assistant(message, names, with_reasoning))
+        elif role == "tool":
+            answer = {"role": "tool", "content": _text(message)}
+            if isinstance(given := message.get("tool_call_id"), str):
+                answer["tool_call_id"] = call_id(given)
+                answer |= {"name": names[given]} if given in names else {}
+            found.append(answer)
+        else:
+            found.append({"role": role, "content": _parts(message)})
+    return found
+
+
+def mistral_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Function tools with the fields that mistral-common knows; a tool without a schema takes an empty object."""
+    found = []
+    for tool in tools or ():
+        function = tool["function"]
+        kept: dict[str, Any] = {"name": function["name"], "description": function.get("description") or ""}
+        kept["parameters"] = function.get("parameters") or {"type": "object", "properties": {}}
+        found.append({"type": "function", "function": kept})
+    return found or None
+
+
+def _assistant(message: Mapping[str, Any], names: dict[str, str], with_reasoning: bool) -> dict[str, Any]:
+    """names: of the calls by id, filled in."""
+    content: str | list[dict[str, Any]] = _text(message)
+    reasoning = next((message[field] for field in REASONING_FIELDS if message.get(field)), None)
+    if reasoning and with_reasoning:
+        text = [{"type": "text", "text": content}] if content else []
+        content = [{"type": "thinking", "thinking": reasoning, "closed": True}, *text]
+    found: dict[str, Any] = {"role": "assistant", "content": content or None}
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function, given = call["function"], str(call.get("id") or "")
+        names[given] = function["name"]
+        calls.append({"id": call_id(given), "type": "function", "function": _call(function)})
+    if calls:
+        found["tool_calls"] = calls
+    elif not content:
+        found["content"] = ""
+    return found
+
+
+def _call(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, str):
+        try:
+            json.loads(arguments)
+        except ValueError as error:
+            name = function["name"]
+            raise RequestError(
+                f"arguments of the tool call {name!r} are not valid JSON: {error}", parameter="messages"
+            ) from error
+    return {"name": function["name"], "arguments": arguments}
+
+
+def _parts(message: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return [{"type": "text", "text": text} for text in _texts(content)]
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "\n".join(_texts(content))
+
+
+def _texts(parts: Sequence[Any]) -> list[str]:
+    texts = []
+    for part in parts:
+        text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise RequestError(f"the tokenizer 'mistral' writes text only, got a part of type {kind!r}", parameter="messages")
+        texts.append(text)
+    return texts

@@ -1,0 +1,47 @@
+"""Finds and loads the tokenizer file of a checkpoint.
+
+tekken.json             byte-level BPE and special tokens, in one file
+tokenizer.model.v3      SentencePiece; the suffix is the version of the instruction format (v7m1: with images)
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mistral_common.exceptions import MistralCommonException
+from mistral_common.protocol.instruct.validator import ValidationMode
+from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
+from pegboard.errors import ModelError
+
+TEKKEN = "tekken.json"
+VERSIONED = re.compile(r".*\.model\.v([0-9]+)(m[0-9]+)?")
+
+
+def tokenizer_file(directory: Path) -> Path:
+    """tekken.json, else the SentencePiece file of the highest version. Raises ModelError where there is none."""
+    if (directory / TEKKEN).is_file():
+        return directory / TEKKEN
+    found = [(int(match[1]), path) for path in directory.iterdir() if (match := VERSIONED.fullmatch(path.name))]
+    if not found:
+        raise ModelError(
+            f"{directory}: there is neither {TEKKEN} nor tokenizer.model.v*, which the tokenizer 'mistral' reads; take another "
+            "one with --tokenizer-mode hf, or copy the file from the model's repository"
+        )
+    return max(found)[1]
+
+
+def load(path: Path) -> MistralTokenizer:
+    """What mistral-common makes of the file. Raises ModelError when it cannot read it.
+
+    Mode `test` takes every conversation that can be written down; `serving` would ask for fields that only Mistral's service has.
+    """
+    try:
+        return MistralTokenizer.from_file(path, mode=ValidationMode.test)
+    except ImportError as error:
+        raise ModelError(f"{path}: {error}") from error
+    except (MistralCommonException, AssertionError, ValueError, LookupError, TypeError, OSError, RuntimeError) as error:
+        raise ModelError(
+            f"{path}: mistral-common cannot read it ({type(error).__name__}: {error}); a newer version of mistral-common may"
+        ) from error
