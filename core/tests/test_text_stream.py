@@ -76,11 +76,12 @@ def test_offsets_join_to_the_whole_text(prompt, output, sizes):
 
 @given(ids=st.lists(st.integers(0, 6) | st.integers(-255, -128), min_size=1, max_size=300))
 def test_offsets_do_bounded_work_per_push_even_on_garbage(ids):
+    """At most the longest context that is tried, 43 tokens, and the 16 that may wait for more, and the new one."""
     decode = WordDecoder()
     stream = OffsetTextStream(decode, ids)
     for token_id in ids:
         stream.push([token_id])
-    assert decode.longest <= 40
+    assert decode.longest <= 43 + 16 + 1
 
 
 def test_offsets_complete_a_character_the_prompt_began():

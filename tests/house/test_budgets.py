@@ -1,11 +1,11 @@
-"""What must stay quick and light, measured in fresh interpreters. Times are the best of several runs, against budgets with
-room for a busy machine; the tight numbers are `make bench`'s."""
+"""What must stay quick and light, measured in fresh interpreters: processor time, the best of several runs, so that a busy
+machine does not matter much. Time by the clock is what `make bench` measures."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import time
 
 import pytest
 from members import Member, plugins
@@ -32,22 +32,24 @@ def test_api_process_imports_no_torch() -> None:
     assert loaded_by(code, ("torch", "transformers")) == []
 
 
+def processor_seconds(*command: str) -> float:
+    """Of a program that must succeed."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_utime + usage.ru_stime
+
+
 def test_import_time() -> None:
-    code = "import time; start = time.perf_counter(); import pegboard; print(time.perf_counter() - start)"
-    assert min(float(run(code)) for _ in range(3)) < 0.15
+    code = "import time; start = time.process_time(); import pegboard; print(time.process_time() - start)"
+    assert min(float(run(code)) for _ in range(5)) < 0.15
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["plugins", "list"]], ids=" ".join)
 def test_command_line_answers_at_once(arguments: list[str]) -> None:
-    def seconds() -> float:
-        started = time.perf_counter()
-        result = subprocess.run(
-            [sys.executable, "-m", "pegboard.cli.main", *arguments], capture_output=True, text=True, timeout=60
-        )
-        assert result.returncode == 0, result.stderr
-        return time.perf_counter() - started
-
-    assert min(seconds() for _ in range(5)) < 0.6
+    command = [sys.executable, "-m", "pegboard.cli.main", *arguments]
+    assert min(processor_seconds(*command) for _ in range(5)) < 0.6
 
 
 ENTRY_POINTS = [(member, kind, name, value) for member in plugins() for kind, name, value in member.entry_points]
