@@ -118,6 +118,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     show_hidden_metrics_for_version: Annotated[
         str | None, doc("Also show metrics that this or a later version of vLLM has hidden, as 0.12")
     ] = None
+    kv_cache_metrics: Annotated[bool, doc("Measure how long KV blocks stay and how often they are used again")] = False
+    kv_cache_metrics_sample: Annotated[float, doc("Fraction of the KV blocks that kv_cache_metrics watches")] = 0.01
     otlp_traces_endpoint: Annotated[str | None, doc("OpenTelemetry collector that gets a span per request, as a URL")] = None
     collect_detailed_traces: Annotated[
         list[str] | None, doc("Add times to spans: model (its forward), worker (whole steps) or all")
@@ -306,6 +308,8 @@ def check_engine(config: EngineConfig) -> None:
     if (config.spec_method is None) != (config.spec_tokens == 0):
         raise ConfigError("spec_method and spec_tokens go together: give both or neither")
     structured_outputs_config(config)
+    if not 0 < config.kv_cache_metrics_sample <= 1:
+        raise ConfigError(f"kv_cache_metrics_sample must be in (0, 1], got {config.kv_cache_metrics_sample}")
     if config.collect_detailed_traces and config.otlp_traces_endpoint is None:
         raise ConfigError("collect_detailed_traces needs otlp_traces_endpoint: where the traces go")
 

@@ -183,8 +183,8 @@ ABSENT: dict[str, Absent] = {
     **_values(_NO_POOLING, "runner=auto|generate convert=auto|none pooler_config io_processor_plugin"),
     **_values(_NO_GRAPHS, "cudagraph_capture_sizes=[] max_cudagraph_capture_size=0"),
     **_switches(_NO_GRAPHS, "cudagraph_metrics enable_layerwise_nvtx_tracing"),
-    **_values(_METRICS, "kv_cache_metrics_sample kv_events_config profiler_config"),
-    **_switches(_METRICS, "kv_cache_metrics enable_mfu_metrics"),
+    **_values(_METRICS, "kv_events_config profiler_config"),
+    **_switches(_METRICS, "enable_mfu_metrics"),
     **_values(_LOADING, "safetensors_load_strategy=lazy model_loader_extra_config={} ignore_patterns pt_load_map_location=cpu "
               "config_format=auto hf_config_path"),
     **_switches(_LOADING, "use_tqdm_on_load", agrees="true"),

@@ -18,6 +18,8 @@ from typing import Literal
 
 import msgspec
 
+from pegboard.engine.block_residency import BlockResidency
+
 NULL_BLOCK = 0
 
 
@@ -31,9 +33,10 @@ class KVEvent(msgspec.Struct, frozen=True):
 
 
 class BlockPool:
-    """Blocks 1 … num_blocks-1. Every operation costs O(1) per block. The free list is kept in eviction order."""
+    """Blocks 1 … num_blocks-1. Every operation costs O(1) per block. The free list is kept in eviction order. residency: told
+    of every block that is taken or gets another user."""
 
-    def __init__(self, num_blocks: int, *, record_events: bool = False) -> None:
+    def __init__(self, num_blocks: int, *, record_events: bool = False, residency: BlockResidency | None = None) -> None:
         assert num_blocks >= 1, "the null block is always there"
         self.num_blocks = num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
@@ -41,6 +44,7 @@ class BlockPool:
         self._key_of: dict[int, tuple[int, bytes]] = {}
         self._block_of: dict[tuple[int, bytes], int] = {}
         self._events: list[KVEvent] | None = [] if record_events else None
+        self.residency = residency
 
     @property
     def num_free(self) -> int:
@@ -67,6 +71,8 @@ class BlockPool:
             num_refs[block_id] = 1
             if block_id in key_of:
                 self._forget(block_id)
+        if self.residency is not None:
+            self.residency.taken(taken)
         return taken
 
     def touch(self, block_ids: Iterable[int]) -> None:
@@ -78,6 +84,8 @@ class BlockPool:
             if num_refs[block_id] == 0:
                 del self._free[block_id]
             num_refs[block_id] += 1
+            if self.residency is not None:
+                self.residency.used(block_id)
 
     def free(self, block_ids: Iterable[int]) -> None:
         """One reference less on each, in eviction order: give the tail of a request first, so that its prefix lives longest.
@@ -119,6 +127,8 @@ class BlockPool:
             return False
         self._key_of.clear()
         self._block_of.clear()
+        if self.residency is not None:
+            self.residency.forget()
         if self._events is not None:
             self._events.append(KVEvent("cleared"))
         return True

@@ -155,6 +155,7 @@ def _limits(plan: "EnginePlan", config: EngineConfig, registry: Registry) -> Eng
         max_drafts=config.spec_tokens,
         max_loras=config.max_loras,
         kv_load_failure_policy=config.kv_load_failure_policy,
+        kv_metrics_share=config.kv_cache_metrics_sample if config.kv_cache_metrics else 0.0,
     )
 
 
@@ -208,6 +209,7 @@ def _measured(registry: Registry, plan: "EnginePlan", config: EngineConfig, kv_p
         plan.max_model_len,
         max_drafts=config.spec_tokens,
         max_loras=config.max_loras,
+        watches_blocks=config.kv_cache_metrics,
         cache_config={name: str(value) for name, value in cache_config.items()},
         plugin_names={kind: "+".join(sorted(names)) for kind, names in chosen.items()},
         show_hidden=config.show_hidden_metrics_for_version,

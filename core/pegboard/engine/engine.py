@@ -17,6 +17,7 @@ import msgspec
 
 from pegboard.batch import Batch, StepOutput
 from pegboard.engine.blamed import BlamedPolicy
+from pegboard.engine.block_residency import BlockResidency
 from pegboard.engine.controls import Controls
 from pegboard.engine.encoder_cache import EncoderCache
 from pegboard.engine.engine_metrics import MeasuredEngine
@@ -80,6 +81,7 @@ class Engine:
             enable_prefix_caching=limits.enable_prefix_caching,
             hash_algo=limits.hash_algo,
             record_events=limits.record_kv_events,
+            residency=BlockResidency(limits.kv_metrics_share) if limits.kv_metrics_share else None,
         )
         kv.check_fits(limits.max_model_len, limits.chunk_tokens)
         check_limits(limits, media_at_once=kv.has_encoder_groups)
@@ -92,7 +94,9 @@ class Engine:
             encoder_cache, encoder_connector, all_at_once=kv.has_encoder_groups, never_split=limits.never_split_media
         )
         self._scheduler = Scheduler(limits, self._roster, kv, blamed, self._transfers, media, self._grammars)
-        measured = measured or MeasuredEngine(limits.max_model_len, limits.max_drafts, limits.max_loras)
+        measured = measured or MeasuredEngine(
+            limits.max_model_len, limits.max_drafts, limits.max_loras, watches_blocks=limits.kv_metrics_share > 0
+        )
         self._metrics = StepMetrics(metrics, clock, measured, wants_records=wants_records)
         self._outcome = Outcome(limits, self._roster, kv, self._transfers, media, self._metrics)
         self._check = RequestCheck(limits, self._grammars, has_priority=has_priority)
@@ -219,6 +223,8 @@ class Engine:
         metrics.count_up_to("external_prefix_cache_queries_total", queries.external_queries)
         metrics.count_up_to("external_prefix_cache_hits_total", queries.external_hits)
         metrics.count_up_to("num_preemptions_total", roster.num_preemptions)
+        if self._kv.pool.residency is not None:
+            metrics.block_stays(self._kv.pool.residency)
         ended, roster.ended = roster.ended, []
         for request in ended:
             metrics.finished(request, self._clock())

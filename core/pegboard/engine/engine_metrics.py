@@ -20,6 +20,10 @@ REQUEST_S = (
 )  # fmt: skip
 STEP_TOKENS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 COMPLETIONS = (1.0, 2.0, 5.0, 10.0, 20.0)
+STAY_S = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0,
+    1800.0,
+)  # fmt: skip
 PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
@@ -38,7 +42,8 @@ class MeasuredEngine:
     """What of an engine decides which metrics it has.
 
     max_drafts: above 0 where drafts are on. max_loras: above 0 where adapters are on. cache_config: labels of
-    cache_config_info. plugin_names: kind → names of the plugins in use. show_hidden: version whose hidden metrics are shown.
+    cache_config_info. watches_blocks: how long KV blocks stay is measured. plugin_names: kind → names of the plugins in use.
+    show_hidden: version whose hidden metrics are shown.
     """
 
     max_model_len: int
@@ -47,6 +52,7 @@ class MeasuredEngine:
     cache_config: Mapping[str, str] = field(default_factory=dict)
     plugin_names: Mapping[str, str] = field(default_factory=dict)
     show_hidden: str | None = None
+    watches_blocks: bool = False
 
 
 def token_buckets(most: int) -> tuple[float, ...]:
@@ -60,6 +66,7 @@ def engine_metrics(engine: MeasuredEngine) -> tuple[Metric, ...]:
     return (
         *_load(engine),
         *_tokens(engine),
+        *_blocks(engine),
         *_requests(engine),
         *_drafts(engine),
         *_costs(),
@@ -115,6 +122,14 @@ def _tokens(engine: MeasuredEngine) -> Iterator[Metric]:
     yield Metric("external_prefix_cache_hits_total", "counter", "Of those, tokens found")
     yield Metric("num_preemptions_total", "counter", "Completions that gave their blocks back and recomputed")
     yield Metric("iteration_tokens_total", "histogram", "Tokens computed in a step", STEP_TOKENS)
+
+
+def _blocks(engine: MeasuredEngine) -> Iterator[Metric]:
+    if not engine.watches_blocks:
+        return
+    yield Metric("kv_block_lifetime_seconds", "histogram", "From taking a KV block to losing its content", STAY_S)
+    yield Metric("kv_block_idle_before_evict_seconds", "histogram", "From the last use of a KV block to losing it", STAY_S)
+    yield Metric("kv_block_reuse_gap_seconds", "histogram", "Between two uses of a KV block by prefix hits", STAY_S)
 
 
 def _requests(engine: MeasuredEngine) -> Iterator[Metric]:

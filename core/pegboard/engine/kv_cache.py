@@ -16,6 +16,7 @@ from functools import partial
 
 from pegboard.engine.block_hash import BlockHasher
 from pegboard.engine.block_pool import NULL_BLOCK, BlockPool
+from pegboard.engine.block_residency import BlockResidency
 from pegboard.engine.kv_plan import check_fits
 from pegboard.engine.kv_rules import EncoderRule, StateRule, make_rule
 from pegboard.interfaces.attention import Encoder, KVPlan
@@ -58,10 +59,16 @@ class KVCache:
     """Called by the scheduler only. `allocate` and `commit` are hot: once per running request and step."""
 
     def __init__(
-        self, plan: KVPlan, *, enable_prefix_caching: bool = True, hash_algo: str = "sha256", record_events: bool = False
+        self,
+        plan: KVPlan,
+        *,
+        enable_prefix_caching: bool = True,
+        hash_algo: str = "sha256",
+        record_events: bool = False,
+        residency: BlockResidency | None = None,
     ):
         self.plan = plan
-        self.pool = BlockPool(plan.num_blocks, record_events=record_events)
+        self.pool = BlockPool(plan.num_blocks, record_events=record_events, residency=residency)
         self.enable_prefix_caching = enable_prefix_caching
         self.rules = [make_rule(group, plan.hash_block_size) for group in plan.groups]
         self._token_groups = [i for i, rule in enumerate(self.rules) if not isinstance(rule, StateRule | EncoderRule)]

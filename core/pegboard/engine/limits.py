@@ -19,6 +19,7 @@ class EngineLimits:
     the capacity). never_split_media: a chunk of a prompt never ends inside a media item.
     target_itl_s: how long a step with decodes should last at most; prefill chunks are cut to fit. None = no bound.
     grammar_timeout_s: time to compile one grammar. record_kv_events: keep block events for `control("kv_events")`.
+    kv_metrics_share: share of the KV blocks whose stay is measured, 0 = none.
     Raises ConfigError, naming the setting.
     """
 
@@ -42,6 +43,7 @@ class EngineLimits:
     never_split_media: bool = False
     grammar_timeout_s: float = 60.0
     record_kv_events: bool = False
+    kv_metrics_share: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "vocab_size", "max_in_flight"):

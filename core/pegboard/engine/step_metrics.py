@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from pegboard.batch import Batch, StepTimes
+from pegboard.engine.block_residency import BlockResidency
 from pegboard.engine.engine_metrics import (
     BY_SOURCE,
     PLUGIN_SECONDS,
@@ -152,6 +153,17 @@ class StepMetrics:
         self.count("spec_decode_num_accepted_tokens_total", num_accepted)
         for position in range(num_accepted):
             self.count(series("spec_decode_num_accepted_tokens_per_pos_total", str(position)))
+
+    def block_stays(self, residency: BlockResidency) -> None:
+        """What is known of KV blocks that lost their content since the last time."""
+        for name, values in (
+            ("kv_block_lifetime_seconds", residency.lifetimes),
+            ("kv_block_idle_before_evict_seconds", residency.idle_times),
+            ("kv_block_reuse_gap_seconds", residency.reuse_gaps),
+        ):
+            if values:
+                self._observations.setdefault(name, []).extend(values)
+        residency.clear()
 
     def corrupted(self, requests: Iterable[Request | None]) -> None:
         """Their logits held NaN; each counts once, when it ends."""
