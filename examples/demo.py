@@ -67,7 +67,8 @@ def main() -> int:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     started = time.perf_counter()
-    server = subprocess.Popen([sys.executable, "-m", "pegboard.cli.main", "serve", "--port", str(port), "--disable-access-log"])
+    quiet = ["--disable-access-log", "--disable-log-stats"]
+    server = subprocess.Popen([sys.executable, "-m", "pegboard.cli.main", "serve", "--port", str(port), *quiet])
     try:
         wait_until_healthy(url, server)
         print(f"server ready after {time.perf_counter() - started:.1f} s\n\n> {QUESTION}")

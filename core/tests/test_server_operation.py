@@ -144,7 +144,10 @@ def test_running_requests_finish_and_new_ones_get_503(path: str) -> None:
 def test_what_does_not_finish_in_time_is_cut_off() -> None:
     async def body(api: SlowApi) -> None:
         async with running(api, shutdown_timeout_s=0.3) as (port, stop, server):
-            waiting, streaming = asyncio.create_task(get(port, "/wait")), asyncio.create_task(get(port, "/stream"))
+            waiting = asyncio.create_task(get(port, "/wait"))
+            await api.entered.wait()
+            api.entered.clear()
+            streaming = asyncio.create_task(get(port, "/stream"))
             await api.entered.wait()
             stop.set()
             assert await server == 0
