@@ -104,6 +104,47 @@ class Job:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
 
+class HarmonyJob:
+    """The parsers of gpt-oss: the harmony library, which vLLM's own ones call, on the model's own token ids."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        from openai_harmony import HarmonyEncodingName, load_harmony_encoding
+
+        self.encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+
+    def whole(self, example: dict[str, Any]) -> dict[str, Any]:
+        from openai_harmony import Role
+
+        ids = self.encoding.encode(example["text"], allowed_special="all")
+        return self.message(self.encoding.parse_messages_from_completion_tokens(ids, Role.ASSISTANT))
+
+    def stream(self, example: dict[str, Any]) -> dict[str, Any]:
+        from openai_harmony import Author, Message, Role, StreamableParser
+
+        parser = StreamableParser(self.encoding, Role.ASSISTANT)
+        for token in self.encoding.encode(example["text"], allowed_special="all"):
+            parser.process(token)
+        messages = list(parser.messages)
+        if parser.current_content:
+            open_one = Message.from_author_and_content(Author.new(Role.ASSISTANT, ""), parser.current_content)
+            open_one.channel, open_one.recipient = parser.current_channel, parser.current_recipient
+            messages.append(open_one)
+        return self.message(messages)
+
+    @staticmethod
+    def message(parts: list[Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {"content": "", "reasoning": "", "calls": []}
+        for part in parts:
+            text = "".join(content.text for content in part.content)
+            if part.recipient is not None:
+                found["calls"].append([part.recipient.removeprefix("functions."), text])
+            elif part.channel == "analysis":
+                found["reasoning"] += text
+            else:
+                found["content"] += text
+        return found
+
+
 def attempt(read: Any, example: dict[str, Any]) -> dict[str, Any]:
     try:
         return read(example)
@@ -116,7 +157,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     for line in sys.stdin:
         given = json.loads(line)
-        job = Job(given)
+        job = (HarmonyJob if given["name"] in ("openai", "openai_gptoss") else Job)(given)
         results = [
             {"whole": attempt(job.whole, example), "stream": attempt(job.stream, example)} for example in given["examples"]
         ]

@@ -34,6 +34,7 @@ def write(case: Case) -> str:
     return NEXT.join(messages(case))
 
 
+DROPPED = "drops text without a header"
 THOUGHT = "Let me think.\nYes, 1 < 2."
 ANALYSIS = say("analysis", THOUGHT)
 PARIS_CALL = call("get_weather", '{"city": "Paris"}')
@@ -49,15 +50,21 @@ TOOLS = [
     Example("recipient first of all", f" to=functions.now{CHANNEL}commentary json{MESSAGE}{{}}{CALL}", calls=(NOW,)),
     Example("no constraint", f"{CHANNEL}commentary to=functions.now{MESSAGE}{{}}{CALL}", calls=(NOW,)),
     Example("no end of the call", PARIS_CALL.removesuffix(CALL), calls=(PARIS,)),
-    Example("no end of the reasoning", f"{CHANNEL}analysis{MESSAGE}Hm.{NEXT}{PARIS_CALL}", reasoning="Hm.", calls=(PARIS,)),
+    Example(
+        "no end of the reasoning",
+        f"{CHANNEL}analysis{MESSAGE}Hm.{NEXT}{PARIS_CALL}",
+        reasoning="Hm.",
+        calls=(PARIS,),
+        differs="takes the next message for a part of the text",
+    ),
     Example(
         "a built-in tool",
         f'{CHANNEL}analysis to=browser.open code{MESSAGE}{{"id": 1}}{CALL}',
         calls=(("browser.open", {"id": 1}),),
     ),
     Example("cut off", PARIS_CALL[: -len('is"}' + CALL)], open_call=("get_weather", '{"city": "Par')),
-    Example("cut off in the header", f"{CHANNEL}commentary to=func", content=f"{CHANNEL}commentary to=func"),
-    Example("no harmony", "Just text.", content="Just text."),
+    Example("cut off in the header", f"{CHANNEL}commentary to=func", content=f"{CHANNEL}commentary to=func", differs=DROPPED),
+    Example("no harmony", "Just text.", content="Just text.", differs=DROPPED),
 ]
 
 
