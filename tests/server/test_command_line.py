@@ -45,6 +45,7 @@ def test_refused_by_the_server(server: Server) -> None:
         (["serve", "a", "b"], "unexpected argument 'b'"),
         (["serv"], "there is no command 'serv', did you mean 'serve'?"),
         (["chat", "--quik", "x"], "did you mean '--quick'?"),
+        (["run-batch", "--input-fle", "x"], "did you mean '--input-file'?"),
     ],
 )
 def test_wrong_usage(words: list[str], told: str) -> None:

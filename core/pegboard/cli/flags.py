@@ -53,15 +53,20 @@ class FlagParser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The namespace; raises UsageError for anything unknown."""
-        arguments, unknown = self.parse_known_args([_dashed(word) for word in argv])
-        for word in unknown:
-            if word.startswith("-"):
-                name = word.partition("=")[0]
-                raise UsageError(f"unknown flag {name}{did_you_mean(name, self._option_string_actions)}")
+        """The namespace; raises UsageError for anything unknown, before it misses what a mistyped flag should have brought."""
+        words = [_dashed(word) for word in argv]
+        self._refuse_unknown(word for word in words if word.startswith("--") and word != "--" and " " not in word)
+        arguments, unknown = self.parse_known_args(words)
+        self._refuse_unknown(word for word in unknown if word.startswith("-"))
         if unknown:
             raise UsageError(f"unexpected argument {unknown[0]!r} (see {self.prog} --help)")
         return arguments
+
+    def _refuse_unknown(self, flags: Iterable[str]) -> None:
+        for word in flags:
+            name = word.partition("=")[0]
+            if name not in self._option_string_actions:
+                raise UsageError(f"unknown flag {name}{did_you_mean(name, self._option_string_actions)}")
 
     @property
     def flags(self) -> Iterable[str]:

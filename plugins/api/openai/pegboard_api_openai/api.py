@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -12,11 +12,14 @@ from starlette.routing import BaseRoute, Route
 
 from pegboard.errors import UnknownModel
 from pegboard.interfaces.api import ApiSetup, ServedModel
+from pegboard_api_openai.body import decode_body
 from pegboard_api_openai.chat import ChatRoute
 from pegboard_api_openai.completions import CompletionRoute
 from pegboard_api_openai.connection import endpoint, json_response
-from pegboard_api_openai.errors import error_body
+from pegboard_api_openai.errors import InvalidBody, error_body
 from pegboard_api_openai.fields import ChatRequest, CompletionRequest
+
+Answer = Callable[[Request], Awaitable[Response]]
 
 
 class OpenAIApi:
@@ -32,6 +35,7 @@ class OpenAIApi:
         return [
             Route("/v1/chat/completions", endpoint(chat.answer, ChatRequest), methods=["POST"]),
             Route("/v1/completions", endpoint(completion.answer, CompletionRequest), methods=["POST"]),
+            Route("/invocations", endpoint(_by_body(chat.answer, completion.answer)), methods=["POST"]),
             Route("/v1/models", self._list_models, methods=["GET"]),
             Route("/v1/models/{model:path}", self._show_model, methods=["GET"]),
         ]
@@ -50,6 +54,17 @@ class OpenAIApi:
             if model.name == name:
                 return json_response(_model_card(model))
         raise UnknownModel(f"The model `{name}` does not exist.", parameter="model")
+
+
+def _by_body(chat: Answer, completion: Answer) -> Answer:
+    async def invoke(http: Request) -> Response:
+        """A chat or a text completion, whichever the body is: what SageMaker calls."""
+        given = decode_body(await http.body())
+        if ("messages" in given) == ("prompt" in given):
+            raise InvalidBody("expected either messages, as for a chat, or prompt, as for a completion", parameter="messages")
+        return await (chat if "messages" in given else completion)(http)
+
+    return invoke
 
 
 def _model_card(model: ServedModel) -> dict[str, Any]:

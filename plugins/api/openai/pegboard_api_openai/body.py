@@ -39,7 +39,7 @@ _EXPECTED = {
 
 def parse_body(body: bytes, model: type[M]) -> M:
     """A checked `model`. A null means "not given". Raises InvalidBody naming the field."""
-    data = _decode(body)
+    data = decode_body(body)
     given = {name: value for name, value in data.items() if value is not None or not _is_known(name, model)}
     for name in [name for name in given if name in REFUSED and name not in model.model_fields]:
         _refuse(name, given.pop(name))
@@ -49,7 +49,8 @@ def parse_body(body: bytes, model: type[M]) -> M:
         raise _translate(error, given, model) from error
 
 
-def _decode(body: bytes) -> dict[str, Any]:
+def decode_body(body: bytes) -> dict[str, Any]:
+    """A JSON object. Raises InvalidBody."""
     if not body:
         raise InvalidBody("the request body is empty; expected a JSON object")
     try:

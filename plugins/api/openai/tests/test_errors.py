@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pegboard.errors import EngineDeadError, Overloaded
@@ -77,3 +79,14 @@ def test_a_request_may_not_ask_for_any_number_of_completions(http):
     assert server.complete(n=1025, status=400)["error"]["param"] == "n"
     assert server.complete(["a"] * 1025, status=400)["error"]["param"] == "prompt"
     assert not server.engine.requests
+
+
+def test_invocations_answer_whichever_the_body_is(http: Any) -> None:
+    server = http()
+    assert server.post("/invocations", {"prompt": "a"})["object"] == "text_completion"
+    chat = {"messages": [{"role": "user", "content": "a"}], "stream": True}
+    assert server.post("/invocations", chat)[0]["object"] == "chat.completion.chunk"
+    for body in ({}, {"prompt": "a", "messages": []}, {"input": "a"}):
+        error = server.post("/invocations", body, status=400)["error"]
+        assert error["type"] == "Bad Request", error
+    assert server.post("/invocations", {"prompt": "a", "tempreature": 1}, status=400)["error"]["param"] == "tempreature"
