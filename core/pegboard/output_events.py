@@ -28,6 +28,7 @@ from pegboard.interfaces.output_parser import (
     ToolCallEnd,
     ToolCallStart,
 )
+from pegboard.interfaces.structured_output import Constraint
 from pegboard.output import RequestOutput
 from pegboard.parsing import Pipeline
 from pegboard.parsing.forced_calls import NamedCall, RequiredCalls, fresh_id, named_schema, required_schema
@@ -140,12 +141,13 @@ class OutputReader:
         return StructuredOutputsParams(json=json.dumps(schema), disable_any_whitespace=self._can_be_compact, parameter="tools")
 
     def _strict(self, parsing: Parsing, prompt_token_ids: Sequence[int]) -> StructuredOutputsParams | None:
-        """Of calls that the model may make, where a tool is `strict` and the parser can describe its format."""
+        """Of calls that the model may make, where a tool is `strict` and the parser can describe its format. Grammars know no
+        special tokens, so a format whose markers are some in this vocabulary stays free."""
         is_strict = any(tool["function"].get("strict") for tool in parsing.tools)
         if parsing.tool_choice != "auto" or not is_strict or self._tools is None:
             return None
         constraint = self._tools.make(self._setup(parsing, prompt_token_ids)).constraint(parsing.tools, "auto")
-        if constraint is None:
+        if constraint is None or (self._special_texts and self._special_texts.search("\n".join(_tag_texts(constraint)))):
             return None
         is_flag = constraint.kind == "json_object"
         value = True if is_flag else constraint.text
@@ -206,6 +208,15 @@ class OutputReader:
                     is_last = completion.finish_reason is not None
                     events[completion.index] = reader.read(completion.text, completion.token_ids, is_last=is_last)
                 yield ParsedOutput(**{item.name: getattr(output, item.name) for item in fields(output)}, events=events)
+
+
+def _tag_texts(constraint: Constraint) -> list[str]:
+    """What a structural tag wants to see written beside the arguments."""
+    if constraint.kind != "structural_tag":
+        return []
+    tag = json.loads(constraint.text)
+    ends = [text for structure in tag.get("structures", ()) for text in (structure["begin"], structure["end"])]
+    return [*tag.get("triggers", ()), *ends]
 
 
 class _Completion:

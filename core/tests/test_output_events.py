@@ -11,7 +11,7 @@ from pegboard.errors import PegboardError, RequestError
 from pegboard.interfaces.api import Parsing, Prompt, RequestOptions
 from pegboard.interfaces.output_parser import Content
 from pegboard.interfaces.structured_output import Constraint
-from pegboard.parsing import fold
+from pegboard.parsing import constrained_calls, fold
 from pegboard.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from pegboard.testing.fake_client import FakeEngineClient
 from pegboard.testing.fake_parsers import FakeReasoningParser, FakeToolParser
@@ -98,6 +98,29 @@ def test_strict_tools_are_held_to_the_format_of_the_parser():
         engine = FakeEngineClient(TEXTS, tool_parser=parser)
         wanted = engine.prepare(SamplingParams(), Parsing(tools=[tool], tool_choice="auto"), [1]).structured_outputs
         assert (wanted and wanted.regex) == expected
+
+
+@pytest.mark.parametrize(("marker", "is_held"), [("<call>", True), ("<s>", False)])
+def test_a_format_with_special_tokens_stays_free(marker, is_held):
+    """A grammar would forbid them: the model could not call any more."""
+
+    class Describing(FakeToolParser):
+        def constraint(self, tools, choice):
+            return constrained_calls(tools, lambda name: f"{marker}{name}", "", [marker])
+
+    strict = {"type": "function", "function": {"name": "add", "strict": True}}
+    engine = FakeEngineClient(TEXTS, tool_parser=Describing)
+    wanted = engine.prepare(SamplingParams(), Parsing(tools=[strict], tool_choice="auto"), [1]).structured_outputs
+    assert (wanted is not None) == is_held
+
+
+def test_forced_calls_have_the_ids_of_the_model():
+    engine = FakeEngineClient('[{"name": "add", "parameters": {}}]', tool_parser=FakeToolParser)
+    whole, _ = read(engine, Parsing(tools=[TOOL], tool_choice="required"), RequestOutputKind.FINAL_ONLY)
+    assert [call.id for call in whole[0].tool_calls] == ["call-0"]
+    engine = FakeEngineClient("{}")
+    whole, _ = read(engine, Parsing(tools=[TOOL], tool_choice="named", function="add"), RequestOutputKind.FINAL_ONLY)
+    assert whole[0].tool_calls[0].id.startswith("chatcmpl-tool-")
 
 
 @pytest.mark.parametrize(

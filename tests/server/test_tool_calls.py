@@ -129,6 +129,29 @@ def test_calls_of_the_models_choice_are_read(client: openai.OpenAI) -> None:
     assert bool(whole.message.tool_calls) == (whole.finish_reason == "tool_calls")
 
 
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_strict_tools_hold_calls_of_the_models_choice(client: openai.OpenAI, is_strict: bool) -> None:
+    """The call that the model repeats breaks the tool's schema; with `strict` it cannot."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": [7, 8]}, "note": {"type": "string", "maxLength": 8}},
+        "required": ["a", "note"],
+        "additionalProperties": False,
+    }
+    tools: Any = [{"type": "function", "function": {"name": "add", "parameters": schema, "strict": is_strict}}]
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    messages: list[Any] = [{"role": "user", "content": f"Repeat exactly this and nothing else: {text}"}]
+    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Again."}] * 3
+    fields: dict[str, Any] = {**GREEDY, "messages": messages, "tools": tools, "max_completion_tokens": 60}
+    calls = client.chat.completions.create(**fields).choices[0].message.tool_calls or ()
+    assert calls
+    for call in calls:
+        if is_strict:
+            jsonschema.validate(json.loads(call.function.arguments), schema)
+        else:
+            assert json.loads(call.function.arguments) == {"a": 1, "b": 2}
+
+
 def response_tool(name: str) -> Any:
     return {"type": "function", "strict": True, **tool(name)["function"]}
 

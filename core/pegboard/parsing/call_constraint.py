@@ -12,7 +12,8 @@ from pegboard.interfaces.structured_output import Constraint
 def constrained_calls(
     tools: Sequence[Mapping[str, Any]], begin: Callable[[str], str], end: str, triggers: Sequence[str]
 ) -> Constraint | None:
-    """A structural tag: once a trigger is written, one of the calls must follow, its arguments by its tool's schema.
+    """A structural tag: once a trigger is written, one of the calls must follow, its arguments by its tool's schema where the
+    tool is `strict`, any object where it is not.
 
     begin: all that stands before the arguments of the function of that name, the trigger included. end: all that stands behind
     them. None when there are no tools.
@@ -20,7 +21,8 @@ def constrained_calls(
     structures = []
     for tool in tools:
         function = tool["function"]
-        schema = function.get("parameters") or {"type": "object", "properties": {}}
+        is_strict = function.get("strict") and function.get("parameters")
+        schema = function["parameters"] if is_strict else {"type": "object"}
         structures.append({"begin": begin(function["name"]), "schema": schema, "end": end})
     if not structures:
         return None

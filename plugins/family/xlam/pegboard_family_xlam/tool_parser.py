@@ -8,7 +8,12 @@ code, between <tool_call> tags, or behind [TOOL_CALLS].
 
 from __future__ import annotations
 
-from pegboard.parsing import Markers, Steps, StreamParser, read_call_list
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegboard.interfaces.structured_output import Constraint
+from pegboard.parsing import Markers, Steps, StreamParser, constrained_calls, read_call_list
 
 THINK_END = "</think>"
 ENDS = {"```json": "```", "```": "```", "<tool_call>": "</tool_call>", "[TOOL_CALLS]": ""}
@@ -25,6 +30,12 @@ class XlamToolParser(StreamParser):
                 yield from self._bare()
             else:
                 yield from self.attempt(self._calls(ENDS[marker]))
+
+    def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
+        def begin(name: str) -> str:
+            return f'[{{"name": {json.dumps(name)}, "arguments": '
+
+        return constrained_calls(tools, begin, "}]", ['[{"name": ']) if choice == "auto" else None
 
     def _bare(self) -> Steps[None]:
         """A list right here, if there is one."""
