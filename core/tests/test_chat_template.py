@@ -131,3 +131,11 @@ def test_continuing_the_final_message():
         _render(source, [{"role": "assistant", "content": None}], **more)
     with pytest.raises(RequestError, match="exclude each other"):
         _render(source, messages, continue_final_message=True)
+
+
+def test_documents_need_a_place():
+    documents = [{"title": "t", "text": "x"}]
+    with pytest.raises(RequestError, match="no place for documents") as caught:
+        _render(PLAIN, documents=documents)
+    assert caught.value.parameter == "documents" and _render(PLAIN, documents=[]) == "hi|"
+    assert _render("{% for d in documents %}{{ d.text }}{% endfor %}", documents=documents) == "x"

@@ -178,7 +178,14 @@ KNOWN = [
         lambda case, item, ours, theirs: (
             item.where == "status"
             and theirs.status == 200
-            and _is_refusal(ours, "unknown field", "is not supported", "has no effect with use_beam_search", "priority")
+            and _is_refusal(
+                ours,
+                "unknown field",
+                "is not supported",
+                "has no effect with use_beam_search",
+                "priority",
+                "no place for documents",
+            )
         ),
     ),
     Known(

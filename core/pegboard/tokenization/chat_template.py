@@ -47,6 +47,10 @@ class ChatTemplate:
                 "continue_final_message and add_generation_prompt exclude each other: set one of them",
                 parameter="continue_final_message",
             )
+        if chat.documents and not compiled.has_documents:
+            raise RequestError(
+                "the model's chat template has no place for documents; write them in a message", parameter="documents"
+            )
         messages = plain_messages(chat.messages, has_parts=compiled.has_parts, has_strings=compiled.has_strings)
         end = mark_end(messages) if chat.continue_final_message else None
         variables = self._special_tokens | plain_value(chat.template_kwargs)
@@ -79,10 +83,11 @@ class ChatTemplate:
 
 class _Compiled:
     """A compiled template. has_parts: it walks over the parts of a message's content. has_strings: it also asks whether the
-    content is a string."""
+    content is a string. has_documents: it looks at the documents of a chat."""
 
-    def __init__(self, template: Template, has_parts: bool, has_strings: bool) -> None:
+    def __init__(self, template: Template, *, has_parts: bool, has_strings: bool, has_documents: bool) -> None:
         self._template = template
+        self.has_documents = has_documents
         self.has_parts = has_parts
         self.has_strings = has_strings
 
@@ -115,7 +120,12 @@ def _compile(source: str) -> _Compiled:
             f"the chat template is not valid Jinja: {reason}; {_HOW_TO_GIVE}", parameter="chat_template"
         ) from error
     tests = {test.name for test in tree.find_all(nodes.Test)}
-    return _Compiled(template, _iterates_over_content(tree), bool(tests & {"string", "iterable", "sequence", "mapping"}))
+    return _Compiled(
+        template,
+        has_parts=_iterates_over_content(tree),
+        has_strings=bool(tests & {"string", "iterable", "sequence", "mapping"}),
+        has_documents=any(name.name == "documents" for name in tree.find_all(nodes.Name)),
+    )
 
 
 @lru_cache(maxsize=1)
