@@ -113,7 +113,7 @@ class AsyncLLM:
         self._tokenizer = tokenizer
         self._output_reader = OutputReader.of_plan(plan, registry, tokenizer) if tokenizer is not None else None
         self._texts = TokenTexts(tokenizer) if tokenizer is not None else None
-        self._builder = RequestBuilder(plan, tokenizer)
+        self._builder = RequestBuilder(plan, tokenizer, registry)
         self._engine = engine
         self._streams: dict[str, _Live] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}

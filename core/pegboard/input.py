@@ -7,18 +7,24 @@ Accepted forms of a prompt: text, a list of token ids, {"prompt": text}, {"promp
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pegboard.errors import RequestError
+import msgspec
+
+from pegboard.errors import RequestError, blame
 from pegboard.interfaces.api import Prompt
+from pegboard.interfaces.logits_processor import LogitsProcessorSpec
+from pegboard.parser_maker import PromptReasoning
+from pegboard.plugins.importing import import_part
 from pegboard.request import EngineRequest
-from pegboard.sampling_params import SamplingParams
+from pegboard.sampling_params import SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from pegboard.batch import AdapterRef
     from pegboard.interfaces.tokenizer import Tokenizer
     from pegboard.plan import EnginePlan
+    from pegboard.plugins.registry import Registry
 
 PromptInput = str | Sequence[int] | Mapping[str, Any] | Prompt
 
@@ -74,12 +80,15 @@ def prompt_text(value: PromptInput) -> str | None:
 class RequestBuilder:
     """Builds engine requests for one model. Stateless after construction, so any thread may use it.
 
-    tokenizer: None when the engine serves token ids only (`skip_tokenizer_init`).
+    tokenizer: None when the engine serves token ids only (`skip_tokenizer_init`). registry: where the plan's logits processors
+    are, which may judge parameters; None = there are none.
     """
 
-    def __init__(self, plan: "EnginePlan", tokenizer: "Tokenizer | None") -> None:
+    def __init__(self, plan: "EnginePlan", tokenizer: "Tokenizer | None", registry: "Registry | None" = None) -> None:
         self.plan = plan
         self.tokenizer = tokenizer
+        self._reasoning = PromptReasoning.of_plan(plan, registry, tokenizer)
+        self._judges = _judges(plan, registry)
         own = tokenizer.vocabulary().eos_token_ids if tokenizer is not None else ()
         self.eos_token_ids = list(dict.fromkeys([*plan.eos_token_ids, *own]))
 
@@ -102,6 +111,7 @@ class RequestBuilder:
             max_tokens=self.plan.max_model_len - len(token_ids) if params.max_tokens is None else params.max_tokens,
             eos_token_ids=self.eos_token_ids,
             bad_words_token_ids=self._bad_words(params.bad_words or ()),
+            structured_outputs=self._behind_reasoning(params.structured_outputs, token_ids),
         )
         return EngineRequest(
             request_id=request_id,
@@ -112,6 +122,14 @@ class RequestBuilder:
             cache_salt=prompt.cache_salt,
             lora=lora,
         )
+
+    def _behind_reasoning(
+        self, structure: StructuredOutputsParams | None, token_ids: list[int]
+    ) -> StructuredOutputsParams | None:
+        """The fronts of chats have said already what ends the reasoning; for other prompts it is found here."""
+        if structure is None or structure.reasoning_end_token_ids is not None or self._reasoning is None:
+            return structure
+        return msgspec.structs.replace(structure, reasoning_end_token_ids=self._reasoning.ends(token_ids))
 
     def _check(self, params: SamplingParams, priority: int) -> None:
         if not isinstance(params, SamplingParams):
@@ -125,6 +143,11 @@ class RequestBuilder:
             needs = [name for name in ("stop", "bad_words", "structured_outputs") if getattr(params, name)]
             if needs:
                 raise RequestError(f"{needs[0]} needs a tokenizer, but skip_tokenizer_init is set", parameter=needs[0])
+        for name, judge in self._judges.items():
+            with blame(name):
+                reason = judge(params)
+            if reason is not None:
+                raise RequestError(f"{name}: {reason}", parameter="extra_args")
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if prompt.token_ids is not None:
@@ -177,3 +200,16 @@ class RequestBuilder:
             if len(spaced) == len(plain) and spaced[0] != plain[0]:
                 banned.append(spaced)
         return banned
+
+
+def _judges(plan: "EnginePlan", registry: "Registry | None") -> dict[str, Callable[[SamplingParams], str | None]]:
+    """By name, what the configured logits processors say of a request's parameters. Raises PluginError."""
+    found = {}
+    for name in plan.settings.engine.logits_processors or ():
+        assert registry is not None, "a plan with plugins comes with their registry"
+        entry = registry.find("logits_processor", name)
+        spec = registry.spec(entry)
+        assert isinstance(spec, LogitsProcessorSpec)
+        if spec.validate is not None:
+            found[name] = import_part(entry, spec.validate, "validate")
+    return found

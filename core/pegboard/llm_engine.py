@@ -42,7 +42,7 @@ class LLMEngine:
         self.registry = registry
         self.tokenizer = tokenizer
         self.engine = engine
-        self._builder = RequestBuilder(plan, tokenizer)
+        self._builder = RequestBuilder(plan, tokenizer, registry)
         self._texts = TokenTexts(tokenizer) if tokenizer is not None else None
         self._streams: dict[str, OutputStream] = {}
         self._totals: Totals | None = None

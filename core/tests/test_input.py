@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pegboard.errors import RequestError
+from pegboard.errors import PluginFailure, RequestError
 from pegboard.input import RequestBuilder, as_prompt, prompt_text
 from pegboard.interfaces.api import Prompt
+from pegboard.plugins.registry import Registry
 from pegboard.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.testing.echo_engine import echo_plan
 from pegboard.testing.fake_client import BOS, EOS, ByteTokenizer
+from pegboard.testing.fake_distributions import FakeDistributions
 
 BUILDER = RequestBuilder(echo_plan(max_model_len=16), ByteTokenizer())
 
@@ -121,3 +123,32 @@ def test_users_params_are_not_changed():
 def test_prompt_is_passed_through():
     prompt = Prompt(token_ids=[1])
     assert as_prompt(prompt) is prompt
+
+
+JUDGE = """
+from pegboard.interfaces.logits_processor import LogitsProcessorSpec
+
+EVENS = LogitsProcessorSpec(api="1.0", implementation="acme_evens:Evens", validate="acme_evens:even_only")
+ANY = LogitsProcessorSpec(api="1.0", implementation="acme_evens:Any")
+
+
+def even_only(params):
+    step = (params.extra_args or {}).get("step", 2)
+    return None if step % 2 == 0 else f"step must be even, got {step!r}"
+"""
+
+
+def test_logits_processors_judge_the_parameters(tmp_path, monkeypatch):
+    fakes = FakeDistributions(tmp_path)
+    points = {"logits_processor": {"evens": "acme_evens:EVENS", "any": "acme_evens:ANY"}}
+    fakes.add("acme-evens", points, {"acme_evens": JUDGE})
+    monkeypatch.syspath_prepend(tmp_path)
+    plan = echo_plan(logits_processors=["evens", "any"])
+    builder = RequestBuilder(plan, ByteTokenizer(), Registry(fakes.scan()))
+    for extra in (None, {}, {"step": 4}):
+        builder.build("a", SamplingParams(extra_args=extra), "r")
+    with pytest.raises(RequestError, match="evens: step must be even, got 3") as caught:
+        builder.build("a", SamplingParams(extra_args={"step": 3}), "r")
+    assert caught.value.parameter == "extra_args"
+    with pytest.raises(PluginFailure, match="evens"):
+        builder.build("a", SamplingParams(extra_args={"step": None}), "r")

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitsProcessorSpec(Spec):
-    """flags: "argmax_invariant" (never changes the most likely token), "host_tokens" (reads each new token on the host)."""
+    """validate: "module:function", called in A for every request with its SamplingParams: why its `extra_args` are wrong, which
+    becomes the request's error, or None. Its module must not import torch; a `validate` of None takes all requests.
+    flags: "argmax_invariant" (never changes the most likely token), "host_tokens" (reads each new token on the host, which makes
+    the engine synchronous)."""
+
+    validate: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +38,17 @@ class LogitsProcessorSetup:
 
 
 class LogitsProcessor(Protocol):
-    argmax_invariant: bool
+    """One per rank. argmax_invariant and host_tokens: as the spec's flags."""
 
-    @staticmethod
-    def validate(params: "SamplingParams") -> str | None:
-        """Called in A: why this request's parameters (`extra_args`) are wrong, or None. A reason becomes a 400."""
+    argmax_invariant: bool
+    host_tokens: bool = False
 
     def update(self, added: "Sequence[tuple[int, SamplingParams, np.ndarray]]", removed: "np.ndarray") -> None:
-        """Only when rows change. `added`: (row, params, token ids so far). Rows are stable: there are no moves."""
+        """Before `apply`, only when rows have changed; `removed` happened first. `added`: (row, params, token ids so far: the
+        prompt and, for a resumed request, its outputs). Rows are stable: there are no moves."""
 
     def apply(self, logits: "Tensor", rows: "Tensor", depth: "Tensor") -> "Tensor":
         """[N, V] in place; rows[i] and depth[i] say whose logits row i is and after how many drafts."""
+
+    def extend(self, rows: "np.ndarray", token_ids: "Sequence[Sequence[int]]") -> None:
+        """Only with `host_tokens`, after each step: the tokens that each of `rows` [B] has got, accepted drafts included."""

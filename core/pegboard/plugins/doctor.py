@@ -115,8 +115,9 @@ def _parts(registry: Registry, entry: Entry) -> Iterator[Finding]:
         spec = registry.spec(entry)
     except PluginError:
         return  # `_probe` says so
-    for part in ("implementation", "options", "suits"):
-        module = (getattr(spec, part) or "").partition(":")[0]
+    for part in ("implementation", "options", "suits", "validate"):
+        path = getattr(spec, part, None) or ""  # not every kind has all of them
+        module = path.partition(":")[0]
         if not module:
             continue
         try:
@@ -124,7 +125,7 @@ def _parts(registry: Registry, entry: Entry) -> Iterator[Finding]:
         except ModuleNotFoundError:
             missing = True
         if missing:
-            yield Finding("problem", entry.id, f"{part} {getattr(spec, part)!r}: there is no module {module}")
+            yield Finding("problem", entry.id, f"{part} {path!r}: there is no module {module}")
 
 
 def _probe(registry: Registry, entry: Entry) -> Iterator[Finding]:

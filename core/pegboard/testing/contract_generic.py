@@ -82,14 +82,14 @@ def check_spec(entry: Entry, spec: Spec) -> None:
 
 def check_parts(entry: Entry, spec: Spec) -> None:
     """Every "module:name" string leads to something callable."""
-    for part in ("implementation", "options", "probe", "suits"):
-        path = getattr(spec, part)
+    for part in ("implementation", "options", "probe", "suits", "validate"):
+        path = getattr(spec, part, None)  # not every kind has all of them
         if path is None or (path == "" and isinstance(spec, ModelFamilySpec)):
             continue
         assert ":" in path, f"{entry.id}: {part} is {path!r}, expected module:NAME"
         found = import_part(entry, path, part)
         assert callable(found), f"{entry.id}: {part} {path!r} is a {type(found).__name__}, expected a class or function"
-        if part in ("probe", "suits"):
+        if part in ("probe", "suits", "validate"):
             assert _takes(found, 1), f"{entry.id}: {part} {path!r} must take exactly one argument"
     if isinstance(spec, ModelFamilySpec):
         check_family(entry, spec)

@@ -424,21 +424,34 @@ class SamplerContract:
         self.run(sampler, x, [4, 2])
         assert changing.removed == [4] and [row for row, *_ in changing.added] == [4, 2, 4]
 
+    def test_processors_that_read_tokens_get_every_new_one(self) -> None:
+        """Accepted drafts included, rejected ones not; the others are told nothing."""
+        rng = np.random.default_rng(9)
+        listening, deaf = RecordingProcessor(True, host_tokens=True), RecordingProcessor(True)
+        sampler = self.make(processors=(listening, deaf))
+        for row in (4, 2):
+            self.add(sampler, row, Params(temperature=0), [1, 2])
+        expected: dict[int, list[int]] = {4: [], 2: []}
+        for _ in range(4):
+            x = rng.normal(0, 2, (4, VOCAB_SIZE)).astype(np.float32)
+            drafts = [[], [int(x[1].argmax()), int(rng.integers(VOCAB_SIZE))]]
+            for row, tokens in zip((4, 2), self.tokens(self.run(sampler, x, [4, 2], drafts)), strict=True):
+                expected[row] += tokens
+        assert listening.tokens == expected and len(expected[2]) > 4 and not deaf.tokens
+
 
 class RecordingProcessor:
     """Multiplies all logits by FACTOR and records what it is told."""
 
     FACTOR = 0.75
 
-    def __init__(self, argmax_invariant: bool) -> None:
+    def __init__(self, argmax_invariant: bool, host_tokens: bool = False) -> None:
         self.argmax_invariant = argmax_invariant
+        self.host_tokens = host_tokens
         self.added: list[tuple[int, Params, np.ndarray]] = []
         self.removed: list[int] = []
         self.rows: list[int] = []
-
-    @staticmethod
-    def validate(params: Params) -> str | None:
-        return None
+        self.tokens: dict[int, list[int]] = {}
 
     def update(self, added: Sequence[tuple[int, Params, np.ndarray]], removed: np.ndarray) -> None:
         self.added += added
@@ -448,3 +461,7 @@ class RecordingProcessor:
         assert len(rows) == len(depth) == len(logits)
         self.rows = rows.tolist()
         return logits.mul_(self.FACTOR)
+
+    def extend(self, rows: np.ndarray, token_ids: Sequence[Sequence[int]]) -> None:
+        for row, tokens in zip(rows.tolist(), token_ids, strict=True):
+            self.tokens.setdefault(row, []).extend(tokens)

@@ -12,12 +12,14 @@ from pegboard.sampling_params import SamplingParams
 
 
 class ProcessorChain:
-    """`changing` may change the most likely token and see every row; `invariant` may not, so greedy rows skip them."""
+    """`changing` may change the most likely token and see every row; `invariant` may not, so greedy rows skip them. `listening`
+    are told every new token."""
 
     def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
         self.all = tuple(processors)
         self.changing = tuple(p for p in self.all if not p.argmax_invariant)
         self.invariant = tuple(p for p in self.all if p.argmax_invariant)
+        self.listening = tuple(p for p in self.all if getattr(p, "host_tokens", False))
         self._announced: set[int] = set()
         self._added: dict[int, tuple[int, SamplingParams, np.ndarray]] = {}
         self._removed: set[int] = set()
@@ -40,6 +42,13 @@ class ProcessorChain:
             processor.update(added, removed)
         self._announced = (self._announced - self._removed) | set(self._added)
         self._added, self._removed = {}, set()
+
+    def extend(self, rows: np.ndarray, token_ids: Tensor, counts: Tensor) -> None:
+        """Hand out the first counts[i] of token_ids[i] [B, D + 1], which rows[i] has got."""
+        if self.listening:
+            tokens = [ids[:count] for ids, count in zip(token_ids.tolist(), counts.tolist(), strict=True)]
+            for processor in self.listening:
+                processor.extend(rows, tokens)
 
     @staticmethod
     def apply(processors: Sequence[LogitsProcessor], logits: Tensor, rows: Tensor, depth: Tensor) -> Tensor:

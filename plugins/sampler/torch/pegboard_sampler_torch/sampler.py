@@ -309,6 +309,7 @@ class TorchSampler:
                         self.penalties.append(layout.rows[which].tolist(), token_ids[layout.to_device(which), column])
         if present & Feature.EDITS:
             self._commit_edits(token_ids, counts, layout)
+        self.processors.extend(layout.rows, token_ids, counts)
 
     def _commit_edits(self, token_ids: Tensor, counts: Tensor, layout: StepLayout) -> None:
         tokens = counts_list = None
