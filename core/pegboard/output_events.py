@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from pegboard.interfaces.output_parser import (
 )
 from pegboard.interfaces.structured_output import Constraint
 from pegboard.output import RequestOutput
+from pegboard.parser_maker import ParserMaker, parser_setup
 from pegboard.parsing import Pipeline
 from pegboard.parsing.forced_calls import NamedCall, RequiredCalls, fresh_id, named_schema, required_schema
 from pegboard.sampling_params import SamplingParams, StructuredOutputsParams
@@ -38,30 +39,6 @@ if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Tokenizer
     from pegboard.plan import EnginePlan
     from pegboard.plugins.registry import Registry
-
-SPECIAL_TOKENS = "special_tokens"
-"""Flag of a parser that reads special tokens."""
-
-PROMPT_END_TOKENS = 64
-"""How much of the prompt's end a parser sees."""
-
-
-@dataclass(frozen=True, slots=True)
-class ParserMaker:
-    """A chosen parser. make: builds one for a completion. reads_special: its markers are special tokens."""
-
-    name: str
-    make: Callable[[OutputParserSetup], OutputParser]
-    reads_special: bool = False
-
-    @classmethod
-    def chosen(cls, registry: "Registry", kind: str, name: str | None) -> "ParserMaker | None":
-        """The installed parser `name`; None stays None."""
-        if name is None:
-            return None
-        entry = registry.find(kind, name)
-        registry.load(entry)  # now, so that a broken one shows at the start and not in the first request
-        return cls(entry.name, lambda setup: registry.build(entry, setup), SPECIAL_TOKENS in registry.spec(entry).flags)
 
 
 def has_compact_output(registry: "Registry", names: Sequence[str]) -> bool:
@@ -121,8 +98,7 @@ class OutputReader:
         elif structure is None:
             structure = self._strict(parsing, prompt_token_ids)
         if structure is not None:
-            ends = self.reasoning_end(parsing, prompt_token_ids)
-            ids = [self._tokenizer.encode(end, add_special_tokens=False) for end in ends]
+            ids = self._reasoning_end_ids(parsing, prompt_token_ids)
             changes["structured_outputs"] = msgspec.structs.replace(structure, reasoning_end_token_ids=ids)
         if self._keeps_special(parsing):
             changes["skip_special_tokens"] = False
@@ -174,15 +150,15 @@ class OutputReader:
             tools = None
         return Pipeline(reasoning, tools)
 
-    def reasoning_end(self, parsing: Parsing, prompt_token_ids: Sequence[int]) -> tuple[str, ...]:
-        """Texts, any of which ends the reasoning of an answer to this prompt; () = it does not reason."""
+    def _reasoning_end_ids(self, parsing: Parsing, prompt_token_ids: Sequence[int]) -> list[list[int]] | None:
+        """Token ids of the texts, any of which ends the reasoning of an answer to this prompt; None without a parser."""
         if self._reasoning is None:
-            return ()
-        return self._reasoning.make(self._setup(parsing, prompt_token_ids)).reasoning_end()
+            return None
+        ends = self._reasoning.make(self._setup(parsing, prompt_token_ids)).reasoning_end()
+        return [self._tokenizer.encode(end, add_special_tokens=False) for end in ends]
 
     def _setup(self, parsing: Parsing, prompt_token_ids: Sequence[int]) -> OutputParserSetup:
-        end = self._tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
-        return OutputParserSetup(self._tokenizer.vocabulary(), tuple(parsing.tools), parsing.template_kwargs, end)
+        return parser_setup(self._tokenizer, prompt_token_ids, parsing.tools, parsing.template_kwargs)
 
     @cached_property
     def _special_texts(self) -> re.Pattern[str] | None:

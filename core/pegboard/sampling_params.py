@@ -48,8 +48,8 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     # Filled by the front when the output begins with reasoning, never by users: token ids of the texts that end it. The
-    # constraint holds behind the first of them.
-    reasoning_end_token_ids: list[list[int]] = []
+    # constraint holds behind the first of them. None = nobody has looked yet.
+    reasoning_end_token_ids: list[list[int]] | None = None
     # Filled by the front, never by users: the request's field that asked for it, which errors name.
     parameter: str = "structured_outputs"
 

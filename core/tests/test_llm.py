@@ -76,7 +76,28 @@ def test_structured_output_of_a_chat_starts_behind_its_reasoning():
     conversation = [{"role": "user", "content": "a"}]
     llm.chat([conversation] * 2, [structured, SamplingParams(max_tokens=2)], use_tqdm=False)
     assert seen[0].structured_outputs.reasoning_end_token_ids == [list(b"</think>")]
-    assert seen[1].structured_outputs is None and structured.structured_outputs.reasoning_end_token_ids == []
+    assert seen[1].structured_outputs is None and structured.structured_outputs.reasoning_end_token_ids is None
+
+
+@pytest.mark.parametrize(("named", "expected"), [("fake", [list(b"</think>")]), ("auto", None)])
+def test_structured_output_of_a_prompt_waits_for_reasoning_when_the_parser_was_asked_for(named, expected):
+    """As in vLLM, where a parser is there only by name; what a family recommends is for chats."""
+
+    class Recording(EchoEngine):
+        def add(self, request):
+            seen.append(request.params.structured_outputs)
+            super().add(request)
+
+    seen: list[StructuredOutputsParams] = []
+    entry = Entry(
+        "reasoning_parser", "fake", "acme", "1.0", "pegboard.testing.fake_parsers:REASONING", "pegboard.reasoning_parser.v1"
+    )
+    plan = replace(echo_plan(reasoning_parser=named), reasoning_parser="acme:fake")
+    llm = LLM.from_engine(LLMEngine(plan, ByteTokenizer(), Recording(plan), Registry(Scan(entries=(entry,)))))
+    params = SamplingParams(max_tokens=2, structured_outputs=StructuredOutputsParams(json_object=True))
+    llm.generate(["a", "b"], params, use_tqdm=False)
+    assert [structure.reasoning_end_token_ids for structure in seen] == [expected] * 2
+    assert params.structured_outputs.reasoning_end_token_ids is None
 
 
 def test_chat_renders_and_refuses_contradictions():

@@ -150,11 +150,11 @@ def test_a_parser_that_raises_is_the_error_of_its_request():
 def test_structured_output_waits_for_the_end_of_reasoning():
     wanted = SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True))
     forced = Parsing(tools=[TOOL], tool_choice="required")
-    for engine, expected in ((client(), [list(b"</think>")]), (FakeEngineClient(), [])):
+    for engine, expected in ((client(), [list(b"</think>")]), (FakeEngineClient(), None)):
         assert engine.prepare(wanted, Parsing(), [1]).structured_outputs.reasoning_end_token_ids == expected
         assert engine.prepare(SamplingParams(), forced, [1]).structured_outputs.reasoning_end_token_ids == expected
         assert engine.prepare(SamplingParams(), Parsing(), [1]).structured_outputs is None
-    assert wanted.structured_outputs.reasoning_end_token_ids == []
+    assert wanted.structured_outputs.reasoning_end_token_ids is None
 
 
 def test_special_tokens_are_kept_for_a_parser_that_reads_them_and_then_hidden():

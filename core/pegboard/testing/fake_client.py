@@ -18,7 +18,8 @@ from pegboard.interfaces.api import Health, ParsedOutput, Parsing, Prompt, Reque
 from pegboard.interfaces.output_parser import OutputParser, OutputParserSetup
 from pegboard.interfaces.tokenizer import Chat, Rendered, Vocabulary
 from pegboard.output import CompletionOutput, Logprob, PoolingRequestOutput, RequestOutput
-from pegboard.output_events import OutputReader, ParserMaker
+from pegboard.output_events import OutputReader
+from pegboard.parser_maker import ParserMaker
 from pegboard.pooling_params import PoolingParams
 from pegboard.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 

@@ -16,3 +16,6 @@ class Qwen3ReasoningParser(TaggedReasoning):
 
     def begins(self) -> bool:
         return bool(self.setup is None or self.setup.template_kwargs.get("enable_thinking", True))
+
+    def may_open(self) -> bool:
+        return self.begins()
