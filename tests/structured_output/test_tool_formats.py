@@ -42,7 +42,12 @@ NO_CONSTRAINT = {
 """Parsers whose format no backend's structural tag can hold."""
 PARSERS = sorted({point.name for point in entry_points(group="pegboard.tool_parser.v1")})
 
-CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"], "additionalProperties": False}
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "get_weather", "strict": True, "parameters": CITY}},
     {"type": "function", "function": {"name": "free", "parameters": CITY}},
