@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pegboard.cli import plugins_command
+from pegboard.cli.flags import FlagParser
 from pegboard.errors import ConfigError, PluginNotFound
 from pegboard.plugins import discovery
 from pegboard.testing.fake_distributions import FakeDistributions, spec_source
@@ -37,9 +37,9 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDistr
 
 
 def run(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
+    parser = FlagParser()
     plugins_command.add_parser(parser.add_subparsers())
-    parsed = parser.parse_args(["plugins", *arguments])
+    parsed = parser.parse(["plugins", *arguments])
     assert parsed.run is plugins_command.run
     return plugins_command.run(parsed)
 

@@ -63,15 +63,20 @@ class FlagParser(argparse.ArgumentParser):
         return arguments
 
     def _refuse_unknown(self, flags: Iterable[str]) -> None:
+        known = set(self.flags)
         for word in flags:
             name = word.partition("=")[0]
-            if name not in self._option_string_actions:
-                raise UsageError(f"unknown flag {name}{did_you_mean(name, self._option_string_actions)}")
+            if name not in known:
+                raise UsageError(f"unknown flag {name}{did_you_mean(name, known)}")
 
     @property
     def flags(self) -> Iterable[str]:
-        """Every flag that exists."""
-        return self._option_string_actions
+        """Every flag that exists, those of sub-commands included."""
+        yield from self._option_string_actions
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for parser in action.choices.values():
+                    yield from parser.flags
 
 
 def _dashed(word: str) -> str:
