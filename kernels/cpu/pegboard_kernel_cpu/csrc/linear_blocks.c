@@ -20,7 +20,7 @@ typedef struct {
 typedef struct {
     const int8_t *x; /* [tokens][columns] codes of the activations */
     const float *x_scales; /* [tokens][columns / 32] */
-    const float *x_sums; /* [tokens][columns / 16] scale times the sum of codes */
+    const float *x_sums; /* [tokens][columns / 32][2], see quantize.h */
     float *out; /* [tokens][rows] */
     int64_t out_stride;
     const uint8_t *weight; /* packed */
@@ -71,8 +71,8 @@ INLINE void tile(const LinearBlocks *a, int tokens, int64_t token, int64_t row, 
             vfloat x_scale = splat(x_scales[t * (halves / 2) + block * per_block / 2]);
             for (int v = 0; v < VECTORS; v++) sums[t][v] += __builtin_convertvector(dots[t][v], vfloat) * (scale[v] * x_scale);
             if (bits == 4 || has_minimum || SIGNED_OFFSET) {
-                const float *half = x_sums + t * halves + block * per_block;
-                vfloat x_sum = splat(per_block == 2 ? half[0] + half[1] : half[0]);
+                const float *of = x_sums + t * halves + block * per_block / 2 * 2;
+                vfloat x_sum = splat(per_block == 2 ? of[0] : block % 2 ? of[0] - of[1] : of[1]);
                 for (int v = 0; v < VECTORS; v++) sums[t][v] += minimum[v] * x_sum;
             }
         }

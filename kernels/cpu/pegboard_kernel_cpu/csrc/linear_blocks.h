@@ -90,9 +90,14 @@ typedef __m256i wide;
 #define WITH_SIGN(x, a) _mm256_sign_epi8(x, a)
 #endif
 
+/* The compiler must add in this order: it would make trees of the sums, for which there are not enough registers. */
+#define KEEP(x) __asm__("" : "+x"(x))
+
 INLINE void dots_4bit(const uint8_t *codes, const int8_t *x, int64_t stride, int tokens, vint dots[TOKENS][VECTORS]) {
     wide sums[TOKENS][VECTORS], mask = SPLAT8(15);
+#pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
+#pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
             wide w[VECTORS];
             for (int v = 0; v < VECTORS; v++) {
@@ -104,6 +109,7 @@ INLINE void dots_4bit(const uint8_t *codes, const int8_t *x, int64_t stride, int
                 for (int v = 0; v < VECTORS; v++) {
                     wide product = MULTIPLY(w[v], b);
                     sums[t][v] = j || half ? ADD16(sums[t][v], product) : product;
+                    KEEP(sums[t][v]);
                 }
             }
         }
@@ -114,6 +120,7 @@ INLINE void dots_4bit(const uint8_t *codes, const int8_t *x, int64_t stride, int
 
 INLINE void dots_8bit(const uint8_t *codes, const int8_t *x, int64_t stride, int quads, int tokens, vint dots[TOKENS][VECTORS]) {
     wide sums[TOKENS][VECTORS];
+#pragma GCC unroll 8
     for (int j = 0; j < quads; j++) {
         wide w[VECTORS], size[VECTORS];
         for (int v = 0; v < VECTORS; v++) {
@@ -125,6 +132,7 @@ INLINE void dots_8bit(const uint8_t *codes, const int8_t *x, int64_t stride, int
             for (int v = 0; v < VECTORS; v++) {
                 wide product = WIDEN(MULTIPLY(size[v], WITH_SIGN(b, w[v])));
                 sums[t][v] = j ? ADD32(sums[t][v], product) : product;
+                KEEP(sums[t][v]);
             }
         }
     }

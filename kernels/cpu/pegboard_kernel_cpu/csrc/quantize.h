@@ -10,7 +10,7 @@
 typedef struct {
     int8_t *codes; /* [tokens][columns]; NULL = not wanted */
     float *scales; /* [tokens][columns / 32] */
-    float *sums; /* [tokens][columns / 16] scale times the sum of codes */
+    float *sums; /* [tokens][columns / 32][2] scale times the sum of the block's codes, and of its first half's */
 } Quantized;
 
 typedef struct {
@@ -19,6 +19,43 @@ typedef struct {
     Quantized to;
     int64_t columns; /* a multiple of 32 */
 } Quantize;
+
+/* The codes of a block of columns, and the sums of its first and of its second half. */
+#if LANES == 8
+INLINE void put_codes(const float *x, vfloat inverse, int8_t *codes, int32_t sums[2]) {
+    __m256i whole[4];
+    for (int v = 0; v < 4; v++) whole[v] = _mm256_cvtps_epi32((__m256)(load(x + v * LANES) * inverse)); /* to the nearest */
+    __m256i both = _mm256_hadd_epi32(_mm256_add_epi32(whole[0], whole[1]), _mm256_add_epi32(whole[2], whole[3]));
+    both = _mm256_hadd_epi32(both, both);
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    sums[0] = _mm_extract_epi32(sum, 0);
+    sums[1] = _mm_extract_epi32(sum, 1);
+    __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]), _mm256_packs_epi32(whole[2], whole[3]));
+    bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)); /* packs work in halves */
+    _mm256_storeu_si256((__m256i *)codes, bytes);
+}
+#elif LANES == 16
+INLINE void put_codes(const float *x, vfloat inverse, int8_t *codes, int32_t sums[2]) {
+    for (int half = 0; half < 2; half++) {
+        __m512i whole = _mm512_cvtps_epi32((__m512)(load(x + half * LANES) * inverse)); /* to the nearest */
+        _mm_storeu_si128((__m128i *)(codes + half * LANES), _mm512_cvtepi32_epi8(whole));
+        sums[half] = _mm512_reduce_add_epi32(whole);
+    }
+}
+#else
+INLINE void put_codes(const float *x, vfloat inverse, int8_t *codes, int32_t sums[2]) {
+    for (int half = 0; half < 2; half++) {
+        vint total = {0};
+        for (int at = half * X_HALF; at < (half + 1) * X_HALF; at += LANES) {
+            vfloat code = load(x + at) * inverse + 12582912.0f - 12582912.0f; /* to the nearest integer */
+            vint whole = __builtin_convertvector(code, vint);
+            *(vbyte *)(codes + at) = __builtin_convertvector(whole, vbyte);
+            total += whole;
+        }
+        sums[half] = (total[0] + total[1]) + (total[2] + total[3]);
+    }
+}
+#endif
 
 /* x: columns [first, first + count) of a token's row of so many columns; first and count are multiples of 32. */
 INLINE void quantize_part(const float *x, const Quantized *to, int64_t columns, int64_t token, int64_t first, int64_t count) {
@@ -32,21 +69,11 @@ INLINE void quantize_part(const float *x, const Quantized *to, int64_t columns, 
             largest = vmax(largest, vmax(v, -v));
         }
         float scale = max_of(largest) / 127.0f;
-        vfloat inverse = splat(scale > 0 ? 1.0f / scale : 0.0f);
+        int32_t halves[2];
+        put_codes(x, splat(scale > 0 ? 1.0f / scale : 0.0f), codes, halves);
         scales[block] = scale;
-        for (int half = 0; half < 2; half++) {
-            vint total = {0};
-            int32_t sum = 0;
-            for (int i = 0; i < X_HALF; i += LANES) {
-                int at = half * X_HALF + i;
-                vfloat code = load(x + at) * inverse + 12582912.0f - 12582912.0f; /* to the nearest integer */
-                vint whole = __builtin_convertvector(code, vint);
-                *(vbyte *)(codes + at) = __builtin_convertvector(whole, vbyte);
-                total += whole;
-            }
-            for (int l = 0; l < LANES; l++) sum += total[l];
-            sums[2 * block + half] = scale * (float)sum;
-        }
+        sums[2 * block] = scale * (float)(halves[0] + halves[1]);
+        sums[2 * block + 1] = scale * (float)halves[0];
     }
 }
 

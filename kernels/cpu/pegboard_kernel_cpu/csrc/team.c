@@ -15,6 +15,9 @@
 #include <stdlib.h>
 
 #define PATIENCE 4000
+#ifndef LINGER
+#define LINGER 1000
+#endif
 #define TASK_BITS 24
 #define IDLE (1ull << 63)
 
@@ -25,6 +28,7 @@ struct Team {
     pthread_cond_t work;
     uint64_t generation;
     int stopping;
+    ALIGNED _Atomic uint64_t started; /* programs, for helpers that are still awake */
     pthread_mutex_t owner; /* one program at a time */
     /* The program; changed only while the state is idle and nobody is inside. */
     const Step *step;
@@ -101,6 +105,7 @@ static void *help(void *argument) {
     free(argument);
     uint64_t seen = 0;
     for (;;) {
+        for (int spins = 0; spins < LINGER && atomic_load(&team->started) == seen; spins++) relax();
         pthread_mutex_lock(&team->mutex);
         while (team->generation == seen && !team->stopping) pthread_cond_wait(&team->work, &team->mutex);
         seen = team->generation;
@@ -148,6 +153,7 @@ EXPORT void team_run(Team *team, const Instruction *instructions, int64_t count,
     if (team->num_threads > 1) {
         pthread_mutex_lock(&team->mutex);
         team->generation++;
+        atomic_store(&team->started, team->generation);
         pthread_cond_broadcast(&team->work);
         pthread_mutex_unlock(&team->mutex);
     }
