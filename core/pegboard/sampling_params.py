@@ -158,7 +158,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
 
     def _normalise(self) -> None:
-        if isinstance(self.temperature, int | float) and 0 < self.temperature < MIN_TEMPERATURE and not self.is_greedy:
+        if isinstance(self.temperature, int | float) and 0 < self.temperature < MIN_TEMPERATURE:
             log.warning("temperature %s is below %s and is raised to it", self.temperature, MIN_TEMPERATURE)
             self.temperature = MIN_TEMPERATURE
         if self.seed == -1:
