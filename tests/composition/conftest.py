@@ -27,8 +27,9 @@ SIZES = {
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Distribution name → wheel, of core and every plugin of the repository."""
     folder = tmp_path_factory.mktemp("wheels")
-    projects = [ROOT / "core/pyproject.toml", *sorted(ROOT.glob("plugins/*/*/pyproject.toml"))]
-    found = [build_wheel(project, folder) for project in projects]
+    places = ("plugins/*/*", "kernels/*", "contrib/*/*")
+    projects = [project for place in places for project in sorted(ROOT.glob(f"{place}/pyproject.toml"))]
+    found = [build_wheel(project, folder) for project in [ROOT / "core/pyproject.toml", *projects]]
     return {wheel.name.split("-")[0].replace("_", "-"): wheel for wheel in found}
 
 

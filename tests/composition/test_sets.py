@@ -104,6 +104,13 @@ def test_what_is_taken_away_is_named(layers: Layers, checkpoint: Path, kind: str
     assert kind in message and f"pip install {MINIMAL[kind]}" in message, message
 
 
+def test_a_server_without_routes_does_not_start(layers: Layers, checkpoint: Path) -> None:
+    """The kinds that only serving needs are named too."""
+    served = layers.of(MINIMAL.values()).pegboard("serve", str(checkpoint), "--port", "0", "--kv-cache-memory-bytes", "1048576")
+    assert served.returncode == 1 and "Traceback" not in served.stderr
+    assert "api" in served.stderr and "pip install pegboard-api-openai" in served.stderr, served.stderr
+
+
 # --- everything --------------------------------------------------------------------------------------------------------------
 
 
