@@ -123,10 +123,10 @@ def _hooks(client: "AsyncLLM") -> tuple[Any, Any] | None:
     """The enabled hooks and the role they are told; None when there are none."""
     if not client.registry.enabled_hooks():
         return None
-    from pegboard.interfaces.hooks import RoleInfo
+    from pegboard.interfaces.hooks import Role
     from pegboard.plugins.hooks import Hooks
 
-    return Hooks(client.registry), RoleInfo("api")
+    return Hooks(client.registry), Role("api")
 
 
 # --- one of several -----------------------------------------------------------------------------------------------------------

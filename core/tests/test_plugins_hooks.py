@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pegboard.errors import PluginBroken, PluginError, PluginFailure
-from pegboard.interfaces.hooks import ModelInfo, RoleInfo
+from pegboard.interfaces.hooks import LoadedModel, Role
 from pegboard.plugins.hooks import HOOK_NAMES, Hooks
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
@@ -44,15 +44,15 @@ BAD = "def pegboard_role_started(role): raise RuntimeError('boom')\n"
 def test_only_enabled_hooks_are_imported(make: MakeHooks) -> None:
     hooks = make(good=GOOD, off="raise SystemExit('imported')\n")
     assert hooks.names == ["acme-good:good"]
-    hooks.role_started(RoleInfo("engine"))
-    assert sys.modules["hooks_good"].seen == [RoleInfo("engine")]
+    hooks.role_started(Role("engine"))
+    assert sys.modules["hooks_good"].seen == [Role("engine")]
 
 
 def test_failure_is_quarantined_with_one_warning(make: MakeHooks, caplog: pytest.LogCaptureFixture) -> None:
     hooks = make(a_bad=BAD, good=GOOD, z_bad=BAD)
     with caplog.at_level(logging.WARNING):
         for rank in range(3):
-            hooks.role_started(RoleInfo("worker", rank))
+            hooks.role_started(Role("worker", rank))
     assert len(sys.modules["hooks_good"].seen) == 3
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"] and "boom" in caplog.text
     assert hooks.names == ["acme-good:good"] and set(hooks.quarantined) == {"acme-a-bad:a_bad", "acme-z-bad:z_bad"}
@@ -62,7 +62,7 @@ def test_strict_makes_a_failure_fatal(make: MakeHooks, monkeypatch: pytest.Monke
     hooks = make(bad=BAD)
     monkeypatch.setenv("PEGBOARD_STRICT", "1")
     with pytest.raises(PluginFailure, match="acme-bad"):
-        hooks.role_started(RoleInfo("api"))
+        hooks.role_started(Role("api"))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_what_was_enabled_must_work(make: MakeHooks, source: str, match: str) ->
 
 def test_objects_and_fewer_arguments_work(make: MakeHooks) -> None:
     source = "class Audit:\n    calls = 0\n    def pegboard_model_loaded(self): type(self).calls += 1\nHOOKS = Audit()\n"
-    make(audit=source).model_loaded(ModelInfo("m", "Llama", 2, 10, 0.5))
+    make(audit=source).model_loaded(LoadedModel("m", "Llama", 2, 10, 0.5))
     assert sys.modules["hooks_audit"].Audit.calls == 1
 
 

@@ -1,15 +1,30 @@
-"""Files fit in a head."""
+"""Files and functions fit in a head."""
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 
 from members import ROOT, members
 
 MAX_LINES = 500
+MAX_FUNCTION_LINES = 80
 FORBIDDEN_FILES = {"utils.py", "helpers.py", "common.py", "misc.py"}
-FORBIDDEN_SUFFIXES = ("Manager", "Helper", "Util", "Handler", "Wrapper", "Mixin", "Impl", "Legacy")
+FORBIDDEN_SUFFIXES = (
+    "Manager",
+    "Helper",
+    "Util",
+    "Handler",
+    "Wrapper",
+    "Mixin",
+    "Base",
+    "Impl",
+    "Info",
+    "Data",
+    "Context",
+    "Legacy",
+)
 
 
 def test_no_file_is_over_500_lines() -> None:
@@ -18,6 +33,18 @@ def test_no_file_is_over_500_lines() -> None:
         for member in members()
         for path in [*member.sources(), *(member.folder / "tests").rglob("*.py")]
         if (count := len(path.read_text("utf-8").splitlines())) > MAX_LINES
+    }
+    assert not long, long
+
+
+def test_no_function_is_over_80_lines() -> None:
+    long = {
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}": count
+        for member in members()
+        for path in member.sources()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (count := (node.end_lineno or node.lineno) - node.lineno + 1) > MAX_FUNCTION_LINES
     }
     assert not long, long
 

@@ -17,7 +17,7 @@ from pegboard.errors import ConfigError
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.encoder_connector import EncoderConnectorNeed, EncoderConnectorSetup
 from pegboard.interfaces.executor import ExecutorNeed, ExecutorSetup
-from pegboard.interfaces.hooks import ModelInfo
+from pegboard.interfaces.hooks import LoadedModel
 from pegboard.interfaces.kv_connector import KVConnectorNeed, KVConnectorSetup
 from pegboard.interfaces.platform import ModelFacts, PlatformNeed, PlatformSetup
 from pegboard.interfaces.scheduling_policy import SchedulingPolicyNeed, SchedulingPolicySetup
@@ -82,7 +82,7 @@ def _tell_hooks(registry: Registry, plan: "EnginePlan", weight_bytes: int, load_
     if registry.enabled_hooks():
         architecture = plan.architectures[0] if plan.architectures else ""
         num_layers = plan.checkpoint.config.get("num_hidden_layers", 0)
-        Hooks(registry).model_loaded(ModelInfo(plan.model_names[0], architecture, num_layers, weight_bytes, load_s))
+        Hooks(registry).model_loaded(LoadedModel(plan.model_names[0], architecture, num_layers, weight_bytes, load_s))
 
 
 def _with_platform_defaults(registry: Registry, plan: "EnginePlan") -> EngineConfig:

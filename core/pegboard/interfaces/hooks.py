@@ -39,7 +39,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class RoleInfo:
+class Role:
     """A process that starts or stops. role: "api", "engine" or "worker"; rank: of a worker, else 0."""
 
     role: Literal["api", "engine", "worker"]
@@ -47,7 +47,7 @@ class RoleInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelInfo:
+class LoadedModel:
     """A model that is ready to run. load_s: seconds from the first byte to ready."""
 
     name: str
@@ -70,13 +70,13 @@ def pegboard_amend_config(draft: MutableMapping[str, Any]) -> None:
     plugin's name. What a failing hook changed is undone."""
 
 
-def pegboard_role_started(role: RoleInfo) -> None:
+def pegboard_role_started(role: Role) -> None:
     """A process of this role is about to serve."""
 
 
-def pegboard_role_stopping(role: RoleInfo) -> None:
+def pegboard_role_stopping(role: Role) -> None:
     """A process of this role is about to end; called for each `pegboard_role_started`, unless it crashes."""
 
 
-def pegboard_model_loaded(info: ModelInfo) -> None:
+def pegboard_model_loaded(model: LoadedModel) -> None:
     """The model is loaded and bound."""

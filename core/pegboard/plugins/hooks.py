@@ -24,7 +24,7 @@ from pegboard.plugins.names import did_you_mean
 from pegboard.plugins.registry import Registry
 
 if TYPE_CHECKING:
-    from pegboard.interfaces.hooks import CliCommand, Finding, ModelInfo, RoleInfo
+    from pegboard.interfaces.hooks import CliCommand, Finding, LoadedModel, Role
 
 logger = get_logger(__name__)
 
@@ -148,14 +148,14 @@ class Hooks:
                     amendments.append(Amendment(implementation.plugin_name, field, *shown))
         return amendments
 
-    def role_started(self, role: RoleInfo) -> None:
+    def role_started(self, role: Role) -> None:
         self.call("pegboard_role_started", role=role)
 
-    def role_stopping(self, role: RoleInfo) -> None:
+    def role_stopping(self, role: Role) -> None:
         self.call("pegboard_role_stopping", role=role)
 
-    def model_loaded(self, info: ModelInfo) -> None:
-        self.call("pegboard_model_loaded", info=info)
+    def model_loaded(self, model: LoadedModel) -> None:
+        self.call("pegboard_model_loaded", model=model)
 
 
 def _explain(plugin: object, error: Exception) -> str:
