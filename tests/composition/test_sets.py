@@ -111,6 +111,15 @@ def test_a_server_without_routes_does_not_start(layers: Layers, checkpoint: Path
     assert "api" in served.stderr and "pip install pegboard-api-openai" in served.stderr, served.stderr
 
 
+def test_the_set_of_the_readme_is_whole(layers: Layers, checkpoint: Path) -> None:
+    """What a stranger is told to install answers, and finds nothing wrong with itself."""
+    command = (ROOT / "README.md").read_text("utf-8").partition("    pip install pegboard \\\n")[2].partition("\n\n")[0]
+    told = layers.of(command.replace("\\", " ").split())
+    assert "tokens" in generate(told, checkpoint)
+    checked = told.pegboard("plugins", "doctor")
+    assert checked.returncode == 0 and " 0 problems" in checked.stdout, checked.stdout
+
+
 # --- everything --------------------------------------------------------------------------------------------------------------
 
 
