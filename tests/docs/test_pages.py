@@ -39,7 +39,7 @@ def test_named_files_exist(page: Path) -> None:
     assert not missing, f"{name(page)} names files that are not there: {missing}"
 
 
-OF_MODELS = {"config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.json"}
+OF_MODELS = {"config.json", "tokenizer.json", "tekken.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.json"}
 
 
 def _is_here(path: str, page: Path) -> bool:
