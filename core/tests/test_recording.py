@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pegboard.errors import CannotRecord
 from pegboard.layers.embedding import Embedding
 from pegboard.layers.layer import Layer, recording
-from pegboard.worker.recording import record_forward
+from pegboard.worker.recording import record_forward, record_logits
 
 
 class ListRecorder:
@@ -23,8 +23,8 @@ class ListRecorder:
     def hidden(self, width: int) -> str:
         return f"hidden[{width}]"
 
-    def from_positions(self, make: object, widths: tuple[int, ...]) -> tuple[str, ...]:
-        return tuple(f"input[{width}]" for width in widths)
+    def at_positions(self, tables: tuple[Tensor, ...]) -> tuple[str, ...]:
+        return tuple(f"input[{table.shape[1]}]" for table in tables)
 
     def finish(self, output: str) -> list[str]:
         return [*self.lines, f"return {output}"]
@@ -76,6 +76,16 @@ def test_layers_record_in_the_order_they_are_called() -> None:
     layers = _layers(Double, Double)
     program = _record(Model(layers), layers)
     assert program == ["double hidden[8]", "double d1", "return d2"]
+
+
+def test_the_output_head_is_a_program_of_its_own() -> None:
+    layers = _layers(Double, Double)
+    model = Model(layers[:1])
+    model.logits = layers[1]
+    build = SimpleNamespace(path="model.embed", declared=SimpleNamespace(layers=[]))
+    program = record_logits(model, [Embedding(build, 4, 8), *layers], ListRecorder())  # type: ignore[arg-type]
+    assert program == ["double hidden[8]", "return d1"]
+    assert model.logits(torch.ones(1)).tolist() == [2]
 
 
 @pytest.mark.parametrize("refuses", [False, True])

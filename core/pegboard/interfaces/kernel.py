@@ -28,7 +28,7 @@ class KernelNeed(Need):
 
 
 class Recorder(Protocol):
-    """The op `program`: writes down one forward, to be replayed without Python. Built as `Recorder(max_tokens)`.
+    """The op `program`: writes down a forward or an output head, to be replayed without Python. Built as `Recorder(max_tokens)`.
 
     Core calls the model once with values of the recorder's own making in place of tensors. Each layer hands them to the `record`
     method of what it computes with: `op.record(recorder, *the op's arguments)` returns the results' values. A callable without
@@ -38,8 +38,9 @@ class Recorder(Protocol):
     def hidden(self, width: int) -> Any:
         """The hidden states [T, width] the forward starts from."""
 
-    def from_positions(self, make: "Callable[[Tensor], tuple[Tensor, ...]]", widths: tuple[int, ...]) -> tuple[Any, ...]:
-        """Values that `make(positions)` gives in every step, each [T, width] float32."""
+    def at_positions(self, tables: "tuple[Tensor, ...]") -> tuple[Any, ...]:
+        """Of each table [max_positions, width] (float32, contiguous) the rows of the step's positions, [T, width]."""
 
-    def finish(self, output: Any) -> "Callable[[Tensor, Tensor], Tensor]":
-        """The program: (hidden [T, width], positions [T]) → the recorded output, valid until the next call."""
+    def finish(self, output: Any) -> "Callable[[Tensor, Tensor | None], Tensor]":
+        """The program: (hidden [T, width], positions [T], None where it has no tables) → the recorded output, valid until the
+        next call."""

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from pegboard.errors import ConfigError
+from pegboard.errors import CannotRecord, ConfigError
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, WeightMethod
 from pegboard.interfaces.weight_loader import WeightPiece, WeightSlice
 from pegboard.layers.build import Build
-from pegboard.layers.layer import Layer, PlainTensor
+from pegboard.layers.layer import Layer, PlainTensor, recording
 
 
 class Embedding(Layer):
@@ -93,6 +93,7 @@ class Head(Layer):
             assert self.method is not None
             multiply = self.method.bind(self.build.kernels)
 
+        self.multiply = multiply
         if self.bias is not None:
             bias = self.bias.data
             self.forward = lambda hidden: (multiply(hidden) + bias).float()
@@ -102,3 +103,8 @@ class Head(Layer):
             return multiply(hidden).float()
 
         self.forward = forward
+
+    def record(self, recorder: Any, *values: Any) -> Any:
+        if self.bias is not None:
+            raise CannotRecord(f"{self.build.path} has a bias")
+        return recording(self.multiply, self.build.path)(recorder, *values)

@@ -55,10 +55,10 @@ class Rope(Layer):
         def forward(positions: Tensor) -> Rotation:
             return cos[positions], sin[positions]
 
-        self.forward = self.rotation_of = forward
+        self.forward, self.tables = forward, (cos, sin)
 
     def record(self, recorder: Any, *values: Any) -> Any:
-        return recorder.from_positions(self.rotation_of, (self.rotary_dim // 2, self.rotary_dim // 2))
+        return recorder.at_positions(self.tables)
 
 
 def rope_parameters(config: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:

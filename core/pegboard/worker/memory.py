@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pegboard.errors import ConfigError
 from pegboard.interfaces.attention import DTYPE_BYTES, KVGroup, KVPlan, KVTensor
 
 
@@ -22,7 +23,8 @@ def allocate(plan: KVPlan, device: str, *, num_blocks: int | None = None) -> dic
     """Views by layer index and tensor name, [num_blocks, block_size, *shape] ([num_blocks, *shape] for per-request states).
 
     num_blocks: instead of the plan's, for the profiling run. Memory is zero: the slots behind a
-    request's last token are read too, with weight 0, and only finite values survive that.
+    request's last token are read too, with weight 0, and only finite values survive that. Raises ConfigError when there is too
+    little.
     """
     count = plan.num_blocks if num_blocks is None else num_blocks
     num_regions = max(len(group.layers) for group in plan.groups)
@@ -48,7 +50,12 @@ def _blank(num_blocks: int, block_bytes: int, device: str) -> Tensor:
     if device != "cpu":
         return torch.zeros(num_blocks, block_bytes, dtype=torch.uint8, device=device)
     size = num_blocks * block_bytes
-    pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"the KV cache does not fit: no memory for a part of {size} bytes ({error}); lower kv_cache_memory_bytes"
+        ) from error
     return torch.frombuffer(pages, dtype=torch.uint8, count=size).view(num_blocks, block_bytes)
 
 

@@ -21,6 +21,7 @@ from pegboard.sampling_params import SamplingParams
 from pegboard.worker.media import EmbeddingSources
 from pegboard.worker.memory import copy_blocks
 from pegboard.worker.prompt_logprobs import PromptScores
+from pegboard.worker.recording import Program
 from pegboard.worker.row_state import RowState
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
@@ -64,7 +65,8 @@ class ModelRunner:
         self.sources = EmbeddingSources(getattr(parts.model, "encode", None), parts.encoder_connector)
         self.scores = PromptScores(parts.sampler, parts.model.logits, self.state)
         self.token_lora_slots = torch.zeros(0, dtype=torch.int64)
-        self.program: Callable[[Tensor, Tensor], Tensor] | None = None
+        self.program: Program | None = None
+        self.logits_program: tuple[Program, int] | None = None
         self._planned = 0.0
 
     @torch.inference_mode()
@@ -118,6 +120,14 @@ class ModelRunner:
         forward = self.program or self.model.forward
         return forward(hidden, inputs.positions)
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [N, vocabulary] to sample from, valid until the next call."""
+        if self.logits_program is not None:
+            program, max_rows = self.logits_program
+            if hidden.shape[0] <= max_rows:
+                return program(hidden, None)
+        return self.model.logits(hidden)
+
     def _apply(self, batch: Batch) -> None:
         """Bring the per-row state up to date: rows that left, rows that came, new blocks, copies, adapters."""
         if len(batch.removed_rows):
@@ -166,7 +176,7 @@ class ModelRunner:
         every_token = len(inputs.logits_index) == len(hidden)  # they are in order, so the index changes nothing
         last_hidden = hidden if every_token else hidden[inputs.logits_index]
         step = SampleStep(inputs.sample_rows, inputs.offsets, inputs.draft_token_ids, None, masks() if masks else None)
-        sampled: Sampled = self.sampler.sample(self.model.logits(last_hidden), step)
+        sampled: Sampled = self.sampler.sample(self.logits(last_hidden), step)
         tokens, counts = sampled.token_ids.cpu().numpy(), sampled.counts.cpu().numpy()
         offsets = np.zeros(len(counts) + 1, np.int32)
         np.cumsum(counts, out=offsets[1:])

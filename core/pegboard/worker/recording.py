@@ -1,4 +1,4 @@
-"""Records a model's forward once, so that steps replay it instead of running Python layer by layer."""
+"""Records a model's forward and its output head once, so that steps replay them instead of running Python layer by layer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,22 @@ from pegboard.interfaces.kernel import Recorder
 from pegboard.layers.embedding import Embedding
 from pegboard.layers.layer import Layer
 
-Program = Callable[[Tensor, Tensor], Tensor]
-"""(hidden [T, size], positions [T]) → hidden [T, size], valid until the next call."""
+Program = Callable[[Tensor, Tensor | None], Tensor]
+"""(hidden [T, size], positions [T]) → hidden [T, size] or logits [T, vocabulary], valid until the next call."""
 
 
 def record_forward(model: Any, layers: Sequence[Layer], recorder: Recorder) -> Program:
     """The program of `model.forward`, whose bound `layers` are asked to record themselves instead of computing.
     Raises CannotRecord with what stands in the way."""
+    return _record(model, layers, recorder, lambda hidden: model.forward(hidden, None))
+
+
+def record_logits(model: Any, layers: Sequence[Layer], recorder: Recorder) -> Program:
+    """The same of `model.logits`; the program takes no positions."""
+    return _record(model, layers, recorder, model.logits)
+
+
+def _record(model: Any, layers: Sequence[Layer], recorder: Recorder, compute: Callable[[Any], Any]) -> Program:
     size = next((layer.width for layer in layers if isinstance(layer, Embedding)), None)
     if size is None:
         raise CannotRecord(f"{type(model).__name__} has no embedding layer that says how wide its hidden states are")
@@ -27,7 +36,7 @@ def record_forward(model: Any, layers: Sequence[Layer], recorder: Recorder) -> P
     try:
         for layer, _ in before:
             layer.forward = partial(layer.record, recorder)
-        output = model.forward(recorder.hidden(size), None)
+        output = compute(recorder.hidden(size))
     except (TypeError, AttributeError) as error:  # values have no tensor arithmetic: the model computes beside its layers
         raise CannotRecord(f"{type(model).__name__} computes outside of its layers: {error}") from error
     finally:

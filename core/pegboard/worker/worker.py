@@ -43,7 +43,7 @@ from pegboard.worker.attention_groups import AttentionGroups, AttentionLimits
 from pegboard.worker.kernels import choose_kernels
 from pegboard.worker.model_loader import bind_layers, load_weights
 from pegboard.worker.model_runner import Masks, ModelRunner, RunnerParts
-from pegboard.worker.recording import record_forward
+from pegboard.worker.recording import record_forward, record_logits
 from pegboard.worker.repack_cache import MappedRepackCache
 
 log = get_logger(__name__)
@@ -258,11 +258,16 @@ class Worker:
             raise ConfigError("this platform records forwards, which this version of Pegboard cannot replay; set enforce_eager")
 
     def _record(self, make_recorder: Callable[[int], Recorder]) -> None:
-        recorder = make_recorder(self.config.max_num_batched_tokens or 1)
+        layers, max_rows = self.build.declared.layers, self.config.max_num_seqs or 1
         try:
-            self.running.program = record_forward(self.model, self.build.declared.layers, recorder)
+            recorder = make_recorder(self.config.max_num_batched_tokens or 1)
+            self.running.program = record_forward(self.model, layers, recorder)
         except CannotRecord as refusal:
             log.info("the forward runs eagerly: %s", refusal)
+        try:
+            self.running.logits_program = record_logits(self.model, layers, make_recorder(max_rows)), max_rows
+        except CannotRecord as refusal:
+            log.info("the output head runs eagerly: %s", refusal)
 
     # --- serving -----------------------------------------------------------------------------------------------------------
 

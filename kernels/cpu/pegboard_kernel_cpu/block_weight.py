@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pegboard.errors import ModelError
+from pegboard.errors import CannotRecord, ModelError
 from pegboard.interfaces.quantization import RepackEntry
 from pegboard.ops.blocks import Blocks
 from pegboard_kernel_cpu.elementwise import rows_of
@@ -205,6 +205,8 @@ class NativeBlockLinear:
         return out
 
     def record(self, recorder: NativeRecorder, x: Value, bias: Tensor | None = None) -> Value:
+        if sum(segment.stop - segment.start for segment in self.segments) != self.shape[0]:
+            raise CannotRecord("a matrix has rows without weights: a padded vocabulary")
         out, quantized = recorder.value(self.shape[0]), recorder.quantized(x)
         reads = {"x": quantized.codes, "x_scales": quantized.scales, "x_sums": quantized.sums}
         for segment in self.segments:

@@ -9,15 +9,15 @@ Token counts are read at replay, so one program serves every step up to the size
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pegboard_kernel_cpu.library import Library, library
-from pegboard_kernel_cpu.structures import Quantize
+from pegboard_kernel_cpu.structures import LookupFloat, Quantize
 
 ALIGNMENT = 64
 
@@ -69,15 +69,6 @@ class QuantizedValue:
     sums: Value
 
 
-@dataclass(slots=True)
-class StepInput:
-    """Tensors made from the step's positions before every replay."""
-
-    make: Callable[[Tensor], tuple[Tensor, ...]]
-    values: tuple[Value, ...]
-    places: list[Tensor] = field(default_factory=list)
-
-
 class NativeRecorder:
     """max_tokens: the most tokens of a step; buffers are that long. keep: objects whose memory the calls point into."""
 
@@ -85,7 +76,7 @@ class NativeRecorder:
         self.library: Library = library()
         self.max_tokens = max_tokens
         self.calls: list[Call] = []
-        self.step_inputs: list[StepInput] = []
+        self.lookups: list[LookupFloat] = []
         self.keep: list[Any] = []
         self._quantized: dict[Buffer, QuantizedValue] = {}
         self._hidden: Value | None = None
@@ -95,10 +86,14 @@ class NativeRecorder:
         self._hidden = self.value(width)
         return self._hidden
 
-    def from_positions(self, make: Callable[[Tensor], tuple[Tensor, ...]], widths: tuple[int, ...]) -> tuple[Value, ...]:
-        """Values `make(positions)` gives in every step, each [T, width] float32: what layers share, computed once."""
-        values = tuple(self.value(width) for width in widths)
-        self.step_inputs.append(StepInput(make, values))
+    def at_positions(self, tables: tuple[Tensor, ...]) -> tuple[Value, ...]:
+        """Rows of tables [max_positions, width]; the calls learn in every step where its positions are."""
+        values = tuple(self.value(table.shape[1]) for table in tables)
+        for table, value in zip(tables, values, strict=True):
+            lookup = LookupFloat(table=table.data_ptr(), columns=table.shape[1])
+            self.lookups.append(lookup)
+            self.keep.append(table)
+            self.emit("lookup_float", lookup, reads={}, writes={"out": value})
         return values
 
     def value(self, width: int, element_bytes: int = 4) -> Value:
@@ -162,16 +157,13 @@ class NativeRecorder:
                 buffer.first = index if buffer.first < 0 else buffer.first
                 buffer.last = index
         output.buffer.last = len(self.calls)
-        given = [value for step_input in self.step_inputs for value in step_input.values]
         assert self._hidden is not None
-        for value in (self._hidden, *given):
-            value.buffer.first = 0
-            value.buffer.last = max(value.buffer.last, 0)
+        self._hidden.buffer.first = 0
+        self._hidden.buffer.last = max(self._hidden.buffer.last, 0)
 
     def _place(self) -> Tensor:
         """First fit: a buffer takes the lowest place that no buffer alive at the same time lies in."""
         buffers = {value.buffer for call in self.calls for value in (*call.reads.values(), *call.writes.values())}
-        buffers |= {value.buffer for step_input in self.step_inputs for value in step_input.values}
         placed: list[tuple[int, int, Buffer]] = []
         for buffer in sorted(buffers, key=lambda b: (b.first, -b.token_bytes)):
             size = -(-buffer.token_bytes * self.max_tokens // ALIGNMENT) * ALIGNMENT
@@ -203,7 +195,7 @@ def _point(arguments: Any, name: str, value: Value) -> None:
 
 
 class Program:
-    """A recorded forward: hidden [T, width], positions [T] → hidden [T, width], valid until the next call."""
+    """What was recorded: hidden [T, width], positions [T] → the output [T, its width], valid until the next call."""
 
     def __init__(self, recorder: NativeRecorder, arena: Tensor, hidden: Value, output: Value) -> None:
         self._keep = (recorder.keep, recorder.calls)
@@ -211,9 +203,7 @@ class Program:
         self.num_calls = len(recorder.calls)
         self._instructions = self.library.instructions([(call.kernel, call.arguments) for call in recorder.calls])
         self._hidden, self._output = self._tensor(hidden), self._tensor(output)
-        self._inputs = [
-            (step_input.make, [self._tensor(value) for value in step_input.values]) for step_input in recorder.step_inputs
-        ]
+        self._lookups = recorder.lookups
 
     def _tensor(self, value: Value) -> Tensor:
         """The value's memory as a tensor [max_tokens, width]."""
@@ -221,11 +211,12 @@ class Program:
         rows = self.arena[start : start + self.max_tokens * value.buffer.token_bytes].view(torch.float32)
         return rows.view(self.max_tokens, -1)[:, value.offset // 4 : value.offset // 4 + value.width]
 
-    def __call__(self, hidden: Tensor, positions: Tensor) -> Tensor:
+    def __call__(self, hidden: Tensor, positions: Tensor | None = None) -> Tensor:
         count = hidden.shape[0]
-        self._hidden[:count] = hidden
-        for make, places in self._inputs:
-            for place, tensor in zip(places, make(positions), strict=True):
-                place[:count] = tensor
+        self._hidden[:count].copy_(hidden)
+        if positions is not None:
+            positions = positions.contiguous()
+            for lookup in self._lookups:
+                lookup.ids = positions.data_ptr()
         self.library.run(self._instructions, self.num_calls, count)
         return self._output[:count]

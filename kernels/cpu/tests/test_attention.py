@@ -166,7 +166,7 @@ def test_rotation(pairs: bool, rotary_pairs: int, num_tokens: int, seed: int) ->
     recorder = NativeRecorder(num_tokens)
     qkv = torch.cat([x.flatten(1) for x in (q, k, v)], 1)
     hidden = recorder.hidden(qkv.shape[1])
-    rotation = recorder.from_positions(lambda positions: (cos, sin), (rotary_pairs, rotary_pairs))
+    rotation = recorder.at_positions((cos, sin))
     values = (hidden.columns(0, 384), hidden.columns(384, 512), hidden.columns(512, 640))
     program = recorder.finish(call.record(recorder, *values, rotation, pairs))
     contract.check(trial, piece, {0: program(qkv, torch.arange(num_tokens))})

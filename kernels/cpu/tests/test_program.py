@@ -14,6 +14,7 @@ from pegboard_kernel_cpu.float_weight import NativeFloatWeight
 from pegboard_kernel_cpu.library import Library
 from pegboard_kernel_cpu.recorder import NativeRecorder
 
+from pegboard.errors import CannotRecord
 from pegboard.ops.blocks import Blocks
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -76,15 +77,17 @@ def test_quantizing_is_left_to_the_kernel_that_computes() -> None:
     assert "quantize" not in {call.kernel for call in recorder.calls}
 
 
-def test_inputs_made_from_positions() -> None:
+def test_rows_of_tables_at_the_positions() -> None:
     recorder = NativeRecorder(16)
     hidden = recorder.hidden(8)
-    (double,) = recorder.from_positions(lambda positions: (positions[:, None].float() * torch.ones(8),), (8,))
-    out, _ = elementwise.add_rms_norm.record(recorder, double, hidden, torch.ones(8), 1e-5)
+    table = torch.randn(10, 8)
+    (rows,) = recorder.at_positions((table,))
+    out, _ = elementwise.add_rms_norm.record(recorder, rows, hidden, torch.ones(8), 1e-5)
     program = recorder.finish(out)
-    x, positions = torch.randn(5, 8), torch.tensor([4, 0, 9, 2, 2])
-    expected, _ = elementwise.add_rms_norm(positions[:, None].float() * torch.ones(8), x.clone(), torch.ones(8), 1e-5)
-    assert torch.allclose(program(x, positions), expected, atol=1e-6)
+    for positions in (torch.tensor([4, 0, 9, 2, 2]), torch.tensor([1]), torch.arange(20)[::2][:3]):
+        x = torch.randn(len(positions), 8)
+        expected, _ = elementwise.add_rms_norm(table[positions], x.clone(), torch.ones(8), 1e-5)
+        assert torch.allclose(program(x, positions), expected, atol=1e-6)
 
 
 def test_buffers_alive_together_do_not_overlap() -> None:
@@ -119,3 +122,15 @@ def test_programs_of_several_threads_take_turns(native: Library) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_rows_without_weights_are_not_recorded() -> None:
+    """A padded vocabulary: their results are zeros, which shared memory does not promise."""
+    weight = NativeBlockWeight((48, 64), torch.float32, "cpu")
+    weight.write(0, Blocks(8, 32, torch.ones(32, 64, dtype=torch.int8), torch.ones(32, 2)))
+    weight.finish()
+    linear, x = weight.bind(), torch.randn(3, 64)
+    assert (linear(x)[:, 32:] == 0).all()
+    recorder = NativeRecorder(4)
+    with pytest.raises(CannotRecord, match="padded vocabulary"):
+        linear.record(recorder, recorder.hidden(64))
