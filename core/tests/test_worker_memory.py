@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pegboard.errors import ConfigError
 from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, KVTensor, State
 from pegboard.worker.memory import allocate, copy_blocks
 
@@ -102,3 +103,9 @@ def test_copies_move_whole_blocks(heads: int, width: int, block_size: int, num_l
 def test_the_profile_run_takes_fewer_blocks() -> None:
     views = allocate(PLANS["one group"], "cpu", num_blocks=1)
     assert views[0]["k"].shape[0] == 1
+
+
+def test_more_memory_than_there_can_be_is_an_error_that_names_the_setting() -> None:
+    for num_blocks in (10**15, 10**20):
+        with pytest.raises(ConfigError, match="kv_cache_memory_bytes"):
+            allocate(PLANS["one group"], "cpu", num_blocks=num_blocks)
