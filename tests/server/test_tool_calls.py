@@ -203,6 +203,19 @@ def test_responses_whole_streamed_and_in_the_background(client: openai.OpenAI) -
     client.responses.delete(whole.id)
 
 
+def test_a_stream_in_the_background_is_taken_up_again(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {**GREEDY, "input": "What is the capital of France?", "max_output_tokens": 24}
+    whole = client.responses.create(**fields)
+    with client.responses.create(background=True, stream=True, **fields) as stream:
+        begun = [next(iter(stream)) for _ in range(5)]
+    name = begun[0].response.id  # type: ignore[union-attr]  # response.created
+    with client.responses.retrieve(name, stream=True, starting_after=begun[-1].sequence_number) as stream:
+        events = [*begun, *stream]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == whole.output_text == client.responses.retrieve(name).output_text
+
+
 def anthropic_tool(name: str) -> Any:
     return {"name": name, "input_schema": PARAMETERS[name]}
 

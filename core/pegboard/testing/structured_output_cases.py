@@ -138,6 +138,8 @@ BAD_SCHEMAS: tuple[dict[str, Any], ...] = (
 )
 
 SUITE: tuple[tuple[dict[str, Any], tuple[Any, ...], tuple[Any, ...]], ...] = (
+    ({"minItems": 2}, ([1, 2], ["a", None, 3]), ([], [1])),
+    ({"maxItems": 1}, ([], ["a"]), ([1, 2],)),
     ({"type": "integer"}, (0, -1, 42), (1.5, "1", True, None, [], {})),
     ({"type": "number"}, (0, -1.5, 2e3), ("1", True, None)),
     ({"type": "string"}, ("", "a b", "naïve"), (1, None, ["a"])),

@@ -94,6 +94,8 @@ def _extra(schema: Schema) -> str | None:
             return "multipleOf of numbers that are no integers is not enforced"
         if used & {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}:
             return "multipleOf with a range is not enforced"
+    if "type" not in used and used & {"minItems", "maxItems"} and not used & {"items", "prefixItems"}:
+        return "minItems and maxItems without type or items are not enforced"
     if isinstance(schema.get("items"), list):
         return "items as a list is not enforced"
     patterns = [schema["pattern"]] if isinstance(schema.get("pattern"), str) else []
