@@ -226,6 +226,11 @@ class OutputParserContract:
             ends = self.parser(setup_for(example)).reasoning_end()
             assert isinstance(ends, tuple) and all(isinstance(end, str) and end for end in ends)
 
+    def test_ids_of_forced_calls_differ(self) -> None:
+        parser = self.parser(setup_for())
+        ids = [parser.call_id(index, "f") for index in range(3)]
+        assert all(ids) and len(set(ids)) == 3
+
     def test_constraint_describes_calls_that_are_read(self) -> None:
         """What a structural tag lets the model write for a tool is a call of that tool."""
         constraint = self.parser(setup_for()).constraint(TOOLS, "auto")

@@ -324,6 +324,19 @@ def test_forced_calls(choice):
             assert (call["name"], json.loads(call["arguments"])) == ("add", {"x": 3}) and call["call_id"].startswith("call_")
 
 
+BUILT_IN = [
+    "web_search", "web_search_preview", "web_search_preview_2025_03_11", "code_interpreter", "container", "file_search",
+    "computer_use_preview", "image_generation", "local_shell", "mcp", "custom",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BUILT_IN)
+def test_tools_that_the_server_would_have_to_run_are_refused_by_name(kind):
+    with Responses("x", parsers=False) as server:
+        error = server.create(tools=[ADD, {"type": kind, "container": "auto"}], status=400)["error"]
+    assert error["param"] == "tools[1].type" and repr(kind) in error["message"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
