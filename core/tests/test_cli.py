@@ -21,6 +21,7 @@ from pegboard.cli.serve import make_parser
 from pegboard.cli.talk import chat, complete
 from pegboard.config import SECTIONS, settings_of
 from pegboard.errors import ConfigError, PegboardError
+from pegboard.settings import engine_settings
 
 
 def parse(*argv: str):
@@ -318,3 +319,14 @@ def test_terminated_while_starting_leaves_nothing(tmp_path):
     assert program.returncode == 143
     assert "Traceback" not in errors
     assert not os.path.exists(folder) and not os.path.exists(f"/proc/{pid}")
+
+
+def test_a_server_bounds_its_queue_and_llm_does_not(monkeypatch):
+    from pegboard.cli import serve
+
+    seen = []
+    monkeypatch.setattr(serve, "_serve", lambda settings: seen.append(settings.engine.max_num_queued_reqs) or 0)
+    assert serve.main(["model"]) == serve.main(["model", "--max-num-queued-reqs", "7"]) == 0
+    assert seen == [serve.MAX_QUEUED, 7] and engine_settings("model", {}).engine.max_num_queued_reqs is None
+    with pytest.raises(ConfigError, match="max_num_queued_reqs must be at least 1"):
+        serve.main(["model", "--max-num-queued-reqs", "0"])
