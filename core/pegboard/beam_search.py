@@ -102,8 +102,8 @@ class BeamSearch:
 
 def step_params(params: BeamSearchParams) -> SamplingParams:
     """What one round asks of the engine. Raises RequestError for parameters that cannot be searched with."""
-    if params.beam_width < 1 or params.max_tokens < 1:
-        raise RequestError("beam_width and max_tokens must be at least 1", parameter="beam_width")
+    if not isinstance(params, BeamSearchParams):
+        raise RequestError(f"params must be BeamSearchParams, got {type(params).__name__}", parameter="params")
     return SamplingParams(
         max_tokens=1,
         logprobs=2 * params.beam_width,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pegboard.batch import AdapterRef
 from pegboard.errors import RequestError, blame
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.logits_processor import LogitsProcessorSpec
@@ -21,7 +22,6 @@ from pegboard.request import EngineRequest
 from pegboard.sampling_params import SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:
-    from pegboard.batch import AdapterRef
     from pegboard.interfaces.tokenizer import Tokenizer
     from pegboard.plan import EnginePlan
     from pegboard.plugins.registry import Registry
@@ -103,7 +103,7 @@ class RequestBuilder:
     ) -> EngineRequest:
         """The engine's form of a request. Raises RequestError naming the field at fault."""
         arrival_s = time.time()  # before the text is tokenized: that is part of the time to the first token
-        self._check(params, priority)
+        self._check(params, priority, lora)
         prompt = as_prompt(prompt)
         token_ids = self._truncate(self._token_ids(prompt), params.truncate_prompt_tokens)
         self._check_token_ids(token_ids)
@@ -131,13 +131,15 @@ class RequestBuilder:
             return structure
         return msgspec.structs.replace(structure, reasoning_end_token_ids=self._reasoning.ends(token_ids))
 
-    def _check(self, params: SamplingParams, priority: int) -> None:
+    def _check(self, params: SamplingParams, priority: int, lora: "AdapterRef | None") -> None:
         if not isinstance(params, SamplingParams):
             raise RequestError(
                 f"sampling parameters must be SamplingParams, got {type(params).__name__}", parameter="sampling_params"
             )
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise RequestError(f"priority must be an integer, got {priority!r}", parameter="priority")
+        if lora is not None and not isinstance(lora, AdapterRef):
+            raise RequestError(f"lora_request must be an AdapterRef, got {type(lora).__name__}", parameter="lora_request")
         params.check_against_model(vocab_size=self.plan.vocab_size, max_logprobs=self.plan.settings.engine.max_logprobs)
         if self.tokenizer is None:
             needs = [name for name in ("stop", "bad_words", "structured_outputs") if getattr(params, name)]

@@ -135,11 +135,10 @@ class LLM:
             message = "continue_final_message and add_generation_prompt exclude each other: set add_generation_prompt=False"
             raise RequestError(message, parameter="add_generation_prompt")
         tokenizer = self.get_tokenizer()
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         prompts: list[PromptInput] = []
-        for conversation in conversations:
+        for conversation in _conversations(messages):
             chat = Chat(
-                messages=conversation,  # type: ignore[arg-type]
+                messages=conversation,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -173,12 +172,12 @@ class LLM:
         return [reader.prepare(one, parsing, prompt["prompt_token_ids"]) for one, prompt in pairs]
 
     def beam_search(
-        self, prompts: Sequence[PromptInput], params: BeamSearchParams, *, use_tqdm: UseTqdm = False
+        self, prompts: PromptInput | Sequence[PromptInput], params: BeamSearchParams, *, use_tqdm: UseTqdm = False
     ) -> "list[BeamSearchOutput]":
         """The `beam_width` best continuations of each prompt; see `pegboard.beam_search`."""
         from pegboard.beam_search import beam_search
 
-        return beam_search(self, prompts, params, use_tqdm=use_tqdm)
+        return beam_search(self, _as_list(prompts), params, use_tqdm=use_tqdm)
 
     def get_tokenizer(self) -> "Tokenizer":
         return self.llm_engine.get_tokenizer()
@@ -202,6 +201,20 @@ def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
     if not is_many or (prompts and all(isinstance(item, int) for item in prompts)):  # type: ignore[union-attr]
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
+    """One conversation or several as several. Raises RequestError for anything else."""
+    many = messages if isinstance(messages, Sequence) else [messages]
+    several = [messages] if many and isinstance(many[0], Mapping) else many
+    for conversation in several:
+        is_list = isinstance(conversation, Sequence) and not isinstance(conversation, str)
+        if not is_list or not all(isinstance(message, Mapping) for message in conversation):
+            got = f"got {str(messages)[:100]!r}"
+            raise RequestError(
+                f"messages must be mappings with role and content, in one list or a list of lists; {got}", parameter="messages"
+            )
+    return list(several)  # type: ignore[arg-type]
 
 
 def _per_prompt(name: str, value: Any, num_prompts: int) -> list[Any]:

@@ -252,7 +252,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
 class _Check:
     """Range checks that name the field, the value that came and what was expected."""
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: Any) -> None:
         self.params = params
 
     def fail(self, name: str, expected: str) -> None:
@@ -274,7 +274,8 @@ class _Check:
 
 
 class BeamSearchParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Beam search: score = cumulative logprob / length ** length_penalty."""
+    """Beam search: score = cumulative logprob / length ** length_penalty. Raises `RequestError` naming the field when a value is
+    out of range."""
 
     beam_width: int
     max_tokens: int
@@ -283,3 +284,10 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        check = _Check(self)
+        check.integer("beam_width", 1)
+        check.integer("max_tokens", 1)
+        check.number("temperature", 0, math.inf)
+        check.number("length_penalty", -math.inf, math.inf)

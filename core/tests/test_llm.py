@@ -60,6 +60,31 @@ def test_a_wrong_prompt_stops_everything_before_it_runs():
     assert llm.generate([[98]], SamplingParams(max_tokens=1), use_tqdm=False)[0].outputs[0].text == "b"
 
 
+@pytest.mark.parametrize(
+    ("call", "parameter"),
+    [
+        (lambda llm: llm.generate(None), "prompt"),
+        (lambda llm: llm.generate([[1, "a"]]), "prompt"),
+        (lambda llm: llm.generate("a", {"n": 1}), "sampling_params"),
+        (lambda llm: llm.generate("a", lora_request="adapter"), "lora_request"),
+        (lambda llm: llm.generate("a", priority="high"), "priority"),
+        (lambda llm: llm.chat("hi"), "messages"),
+        (lambda llm: llm.chat(["hi"]), "messages"),
+        (lambda llm: llm.chat(None), "messages"),
+        (lambda llm: llm.chat([[{"role": "user", "content": "a"}], ["b"]]), "messages"),
+        (lambda llm: llm.beam_search("a", SamplingParams()), "params"),
+        (lambda llm: BeamSearchParams(beam_width=0, max_tokens=1), "beam_width"),
+        (lambda llm: BeamSearchParams(beam_width=1, max_tokens="1"), "max_tokens"),
+        (lambda llm: BeamSearchParams(beam_width=1, max_tokens=1, length_penalty=float("nan")), "length_penalty"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_named(call, parameter):
+    llm = make_llm()
+    with pytest.raises(RequestError) as caught:
+        call(llm)
+    assert caught.value.parameter == parameter and not llm.llm_engine.has_unfinished_requests()
+
+
 def test_structured_output_of_a_chat_starts_behind_its_reasoning():
     class Recording(EchoEngine):
         def add(self, request):

@@ -85,7 +85,8 @@ class Tokenizer(Protocol):
         """Apply the chat template. Raises RequestError on a template error, or when there is no template."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of `text`; special tokens written out in the text are recognised."""
+        """Token ids of `text`; special tokens written out in the text are recognised. Raises RequestError for text that cannot be
+        written as UTF-8."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of the ids; ids outside the vocabulary become ""."""

@@ -85,6 +85,11 @@ class TokenizerContract:
             assert not made.decode([token], skip_special_tokens=True)
         assert num_seen, "no special token is recognised in text"
 
+    def test_text_without_utf8_is_the_requests_error(self, made: Tokenizer) -> None:
+        for text in ("\ud800", "a \udfff b"):
+            with pytest.raises(RequestError, match="UTF-8"):
+                made.encode(text, add_special_tokens=False)
+
     def test_ids_outside_the_vocabulary_have_no_text(self, made: Tokenizer) -> None:
         """The embedding may have more rows than the tokenizer has tokens."""
         ids = made.encode("hello", add_special_tokens=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pegboard.errors import ModelError
+from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.tokenizer import Chat, Rendered, TextStream, TokenizerSetup, Vocabulary
 from pegboard.tokenization import ByteTextStream, ChatTemplate
 from pegboard_pack_gguf.byte_level_bpe import ByteLevelBPE
@@ -49,6 +49,10 @@ class GGUFTokenizer:
         return Rendered(self.template.render(chat))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # unpaired surrogates have no UTF-8
+            raise RequestError(f"the text cannot be written as UTF-8: {error}", parameter="prompt") from error
         ids: list[int] = []
         if add_special_tokens and self.model.add_bos and self.model.bos_token_id is not None:
             ids.append(self.model.bos_token_id)
