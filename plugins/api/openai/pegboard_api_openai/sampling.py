@@ -64,7 +64,7 @@ def _params(
     if request.use_beam_search:
         return _beam_params(request, values, min(limits, default=MAX_TOKENS))
     if request.logit_bias:
-        values["logit_bias"] = _logit_bias(request.logit_bias)
+        values["logit_bias"] = read_logit_bias(request.logit_bias)
     return SamplingParams(
         **{**values, **more},
         logprobs=logprobs,
@@ -110,7 +110,7 @@ def _check(request: GenerationFields) -> None:
         raise RequestError("length_penalty needs use_beam_search: true", parameter="length_penalty")
 
 
-def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
+def read_logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
     """JSON keys are text; values beyond ±100 count as ±100 (OpenAI's range)."""
     result = {}
     for key, value in biases.items():

@@ -307,7 +307,8 @@ def test_structure_and_sampling_reach_the_engine():
         assert params.structured_outputs.json == {"type": "object"}
         assert (params.temperature, params.top_k, params.seed, params.max_tokens) == (0.5, 3, 1, 7)
         assert params.truncate_prompt_tokens == -1
-        server.create(text={"format": {"type": "json_object"}})
+        server.create(text={"format": {"type": "json_object"}}, logit_bias={"7": 200})
+        assert server.engine.requests[-1][1].logit_bias == {7: 100.0}
         assert server.engine.requests[-1][1].structured_outputs.json_object is True
         server.create(structured_outputs={"choice": ["a", "b"]}, reasoning={"effort": "none"}, priority=3)
         assert server.engine.requests[-1][1].structured_outputs.choice == ["a", "b"]
@@ -356,6 +357,9 @@ def test_tools_that_the_server_would_have_to_run_are_refused_by_name(kind):
         ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage"),
         ({"stream_options": {}}, "stream_options"),
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs"),
+        ({"enable_response_messages": True}, "enable_response_messages"),
         ({"previous_response_id": 3}, "previous_response_id"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),

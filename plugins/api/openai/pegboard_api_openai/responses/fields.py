@@ -74,6 +74,7 @@ class ResponsesRequest(BaseModel):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
+    logit_bias: dict[str, float] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None

@@ -11,6 +11,7 @@ from pegboard.sampling_params import RequestOutputKind, SamplingParams, Structur
 from pegboard_api_openai.body import shown
 from pegboard_api_openai.errors import InvalidBody
 from pegboard_api_openai.responses.fields import LOGPROBS, ResponsesRequest
+from pegboard_api_openai.sampling import read_logit_bias
 from pegboard_api_openai.tools import check_function, parsing_of, wrong
 
 # Fields whose name and meaning are SamplingParams'.
@@ -74,6 +75,8 @@ def response_params(request: ResponsesRequest, defaults: Mapping[str, Any]) -> S
     values = dict(defaults)
     limits = [limit for limit in (request.max_output_tokens, values.pop("max_tokens", None)) if limit is not None]
     values.update({name: getattr(request, name) for name in SAME if name in request.model_fields_set})
+    if request.logit_bias:
+        values["logit_bias"] = read_logit_bias(request.logit_bias)
     return SamplingParams(
         **values,
         max_tokens=min(limits, default=None),
