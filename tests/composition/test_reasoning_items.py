@@ -1,4 +1,4 @@
-"""Responses and chats with every reasoning parser: reasoning items and fields, whole and streamed, from the parsers' own examples."""
+"""Responses and chats with every reasoning parser: reasoning items and fields, whole and streamed, from their own examples."""
 
 from __future__ import annotations
 
