@@ -17,7 +17,7 @@ import msgspec
 
 from pegboard import env
 from pegboard.config import Settings, check_engine, structured_outputs_config
-from pegboard.errors import ConfigError, ModelError
+from pegboard.errors import ConfigError, ModelError, PluginError
 from pegboard.families import NONE, Family, choose_family, choose_parser, need_of
 from pegboard.interfaces.model import ModelNeed
 from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelSourceNeed, ModelSourceSetup, Progress
@@ -27,6 +27,7 @@ from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, Weig
 from pegboard.log import get_logger
 from pegboard.metrics_plugins import with_traces
 from pegboard.plugins.defaults import default_model, default_name
+from pegboard.plugins.discovery import Entry
 from pegboard.plugins.names import missing_providers, not_found
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
@@ -130,13 +131,29 @@ def make_tokenizer(registry: Registry, plan: EnginePlan) -> "Tokenizer":
     if mode == "auto" and (absent := [name for name in prefers if name not in registry.names("tokenizer")]):
         advice = not_found("tokenizer", absent[0], registry.names("tokenizer"), typed=False)
         log.warning("the model family %s recommends the tokenizer %r, but %s", plan.family.name, absent[0], advice)
-    decision = registry.choose("tokenizer", need, explicit=None if mode == "auto" else mode, prefers=prefers, required=False)
+    if mode == "auto":
+        among = [entry for entry in registry.entries("tokenizer") if _reads_files(registry, entry, plan.checkpoint.tokenizer)]
+        decision = registry.choose("tokenizer", need, prefers=prefers, among=among, required=False)
+    else:
+        decision = registry.choose("tokenizer", need, explicit=mode, required=False)
     if decision.winner is None and payload not in registry.names("tokenizer"):  # payloads bear the name of who reads them
         raise not_found("tokenizer", payload, registry.names("tokenizer"), typed=False)
     _announce(decision)
     setup = TokenizerSetup(plan.checkpoint, _chat_template(plan.settings.engine.chat_template) or plan.family.chat_template)
     tokenizer: Tokenizer = registry.build(decision.require(), setup)
     return tokenizer
+
+
+def _reads_files(registry: Registry, entry: Entry, payload: TokenizerPayload) -> bool:
+    """The files that the tokenizer asks for are there."""
+    try:
+        patterns = registry.spec(entry).file_patterns  # type: ignore[attr-defined]  # discovery checks the spec's class
+    except PluginError:
+        return True  # broken: the choice tells
+    if not patterns:
+        return True
+    directory = payload.directory
+    return directory is not None and any(next(directory.glob(pattern), None) for pattern in patterns)
 
 
 def _announce(decision: Decision) -> None:

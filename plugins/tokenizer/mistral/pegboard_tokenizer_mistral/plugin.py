@@ -8,4 +8,5 @@ MISTRAL = TokenizerSpec(
     api="1.0",
     implementation="pegboard_tokenizer_mistral.tokenizer:MistralCommonTokenizer",
     supports={"payload": {"hf"}},
+    file_patterns=("tekken.json", "tokenizer.model.v*"),
 )
