@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerSpec(Spec):
-    """supports: `payload`, the set of `TokenizerPayload.format` values it reads. file_patterns: file names (glob), one of which must
-    lie in the payload's directory for it to be chosen without being asked for; () = any directory will do."""
+    """supports: `payload`, the set of `TokenizerPayload.format` values it reads. file_patterns: file names (glob), one of
+    which must lie in the payload's directory for it to be chosen without being asked for; () = any directory will do."""
 
     file_patterns: tuple[str, ...] = ()
 
