@@ -34,12 +34,20 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, *DECISIONS, *PACKAGE_PAGES], ids=name)
 def test_named_files_exist(page: Path) -> None:
-    """Anything in backticks that looks like a file of the repository is one."""
-    missing = [path for path in re.findall(r"`([\w./-]+\.(?:py|md|toml|json))`", prose(page)) if not _is_here(path, page)]
+    """Anything in backticks that looks like a file of the repository is one. What begins with a slash is a route."""
+    named = re.findall(r"`([\w.-][\w./-]*\.(?:py|md|toml|json))`", prose(page))
+    missing = [path for path in named if not _is_here(path, page)]
     assert not missing, f"{name(page)} names files that are not there: {missing}"
 
 
-OF_MODELS = {"config.json", "tokenizer.json", "tekken.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.json"}
+OF_MODELS = {
+    "config.json",
+    "tokenizer.json",
+    "tekken.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.json",
+}
 
 
 def _is_here(path: str, page: Path) -> bool:
