@@ -114,7 +114,9 @@ async def ask(http: httpx.AsyncClient, path: str, body: dict[str, Any], soak: So
 
 
 def is_whole(data: bytes, is_stream: bool) -> bool:
-    return data.endswith(b"data: [DONE]\n\n") and b'data: {"error"' not in data if is_stream else bool(json.loads(data)["choices"])
+    return (
+        data.endswith(b"data: [DONE]\n\n") and b'data: {"error"' not in data if is_stream else bool(json.loads(data)["choices"])
+    )
 
 
 async def watch(server: Server, soak: Soak, seconds: float) -> None:
