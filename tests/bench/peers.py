@@ -18,7 +18,9 @@ from startup import PEGBOARD
 
 FLOAT = {"quantization.gguf": {"compute": "float"}}
 SLOT_TOKENS = 1024
-"""Longest request of the serving workloads."""
+"""Longest request of the serving workloads, and what a server's KV cache has room for per client: the same for every server."""
+
+BLOCK_SIZE = 32
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,9 @@ class Peers:
         """A server with room for so many requests at once. Raises ServerFailed."""
         model = str(self.models[format])
         if name == "pegboard":
-            return Server([PEGBOARD, "serve", model, "--served-model-name", "bench", *self._flags()])
+            blocks = ["--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", str(concurrency * SLOT_TOKENS // BLOCK_SIZE)]
+            limits = ["--max-model-len", str(SLOT_TOKENS), *blocks]
+            return Server([PEGBOARD, "serve", model, "--served-model-name", "bench", *limits, *self._flags()])
         slots = ["--parallel", str(concurrency), "--ctx-size", str(concurrency * SLOT_TOKENS)]
         return Server([str(self.llama_server), "--model", model, *slots, "--threads", str(len(os.sched_getaffinity(0)))])
 

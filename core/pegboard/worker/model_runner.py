@@ -178,9 +178,12 @@ class ModelRunner:
         step = SampleStep(inputs.sample_rows, inputs.offsets, inputs.draft_token_ids, None, masks() if masks else None)
         sampled: Sampled = self.sampler.sample(self.logits(last_hidden), step)
         tokens, counts = sampled.token_ids.cpu().numpy(), sampled.counts.cpu().numpy()
-        offsets = np.zeros(len(counts) + 1, np.int32)
-        np.cumsum(counts, out=offsets[1:])
-        flat = tokens[np.arange(tokens.shape[1]) < counts[:, None]].astype(np.int32)
+        if tokens.shape[1] == 1:  # one each
+            flat, offsets = tokens[:, 0].astype(np.int32), inputs.offsets
+        else:
+            offsets = np.zeros(len(counts) + 1, np.int32)
+            np.cumsum(counts, out=offsets[1:])
+            flat = tokens[np.arange(tokens.shape[1]) < counts[:, None]].astype(np.int32)
         output.token_ids, output.logprobs = CSR(flat, offsets), sampled.logprobs
         self.state.append_tokens(inputs.sample_rows, tokens, counts)
         if inputs.draft_token_ids is None:

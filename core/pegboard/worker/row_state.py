@@ -51,8 +51,10 @@ class RowState:
             self.drafts.pop(row, None)
 
     def append_tokens(self, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> None:
-        """tokens [B, m], of which the first counts[i] belong to rows[i]."""
-        for column in range(tokens.shape[1]):
+        """tokens [B, m], of which the first counts[i] belong to rows[i], one at least."""
+        self.token_ids[rows, self.num_tokens[rows]] = tokens[:, 0]
+        self.num_tokens[rows] += 1
+        for column in range(1, tokens.shape[1]):
             has = counts > column
             taking = rows[has]
             self.token_ids[taking, self.num_tokens[taking]] = tokens[has, column]

@@ -28,6 +28,7 @@ from pegboard_kernel_cpu.attention_structs import (
     CACHE_TYPES,
     PIECES_PER_THREAD,
     QUANTIZED_BLOCK,
+    SHARED_PIECES,
     TILE,
     AttendArguments,
     Cache,
@@ -56,7 +57,7 @@ class NativeAttention:
         windows = [layer.window for layer in setup.layers]
         self.window = 0 if None in windows else max(window or 0 for window in windows)
         self.num_threads = self.library.num_threads
-        self.most_pieces = -(-2 * PIECES_PER_THREAD * self.num_threads // self.num_kv_heads)
+        self.most_pieces = -(-2 * PIECES_PER_THREAD * self.num_threads // self.num_kv_heads) + SHARED_PIECES
         self.views: Mapping[int, KVView] = {}
         self.block_size = 0
         self.current = Plan()
@@ -73,7 +74,8 @@ class NativeAttention:
         """For the items of a step of so many tokens: none has less than one token, and some are cut into pieces."""
         self.capacity = num_tokens
         self.items = np.empty((num_tokens + self.most_pieces) * sizeof(Item), np.uint8)
-        self.current.items = self.items.ctypes.data
+        self.members = np.empty(num_tokens, np.int32)
+        self.current.items, self.current.members = self.items.ctypes.data, self.members.ctypes.data
 
     @staticmethod
     def kv_spec(layer: AttentionLayer, dtype: str, quantization: KVQuantization | None) -> KVCacheSpec | None:
@@ -99,7 +101,7 @@ class NativeAttention:
             self._make_room(inputs.num_tokens)
         self.inputs = inputs  # the plan points into its tensors
         plan, table = self.current, inputs.block_table
-        plan.num_rows = inputs.num_rows
+        plan.num_rows, plan.block_size = inputs.num_rows, self.block_size
         plan.query_start_loc, plan.seq_lens = inputs.query_start_loc.data_ptr(), inputs.seq_lens.data_ptr()
         plan.block_table, plan.table_stride = table.data_ptr(), table.stride(0)
         plan.slot_mapping = inputs.slot_mapping.data_ptr()

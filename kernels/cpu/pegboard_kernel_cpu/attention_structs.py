@@ -8,6 +8,7 @@ from pegboard_kernel_cpu.structures import Quantized
 
 TILE = 48
 PIECES_PER_THREAD = 4
+SHARED_PIECES = 32
 QUANTIZED_BLOCK = 32
 CACHE_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "float16": 3}
 
@@ -15,7 +16,8 @@ CACHE_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "float16": 3}
 class Item(Structure):
     _fields_ = [
         *((name, c_int32) for name in ("row", "first", "count", "key_first", "key_stop")),
-        *((name, c_int32) for name in ("split", "num_splits", "partial", "merge")),
+        *((name, c_int32) for name in ("split", "num_splits", "partial", "merge", "pieces")),
+        *((name, c_int32) for name in ("members", "num_members", "member")),
         ("work", c_float),
     ]
 
@@ -24,7 +26,9 @@ class Plan(Structure):
     _fields_ = [
         ("num_rows", c_int64),
         ("num_items", c_int64),
+        ("block_size", c_int64),
         ("items", c_void_p),
+        ("members", c_void_p),
         ("query_start_loc", c_void_p),
         ("seq_lens", c_void_p),
         ("block_table", c_void_p),

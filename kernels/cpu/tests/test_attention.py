@@ -140,6 +140,79 @@ def test_every_key_in_sight_is_computed_once(rows: list[tuple[int, int]], window
             assert {item.split for item in mine} == set(range(len(mine)))
 
 
+@dataclass
+class Sharing:
+    """Rows of a few families, each with a number of first blocks in common, and the rest of their own."""
+
+    contract: Stored
+    layers: list[AttentionLayer]
+    block_size: int
+    prefixes: list[int]
+    families: list[int]
+    owned: list[int]
+    seed: int
+
+    def trial(self) -> Trial:
+        size = self.block_size
+        lengths = [self.prefixes[family] * size + own for family, own in zip(self.families, self.owned, strict=True)]
+        trial = Trial(self.contract, self.layers, size, lengths, self.seed)
+        for row, family in enumerate(self.families):
+            first, count = self.families.index(family), self.prefixes[family]
+            trial.tables[row][:count] = trial.tables[first][:count]
+            for values in (*trial.k.values(), *trial.v.values()):
+                values[row][: count * size] = values[first][: count * size]
+        for index in trial.caches:
+            trial.caches[index] = tuple(self.contract.rounded(trial._reference_cache(x[index])) for x in (trial.k, trial.v))  # type: ignore[assignment]
+        return trial
+
+    def steps(self, num_last: list[int]) -> list[list[Piece]]:
+        """All but the last tokens of each row, shared blocks once, then the last ones of all rows together."""
+        fill, last = [], []
+        for row, (family, own) in enumerate(zip(self.families, self.owned, strict=True)):
+            known = 0 if self.families.index(family) == row else self.prefixes[family] * self.block_size
+            stop = self.prefixes[family] * self.block_size + own
+            split = stop - min(own, num_last[row])
+            fill += [Piece(row, known, split)] if split > known else []
+            last.append(Piece(row, split, stop))
+        return [*([piece] for piece in fill), last]
+
+
+@settings(max_examples=6)
+@given(st.data(), layers_of_a_group(), st.sampled_from(sorted(TOLERANCES)), st.sampled_from([16, 32, 48]), st.integers(0, 2**20))
+def test_rows_behind_the_same_blocks(
+    data: st.DataObject, layers: list[AttentionLayer], kv_dtype: str, block_size: int, seed: int
+) -> None:
+    prefixes = data.draw(st.lists(st.integers(0, 600 // block_size), min_size=1, max_size=3))
+    families = data.draw(st.lists(st.integers(0, len(prefixes) - 1), min_size=2, max_size=12))
+    owned = [data.draw(st.integers(1, 100)) for _ in families]
+    num_last = [data.draw(st.sampled_from([1, 1, 1, 3])) for _ in families]
+    sharing = Sharing(Stored(kv_dtype), layers, block_size, prefixes, families, owned, seed)
+    sharing.contract.check_all(sharing.trial(), sharing.steps(num_last))
+
+
+@pytest.mark.parametrize("num_rows", [2, 16, 17, 90, 700])
+def test_shared_blocks_are_read_once_a_tile(num_rows: int) -> None:
+    """Whatever the number of rows: every one sees each key once, and room for partial results is never exceeded."""
+    sharing = Sharing(Stored("float32"), [_layer(head_dim=8)], 32, [20], [0] * num_rows, [5] * num_rows, 1)
+    trial = sharing.trial()
+    trial.backend.plan(trial.inputs([Piece(row, 644, 645) for row in range(num_rows)]))
+    items, members = _items(trial.backend), trial.backend.members
+    seen: dict[int, list[tuple[int, int]]] = {row: [] for row in range(num_rows)}
+    for item in items:
+        shared = item.num_members and item.member < 0
+        for row in members[item.members : item.members + item.num_members].tolist() if shared else [item.row]:
+            seen[row].append((item.key_first, item.key_stop))
+    for ranges in map(sorted, seen.values()):
+        assert ranges[0][0] == 0 and ranges[-1][1] == 645
+        assert all(before[1] == after[0] for before, after in zip(ranges, ranges[1:], strict=False))
+    assert any(item.num_members for item in items)
+    assert max(item.partial + item.num_splits for item in items if item.num_splits > 1) <= trial.backend.most_pieces
+    assert len({(item.partial, item.merge) for item in items if item.num_splits > 1}) <= trial.backend.most_pieces
+    assert len(items) * sizeof(Item) <= trial.backend.items.nbytes
+    if num_rows <= 17:
+        sharing.contract.check_all(trial, sharing.steps([1] * num_rows))
+
+
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "float16"])
 def test_what_lies_in_unused_slots_does_not_matter(kv_dtype: str) -> None:
     contract = Stored(kv_dtype)

@@ -9,6 +9,7 @@
 typedef struct {
     const AttendArguments *a;
     int kv_head, group, dim, padded, type; /* padded: dim in whole vectors; type as the products read it */
+    const int32_t *members; /* whose token each is, NULL = tokens of one row */
     int num_rows, num_blocks; /* blocks of at most ROWS rows, rows [start[i], start[i + 1]) */
     int k_is_staged, v_is_staged, is_shaped; /* staged: copied as floats first */
     int start[TILE + 1];
@@ -25,23 +26,31 @@ typedef struct {
     ALIGNED float staged_v[CHUNK * MAX_DIM]; /* [CHUNK][padded] */
 } Tile;
 
+/* The step's token that is the item's, or the tile's, `index`-th, and its position. */
+INLINE int64_t token_of(const Tile *t, const Item *item, int index) {
+    const int32_t *starts = t->a->plan->query_start_loc;
+    return t->members ? starts[t->members[index]] : starts[item->row] + item->first + index;
+}
+
+INLINE int position_of(const Tile *t, const Item *item, int64_t token, int index) {
+    int row = t->members ? t->members[index] : item->row;
+    return t->a->plan->seq_lens[row] - (int)(t->a->plan->query_start_loc[row + 1] - token);
+}
+
 static void load_queries(Tile *t, const Item *item, int base) {
     const AttendArguments *a = t->a;
-    const Plan *plan = a->plan;
-    int row_start = plan->query_start_loc[item->row];
-    int known = plan->seq_lens[item->row] - (plan->query_start_loc[item->row + 1] - row_start);
     float scale = a->scale * LOG2E;
     t->num_blocks = (t->num_rows + ROWS - 1) / ROWS;
     for (int i = 0; i <= t->num_blocks; i++) t->start[i] = i * t->num_rows / t->num_blocks;
     for (int i = 0; i < t->num_blocks; i++) {
         int start = t->start[i], rows = t->start[i + 1] - start;
         for (int r = 0; r < rows; r++) {
-            int index = base + start + r, token = item->first + index / t->group;
-            int head = t->kv_head * t->group + index % t->group;
-            const float *from = a->q + (row_start + token) * a->q_stride + (int64_t)head * t->dim;
+            int index = (base + start + r) / t->group, head = t->kv_head * t->group + (base + start + r) % t->group;
+            int64_t token = token_of(t, item, index);
+            const float *from = a->q + token * a->q_stride + (int64_t)head * t->dim;
             float *to = t->q + start * t->dim + r;
             for (int d = 0; d < t->dim; d++) to[d * rows] = from[d] * scale;
-            t->position[start + r] = known + token;
+            t->position[start + r] = position_of(t, item, token, index);
             t->head[start + r] = head;
             int has_sink = a->sinks && item->split == 0;
             t->top[start + r] = has_sink ? a->sinks[head] * LOG2E : -INFINITY;
@@ -249,7 +258,7 @@ static void deliver(const Tile *t, const Item *item, int base) {
     for (int row = 0, count; row < t->num_rows; row += count) {
         int in_group = (base + row) % t->group;
         count = minimum(t->group - in_group, t->num_rows - row); /* heads of one token lie side by side */
-        int64_t token = a->plan->query_start_loc[item->row] + item->first + (base + row) / t->group;
+        int64_t token = token_of(t, item, (base + row) / t->group);
         int64_t first = (t->kv_head * t->group + in_group) * dim;
         if (a->out) memcpy(a->out + token * a->out_stride + first, t->q + row * dim, count * dim * sizeof(float));
         if (a->to.codes) quantize_part(t->q + row * dim, &a->to, columns, token, first, count * dim);
@@ -264,7 +273,8 @@ static void finish(Tile *t, const Item *item, int base) {
             float *to = t->q + row * t->dim, inverse = t->total[row] > 0 ? 1 / t->total[row] : 0;
             for (int d = 0; d < t->dim; d++) to[d] = from[d] * inverse;
         } else {
-            float *to = partial_of(t->a, item->partial + item->split, t->kv_head, base + row);
+            int before = item->num_members && item->member >= 0 ? item->member * t->group : 0;
+            float *to = partial_of(t->a, item->partial + item->split, t->kv_head, before + base + row);
             memcpy(to, from, t->dim * sizeof(float));
             to[t->dim] = t->top[row], to[t->dim + 1] = t->total[row];
         }
@@ -301,7 +311,9 @@ EXPORT void attend(const Step *step, Worker *worker, const void *arguments) {
     const int64_t total = a->plan->num_items * num_kv_heads;
     for (int64_t task; (task = next_task(worker, total)) < total;) {
         const Item *item = a->plan->items + task / num_kv_heads;
+        const int32_t *members = item->num_members ? a->plan->members + item->members : NULL;
         int rows = item->count * group;
+        t.members = item->member < 0 ? members : NULL;
         t.kv_head = (int)(task % num_kv_heads);
         for (int base = 0; base < rows; base += TILE) {
             t.num_rows = minimum(TILE, rows - base);
@@ -312,7 +324,8 @@ EXPORT void attend(const Step *step, Worker *worker, const void *arguments) {
         }
         if (item->num_splits == 1) continue;
         atomic_int *finished = a->plan->finished + (int64_t)item->merge * num_kv_heads + t.kv_head;
-        if (atomic_fetch_add_explicit(finished, 1, memory_order_acq_rel) == item->num_splits - 1) {
+        if (atomic_fetch_add_explicit(finished, 1, memory_order_acq_rel) == item->pieces - 1) {
+            if (members) t.members = members, rows = item->num_members * group;
             for (int base = 0; base < rows; base += TILE) {
                 t.num_rows = minimum(TILE, rows - base);
                 merge(&t, item, base);

@@ -18,19 +18,26 @@
 enum { FLOAT32, BFLOAT16, INT8, FLOAT16, NUM_TYPES };
 
 /* Query tokens [first, first + count) of a row against keys [key_first, key_stop), one of num_splits such ranges whose results
- * are merged by whoever finishes last. */
+ * are merged by whoever finishes last.
+ *
+ * Rows that decode behind the same blocks share the ranges of these: an item then stands for one token of each of its members,
+ * and every member has one range more, its own, as a last split. */
 typedef struct {
     int32_t row, first, count, key_first, key_stop;
     int32_t split, num_splits;
     int32_t partial; /* place of the first split's partial result */
-    int32_t merge; /* which counter of finished splits */
+    int32_t merge; /* which counter of finished pieces */
+    int32_t pieces; /* of the merge: num_splits, or more where members have a range of their own */
+    int32_t members, num_members; /* where in the plan's list, how many; num_members 0 = a row by itself */
+    int32_t member; /* whose own range this is; -1 = the range of all */
     float work;
 } Item;
 
 /* One step as a KV group sees it; one per group, at an address that stays. */
 typedef struct {
-    int64_t num_rows, num_items;
+    int64_t num_rows, num_items, block_size;
     Item *items; /* longest first */
+    int32_t *members; /* rows that share blocks */
     const int32_t *query_start_loc, *seq_lens, *block_table;
     int64_t table_stride;
     const int64_t *slot_mapping; /* -1 = do not store */

@@ -5,56 +5,150 @@
 
 #define PIECES_PER_THREAD 4 /* with fewer, the last one running keeps the others waiting */
 #define MIN_SPLIT 128 /* keys; merging shorter pieces costs more than it wins */
+#define MIN_SHARED 256 /* keys that rows must have in common before they read them together */
+#define MOST_FAMILIES 16
+
+/* Rows that decode one token each behind the same first blocks of the cache. */
+typedef struct {
+    int32_t leader, blocks, count;
+} Family;
+
+typedef struct {
+    Plan *plan;
+    int tile, window; /* tokens of a tile */
+    int most_shared, num_shared; /* tiles of members: there may be, there are */
+    int num_families;
+    Family families[MOST_FAMILIES];
+    int64_t num_items;
+    float total;
+} Work;
 
 static int longer(const void *a, const void *b) {
     float x = ((const Item *)a)->work, y = ((const Item *)b)->work;
     return (x < y) - (x > y);
 }
 
-/* Items before any is split: tiles of `tile` tokens, and the keys that a tile's last token sees behind its first one's window. */
-static int64_t cut_into_tiles(const Plan *plan, int tile, int window, float *total) {
-    int64_t n = 0;
-    for (int row = 0; row < plan->num_rows; row++) {
-        int num_tokens = plan->query_start_loc[row + 1] - plan->query_start_loc[row];
-        int known = plan->seq_lens[row] - num_tokens;
-        for (int first = 0; first < num_tokens; first += tile) {
-            int count = minimum(tile, num_tokens - first);
-            int from = window ? maximum(0, known + first + 1 - window) / KEY_STEP * KEY_STEP : 0;
-            int stop = known + first + count;
-            float work = (float)(stop - from) * count;
-            plan->items[n++] = (Item){row, first, count, from, stop, 0, 1, 0, 0, work};
-            *total += work;
+static Item *add_item(Work *w, int row, int first, int count, int key_first, int key_stop) {
+    float work = (float)(key_stop - key_first) * count;
+    Item *item = &w->plan->items[w->num_items++];
+    *item = (Item){.row = row, .first = first, .count = count, .key_first = key_first, .key_stop = key_stop,
+                   .num_splits = 1, .pieces = 1, .member = -1, .work = work};
+    w->total += work;
+    return item;
+}
+
+/* Blocks that the row and the family have in common; a row's last block is its own, however full. */
+static int common_blocks(const Plan *plan, const Family *family, int row) {
+    const int32_t *a = plan->block_table + family->leader * plan->table_stride, *b = plan->block_table + row * plan->table_stride;
+    int most = minimum(family->blocks, (plan->seq_lens[row] - 1) / (int)plan->block_size), n = 0;
+    while (n < most && a[n] == b[n]) n++;
+    return n;
+}
+
+/* The family the row belongs to from now on, or -1. One that would lose much of what it shares does not take the row in. */
+static int find_family(Work *w, int row) {
+    const Plan *plan = w->plan;
+    int num_tokens = plan->query_start_loc[row + 1] - plan->query_start_loc[row];
+    if (w->window || num_tokens != 1 || plan->seq_lens[row] <= MIN_SHARED) return -1;
+    for (int f = 0; f < w->num_families; f++) {
+        Family *family = &w->families[f];
+        int blocks = common_blocks(plan, family, row);
+        if (blocks * plan->block_size < MIN_SHARED || blocks * 4 < family->blocks * 3) continue;
+        family->blocks = blocks;
+        family->count++;
+        return f;
+    }
+    if (w->num_families == MOST_FAMILIES) return -1;
+    w->families[w->num_families] = (Family){row, (plan->seq_lens[row] - 1) / (int)plan->block_size, 1};
+    return w->num_families++;
+}
+
+/* The row by itself: tiles of tokens, and the keys that a tile's last token sees behind its first one's window. */
+static void add_row(Work *w, int row) {
+    const Plan *plan = w->plan;
+    int num_tokens = plan->query_start_loc[row + 1] - plan->query_start_loc[row], known = plan->seq_lens[row] - num_tokens;
+    for (int first = 0; first < num_tokens; first += w->tile) {
+        int count = minimum(w->tile, num_tokens - first);
+        int from = w->window ? maximum(0, known + first + 1 - w->window) / KEY_STEP * KEY_STEP : 0;
+        add_item(w, row, first, count, from, known + first + count);
+    }
+}
+
+/* All rows as items, none of them split: for a tile of members one item over what they share, and one for each over the rest. */
+static void cut_into_tiles(Work *w) {
+    Plan *plan = w->plan;
+    int32_t family_of[plan->num_rows + 1], num_members = 0;
+    for (int row = 0; row < plan->num_rows; row++) family_of[row] = find_family(w, row);
+    for (int row = 0; row < plan->num_rows; row++)
+        if (family_of[row] < 0 || w->families[family_of[row]].count < 2) add_row(w, row);
+    for (int f = 0; f < w->num_families; f++) {
+        const Family *family = &w->families[f];
+        if (family->count < 2) continue;
+        int shared = family->blocks * (int)plan->block_size / KEY_STEP * KEY_STEP, start = num_members;
+        for (int row = family->leader; row < plan->num_rows; row++) {
+            if (family_of[row] != f) continue;
+            if (num_members - start == w->tile) start = num_members;
+            if (num_members == start && w->num_shared == w->most_shared) {
+                add_row(w, row);
+                continue;
+            }
+            if (num_members == start) {
+                w->num_shared++;
+                Item *item = add_item(w, family->leader, 0, 0, 0, shared);
+                item->members = start;
+            }
+            Item *item = &w->plan->items[w->num_items - 1];
+            plan->members[num_members++] = row;
+            item->num_members = ++item->count;
+            item->work += (float)shared;
+            w->total += (float)shared;
         }
     }
-    return n;
+}
+
+/* Piece `split` of an item whose keys are cut into steps. */
+static Item piece_of(const Item *whole, int split, int step) {
+    Item piece = *whole;
+    piece.key_first = whole->key_first + split * step;
+    piece.key_stop = minimum(whole->key_stop, piece.key_first + step);
+    piece.work = (float)(piece.key_stop - piece.key_first) * whole->count;
+    piece.split = split;
+    return piece;
 }
 
 /* Fill plan->items. `most_splits`: pieces that any step may have on top of its tiles' number (room in items and partials). */
 EXPORT void attention_plan(Plan *plan, int32_t num_threads, int32_t num_kv_heads, int32_t group, int32_t window,
                            int32_t most_splits) {
-    float total = 0;
-    int64_t n = cut_into_tiles(plan, maximum(1, TILE / group), window, &total);
-    int64_t num_tiles = n, partial = 0, merge = 0;
-    float fair = total * num_kv_heads / (PIECES_PER_THREAD * num_threads);
-    for (int64_t i = 0; i < num_tiles && num_threads > 1; i++) {
+    Work w = {.plan = plan, .tile = maximum(1, TILE / group), .window = window, .most_shared = most_splits / 2};
+    cut_into_tiles(&w);
+    int kept = 2 * w.num_shared; /* of the room: each of these needs it for two pieces at least */
+    int64_t num_tiles = w.num_items;
+    int partial = 0, merge = 0;
+    float fair = w.total * num_kv_heads / (PIECES_PER_THREAD * num_threads);
+    for (int64_t i = 0; i < num_tiles; i++) {
         Item whole = plan->items[i];
-        int keys = whole.key_stop - whole.key_first;
-        int splits = minimum((int)ceilf(whole.work / fair), keys / MIN_SPLIT);
-        if (splits < 2 || partial + splits > most_splits) continue;
+        int keys = whole.key_stop - whole.key_first, is_shared = whole.num_members > 0;
+        int splits = num_threads > 1 ? minimum((int)ceilf(whole.work / fair), keys / MIN_SPLIT) : 1;
+        kept -= 2 * is_shared;
+        int room = most_splits - partial - kept - is_shared;
+        if (splits > room) splits = is_shared ? room : 1;
+        if (splits < 1) splits = 1;
+        if (splits < 2 && !is_shared) continue;
         int step = ((keys + splits - 1) / splits + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
         splits = (keys + step - 1) / step;
-        if (splits < 2) continue;
-        for (int split = 0; split < splits; split++) {
-            Item piece = whole;
-            piece.key_first = whole.key_first + split * step;
-            piece.key_stop = minimum(whole.key_stop, piece.key_first + step);
-            piece.work = (float)(piece.key_stop - piece.key_first) * whole.count;
-            piece.split = split, piece.num_splits = splits, piece.partial = partial, piece.merge = merge;
-            plan->items[split ? n++ : i] = piece;
+        if (splits < 2 && !is_shared) continue;
+        whole.partial = partial, whole.merge = merge++, whole.num_splits = splits + is_shared;
+        whole.pieces = splits + whole.num_members;
+        for (int split = 0; split < splits; split++) plan->items[split ? w.num_items++ : i] = piece_of(&whole, split, step);
+        for (int member = 0; member < whole.num_members; member++) {
+            int row = plan->members[whole.members + member];
+            Item own = whole;
+            own.row = row, own.count = 1, own.key_first = whole.key_stop, own.key_stop = plan->seq_lens[row];
+            own.split = splits, own.member = member, own.work = (float)(own.key_stop - own.key_first);
+            plan->items[w.num_items++] = own;
         }
-        partial += splits;
-        merge++;
+        partial += whole.num_splits;
     }
-    qsort(plan->items, n, sizeof(Item), longer);
-    plan->num_items = n;
+    qsort(plan->items, w.num_items, sizeof(Item), longer);
+    plan->num_items = w.num_items;
 }
