@@ -123,7 +123,8 @@ class GrammarCompiler:
             self._queue.put(None)
         give_up_s = time.monotonic() + 1.0
         for thread in self._threads:
-            thread.join(max(0.0, give_up_s - time.monotonic()))
+            if thread is not threading.current_thread():  # it is when a collection there finds the engine forgotten
+                thread.join(max(0.0, give_up_s - time.monotonic()))
 
     def _begin(self, constraint: Constraint) -> _Compilation:
         compilation = _Compilation(constraint, self._clock() + self._timeout_s)

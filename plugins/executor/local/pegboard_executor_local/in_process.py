@@ -99,7 +99,8 @@ class InProcessExecutor:
             for step in self.masked.values():  # nobody will ask for them any more
                 step.masks_given.set()
             self.submitted.put(None)
-            self.thread.join()
+            if self.thread is not threading.current_thread():  # it is when a collection there finds the engine forgotten
+                self.thread.join()
             self.thread = None
         self.worker.stop()
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from pegboard_executor_local.in_process import InProcessExecutor
 
+from pegboard.batch import Batch, StepOutput, TokenMasks
 from pegboard.interfaces.executor import ExecutorSetup
 from pegboard.testing.contract_executor import ExecutorContract, RecordingWorker, make_batch
 from pegboard.testing.contract_generic import check_entry, installed_entry
@@ -51,3 +54,19 @@ def test_masks_that_never_came_are_our_own_mistake() -> None:
     executor = InProcessExecutor(None, ExecutorSetup(1, RecordingWorker, None))
     with pytest.raises(AssertionError, match="masks are provided before"):
         executor.submit(make_batch(1, needs_masks=True)).result()
+
+
+def test_a_step_may_stop_its_executor() -> None:
+    """As a finalizer does that a collection runs in the steps' thread."""
+
+    class Forgetful(RecordingWorker):
+        def run(self, batch: Batch, masks: Callable[[], TokenMasks] | None) -> StepOutput:
+            if batch.step == 2:
+                executor.stop()
+            return super().run(batch, masks)
+
+    executor = InProcessExecutor(None, ExecutorSetup(1, Forgetful, None))
+    executor.start()
+    steps = [executor.submit(make_batch(number)) for number in (1, 2, 3)]
+    assert all(step.ran.wait(30) for step in steps)
+    assert executor.worker.num_stops == 1 and [step.error for step in steps] == [None] * 3
