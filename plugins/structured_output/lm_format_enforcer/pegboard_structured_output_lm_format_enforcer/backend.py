@@ -7,6 +7,7 @@ characters are never allowed, because the parsers know characters, not bytes.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Sequence
 from functools import cached_property
@@ -22,6 +23,9 @@ from pegboard_structured_output_lm_format_enforcer.json_syntax import JsonSyntax
 from pegboard_structured_output_lm_format_enforcer.limits import literals, needs_plain_strings, rejection
 
 _SHARED = threading.Lock()
+
+WHITE_SPACE = r" \t\n\r"
+"""What counts as such in JSON, for a class of characters."""
 
 
 class Place:
@@ -128,6 +132,7 @@ class Tokens:
         self._printable = self._bits([token for token, text in self.texts.items() if min(text) >= " "])
         self._stops = self._bits(list(setup.stop_token_ids))
         self._strings: dict[tuple[int, int], np.ndarray] = {}
+        self._spaces: dict[tuple[int, int], np.ndarray] = {}
 
     def allowed(self, place: Place) -> np.ndarray:
         """uint32 [words]: the tokens that may come next."""
@@ -136,6 +141,7 @@ class Tokens:
         shortcut = place.parser.shortcut_key()
         if place.syntax is not None and place.syntax.in_string and isinstance(shortcut, tuple):
             mask = self._in_string(*shortcut[1:])  # the library's short cut for free text: only what begins with " is left
+            mask = mask & self._with_spaces(place.parser)
             if place.syntax.step("\\") is None:
                 mask = mask & self._plain
             self._walk(place, root, found, only='"')
@@ -159,6 +165,15 @@ class Tokens:
         if key not in self._strings:
             self._strings[key] = self._bits(cache.lookup_allowed_tokens(*key).allowed_tokens) & self._printable
         return self._strings[key]
+
+    def _with_spaces(self, parser: Any) -> np.ndarray:
+        """Tokens without more white space in a row than the library takes, which it counts in strings, too."""
+        most = parser.config.max_consecutive_whitespaces
+        key = max(0, most - parser.num_consecutive_whitespaces), most
+        if key not in self._spaces:
+            too_much = re.compile(rf"[{WHITE_SPACE}]{{{key[0] + 1}}}|.*[{WHITE_SPACE}]{{{most + 1}}}", re.S)
+            self._spaces[key] = self._bits([token for token, text in self.texts.items() if not too_much.match(text)])
+        return self._spaces[key]
 
     def _bits(self, token_ids: Sequence[int]) -> np.ndarray:
         allowed = np.zeros(-(-self.setup.vocab_size // 32) * 32, np.uint8)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pegboard_structured_output_lm_format_enforcer.backend import LMFormatEnforcer
 from pegboard_structured_output_lm_format_enforcer.json_syntax import JsonSyntax
 
-from pegboard.interfaces.structured_output import StructuredOutput, StructuredOutputSetup
+from pegboard.interfaces.structured_output import Constraint, StructuredOutput, StructuredOutputSetup
+from pegboard.interfaces.tokenizer import Vocabulary
 from pegboard.testing.contract_generic import check_entry, installed_entry
-from pegboard.testing.contract_structured_output import StructuredOutputContract
+from pegboard.testing.contract_structured_output import StructuredOutputContract, mask_of
 
 
 def test_contract() -> None:
@@ -65,3 +67,20 @@ def test_what_is_no_json_is_not(value: object, data: st.DataObject) -> None:
 )
 def test_broken(text: str) -> None:
     assert not is_json(text)
+
+
+def test_what_a_mask_allows_is_accepted_however_much_white_space() -> None:
+    """The library counts white space inside of strings as well, and its short cut for them does not."""
+    token_bytes = [bytes([value]) for value in range(256)] + [b"", b" " * 5, b" " * 11, b" " * 15, b"a" + b" " * 9, b" \n" * 8]
+    vocabulary = Vocabulary(token_bytes, frozenset({256}), (256,))
+    backend = LMFormatEnforcer(None, StructuredOutputSetup(len(token_bytes), lambda: vocabulary, (256,)))
+    root = backend.compile(Constraint("json", '{"type": "string"}'))
+    for seed in range(20):
+        rng, state = np.random.default_rng(seed), root.fork()
+        assert state.accept([ord('"')]) == 1
+        for _ in range(20):
+            allowed = np.flatnonzero(mask_of(backend, state, len(token_bytes)))
+            allowed = [int(token) for token in allowed if token in (32, 97) or token > 256]
+            for token in allowed:
+                assert state.fork().accept([token]) == 1, token_bytes[token]
+            state.accept([int(rng.choice(allowed))])
