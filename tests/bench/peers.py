@@ -20,7 +20,7 @@ FLOAT = {"quantization.gguf": {"compute": "float"}}
 SLOT_TOKENS = 1024
 """Longest request of the serving workloads, and what a server's KV cache has room for per client: the same for every server."""
 
-BLOCK_SIZE = 32
+BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)

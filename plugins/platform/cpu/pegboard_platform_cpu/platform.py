@@ -18,7 +18,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 GIB = 1024**3
 KV_CACHE_LIMIT = 4 * GIB
 KV_CACHE_SHARE = 0.4
-BLOCK_SIZE = 32
+BLOCK_SIZE = 16
 BATCHED_TOKENS = 512
 """As fast as 2048 with compiled kernels, and a running request waits a quarter as long while a prompt is computed."""
 
