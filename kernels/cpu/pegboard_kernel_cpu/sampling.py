@@ -23,8 +23,9 @@ def sample_tokens(
     global _scratch
     team, (rows, vocabulary) = library(), logits.shape
     needed = -(-(vocabulary + vocabulary // 64 + 64) // 16) * 16
-    if _scratch.shape[0] < team.num_threads or _scratch.shape[1] < needed:
-        _scratch = torch.empty(team.num_threads, needed)
+    scratch = _scratch  # held: another thread may replace it by a larger one meanwhile
+    if scratch.shape[0] < team.num_threads or scratch.shape[1] < needed:
+        scratch = _scratch = torch.empty(team.num_threads, needed)
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     ids = torch.empty(rows, dtype=torch.int64)
     arguments = SampleTokens(
@@ -33,8 +34,8 @@ def sample_tokens(
         rows=rows,
         vocabulary=vocabulary,
         ids=ids.data_ptr(),
-        scratch=_scratch.data_ptr(),
-        scratch_stride=_scratch.stride(0),
+        scratch=scratch.data_ptr(),
+        scratch_stride=scratch.stride(0),
     )
     parameters = {"uniforms": uniforms, "temperature": temperature, "min_p": min_p, "top_k": top_k, "top_p": top_p}
     for name, tensor in parameters.items():
