@@ -103,6 +103,26 @@ def test_why(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> No
         run("why", "sampler")
 
 
+def test_why_kernel_tells_of_each_op(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
+    """Kernels of different ops do not stand against each other."""
+    assert run("why", "kernel") == 0 and "core's torch operators" in capsys.readouterr().out
+    kernels = {"silu_mul.fast": ("FAST", "tuned"), "silu_mul.slow": ("SLOW", "reference"), "rms_norm.fast": ("NORM", "tuned")}
+    source = "".join(
+        spec_source("kernel", name, supports={"op": True, "dtype": frozenset({"float32"})}, tier=tier, probe="command_parts:ok")
+        for name, tier in kernels.values()
+    )
+    fakes.add("acme", {"kernel": {n: f"kernel_specs:{name}" for n, (name, _) in kernels.items()}}, {"kernel_specs": source})
+    assert run("why", "kernel", "--need", "dtype=float32") == 0
+    out = capsys.readouterr().out
+    assert "kernel rms_norm → rms_norm.fast" in out and "kernel silu_mul → silu_mul.fast" in out
+    assert out.count("outranked") == 1 and out.splitlines()[-1] == "acme: level 3"
+    assert run("why", "kernel", "--need", "dtype=bfloat16", "--json") == 0
+    assert [(made["key"], made["winner"]) for made in json.loads(capsys.readouterr().out)] == [
+        ("rms_norm", None),
+        ("silu_mul", None),
+    ]
+
+
 def test_why_of_a_keyed_kind(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
     fakes.add("acme", {"model": {"Llama": "keyed_specs:SPEC", "*": "keyed_specs:SPEC"}}, {"keyed_specs": spec_source("model")})
     assert run("why", "model", "--name", "Llama") == 0

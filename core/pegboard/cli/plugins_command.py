@@ -106,6 +106,8 @@ def _why(registry: Registry, arguments: argparse.Namespace) -> int:
     check_kind(arguments.kind)
     kind = KINDS[arguments.kind]
     need = _need(arguments.kind, arguments.need, arguments.platform)
+    if kind.name == "kernel" and not arguments.name:
+        return _why_kernels(registry, need, arguments.as_json)
     error = ""
     key = ""
     try:
@@ -127,6 +129,25 @@ def _why(registry: Registry, arguments: argparse.Namespace) -> int:
         if error:
             print(error.partition("\n")[0], file=sys.stderr)
     return 1 if error else 0
+
+
+def _why_kernels(registry: Registry, need: Need, as_json: bool) -> int:
+    """One choice per op, which is a kernel's name up to the dot, and what the probes of the chosen found."""
+    entries = registry.entries("kernel")
+    ops = sorted({entry.name.partition(".")[0] for entry in entries})
+    decisions = [
+        registry.choose("kernel", need, key=op, among=[e for e in entries if e.name.partition(".")[0] == op], required=False)
+        for op in ops
+    ]
+    if as_json:
+        _print_json([{**_decision_facts(decision), "error": ""} for decision in decisions])
+        return 0
+    print("\n".join(decision.table() for decision in decisions) or "no kernels are installed: core's torch operators compute")
+    winners = {decision.winner.distribution: decision.winner for decision in decisions if decision.winner is not None}
+    for distribution, entry in winners.items():
+        found = _field_values(registry.verdict(entry)).get("facts") or {}
+        print(f"{distribution}: {', '.join(f'{name} {_text(value)}' for name, value in found.items())}")
+    return 0
 
 
 def _decision_facts(decision: Decision) -> dict[str, Any]:
