@@ -1,6 +1,7 @@
 """Settings of every test run in this repository."""
 
 import os
+import signal
 import sys
 
 import pytest
@@ -9,6 +10,9 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background commands so, and their children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -178,7 +178,7 @@ class ModelRunner:
         step = SampleStep(inputs.sample_rows, inputs.offsets, inputs.draft_token_ids, None, masks() if masks else None)
         sampled: Sampled = self.sampler.sample(self.logits(last_hidden), step)
         tokens, counts = sampled.token_ids.cpu().numpy(), sampled.counts.cpu().numpy()
-        if tokens.shape[1] == 1:  # one each
+        if inputs.draft_token_ids is None:  # one each
             flat, offsets = tokens[:, 0].astype(np.int32), inputs.offsets
         else:
             offsets = np.zeros(len(counts) + 1, np.int32)
