@@ -47,7 +47,7 @@ def measure_shares(llm: LLM, prompts: list[list[int]], max_tokens: list[int]) ->
     timers = {
         "engine": Timer(engine, "step"),
         "schedule": Timer(engine._scheduler, "schedule"),
-        "logits": Timer(runner.model, "logits"),
+        "logits": Timer(runner, "logits"),
         "forward": Timer(runner, "forward"),
         "run": Timer(runner, "run"),
         "sample": Timer(runner, "_sample"),
