@@ -11,8 +11,8 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+
+from step_shares import Timer
 
 from pegboard import LLM, SamplingParams
 from pegboard.engine.grammars import Grammars
@@ -37,33 +37,12 @@ SCHEMA = {
 }
 
 
-class Timed:
-    """Adds up what calls of a method take; `take` gives the seconds since the last one."""
-
-    def __init__(self, owner: Any, name: str) -> None:
-        self.seconds = 0.0
-        inner: Callable[..., Any] = getattr(owner, name)
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return inner(*args, **kwargs)
-            finally:
-                self.seconds += time.perf_counter() - started
-
-        setattr(owner, name, timed)
-
-    def take(self) -> float:
-        seconds, self.seconds = self.seconds, 0.0
-        return seconds
-
-
 def measure(backend: str | None) -> dict[str, float]:
     """Median milliseconds per step by part."""
     config = {"backend": backend} if backend else {}
     with LLM(max_model_len=1024, max_num_seqs=ROWS, structured_outputs_config=config) as llm:
         sampler = llm.llm_engine.engine._executor.worker.running.sampler
-        parts = {"apply": Timed(sampler, "_apply_masks")}
+        parts = {"apply": Timer(sampler, "_apply_masks")}
         structure = StructuredOutputsParams(json=SCHEMA) if backend else None
         params = SamplingParams(max_tokens=STEPS + 100, temperature=1.0, min_tokens=STEPS, structured_outputs=structure)
         for i in range(ROWS):
@@ -85,8 +64,8 @@ def measure(backend: str | None) -> dict[str, float]:
     return {name: statistics.median(values) * 1e3 for name, values in shares.items() if values}
 
 
-FILL = Timed(Grammars, "masks")
-ADVANCE = Timed(RequestGrammar, "accept")
+FILL = Timer(Grammars, "masks")
+ADVANCE = Timer(RequestGrammar, "accept")
 
 
 def main() -> None:

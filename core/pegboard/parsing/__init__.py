@@ -5,6 +5,7 @@ the pieces in which it arrives, and the pieces never change what is read.
 """
 
 from pegboard.parsing.call_constraint import constrained_calls
+from pegboard.parsing.call_parsers import JSONToolParser, TaggedToolParser
 from pegboard.parsing.coercion import coerce, parameter_types
 from pegboard.parsing.json_calls import CallKeys, read_arguments, read_call_list, read_call_object
 from pegboard.parsing.json_text import stream_json, take_json
@@ -20,6 +21,7 @@ from pegboard.parsing.tags import TagFormat, read_tagged_call
 __all__ = [
     "CallKeys",
     "Calls",
+    "JSONToolParser",
     "MarkerScanner",
     "Markers",
     "Message",
@@ -28,6 +30,7 @@ __all__ = [
     "StreamParser",
     "TagFormat",
     "TaggedReasoning",
+    "TaggedToolParser",
     "TextReader",
     "ToolCall",
     "coerce",

@@ -12,34 +12,19 @@ Format: `encoding/` in https://huggingface.co/deepseek-ai/DeepSeek-V3.2. A value
 
 from __future__ import annotations
 
-from pegboard.parsing import Markers, Steps, StreamParser, TagFormat, read_tagged_call
-
-SECTION, SECTION_END = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
-INVOKE = '<｜DSML｜invoke name="'
-STARTS = Markers(SECTION, INVOKE)
-TAGS = TagFormat(
-    name_end='">',
-    key_start='<｜DSML｜parameter name="',
-    key_end='">',
-    string_key_ends=('" string="true">',),
-    json_key_ends=('" string="false">',),
-    value_end="</｜DSML｜parameter>",
-    end="</｜DSML｜invoke>",
-    trim="nothing",
-)
+from pegboard.parsing import TagFormat, TaggedToolParser
 
 
-class DeepSeekV32ToolParser(StreamParser):
-    def read(self) -> Steps[None]:
-        while marker := (yield from self.prose(STARTS)):
-            yield from self.attempt(self._call(marker))
-
-    def _call(self, marker: str) -> Steps[bool]:
-        if marker == SECTION:
-            yield from self.text.space()
-            if not (yield from self.text.accept(INVOKE)):
-                return False
-        if not (yield from read_tagged_call(self.text, self.calls, TAGS)):
-            return False
-        yield from self.text.closing(SECTION_END)
-        return True
+class DeepSeekV32ToolParser(TaggedToolParser):
+    section, section_end = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
+    opening = '<｜DSML｜invoke name="'
+    tags = TagFormat(
+        name_end='">',
+        key_start='<｜DSML｜parameter name="',
+        key_end='">',
+        string_key_ends=('" string="true">',),
+        json_key_ends=('" string="false">',),
+        value_end="</｜DSML｜parameter>",
+        end="</｜DSML｜invoke>",
+        trim="nothing",
+    )

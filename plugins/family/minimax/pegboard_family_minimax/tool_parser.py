@@ -28,26 +28,14 @@ from pegboard.parsing import (
     Steps,
     StreamParser,
     TagFormat,
+    TaggedToolParser,
     constrained_calls,
     read_call_object,
-    read_tagged_call,
 )
 
 SECTION, SECTION_END = "<tool_calls>", "</tool_calls>"
 SECTIONS = Markers(SECTION)
 KEYS = CallKeys(needs_arguments=False)
-
-SECTION_M2, SECTION_M2_END, INVOKE = "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="'
-STARTS_M2 = Markers(SECTION_M2, INVOKE)
-TAGS = TagFormat(
-    name_end='">',
-    key_start='<parameter name="',
-    key_end='">',
-    value_end="</parameter>",
-    value_stops=('<parameter name="', "</invoke>"),
-    end="</invoke>",
-    trim="nothing",
-)
 
 
 class MiniMaxToolParser(StreamParser):
@@ -72,17 +60,15 @@ class MiniMaxToolParser(StreamParser):
         return False
 
 
-class MiniMaxM2ToolParser(StreamParser):
-    def read(self) -> Steps[None]:
-        while marker := (yield from self.prose(STARTS_M2)):
-            yield from self.attempt(self._call(marker))
-
-    def _call(self, marker: str) -> Steps[bool]:
-        if marker == SECTION_M2:
-            yield from self.text.space()
-            if not (yield from self.text.accept(INVOKE)):
-                return False
-        if not (yield from read_tagged_call(self.text, self.calls, TAGS)):
-            return False
-        yield from self.text.closing(SECTION_M2_END)
-        return True
+class MiniMaxM2ToolParser(TaggedToolParser):
+    section, section_end = "<minimax:tool_call>", "</minimax:tool_call>"
+    opening = '<invoke name="'
+    tags = TagFormat(
+        name_end='">',
+        key_start='<parameter name="',
+        key_end='">',
+        value_end="</parameter>",
+        value_stops=('<parameter name="', "</invoke>"),
+        end="</invoke>",
+        trim="nothing",
+    )

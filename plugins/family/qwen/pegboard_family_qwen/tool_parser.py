@@ -14,32 +14,17 @@ on each side; their types are those of the tool's schema. The models leave out <
 
 from __future__ import annotations
 
-from pegboard.parsing import Markers, Steps, StreamParser, TagFormat, read_tagged_call
-
-START, FUNCTION = "<tool_call>", "<function="
-END = "</tool_call>"
-STARTS = Markers(START, FUNCTION)
-TAGS = TagFormat(
-    name_end=">",
-    key_start="<parameter=",
-    key_end=">",
-    value_end="</parameter>",
-    value_stops=("<parameter=", "</function>"),
-    end="</function>",
-)
+from pegboard.parsing import TagFormat, TaggedToolParser
 
 
-class Qwen3CoderToolParser(StreamParser):
-    def read(self) -> Steps[None]:
-        while marker := (yield from self.prose(STARTS)):
-            yield from self.attempt(self._call(marker))
-
-    def _call(self, marker: str) -> Steps[bool]:
-        if marker == START:
-            yield from self.text.space()
-            if not (yield from self.text.accept(FUNCTION)):
-                return False
-        if not (yield from read_tagged_call(self.text, self.calls, TAGS)):
-            return False
-        yield from self.text.closing(END)
-        return True
+class Qwen3CoderToolParser(TaggedToolParser):
+    section, section_end = "<tool_call>", "</tool_call>"
+    opening = "<function="
+    tags = TagFormat(
+        name_end=">",
+        key_start="<parameter=",
+        key_end=">",
+        value_end="</parameter>",
+        value_stops=("<parameter=", "</function>"),
+        end="</function>",
+    )
