@@ -67,10 +67,10 @@ def compiler() -> str | None:
     return next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
 
 
-@functools.lru_cache(maxsize=1)
-def _digest() -> str:
+@functools.lru_cache
+def _digest(switches: tuple[str, ...]) -> str:
     """Of the sources and switches: a library is valid for exactly these."""
-    digest = hashlib.sha256(repr((SWITCHES, LEVELS)).encode())
+    digest = hashlib.sha256(repr((SWITCHES, switches)).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -78,7 +78,7 @@ def _digest() -> str:
 
 def library_path(level: str) -> Path:
     """Where the library of a level lies once it is compiled."""
-    return cache_dir() / "kernels" / f"pegboard_cpu-{level}-{_digest()}.so"
+    return cache_dir() / "kernels" / f"pegboard_cpu-{level}-{_digest(LEVELS[level])}.so"
 
 
 def compiled(level: str) -> Path:

@@ -1,24 +1,34 @@
-"""Every test here runs on every level this CPU can run, compiled as it would be on a CPU that has no more."""
+"""Every test here runs on every level this CPU can run, compiled as it would be on a CPU that has no more, and on the levels it cannot
+run with their instructions emulated (see emulated/immintrin.h)."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pegboard_kernel_cpu import build
 from pegboard_kernel_cpu.library import Library, using
 
 LEVELS = build.levels_of(build.cpu_flags())
+EMULATION = Path(__file__).parent / "emulated"
+EMULATED = ["avx512", "avx512_vnni", "amx"] if "avx2" in LEVELS else []
 
 if build.compiler() is None:
     collect_ignore_glob = ["test_*.py"]
 
 
-TEAMS = [(level, 2) for level in LEVELS] + [(LEVELS[0], 1), (LEVELS[0], 3)]
+TEAMS = [(level, 2) for level in LEVELS] + [(LEVELS[0], 1), (LEVELS[0], 3)] + [(f"emulated_{level}", 2) for level in EMULATED]
 
 
 @pytest.fixture(scope="module", params=TEAMS, ids=lambda team: f"{team[0]}-{team[1]}")
 def native(request: pytest.FixtureRequest) -> Iterator[Library]:
     """The library of one level with a team of some threads, in place of the process's own."""
-    with using(*request.param) as library:
-        yield library
+    digest = hashlib.sha256((EMULATION / "immintrin.h").read_bytes()).hexdigest()[:16]  # in the switches: a change compiles anew
+    with pytest.MonkeyPatch.context() as patch:
+        for number, level in enumerate(EMULATED, start=1):
+            switches = (f"-I{EMULATION}", f"-DEMULATE={number}", f"-DEMULATION=0x{digest}", *build.LEVELS["avx2"])
+            patch.setitem(build.LEVELS, f"emulated_{level}", switches)
+        with using(*request.param) as library:
+            yield library

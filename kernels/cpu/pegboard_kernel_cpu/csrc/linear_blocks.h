@@ -32,6 +32,7 @@ INLINE int32_t quad(const int8_t *x) {
 INLINE void dots_4bit(const uint8_t *codes, const int8_t *x, int64_t stride, int tokens, vint dots[TOKENS][VECTORS]) {
     __m512i sums[TOKENS], mask = _mm512_set1_epi8(15);
     for (int t = 0; t < tokens; t++) sums[t] = _mm512_setzero_si512();
+#pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
         __m512i w = _mm512_loadu_si512(codes + 64 * j);
         __m512i low = _mm512_and_si512(w, mask), high = _mm512_and_si512(_mm512_srli_epi16(w, 4), mask);
@@ -46,6 +47,7 @@ INLINE void dots_4bit(const uint8_t *codes, const int8_t *x, int64_t stride, int
 INLINE void dots_8bit(const uint8_t *codes, const int8_t *x, int64_t stride, int quads, int tokens, vint dots[TOKENS][VECTORS]) {
     __m512i sums[TOKENS], flip = _mm512_set1_epi8((char)128);
     for (int t = 0; t < tokens; t++) sums[t] = _mm512_setzero_si512();
+#pragma GCC unroll 8
     for (int j = 0; j < quads; j++) {
         __m512i w = _mm512_xor_si512(_mm512_loadu_si512(codes + 64 * j), flip);
         for (int t = 0; t < tokens; t++)
@@ -91,7 +93,9 @@ typedef __m256i wide;
 #endif
 
 /* The compiler must add in this order: it would make trees of the sums, for which there are not enough registers. */
-#define KEEP(x) __asm__("" : "+x"(x))
+#ifndef KEEP
+#define KEEP(x) __asm__("" : "+v"(x))
+#endif
 
 INLINE void dots_4bit(const uint8_t *codes, const int8_t *x, int64_t stride, int tokens, vint dots[TOKENS][VECTORS]) {
     wide sums[TOKENS][VECTORS], mask = SPLAT8(15);
