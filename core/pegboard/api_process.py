@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pegboard.engine.remote import EngineProcess
     from pegboard.plan import EnginePlan
     from pegboard.plugins.registry import Registry
+    from pegboard.tool_plugins import Tools
 
 log = get_logger(__name__)
 
@@ -84,10 +85,12 @@ async def serve_client(
     """Serve `client` through all enabled APIs until told to stop; the exit code of the program. on_loaded: called once the engine
     is ready, just before the server takes the listener."""
     from pegboard.server import Traffic, build_app, run_server
+    from pegboard.tool_plugins import start_tools
 
     config = client.plan.settings.server
     traffic = Traffic(config.max_running_requests)
-    app = build_app(build_apis(client), client, config, traffic, client.publish if client.sinks else None)
+    apis = build_apis(client, await start_tools(client.registry))
+    app = build_app(apis, client, config, traffic, client.publish if client.sinks else None)
     hooks = _hooks(client)
     async with client:
         if hooks is not None:
@@ -103,9 +106,9 @@ async def serve_client(
                 hooks[0].role_stopping(hooks[1])
 
 
-def build_apis(client: "AsyncLLM") -> list[tuple[str, Any, Any]]:
+def build_apis(client: "AsyncLLM", tools: "Tools") -> list[tuple[str, Any, Any]]:
     """(name, api, spec) of every enabled api, the default ones first and in their order: the first one's error body answers
-    for paths that no api has. Raises PluginNotFound when there is none."""
+    for paths that no api has. tools: who serves the built-in ones. Raises PluginNotFound when there is none."""
     from pegboard.request_log import logged
 
     registry = client.registry
@@ -114,7 +117,7 @@ def build_apis(client: "AsyncLLM") -> list[tuple[str, Any, Any]]:
     if not entries:
         raise PluginNotFound(f"nothing to serve: {to_install('api')}")
     config = client.plan.settings.server
-    setup = ApiSetup(logged(client, config), msgspec.structs.asdict(config), client.sinks)
+    setup = ApiSetup(logged(client, config), msgspec.structs.asdict(config), client.sinks, tools)
     log.info("api → %s", ", ".join(f"{entry.name} ({entry.distribution} {entry.version})" for entry in entries))
     return [(entry.name, registry.build(entry, setup), registry.spec(entry)) for entry in entries]
 

@@ -188,6 +188,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     trust_request_chat_template: Annotated[bool, doc("Accept a chat template in a request")] = False
     enable_auto_tool_choice: Annotated[bool, doc("Read tool calls out of answers where the choice is the model's")] = True
     exclude_tools_when_tool_choice_none: Annotated[bool, doc("Do not show tools to the model when tool_choice is none")] = False
+    tool_server: Annotated[
+        list[str] | None, doc("Tool servers (MCP) whose tools the Responses API may run, as host:port or URL")
+    ] = None
     response_role: Annotated[str, doc("Role of generated messages")] = "assistant"
     # limits
     max_body_bytes: Annotated[int, doc("Largest request body")] = 8 * 1024 * 1024

@@ -32,6 +32,7 @@ from pegboard.plugins.names import missing_providers, not_found
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 from pegboard.plugins.selection import Decision
+from pegboard.tool_plugins import with_tool_servers
 
 if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Tokenizer
@@ -87,7 +88,7 @@ def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[En
     registry = Registry.discover(PluginPolicy.from_config(settings.plugins))
     settings = _amend(registry, settings)
     check_engine(settings.engine)
-    registry = with_traces(registry, settings)
+    registry = with_tool_servers(with_traces(registry, settings), settings)
     _check_names(registry, settings)
     registry.check_options()
     engine = settings.engine

@@ -158,7 +158,6 @@ _NO_GRAPHS = "steps are not captured"
 _METRICS = "metrics and traces come from metrics plugins, with options of their own (--metrics.NAME.FIELD)"
 _LOADING = "the weight loader plugin decides; its options are --weight-loader.NAME.FIELD"
 _NO_STATE = "no state-space models are served"
-_NO_BUILT_IN_TOOLS = "tools are run by clients, not by the server"
 
 ABSENT: dict[str, Absent] = {
     **_values(_ONE_ENGINE, "data_parallel_size=1 data_parallel_rank=0 data_parallel_start_rank=0 data_parallel_size_local=1 "
@@ -189,7 +188,6 @@ ABSENT: dict[str, Absent] = {
               "config_format=auto hf_config_path"),
     **_switches(_LOADING, "use_tqdm_on_load", agrees="true"),
     **_values(_NO_STATE, "mamba_cache_dtype=auto mamba_ssm_cache_dtype=auto mamba_block_size mamba_cache_mode=none"),
-    **_values(_NO_BUILT_IN_TOOLS, "tool_server"),
     **_values("how the template takes content is read from the template", "chat_template_content_format=auto"),
     **_values("give them in each request as chat_template_kwargs", "default_chat_template_kwargs={}"),
     **_switches("ask for it in each request with the field of the same name", "return_tokens_as_token_ids"),

@@ -75,10 +75,11 @@ def main(argv: Sequence[str]) -> int:
 async def _run(settings: "Settings", source: Path, target: IO[str], arguments: Any) -> tuple[int, int]:
     from pegboard.api_process import build_apis, open_client
     from pegboard.gateway import build_app
+    from pegboard.tool_plugins import start_tools
 
     client = await asyncio.to_thread(open_client, settings)
     async with client:
-        app = build_app(build_apis(client), client, settings.server)
+        app = build_app(build_apis(client, await start_tools(client.registry)), client, settings.server)
         stop = asyncio.Event()
         serving = asyncio.create_task(_serve(app, settings, client, stop)) if arguments.enable_metrics else None
         try:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from pegboard.batch import AdapterRef
+    from pegboard.interfaces.builtin_tool import BuiltinTool
     from pegboard.interfaces.metrics import MetricsSink
     from pegboard.interfaces.output_parser import Event
     from pegboard.interfaces.tokenizer import Tokenizer
@@ -45,11 +46,13 @@ class ApiNeed(Need):
 @dataclass(frozen=True, slots=True)
 class ApiSetup:
     """client: the engine. settings: server settings an API may read (plain values; see `pegboard.config.ServerConfig`).
-    sinks: the metrics sinks of this process, by plugin name."""
+    sinks: the metrics sinks of this process, by plugin name. builtin_tools: who serves which type of tool, in the order in which
+    they are asked."""
 
     client: "EngineClient"
     settings: Mapping[str, Any] = field(default_factory=dict)
     sinks: Mapping[str, "MetricsSink"] = field(default_factory=dict)
+    builtin_tools: Mapping[str, Sequence["BuiltinTool"]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ class PluginPolicy:
     """allow: None = everything installed. Otherwise only what matches; a kind that no pattern names is left alone as long
         as all patterns are of the form kind:name (restricting one kind does not switch off another).
     deny: never these. override: distributions whose `replaces` is granted.
-    enable, disable: ambient plugins (hooks, api, metrics) to run beside the defaults, or not to run.
+    enable, disable: ambient plugins (hooks, api, metrics, builtin_tool) to run beside the defaults, or not to run.
     options: {(kind, name): {field: value}} from file and command line.
     """
 
@@ -144,4 +144,5 @@ def _catalogued(pattern: str) -> bool:
 
 def _check_enable(pattern: str, installed: Iterable[Entry]) -> None:
     if not any(is_ambient(entry) for entry in installed if matches(pattern, entry)):
-        raise ConfigError(f"plugins.enable: {pattern!r} is not of an ambient kind (hooks, api, metrics); others run when chosen")
+        kinds = ", ".join([HOOKS_KIND, *(name for name, kind in KINDS.items() if kind.ambient)])
+        raise ConfigError(f"plugins.enable: {pattern!r} is not of an ambient kind ({kinds}); others run when chosen")

@@ -1,0 +1,84 @@
+"""Kind `builtin_tool` (provisional): tools of the Responses API that the server runs itself. Runs in A. Ambient.
+
+A client lists them by type (`{"type": "mcp", "server_label": "files"}`) and sees only what became of the calls. An API plugin
+shows their functions to the model, runs what the model calls, and gives the results back to it within the same response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pegboard.interfaces.spec import Need, Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltinToolSpec(Spec):
+    """supports: `type`, the set of values of `type` in a request's `tools` that it serves ("web_search", "mcp", …).
+    flags: `tool_servers` = a client of tool servers: the setting `tool_server` enables it and becomes its option `servers`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltinToolNeed(Need):
+    """type: of a tool, as a request gives it."""
+
+    type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinToolSetup:
+    """What it is built with: nothing so far beside its options."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFunction:
+    """A function that the model may call.
+
+    name: as the model sees it, alone among the functions of a request. parameters: JSON schema of its arguments, an object.
+    item: the type of the output item that a call becomes, of OpenAI's names: "mcp_call", "code_interpreter_call" (the code is its
+    argument `code`, or its only one) or "web_search_call"; it decides which events a stream tells. server, tool: the server's
+    label and the function's own name there, for items that say so.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    item: str = "mcp_call"
+    server: str = ""
+    tool: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutput:
+    """text: what the model reads. is_error: the call failed, and the text says how. fields: what the output item gets beside what
+    the API makes of the text, such as {"container_id": …}."""
+
+    text: str
+    is_error: bool = False
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ToolSession(Protocol):
+    """One entry of one response's `tools`: what a call leaves behind, later calls of that response find."""
+
+    def functions(self) -> Sequence[ToolFunction]:
+        """What the model may call, at least one."""
+
+    async def run(self, name: str, arguments: Mapping[str, Any]) -> ToolOutput:
+        """Call the function called `name`; one call at a time. What the tool finds wrong is an output with `is_error`; the caller
+        makes one of any exception as well, sets the time limit, and cancels when the client leaves."""
+
+    async def close(self) -> None:
+        """Forget everything; comes once, also when nothing was run, from whichever task."""
+
+
+class BuiltinTool(Protocol):
+    """One per API process. All methods are called on the server's event loop."""
+
+    async def start(self) -> None:
+        """Before the server listens: find out what there is. Raises ConfigError for what cannot be reached."""
+
+    def session(self, tool: Mapping[str, Any], path: str, response_id: str) -> ToolSession | None:
+        """For one entry of `tools`, whose type is one of the spec's; None = another plugin's. Cheap: what it needs is opened by
+        the first call. Raises RequestError whose `parameter` begins with `path` ("tools[0]") for fields it cannot act on."""
