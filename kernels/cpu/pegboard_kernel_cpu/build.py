@@ -10,6 +10,7 @@ import functools
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,17 +28,21 @@ SOURCES = Path(__file__).parent / "csrc"
 SWITCHES = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
 
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c")
+_VNNI = (*_AVX512, "-mavx512vnni")
 LEVELS: dict[str, tuple[str, ...]] = {
-    "avx512_vnni": (*_AVX512, "-mavx512vnni"),
+    "amx": (*_VNNI, "-mamx-tile", "-mamx-int8"),
+    "avx512_vnni": _VNNI,
     "avx512": _AVX512,
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "plain": (),
 }
 """Level → compiler switches, best first."""
 
+_AVX512_FLAGS = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"}
 _FLAGS = {
-    "avx512_vnni": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"},
-    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"},
+    "amx": {*_AVX512_FLAGS, "avx512_vnni", "amx_tile", "amx_int8"},
+    "avx512_vnni": {*_AVX512_FLAGS, "avx512_vnni"},
+    "avx512": _AVX512_FLAGS,
     "avx2": {"avx2", "fma", "f16c"},
 }
 """Level → what /proc/cpuinfo must list."""
@@ -48,9 +53,9 @@ def levels_of(cpu_flags: Collection[str]) -> list[str]:
     return [level for level in LEVELS if _FLAGS.get(level, set()) <= set(cpu_flags)]
 
 
-def level_of(cpu_flags: Collection[str]) -> str:
-    """The best level a CPU with these flags can run."""
-    return levels_of(cpu_flags)[0]
+def usable_levels(cpu_flags: Collection[str]) -> list[str]:
+    """The same without those whose library was tried on this machine and failed."""
+    return [level for level in levels_of(cpu_flags) if failure(level) is None]
 
 
 def cpu_flags() -> frozenset[str]:
@@ -81,11 +86,22 @@ def library_path(level: str) -> Path:
     return cache_dir() / "kernels" / f"pegboard_cpu-{level}-{_digest(LEVELS[level])}.so"
 
 
+def failure(level: str) -> str | None:
+    """Why the library of a level does not work on this machine, if it was tried."""
+    try:
+        return library_path(level).with_suffix(".failed").read_text()
+    except FileNotFoundError:
+        return None
+
+
 def compiled(level: str) -> Path:
-    """The library of a level, compiled now if it never was. Raises ConfigError with the compiler's words when it fails."""
+    """The library of a level, compiled and tried now if it never was. Raises ConfigError with the compiler's words, or with what
+    went wrong when it ran."""
     path = library_path(level)
     if path.exists():
         return path
+    if (reason := failure(level)) is not None:
+        raise ConfigError(f"the CPU kernels for {level} do not work on this machine: {reason}")
     command = compiler()
     if command is None:
         raise ConfigError("no C compiler was found (cc, gcc or clang): install one, or choose reference kernels")
@@ -99,14 +115,37 @@ def compiled(level: str) -> Path:
         done = subprocess.run([*arguments, "-o", unfinished, "-lpthread", "-lm"], capture_output=True, text=True, timeout=600)
         if done.returncode:
             raise ConfigError(f"{command} could not compile the CPU kernels for {level}:\n{done.stderr.strip()[-2000:]}")
+        if (reason := _trial(unfinished)) is not None:
+            path.with_suffix(".failed").write_text(reason)
+            raise ConfigError(f"the CPU kernels for {level} do not work on this machine: {reason}")
         os.replace(unfinished, path)  # another process may have been first: both made the same file
     finally:
         Path(unfinished).unlink(missing_ok=True)
     return path
 
 
+def _trial(path: str) -> str | None:
+    """What goes wrong when a library is used, in a process of its own: an instruction that the CPU lists but the system, or the
+    host of a virtual machine, forbids would kill it."""
+    done = subprocess.run([sys.executable, "-m", "pegboard_kernel_cpu.trial", path], capture_output=True, text=True, timeout=600)
+    if done.returncode < 0:
+        return f"a trial was killed by {signal.Signals(-done.returncode).name}"
+    return done.stderr.strip()[-500:] or "a trial failed" if done.returncode else None
+
+
+def best_compiled() -> tuple[str, Path]:
+    """The best level that works on this machine, and its library, compiled now if it never was. ConfigError: none does."""
+    levels = usable_levels(cpu_flags()) or ["plain"]
+    for level in levels[:-1]:
+        try:
+            return level, compiled(level)
+        except ConfigError as error:
+            log.warning("%s; the next level is tried", error)
+    return levels[-1], compiled(levels[-1])
+
+
 if __name__ == "__main__":
     try:
-        print(compiled(level_of(cpu_flags())))
+        print(best_compiled()[1])
     except ConfigError as error:
         sys.exit(str(error))

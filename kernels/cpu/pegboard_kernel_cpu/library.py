@@ -6,21 +6,24 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import byref, c_int, c_int64, c_void_p
+from pathlib import Path
 
-import torch
-
-from pegboard_kernel_cpu.build import compiled, cpu_flags, level_of
+from pegboard.errors import ConfigError
+from pegboard_kernel_cpu.build import best_compiled, compiled
 from pegboard_kernel_cpu.structures import Format, Instruction, InstructionList, Step
 
 
 class Library:
     """One level's kernels. num_threads: of the team, the calling thread included."""
 
-    def __init__(self, level: str, num_threads: int) -> None:
+    def __init__(self, level: str, path: str | Path, num_threads: int) -> None:
+        """Raises ConfigError when the system does not give the process what this level needs."""
         self.level = level
-        self._functions = ctypes.CDLL(str(compiled(level)))
+        self._functions = ctypes.CDLL(str(path))
         self._addresses: dict[str, int] = {}
         functions = self._functions
+        if hasattr(functions, "allow_tiles") and not functions.allow_tiles():
+            raise ConfigError("the system gives no matrix tiles to this process: AMX needs Linux 5.16 or newer")
         functions.team_create.restype, functions.team_create.argtypes = c_void_p, (c_int,)
         functions.team_run.restype, functions.team_run.argtypes = None, (c_void_p, InstructionList, c_int64, ctypes.POINTER(Step))
         functions.team_stop.restype, functions.team_stop.argtypes = None, (c_void_p,)
@@ -68,7 +71,9 @@ def library() -> Library:
     """The library of this process, compiled and started at first use, with as many threads as the platform gave torch."""
     global _current
     if _current is None:
-        _current = Library(level_of(cpu_flags()), torch.get_num_threads())
+        import torch  # not before: a trial of the library does without
+
+        _current = Library(*best_compiled(), torch.get_num_threads())
     return _current
 
 
@@ -76,7 +81,7 @@ def library() -> Library:
 def using(level: str, num_threads: int) -> Iterator[Library]:
     """Compute with another level or team for a while: for tests and measurements."""
     global _current
-    before, _current = _current, Library(level, num_threads)
+    before, _current = _current, Library(level, compiled(level), num_threads)
     try:
         yield _current
     finally:

@@ -5,17 +5,24 @@ from __future__ import annotations
 import sys
 
 from pegboard.interfaces.spec import Absent, Ok, ProbeFacts, Verdict
-from pegboard_kernel_cpu.build import compiler, level_of, library_path
+from pegboard_kernel_cpu.build import compiler, failure, levels_of, library_path, usable_levels
 
 
 def probe(facts: ProbeFacts) -> Verdict:
     """A library compiled earlier, or a C compiler to make one with at first use."""
     if not sys.platform.startswith("linux"):
         return Absent(f"compiled kernels are made for Linux; this is {facts.system}")
-    level = level_of(facts.cpu_flags)
+    failed = {level: reason for level in levels_of(facts.cpu_flags) if (reason := failure(level)) is not None}
+    usable = usable_levels(facts.cpu_flags)
+    if not usable:
+        return Absent("; ".join(f"kernels of level {level} do not work here: {reason}" for level, reason in failed.items()))
+    level, notes = (
+        usable[0],
+        {"passed over": "; ".join(f"{level}: {reason}" for level, reason in failed.items())} if failed else {},
+    )
     if library_path(level).exists():
-        return Ok({"level": level, "library": "compiled"})
+        return Ok({"level": level, "library": "compiled", **notes})
     found = compiler()
     if found is None:
         return Absent("no C compiler was found (cc, gcc or clang) and no library was compiled before: apt install gcc")
-    return Ok({"level": level, "library": f"to be compiled with {found}"})
+    return Ok({"level": level, "library": f"to be compiled with {found}", **notes})

@@ -24,15 +24,24 @@ AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c", "avx2"}
         (AVX512 - {"avx512bw"}, "avx2"),
         (AVX512, "avx512"),
         (AVX512 | {"avx512_vnni"}, "avx512_vnni"),
+        (AVX512 | {"avx512_vnni", "amx_tile"}, "avx512_vnni"),
+        (AVX512 | {"avx512_vnni", "amx_tile", "amx_int8"}, "amx"),
     ],
 )
 def test_the_level_of_a_cpu(flags: set[str], level: str) -> None:
-    assert build.level_of(flags) == level
+    assert build.levels_of(flags)[0] == level
 
 
 @pytest.mark.parametrize("level", list(build.LEVELS))
 def test_every_level_compiles(level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEGBOARD_CACHE", str(tmp_path))
+    if level not in build.levels_of(build.cpu_flags()):
+        with pytest.raises(ConfigError, match=f"{level} do not work on this machine: .*(SIGILL|tiles)"):
+            build.compiled(level)
+        assert build.failure(level) and [*build.library_path(level).parent.iterdir()] == [
+            build.library_path(level).with_suffix(".failed")
+        ]
+        return
     path = build.compiled(level)
     assert path.parent.parent == tmp_path and [*path.parent.iterdir()] == [path]
     before = path.stat().st_mtime_ns
@@ -48,6 +57,37 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(ConfigError, match="(?s)could not compile the CPU kernels for plain.*no such switch"):
         build.compiled("plain")
     assert not list((tmp_path / "cache" / "kernels").iterdir())
+
+
+def test_a_level_that_does_not_work_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEGBOARD_CACHE", str(tmp_path))
+    flags = build.cpu_flags()
+    best, *others = build.levels_of(flags)
+    if not others:
+        pytest.skip("this CPU runs only the plain level")
+    monkeypatch.setattr(build, "_trial", lambda path: "a trial was killed by SIGILL")
+    with pytest.raises(ConfigError, match=f"{best} do not work on this machine: a trial was killed by SIGILL"):
+        build.compiled(best)
+    monkeypatch.setattr(build, "_trial", lambda path: None)
+    level, path = build.best_compiled()
+    assert level == others[0] and path == build.library_path(level)
+    verdict = probe(ProbeFacts(machine="x86_64", system="Linux", cpu_flags=flags))
+    assert isinstance(verdict, Ok)
+    assert verdict.facts == {"level": level, "library": "compiled", "passed over": f"{best}: a trial was killed by SIGILL"}
+
+
+def test_a_library_that_multiplies_wrong_fails_its_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = tmp_path / "csrc"
+    shutil.copytree(build.SOURCES, sources)
+    products = sources / "linear_blocks.c"
+    right = "sums[v] += scales->minimum[v] * x_sum"
+    assert right in products.read_text()
+    products.write_text(products.read_text().replace(right, "sums[v] -= scales->minimum[v] * x_sum"))
+    monkeypatch.setenv("PEGBOARD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "SOURCES", sources)
+    monkeypatch.setitem(build.LEVELS, "plain", ("-DWRONG",))
+    with pytest.raises(ConfigError, match="plain do not work on this machine: a 4-bit product is"):
+        build.compiled("plain")
 
 
 def test_without_a_compiler_or_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,17 @@ def test_block_weights_multiply_what_the_blocks_mean(
     assert torch.allclose(native.bind()(x), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+@pytest.mark.parametrize("count", [1, 16, 53, 130])
+def test_every_format_with_few_and_many_tokens(form: tuple, count: int) -> None:
+    weight, blocks = NativeBlockWeight((40, 96), torch.float32, "cpu"), blocks_of(form, 40, 96, 3)
+    weight.write(0, blocks)
+    weight.finish()
+    x = activations(count, 96, 3)
+    expected = quantized(x) @ blocks.dense().T
+    assert torch.allclose(weight.bind()(x), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
 @SOME
 @given(formats, st.integers(1, 60), st.integers(1, 5), st.lists(st.integers(0, 59), min_size=1, max_size=9))
 def test_rows_of_a_table(form: tuple, rows: int, width: int, ids: list[int]) -> None:

@@ -4,7 +4,7 @@
  * and exact; scales are applied to their sums in float32. Packed W: groups of 16 rows, in each a record per block of columns:
  * 16 scales, 16 minimums if the format has them, then the codes as linear_blocks.h describes.
  */
-#include "linear_blocks.h"
+#include "linear_tiles.h"
 #include "quantize.h"
 
 #define TOKEN_BLOCK 96
@@ -34,62 +34,104 @@ EXPORT void quantize(const Step *step, Worker *worker, const void *arguments) {
     for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) quantize_row(a->x + t * a->x_stride, &a->to, a->columns, t);
 }
 
-INLINE void read_scales(const uint8_t *p, int is_wide, vfloat to[VECTORS]) {
-    for (int v = 0; v < VECTORS; v++)
-        to[v] = is_wide ? load((const float *)p + v * LANES) : load_half((const uint16_t *)p + v * LANES);
+typedef struct {
+    vfloat scale[VECTORS], minimum[VECTORS]; /* of a block's rows */
+} Scales;
+
+INLINE vfloat scale_vector(const uint8_t *p, int is_wide, int v) {
+    return is_wide ? load((const float *)p + v * LANES) : load_half((const uint16_t *)p + v * LANES);
+}
+
+/* The scales of a record, and its codes. What codes are stored too high is a minimum: `zero` and, for 8 bits, `offset`. */
+INLINE const uint8_t *read_scales(const uint8_t *record, int is_wide, int has_minimum, int zero, int offset, Scales *to) {
+    int bytes = is_wide ? 64 : 32;
+    for (int v = 0; v < VECTORS; v++) {
+        to->scale[v] = scale_vector(record, is_wide, v);
+        if (!has_minimum) to->minimum[v] = to->scale[v] * -(float)(zero + offset);
+        else to->minimum[v] = scale_vector(record + bytes, is_wide, v);
+        if (has_minimum && offset) to->minimum[v] -= to->scale[v] * (float)offset;
+    }
+    return record + bytes * (1 + has_minimum);
+}
+
+/* A token's sums take in one block. x_scales, x_sums: of the token; halves: in a block; has_offset: there are minimums. */
+INLINE void add_block(vfloat *sums, const vint *dots, const Scales *scales, const float *x_scales, const float *x_sums, int64_t block,
+                      int halves, int has_offset) {
+    vfloat x_scale = splat(x_scales[block * halves / 2]);
+    for (int v = 0; v < VECTORS; v++) sums[v] += __builtin_convertvector(dots[v], vfloat) * (scales->scale[v] * x_scale);
+    if (!has_offset) return;
+    const float *of = x_sums + block * halves / 2 * 2;
+    vfloat x_sum = splat(halves == 2 ? of[0] : block % 2 ? of[0] - of[1] : of[1]);
+    for (int v = 0; v < VECTORS; v++) sums[v] += scales->minimum[v] * x_sum;
+}
+
+INLINE void put_results(const LinearBlocks *a, int64_t token, int64_t row, const vfloat *sums) {
+    int64_t width = a->rows - row < ROWS ? a->rows - row : ROWS;
+    float *out = a->out + token * a->out_stride + row, edge[ROWS] ALIGNED;
+    float *target = width == ROWS ? out : edge;
+    for (int v = 0; v < VECTORS; v++) store(target + v * LANES, sums[v]);
+    if (width < ROWS) memcpy(out, edge, width * sizeof(float));
+    if (a->bias)
+        for (int64_t r = 0; r < width; r++) out[r] += a->bias[row + r];
 }
 
 /* `tokens` x 16 results. The format's parts are arguments again so that each combination is compiled by itself. */
 INLINE void tile(const LinearBlocks *a, int tokens, int64_t token, int64_t row, const uint8_t *record, int bits, int block_size,
                  int is_wide, int has_minimum) {
-    int64_t columns = a->columns, halves = columns / X_HALF;
+    const int64_t columns = a->columns, halves = columns / X_HALF;
     const int8_t *x = a->x + token * columns;
     const float *x_scales = a->x_scales + token * (halves / 2), *x_sums = a->x_sums + token * halves;
-    int scale_bytes = is_wide ? 64 : 32, per_block = block_size / X_HALF;
-    int offset = a->format.zero + (bits == 8 ? SIGNED_OFFSET : 0);
+    const int offset = bits == 8 ? SIGNED_OFFSET : 0;
     vfloat sums[TOKENS][VECTORS];
     for (int t = 0; t < tokens; t++)
         for (int v = 0; v < VECTORS; v++) sums[t][v] = splat(0);
     for (int64_t block = 0; block < columns / block_size; block++) {
-        vfloat scale[VECTORS], minimum[VECTORS];
+        Scales scales;
         vint dots[TOKENS][VECTORS];
-        read_scales(record, is_wide, scale);
-        record += scale_bytes;
-        if (has_minimum) {
-            read_scales(record, is_wide, minimum);
-            record += scale_bytes;
-        }
-        if (bits == 4) dots_4bit(record, x, columns, tokens, dots);
-        else dots_8bit(record, x, columns, block_size / 4, tokens, dots);
-        record += block_size * bits * ROWS / 8;
+        const uint8_t *codes = read_scales(record, is_wide, has_minimum, a->format.zero, offset, &scales);
+        if (bits == 4) dots_4bit(codes, x, columns, tokens, dots);
+        else dots_8bit(codes, x, columns, block_size / 4, tokens, dots);
+        record = codes + block_size * bits * ROWS / 8;
         x += block_size;
-        for (int v = 0; v < VECTORS; v++) {
-            if (!has_minimum) minimum[v] = scale[v] * -(float)offset;
-            else if (bits == 8 && SIGNED_OFFSET) minimum[v] -= scale[v] * (float)SIGNED_OFFSET;
-        }
-        for (int t = 0; t < tokens; t++) {
-            vfloat x_scale = splat(x_scales[t * (halves / 2) + block * per_block / 2]);
-            for (int v = 0; v < VECTORS; v++) sums[t][v] += __builtin_convertvector(dots[t][v], vfloat) * (scale[v] * x_scale);
-            if (bits == 4 || has_minimum || SIGNED_OFFSET) {
-                const float *of = x_sums + t * halves + block * per_block / 2 * 2;
-                vfloat x_sum = splat(per_block == 2 ? of[0] : block % 2 ? of[0] - of[1] : of[1]);
-                for (int v = 0; v < VECTORS; v++) sums[t][v] += minimum[v] * x_sum;
+        for (int t = 0; t < tokens; t++)
+            add_block(sums[t], dots[t], &scales, x_scales + t * (halves / 2), x_sums + t * halves, block, block_size / X_HALF,
+                      bits == 4 || has_minimum || offset);
+    }
+    for (int t = 0; t < tokens; t++) put_results(a, token + t, row, sums[t]);
+}
+
+#if defined(__AMX_INT8__)
+/* The same for `groups` times 16 tokens, whose sums are in memory: the first-level cache holds them. */
+INLINE void wide_tile(const LinearBlocks *a, int groups, int64_t token, int64_t row, const uint8_t *record, int bits, int block_size,
+                      int is_wide, int has_minimum) {
+    const int64_t columns = a->columns, halves = columns / X_HALF;
+    ALIGNED vfloat sums[TOKEN_BLOCK] = {0};
+    for (int64_t block = 0; block < columns / block_size; block++) {
+        Scales scales;
+        const uint8_t *codes = read_scales(record, is_wide, has_minimum, a->format.zero, 0, &scales);
+        load_codes(codes, bits);
+        record = codes + block_size * bits * ROWS / 8;
+        for (int t = 0; t < groups * TILE_TOKENS; t += TILE_TOKENS) {
+            ALIGNED vint dots[TILE_TOKENS];
+            tile_dots(a->x + (token + t) * columns + block * block_size, columns, dots);
+            for (int i = 0; i < TILE_TOKENS; i++) {
+                int64_t of = token + t + i;
+                add_block(&sums[t + i], &dots[i], &scales, a->x_scales + of * (halves / 2), a->x_sums + of * halves, block,
+                          block_size / X_HALF, bits == 4 || has_minimum);
             }
         }
     }
-    int64_t width = a->rows - row < ROWS ? a->rows - row : ROWS;
-    for (int t = 0; t < tokens; t++) {
-        float *out = a->out + (token + t) * a->out_stride + row, edge[ROWS] ALIGNED;
-        float *target = width == ROWS ? out : edge;
-        for (int v = 0; v < VECTORS; v++) store(target + v * LANES, sums[t][v]);
-        if (width < ROWS) memcpy(out, edge, width * sizeof(float));
-        if (a->bias)
-            for (int64_t r = 0; r < width; r++) out[r] += a->bias[row + r];
-    }
+    for (int t = 0; t < groups * TILE_TOKENS; t++) put_results(a, token + t, row, &sums[t]);
 }
+#endif
 
 INLINE void tiles(const LinearBlocks *a, int64_t token, int64_t end, int64_t row, const uint8_t *record, int bits, int block_size,
                   int is_wide, int has_minimum) {
+#if defined(__AMX_INT8__)
+    int groups = (int)((end - token) / TILE_TOKENS);
+    if (groups) wide_tile(a, groups, token, row, record, bits, block_size, is_wide, has_minimum);
+    token += groups * TILE_TOKENS;
+#endif
     for (; token + TOKENS <= end; token += TOKENS) tile(a, TOKENS, token, row, record, bits, block_size, is_wide, has_minimum);
 #if TOKENS > 4
     for (; token + 4 <= end; token += 4) tile(a, 4, token, row, record, bits, block_size, is_wide, has_minimum);
@@ -207,9 +249,11 @@ EXPORT void linear_blocks(const Step *step, Worker *worker, const void *argument
     int64_t share = groups * blocks / (worker->num_threads * 8);
     int64_t per_task = share < 1 ? 1 : share > 16 ? 16 : share;
     int64_t pieces = (groups + per_task - 1) / per_task;
+    if (tokens >= TILE_TOKENS) configure_tiles(a->format.block_size);
     for (int64_t task; (task = next_task(worker, pieces * blocks)) < pieces * blocks;) {
         int64_t start = task / pieces * TOKEN_BLOCK, end = start + TOKEN_BLOCK < tokens ? start + TOKEN_BLOCK : tokens;
         int64_t group = task % pieces * per_task, stop = group + per_task < groups ? group + per_task : groups;
         for (int64_t g = group; g < stop; g++) multiply(a, start, end, g * ROWS, a->weight + g * group_bytes);
     }
+    if (tokens >= TILE_TOKENS) release_tiles();
 }
