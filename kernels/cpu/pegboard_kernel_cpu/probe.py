@@ -16,10 +16,8 @@ def probe(facts: ProbeFacts) -> Verdict:
     usable = usable_levels(facts.cpu_flags)
     if not usable:
         return Absent("; ".join(f"kernels of level {level} do not work here: {reason}" for level, reason in failed.items()))
-    level, notes = (
-        usable[0],
-        {"passed over": "; ".join(f"{level}: {reason}" for level, reason in failed.items())} if failed else {},
-    )
+    level = usable[0]
+    notes = {"passed over": "; ".join(f"{name}: {reason}" for name, reason in failed.items())} if failed else {}
     if library_path(level).exists():
         return Ok({"level": level, "library": "compiled", **notes})
     found = compiler()

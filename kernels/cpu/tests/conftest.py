@@ -1,5 +1,5 @@
-"""Every test here runs on every level this CPU can run, compiled as it would be on a CPU that has no more, and on all levels above
-AVX2 with their instructions emulated (see emulated/immintrin.h)."""
+"""Every test here runs on every level this CPU can run, compiled as it would be on a CPU that has no more, and on the levels
+above AVX2 with their instructions emulated (see emulated/immintrin.h)."""
 
 from __future__ import annotations
 
