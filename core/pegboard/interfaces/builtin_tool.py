@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from pegboard.interfaces.spec import Need, Spec
 
@@ -36,15 +36,15 @@ class ToolFunction:
     """A function that the model may call.
 
     name: as the model sees it, alone among the functions of a request. parameters: JSON schema of its arguments, an object.
-    item: the type of the output item that a call becomes, of OpenAI's names: "mcp_call", "code_interpreter_call" (the code is its
-    argument `code`, or its only one) or "web_search_call"; it decides which events a stream tells. server, tool: the server's
-    label and the function's own name there, for items that say so.
+    item: the type of the output item that a call becomes, which decides the events that a stream tells. Code is the argument
+    `code`, or the only one; what a search does follows from `tool`: "search" (`query`), "open" (`url`, `id`), "find" (`pattern`).
+    server, tool: the server's label and the function's own name there.
     """
 
     name: str
     description: str
     parameters: Mapping[str, Any]
-    item: str = "mcp_call"
+    item: Literal["mcp_call", "code_interpreter_call", "web_search_call"] = "mcp_call"
     server: str = ""
     tool: str = ""
 
@@ -70,7 +70,7 @@ class ToolSession(Protocol):
         makes one of any exception as well, sets the time limit, and cancels when the client leaves."""
 
     async def close(self) -> None:
-        """Forget everything; comes once, also when nothing was run, from whichever task."""
+        """Forget everything. Comes once, at the end of the response, from whichever task; where nothing was run perhaps never."""
 
 
 class BuiltinTool(Protocol):

@@ -18,7 +18,7 @@ TYPES = frozenset({"mcp", "code_interpreter", "web_search", "web_search_preview"
 FAKE = BuiltinToolSpec(api="1.0", implementation="pegboard.testing.fake_builtin_tool:FakeBuiltinTool", supports={"type": TYPES})
 
 
-def _function(server: str, tool: str, item: str, **properties: str) -> ToolFunction:
+def _function(server: str, tool: str, item: Any, **properties: str) -> ToolFunction:
     schema = {"type": "object", "properties": {name: {"type": kind} for name, kind in properties.items()}}
     name = tool if server == tool else f"{server}.{tool}"
     return ToolFunction(name, f"Fake {tool}", schema, item=item, server=server, tool=tool)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing
-from typing import Any, TypeVar
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from pydantic import BaseModel
@@ -28,6 +28,22 @@ Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 """Outputs of several prompts of one HTTP request, each with the index of its prompt."""
 
 DONE = b"data: [DONE]\n\n"
+
+
+class Closes(Protocol):
+    """Something that runs until it is closed; again is fine."""
+
+    async def aclose(self) -> None: ...
+
+
+@asynccontextmanager
+async def closed_on_error(running: Closes) -> AsyncIterator[None]:
+    """Whatever ends the block early closes `running` too."""
+    try:
+        yield
+    except BaseException:
+        await running.aclose()
+        raise
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -126,7 +142,7 @@ class EventStream(Response):
     APIs that have none.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], outputs: Outputs | None, *, end: bytes = DONE) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], outputs: Closes | None, *, end: bytes = DONE) -> None:
         self.status_code = 200
         self.background = None
         self.body = b""

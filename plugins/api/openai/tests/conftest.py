@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 from pegboard_api_openai.api import OpenAIApi
-from pegboard_api_openai.plugin import OPENAI, TOKENIZE, TOKENIZER_INFO
+from pegboard_api_openai.plugin import OPENAI, RESPONSES, TOKENIZE, TOKENIZER_INFO
+from pegboard_api_openai.responses.api import ResponsesApi
+from pegboard_api_openai.responses.options import ResponsesOptions
 from pegboard_api_openai.tokenize import TokenizeApi, TokenizerInfoApi
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
@@ -23,10 +25,11 @@ from pegboard.server import build_app, run_server
 from pegboard.testing.fake_client import FakeEngineClient
 
 
-def make_app(client: FakeEngineClient, **settings: Any) -> Starlette:
+def make_app(client: FakeEngineClient, builtin_tools: Any = None, **settings: Any) -> Starlette:
     config = ServerConfig(**settings)
-    setup = ApiSetup(client, msgspec.structs.asdict(config))
+    setup = ApiSetup(client, msgspec.structs.asdict(config), builtin_tools=builtin_tools or {})
     apis = [
+        ("responses", ResponsesApi(ResponsesOptions(), setup), RESPONSES),
         ("openai", OpenAIApi(None, setup), OPENAI),
         ("tokenize", TokenizeApi(None, setup), TOKENIZE),
         ("tokenizer_info", TokenizerInfoApi(None, setup), TOKENIZER_INFO),
@@ -71,7 +74,7 @@ def http() -> Callable[..., Http]:
 
 
 @contextmanager
-def serving(engine: FakeEngineClient, **settings: Any) -> Iterator[str]:
+def serving(engine: FakeEngineClient, builtin_tools: Any = None, **settings: Any) -> Iterator[str]:
     """A real server on a free port, in a thread; gives its address."""
     config = ServerConfig(port=0, disable_access_log=True, uvicorn_log_level="error", shutdown_timeout_s=1, **settings)
     ready: list[Any] = []
@@ -84,7 +87,7 @@ def serving(engine: FakeEngineClient, **settings: Any) -> Iterator[str]:
             ready.extend([address, asyncio.get_running_loop(), stop])
             is_ready.set()
 
-        await run_server(make_app(engine, **settings), config, on_ready=on_ready, stop=stop)
+        await run_server(make_app(engine, builtin_tools, **settings), config, on_ready=on_ready, stop=stop)
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()

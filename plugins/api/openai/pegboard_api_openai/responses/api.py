@@ -14,34 +14,26 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from pegboard.errors import PegboardError, RequestError
-from pegboard.interfaces.api import ApiSetup, ParsedOutput, Prompt, RequestOptions
-from pegboard.interfaces.tokenizer import Chat
+from pegboard.interfaces.api import ApiSetup
 from pegboard.log import get_logger
 from pegboard_api_openai.answer import served_model
 from pegboard_api_openai.body import parse_body
-from pegboard_api_openai.connection import (
-    EventStream,
-    Outputs,
-    chain,
-    endpoint,
-    first_output,
-    json_response,
-    merge,
-    refuse_failed,
-    while_connected,
-)
+from pegboard_api_openai.connection import EventStream, closed_on_error, endpoint, json_response, while_connected
 from pegboard_api_openai.errors import InvalidBody, error_body
 from pegboard_api_openai.logprobs import TokenNames
-from pegboard_api_openai.rendering import check_template_kwargs, render, template_kwargs
+from pegboard_api_openai.rendering import check_template_kwargs, template_kwargs
 from pegboard_api_openai.responses.event_log import EventEncoder, EventLog
 from pegboard_api_openai.responses.fields import ResponsesRequest
-from pegboard_api_openai.responses.history import as_messages, conversation, is_unfinished, read_input
-from pegboard_api_openai.responses.items import StreamEvent
+from pegboard_api_openai.responses.history import read_input
+from pegboard_api_openai.responses.items import Items
+from pegboard_api_openai.responses.open_items import StreamEvent
 from pegboard_api_openai.responses.options import ResponsesOptions
 from pegboard_api_openai.responses.query import read_query
-from pegboard_api_openai.responses.request import response_params, response_parsing, response_tools
+from pegboard_api_openai.responses.request import response_params, response_parsing
 from pegboard_api_openai.responses.response import ResponseAnswer
 from pegboard_api_openai.responses.store import ResponseStore, Stored
+from pegboard_api_openai.responses.tools import read_tools
+from pegboard_api_openai.responses.turns import Plan, Turns
 
 log = get_logger(__name__)
 
@@ -52,6 +44,8 @@ class ResponsesApi:
     def __init__(self, options: ResponsesOptions, setup: ApiSetup) -> None:
         self._client = setup.client
         self._settings = setup.settings
+        self._options = options
+        self._builtin_tools = setup.builtin_tools
         is_alone = int(self._settings.get("api_server_count") or 1) == 1  # the next request may reach another process
         self._store = ResponseStore(options, is_on=is_alone)
 
@@ -70,18 +64,18 @@ class ResponsesApi:
         """A response to `input`: whole, as server-sent events with `stream`, or later with `background`."""
         request = parse_body(await http.body(), ResponsesRequest)
         self._check(request)
-        messages = [*self._before(request), *read_input(request.input)]
-        answer, outputs = await self._start(request, messages)
+        turns = await self._start(request)
         if request.background:
             kept = EventLog() if request.stream else None
-            response = self._in_background(answer, request, messages, outputs, kept)
+            response = self._in_background(turns, request, kept)
             return json_response(response) if kept is None else EventStream(kept.read(), None, end=b"")
-        first = await while_connected(http.receive, first_output(outputs))
-        events = self._events(answer, request, messages, chain(first, outputs))
+        async with closed_on_error(turns):
+            await while_connected(http.receive, turns.wait())
+        events = self._events(turns, request)
         if request.stream:
-            return EventStream(_encoded(events), outputs, end=b"")
+            return EventStream(_encoded(events), turns, end=b"")
         await while_connected(http.receive, _exhaust(events))
-        return json_response(answer.whole())
+        return json_response(turns.answer.whole())
 
     def _check(self, request: ResponsesRequest) -> None:
         if request.background and not (request.store and self._store.is_on):
@@ -99,82 +93,58 @@ class ResponsesApi:
             raise RequestError("the previous response is still being written", parameter="previous_response_id")
         return stored.messages
 
-    async def _start(self, request: ResponsesRequest, messages: list[dict[str, Any]]) -> tuple[ResponseAnswer, Outputs]:
-        client = self._client
+    async def _start(self, request: ResponsesRequest) -> Turns:
+        client, settings = self._client, self._settings
         model = served_model(client, request.model)
-        tools = response_tools(request.tools)
+        name = request.request_id or f"resp_{uuid.uuid4().hex}"
+        tools = read_tools(request.tools, self._builtin_tools, self._options, name)
+        messages = [*self._before(request), *read_input(request.input, [*tools.builtin.values()])]
         effort = request.reasoning.effort if request.reasoning else None
         check_template_kwargs(request.chat_template_kwargs)
         switches = template_kwargs(request.chat_template_kwargs, effort)
-        parsing = response_parsing(
-            request, tools, client, switches, auto=bool(self._settings.get("enable_auto_tool_choice", True))
-        )
-        hides_tools = request.tool_choice == "none" and self._settings.get("exclude_tools_when_tool_choice_none")
-        continues = is_unfinished(request.input)
-        chat = Chat(
-            messages=conversation(request.instructions, (), messages),
-            tools=None if hides_tools else tools,
-            add_generation_prompt=not continues,
-            continue_final_message=continues,
-            template_kwargs=switches,
-        )
+        plan = Plan(client, request, messages, tools, switches, bool(settings.get("enable_auto_tool_choice", True)))
+        parsing = response_parsing(request, tools, client, switches, auto=plan.auto)
         params = response_params(request, client.default_params())
-        tokenizer = client.tokenizer()
-        token_ids = await render(tokenizer, chat, add_special_tokens=False)
-        params = client.prepare(params, parsing, token_ids)
-        name = request.request_id or f"resp_{uuid.uuid4().hex}"
-        options = RequestOptions(request_id=f"{name}-{uuid.uuid4().hex[:8]}", priority=request.priority)
-        prompt = Prompt(token_ids=token_ids, add_special_tokens=False, cache_salt=request.cache_salt)
-        names = TokenNames(as_ids=False, token_bytes=tokenizer.vocabulary().token_bytes if params.logprobs is not None else ())
-        answer = ResponseAnswer(request, name, model, params, parsing, names)
-        return answer, merge([client.events(client.generate(prompt, params, options), parsing)])
+        token_bytes = client.tokenizer().vocabulary().token_bytes if params.logprobs is not None else ()
+        most = self._options.max_tool_calls
+        items = Items(
+            with_reasoning=request.include_reasoning,
+            builtin=tools.builtin,
+            max_builtin=most if request.max_tool_calls is None else min(most, request.max_tool_calls),
+        )
+        names = TokenNames(as_ids=False, token_bytes=token_bytes)
+        turns = Turns(plan, ResponseAnswer(request, name, model, params, parsing, names, items), params, parsing)
+        hides_tools = request.tool_choice == "none" and settings.get("exclude_tools_when_tool_choice_none")
+        async with closed_on_error(turns):
+            await turns.start(None if hides_tools else tools.shapes)
+        return turns
 
-    async def _events(
-        self, answer: ResponseAnswer, request: ResponsesRequest, messages: list[dict[str, Any]], outputs: Outputs
-    ) -> AsyncGenerator[list[StreamEvent], None]:
-        """Events as they come, those of one output together. An answer that has come to its end is kept."""
-        yield answer.begin()
-        try:
-            async for _, output in outputs:
-                assert isinstance(output, ParsedOutput), "responses are parsed"
-                refuse_failed(output)
-                yield answer.read(output)
-        except PegboardError as error:
-            if not request.stream:
-                raise
-            yield [answer.fail(error)]
+    async def _events(self, turns: Turns, request: ResponsesRequest) -> AsyncGenerator[list[StreamEvent], None]:
+        """Events as they come. An answer that has come to its end is kept."""
+        async with aclosing(turns.events()) as events:
+            async for news in events:
+                yield news
         if request.store and self._store.is_on and not request.background:  # that is kept by the task that writes it
-            self._keep(answer, messages)
+            self._keep(turns)
 
-    def _keep(
-        self,
-        answer: ResponseAnswer,
-        messages: list[dict[str, Any]],
-        task: "asyncio.Task[None] | None" = None,
-        events: EventLog | None = None,
-    ) -> None:
+    def _keep(self, turns: Turns, task: "asyncio.Task[None] | None" = None, events: EventLog | None = None) -> None:
+        answer = turns.answer
         response = answer.whole()
-        history = [*messages, *as_messages(response["output"])] if task is None else messages
+        history = turns.conversation() if task is None else []
         stored = Stored(response, history, task, answer.whole if task is not None else None, events)
         num_bytes = len(msgspec.json.encode([stored.response, stored.messages]))
         self._store.put(stored, num_bytes + (events.num_bytes if events is not None else 0))
 
-    def _in_background(
-        self,
-        answer: ResponseAnswer,
-        request: ResponsesRequest,
-        messages: list[dict[str, Any]],
-        outputs: Outputs,
-        events: EventLog | None,
-    ) -> dict[str, Any]:
+    def _in_background(self, turns: Turns, request: ResponsesRequest, events: EventLog | None) -> dict[str, Any]:
         """Write it in a task of its own, which tells `events`; the response so far."""
+        answer = turns.answer
 
         async def write() -> None:
             try:
-                async with aclosing(outputs):
-                    async for news in self._events(answer, request, messages, outputs):
+                async with aclosing(turns), aclosing(self._events(turns, request)) as news:
+                    async for more in news:
                         if events is not None:
-                            events.add(news)
+                            events.add(more)
             except asyncio.CancelledError:
                 answer.cancel()
                 raise
@@ -182,11 +152,11 @@ class ResponsesApi:
                 log.error("response %s failed: %s", answer.name, error, exc_info=not isinstance(error, PegboardError))
                 answer.fail(error)
             finally:
-                self._keep(answer, messages, events=events)
+                self._keep(turns, events=events)
                 if events is not None:
                     events.end()
 
-        self._keep(answer, messages, asyncio.create_task(write()), events)
+        self._keep(turns, asyncio.create_task(write()), events)
         return answer.whole()
 
     async def _retrieve(self, http: Request) -> Response:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 
-from pegboard_api_openai.responses.items import StreamEvent
+from pegboard_api_openai.responses.open_items import StreamEvent
 
 
 class EventEncoder:

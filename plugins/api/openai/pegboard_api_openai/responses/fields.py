@@ -39,7 +39,8 @@ class ResponsesStreamOptions(BaseModel):
 
 
 class ResponsesRequest(BaseModel):
-    """input is checked by `history.read_input`, tools and tool_choice by `tools.read_response_tools`."""
+    """input is checked by `history.read_input`, tools by `tools.read_tools`, tool_choice by `request.response_parsing`. What
+    code gave out is told whether `include` asks for it or not."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -59,7 +60,9 @@ class ResponsesRequest(BaseModel):
     text: TextFields | None = None
     reasoning: ReasoningFields | None = None
     include_reasoning: bool = True
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = Field(default_factory=list)
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content", "code_interpreter_call.outputs"]] = (
+        Field(default_factory=list)
+    )
 
     max_output_tokens: Count | None = None
     top_logprobs: LogprobCount | None = None

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pegboard.interfaces.builtin_tool import ToolFunction
 from pegboard_api_openai.body import shown
 from pegboard_api_openai.errors import InvalidBody
 from pegboard_api_openai.messages import read_content, read_messages
+from pegboard_api_openai.responses.builtin_items import FORMS, BuiltinCall, Exchange, exchange_of, read_exchange
 
 UNFINISHED = ("in_progress", "incomplete")
+LISTED = "mcp_list_tools"
+"""An item that says what a server offers; the request's own `tools` say it again."""
 
 
-def read_input(value: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def read_input(value: str | Sequence[Mapping[str, Any]], functions: Sequence[ToolFunction] = ()) -> list[dict[str, Any]]:
     """Messages of `input`. Reasoning, text and calls that follow one another are one message of the assistant, as templates
-    want them. Raises InvalidBody naming `input[i].field`."""
+    want them. functions: those of the request's built-in tools. Raises InvalidBody naming `input[i].field`."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     messages: list[dict[str, Any]] = []
     for index, item in enumerate(value):
-        _add(messages, item, f"input[{index}]")
+        _add(messages, item, f"input[{index}]", functions)
     if not messages:
         raise InvalidBody("input must not be empty", parameter="input")
     return messages
@@ -41,15 +45,18 @@ def conversation(
     return read_messages([*system, *before, *messages])
 
 
-def as_messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """An answer's items as the messages that come before the next input."""
+def as_messages(items: Sequence[Mapping[str, Any] | BuiltinCall]) -> list[dict[str, Any]]:
+    """What an answer has written (`Items.written`) as the messages that come before what follows."""
     messages: list[dict[str, Any]] = []
     for item in items:
-        _add(messages, item, "output")
+        if isinstance(item, BuiltinCall):
+            _add_exchange(messages, exchange_of(item))
+        else:
+            _add(messages, item, "output")
     return messages
 
 
-def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], path: str) -> None:
+def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], path: str, functions: Sequence[ToolFunction] = ()) -> None:
     """One item: a message of its own, or a part of the assistant's message before it."""
     kind = item.get("type") or ("message" if "role" in item else None)
     if kind == "message":
@@ -57,24 +64,38 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], path: str) -> 
     elif kind == "reasoning":
         _join(messages, "reasoning", _reasoning_text(item, path))
     elif kind == "function_call":
-        call = {
-            "id": _string(item.get("call_id"), f"{path}.call_id"),
-            "type": "function",
-            "function": {
-                "name": _string(item.get("name"), f"{path}.name"),
-                "arguments": _string(item.get("arguments"), f"{path}.arguments"),
-            },
-        }
-        last = _assistant(messages)
-        last["tool_calls"] = [*last.get("tool_calls", ()), call]
+        call_id, name, arguments = (_string(item.get(field), f"{path}.{field}") for field in ("call_id", "name", "arguments"))
+        _add_call(messages, call_id, name, arguments)
     elif kind == "function_call_output":
         content = read_content(item.get("output"), f"{path}.output")
         messages.append({"role": "tool", "tool_call_id": _string(item.get("call_id"), f"{path}.call_id"), "content": content})
-    else:
+    elif isinstance(kind, str) and kind in FORMS:
+        try:
+            _add_exchange(messages, read_exchange(item, functions))
+        except ValueError as error:
+            field = str(error)
+            raise InvalidBody(
+                f"{path}.{field} is not {kind}'s: got {shown(item.get(field))}", parameter=f"{path}.{field}"
+            ) from error
+    elif kind != LISTED:
         raise InvalidBody(
-            f"{path}.type: expected message, reasoning, function_call or function_call_output, got {shown(kind)}",
+            f"{path}.type: expected message, reasoning, function_call, function_call_output, {', '.join(FORMS)} or {LISTED}, "
+            f"got {shown(kind)}",
             parameter=f"{path}.type",
         )
+
+
+def _add_call(messages: list[dict[str, Any]], call_id: str, name: str, arguments: str) -> None:
+    last = _assistant(messages)
+    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    last["tool_calls"] = [*last.get("tool_calls", ()), call]
+
+
+def _add_exchange(messages: list[dict[str, Any]], exchange: Exchange | None) -> None:
+    """A call that the server ran, and what it answered."""
+    if exchange is not None:
+        _add_call(messages, exchange.call_id, exchange.name, exchange.arguments)
+        messages.append({"role": "tool", "tool_call_id": exchange.call_id, "content": exchange.output})
 
 
 def _add_message(messages: list[dict[str, Any]], item: Mapping[str, Any], path: str) -> None:

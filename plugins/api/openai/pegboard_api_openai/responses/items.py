@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-from uuid import uuid4
 
+from pegboard.interfaces.builtin_tool import ToolFunction
 from pegboard.interfaces.output_parser import Content, Event, Reasoning, ToolCallArguments, ToolCallEnd, ToolCallStart
-
-StreamEvent = dict[str, Any]
-
-CALL_ID = "chatcmpl-tool-"
-"""How ids of calls begin whose format has none."""
+from pegboard_api_openai.responses.builtin_items import FORMS, BuiltinCall, IgnoredCall
+from pegboard_api_openai.responses.open_items import FunctionCallItem, MessageItem, OpenItem, ReasoningItem, StreamEvent
 
 
 class Items:
-    """The items of one response, as they grow. with_reasoning: False drops it."""
+    """The items of one response, as they grow.
 
-    def __init__(self, *, with_reasoning: bool = True) -> None:
+    with_reasoning: False drops it. builtin: functions that the server runs, by name. max_builtin: how many calls of these may
+    become items. `written` holds what the conversation goes on with: the items, reasoning that is not shown, and calls that were
+    ignored. `pending` holds the calls that wait to be run.
+    """
+
+    def __init__(
+        self,
+        *,
+        with_reasoning: bool = True,
+        builtin: Mapping[str, ToolFunction] | None = None,
+        max_builtin: int = 0,
+    ) -> None:
         self.items: list[dict[str, Any]] = []
-        self.has_calls = False
+        self.written: list[dict[str, Any] | BuiltinCall] = []
+        self.pending: list[BuiltinCall] = []
+        self.num_ignored = 0
+        self.num_client_calls = 0
         self._with_reasoning = with_reasoning
-        self._open: _Open | None = None
+        self._builtin = builtin or {}
+        self._num_left = max_builtin
+        self._open: OpenItem | None = None
 
     def read(self, events: Sequence[Event], logprobs: Sequence[dict[str, Any]] | None = None) -> list[StreamEvent]:
         """What one output changes. logprobs: of its tokens; they belong to its text, if it has any."""
@@ -35,10 +48,11 @@ class Items:
                 case Reasoning(text) if self._with_reasoning:
                     self._switch("reasoning", news)
                     self._grow(text, news)
+                case Reasoning(text):
+                    self._hide(text)
                 case ToolCallStart(_, id, name):
-                    self.has_calls = True
                     self._close(news)
-                    self._begin(_Call(len(self.items), id, name), news)
+                    self._begin(self._call(id, name), news)
                 case ToolCallArguments(_, text):
                     self._grow(text, news)
                 case ToolCallEnd():
@@ -46,20 +60,46 @@ class Items:
         return news
 
     def finish(self, *, is_complete: bool) -> list[StreamEvent]:
-        """The end. is_complete: False when the answer was cut off, and with it the item that was being written."""
+        """The end of an output. is_complete: False when the answer was cut off, and with it the item that was being written and
+        the calls that wait to be run."""
         news: list[StreamEvent] = []
         self._close(news, "completed" if is_complete else "incomplete")
+        if not is_complete:
+            for call in self.pending:
+                news += call.give_up()
+            self.pending.clear()
         return news
+
+    def _call(self, id: str, name: str) -> OpenItem:
+        function = self._builtin.get(name)
+        if function is None:
+            self.num_client_calls += 1
+            return FunctionCallItem(len(self.items), id, name)
+        if not self._num_left:
+            self.num_ignored += 1
+            return IgnoredCall(len(self.items), id, function)
+        self._num_left -= 1
+        call: BuiltinCall = FORMS[function.item](len(self.items), id, function, [item["id"] for item in self.items])
+        return call
 
     def _switch(self, kind: str, news: list[StreamEvent]) -> None:
         """Go on in an open item of this kind, or open one."""
         if self._open is None or self._open.item["type"] != kind:
             self._close(news)
-            self._begin(_Message(len(self.items)) if kind == "message" else _Reasoning(len(self.items)), news)
+            self._begin(MessageItem(len(self.items)) if kind == "message" else ReasoningItem(len(self.items)), news)
 
-    def _begin(self, opened: "_Open", news: list[StreamEvent]) -> None:
+    def _hide(self, text: str) -> None:
+        last = self.written[-1] if self.written else None
+        if isinstance(last, dict) and last["type"] == "reasoning":
+            last["content"][0]["text"] += text
+        else:
+            self.written.append({"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]})
+
+    def _begin(self, opened: OpenItem, news: list[StreamEvent]) -> None:
         self._open = opened
-        self.items.append(opened.item)
+        self.written.append(opened if isinstance(opened, BuiltinCall) else opened.item)
+        if not isinstance(opened, IgnoredCall):
+            self.items.append(opened.item)
         news += opened.begin()
 
     def _grow(self, text: str, news: list[StreamEvent], logprobs: Sequence[dict[str, Any]] | None = None) -> None:
@@ -67,94 +107,9 @@ class Items:
         news += self._open.grow(text, logprobs)
 
     def _close(self, news: list[StreamEvent], status: str = "completed") -> None:
-        if self._open is not None:
-            news += self._open.end(status)
-            self._open = None
-
-
-class _Open:
-    """An item that is being written. `item` gets its text at the end."""
-
-    def __init__(self, index: int, prefix: str, kind: str, **fields: Any) -> None:
-        self.item: dict[str, Any] = {"id": f"{prefix}_{uuid4().hex}", "type": kind, "status": "in_progress", **fields}
-        self._index = index
-        self._parts: list[str] = []
-
-    def begin(self) -> list[StreamEvent]:
-        return [{"type": "response.output_item.added", "output_index": self._index, "item": dict(self.item)}]
-
-    def grow(self, text: str, logprobs: Sequence[dict[str, Any]] | None) -> list[StreamEvent]:
-        self._parts.append(text)
-        return []
-
-    def end(self, status: str) -> list[StreamEvent]:
-        self.item["status"] = status
-        return [{"type": "response.output_item.done", "output_index": self._index, "item": self.item}]
-
-    def _event(self, event: str, **fields: Any) -> StreamEvent:
-        return {"type": f"response.{event}", "item_id": self.item["id"], "output_index": self._index, **fields}
-
-
-class _Message(_Open):
-    def __init__(self, index: int) -> None:
-        super().__init__(index, "msg", "message", role="assistant", content=[])
-        self._logprobs: list[dict[str, Any]] = []
-
-    def begin(self) -> list[StreamEvent]:
-        return [*super().begin(), self._event("content_part.added", content_index=0, part=self._part("", []))]
-
-    def grow(self, text: str, logprobs: Sequence[dict[str, Any]] | None) -> list[StreamEvent]:
-        super().grow(text, logprobs)
-        self._logprobs += logprobs or ()
-        return [self._event("output_text.delta", content_index=0, delta=text, logprobs=list(logprobs or ()))]
-
-    def end(self, status: str) -> list[StreamEvent]:
-        text = "".join(self._parts)
-        part = self._part(text, self._logprobs)
-        self.item["content"] = [part]
-        return [
-            self._event("output_text.done", content_index=0, text=text, logprobs=part["logprobs"]),
-            self._event("content_part.done", content_index=0, part=part),
-            *super().end(status),
-        ]
-
-    @staticmethod
-    def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-class _Reasoning(_Open):
-    def __init__(self, index: int) -> None:
-        super().__init__(index, "rs", "reasoning", summary=[], content=[], encrypted_content=None)
-
-    def begin(self) -> list[StreamEvent]:
-        part = {"type": "reasoning_text", "text": ""}
-        return [*super().begin(), self._event("content_part.added", content_index=0, part=part)]
-
-    def grow(self, text: str, logprobs: Sequence[dict[str, Any]] | None) -> list[StreamEvent]:
-        super().grow(text, logprobs)
-        return [self._event("reasoning_text.delta", content_index=0, delta=text)]
-
-    def end(self, status: str) -> list[StreamEvent]:
-        part = {"type": "reasoning_text", "text": "".join(self._parts)}
-        self.item["content"] = [part]
-        return [
-            self._event("reasoning_text.done", content_index=0, text=part["text"]),
-            self._event("content_part.done", content_index=0, part=part),
-            *super().end(status),
-        ]
-
-
-class _Call(_Open):
-    def __init__(self, index: int, call_id: str, name: str) -> None:
-        own = f"call_{call_id.removeprefix(CALL_ID)}" if call_id.startswith(CALL_ID) else call_id
-        super().__init__(index, "fc", "function_call", call_id=own, name=name, arguments="")
-
-    def grow(self, text: str, logprobs: Sequence[dict[str, Any]] | None) -> list[StreamEvent]:
-        super().grow(text, logprobs)
-        return [self._event("function_call_arguments.delta", delta=text)]
-
-    def end(self, status: str) -> list[StreamEvent]:
-        self.item["arguments"] = "".join(self._parts)
-        done = self._event("function_call_arguments.done", name=self.item["name"], arguments=self.item["arguments"])
-        return [done, *super().end(status)]
+        opened, self._open = self._open, None
+        if opened is None:
+            return
+        news += opened.end(status)
+        if status == "completed" and isinstance(opened, BuiltinCall) and not isinstance(opened, IgnoredCall):
+            self.pending.append(opened)

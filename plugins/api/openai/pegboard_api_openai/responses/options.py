@@ -8,9 +8,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class ResponsesOptions(BaseModel):
-    """What is kept for `previous_response_id`, `background` and retrieval, in the memory of the API process."""
+    """What is kept for `previous_response_id`, `background` and retrieval, in the memory of the API process, and how far the
+    tools go that the server runs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_stored: Annotated[int, Field(ge=0, description="Responses kept, the oldest goes first; 0 = none")] = 1024
     max_stored_bytes: Annotated[int, Field(ge=0, description="Bytes of their conversations, about")] = 64 * 1024 * 1024
+    max_tool_calls: Annotated[
+        int, Field(ge=0, description="Calls of built-in tools in one response; a request's max_tool_calls can only lower it")
+    ] = 64
+    tool_timeout_s: Annotated[float, Field(gt=0, description="Seconds that a call of a built-in tool may take")] = 120.0
+    max_tool_output_chars: Annotated[
+        int, Field(ge=1, description="Characters of a built-in tool's answer that the model gets to read")
+    ] = 100_000

@@ -3,69 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import EngineClient, Parsing
 from pegboard.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
-from pegboard_api_openai.body import shown
 from pegboard_api_openai.errors import InvalidBody
 from pegboard_api_openai.responses.fields import LOGPROBS, ResponsesRequest
+from pegboard_api_openai.responses.tools import Tools
 from pegboard_api_openai.sampling import read_logit_bias
-from pegboard_api_openai.tools import check_function, parsing_of, wrong
+from pegboard_api_openai.tools import NO_PARSER, NOT_AUTO, parsing_of, wrong
 
 # Fields whose name and meaning are SamplingParams'.
 SAME = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop",
     "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens",
 )  # fmt: skip
+CHOICES = "none, auto, required or {'type': 'function', 'name': …}"
 STRUCTURES = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
-def response_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Tools in the shape of chats, for the template and the parsers. Raises InvalidBody naming `tools[i].field`."""
-    found = []
-    for index, tool in enumerate(tools or ()):
-        kind = tool.get("type")
-        if kind != "function":
-            raise InvalidBody(
-                f"tools[{index}].type: {shown(kind)} is not supported: only 'function'; clients run the tools here",
-                parameter=f"tools[{index}].type",
-            )
-        check_function(tool, f"tools[{index}]")
-        found.append({"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}})
-    return found or None
-
-
 def response_parsing(
-    request: ResponsesRequest,
-    tools: Sequence[Mapping[str, Any]] | None,
-    client: EngineClient,
-    template_kwargs: Mapping[str, Any],
-    *,
-    auto: bool,
+    request: ResponsesRequest, tools: Tools, client: EngineClient, template_kwargs: Mapping[str, Any], *, auto: bool
 ) -> Parsing:
-    """How the answer is read."""
-    choice, name = request.tool_choice, None
-    if isinstance(choice, dict):
+    """How the answer is read. Raises InvalidBody naming `tool_choice` or `tools`."""
+    choice, name, shapes = request.tool_choice, None, tools.shapes
+    if isinstance(choice, dict) and choice.get("type") == "function":
         name = choice.get("name")
-        if choice.get("type") != "function" or not isinstance(name, str):
-            raise wrong("tool_choice", "none, auto, required or {'type': 'function', 'name': …}", choice)
+        if not isinstance(name, str):
+            raise wrong("tool_choice", CHOICES, choice)
         choice = "named"
+    elif isinstance(choice, dict):
+        shapes = tools.chosen(choice)
+        if not shapes:
+            raise wrong("tool_choice", f"{CHOICES}, or the type of one of the built-in tools", choice)
+        choice = "required"
     elif choice not in (None, "none", "auto", "required"):
-        raise wrong("tool_choice", "none, auto, required or a named function", choice)
-    if choice == "auto" and not tools:  # what clients send who always send it
+        raise wrong("tool_choice", CHOICES, choice)
+    if choice == "auto" and not tools.shapes:  # what clients send who always send it
         choice = None
+    if choice is None and tools.builtin and (not auto or client.parsers()["tool_parser"] is None):
+        raise InvalidBody(NOT_AUTO if not auto else NO_PARSER, parameter="tools")
     return parsing_of(
         choice,
         name,
-        tools,
+        shapes,
         client,
         auto=auto,
         template_kwargs=template_kwargs,
         parallel_tool_calls=request.parallel_tool_calls,
         skip_special_tokens=request.skip_special_tokens is not False,
     )
+
+
+def later_parsing(first: Parsing, shapes: Sequence[Mapping[str, Any]], client: EngineClient, *, auto: bool) -> Parsing:
+    """How the answer is read behind the results of tools: a call that was forced has been made, the choice is the model's now."""
+    is_read = auto and bool(shapes) and client.parsers()["tool_parser"] is not None
+    return replace(first, tools=tuple(shapes), tool_choice="auto" if is_read else "none", function=None)
 
 
 def response_params(request: ResponsesRequest, defaults: Mapping[str, Any]) -> SamplingParams:

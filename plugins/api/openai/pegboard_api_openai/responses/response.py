@@ -11,21 +11,36 @@ from pegboard.interfaces.output_parser import Reasoning
 from pegboard.sampling_params import SamplingParams
 from pegboard_api_openai.logprobs import TokenNames, chat_logprobs
 from pegboard_api_openai.responses.fields import ResponsesRequest
-from pegboard_api_openai.responses.items import Items, StreamEvent
+from pegboard_api_openai.responses.items import Items
+from pegboard_api_openai.responses.open_items import StreamEvent
 
 
 class ResponseAnswer:
-    """One response as it grows: feed it the outputs, take the stream's events from it, and at any time the whole object."""
+    """One response as it grows: feed it the outputs, take the stream's events from it, and at any time the whole object.
+
+    It is written in turns: where the model has called tools that the server runs (`items.pending`), another output follows the
+    end of one. finish_reason: why the output of this turn has ended, None while it has not.
+    """
 
     def __init__(
-        self, request: ResponsesRequest, name: str, model: str, params: SamplingParams, parsing: Parsing, names: TokenNames
+        self,
+        request: ResponsesRequest,
+        name: str,
+        model: str,
+        params: SamplingParams,
+        parsing: Parsing,
+        names: TokenNames,
+        items: Items,
     ) -> None:
         self.name = name
+        self.items = items
+        self.finish_reason: str | None = None
+        self.num_output_tokens = 0
         self._request = request
-        self._items = Items(with_reasoning=request.include_reasoning)
         self._names = names
         self._num_top = params.logprobs
-        self._num_input_tokens = self._num_cached_tokens = self._num_output_tokens = self._num_reasoning_tokens = 0
+        self._num_input_tokens = self._num_cached_tokens = self._num_reasoning_tokens = 0
+        self._counted = (0, 0)
         self._status = "queued" if request.background else "in_progress"
         self._more: dict[str, Any] = {"error": None, "incomplete_details": None}
         self._fixed = self._described(model, params, parsing)
@@ -64,10 +79,6 @@ class ResponseAnswer:
         }
 
     @property
-    def items(self) -> list[dict[str, Any]]:
-        return self._items.items
-
-    @property
     def is_ended(self) -> bool:
         return self._status not in ("queued", "in_progress")
 
@@ -75,12 +86,12 @@ class ResponseAnswer:
         """The object of this moment; `output` holds items from when they begin."""
         usage = {
             "input_tokens": self._num_input_tokens,
-            "input_tokens_details": {"cached_tokens": self._num_cached_tokens},
-            "output_tokens": self._num_output_tokens,
+            "input_tokens_details": {"cached_tokens": self._num_cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": self.num_output_tokens,
             "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens},
-            "total_tokens": self._num_input_tokens + self._num_output_tokens,
+            "total_tokens": self._num_input_tokens + self.num_output_tokens,
         }
-        output = [dict(item) for item in self._items.items]
+        output = [dict(item) for item in self.items.items]
         usage_now = usage if self.is_ended and self._num_input_tokens else None
         return {**self._fixed, **self._more, "status": self._status, "output": output, "usage": usage_now}
 
@@ -90,26 +101,36 @@ class ResponseAnswer:
         return [{"type": f"response.{name}", "response": self.whole()} for name in ("created", "in_progress")]
 
     def read(self, output: ParsedOutput) -> list[StreamEvent]:
-        """What one output adds; with the last one the end."""
+        """What one output adds."""
         (completion,) = output.outputs
         events = output.events[completion.index]
-        self._num_input_tokens = len(output.prompt_token_ids or ())
-        self._num_cached_tokens = output.num_cached_tokens or 0
-        self._num_output_tokens += len(completion.token_ids)
+        before_input, before_cached = self._counted
+        self._num_input_tokens = before_input + len(output.prompt_token_ids or ())
+        self._num_cached_tokens = before_cached + (output.num_cached_tokens or 0)
+        self.num_output_tokens += len(completion.token_ids)
         if any(isinstance(event, Reasoning) for event in events):
             self._num_reasoning_tokens += len(completion.token_ids)
         logprobs = None
         if self._num_top is not None:
             logprobs = chat_logprobs(completion.token_ids, completion.logprobs, self._num_top, self._names)["content"]
-        news = self._items.read(events, logprobs)
+        news = self.items.read(events, logprobs)
         if completion.finish_reason is not None:
-            is_complete = completion.finish_reason == "stop"
-            news += self._items.finish(is_complete=is_complete)
-            if not is_complete:
-                reason = "max_output_tokens" if completion.finish_reason == "length" else "content_filter"
-                self._more["incomplete_details"] = {"reason": reason}
-            news.append(self._end("completed" if is_complete else "incomplete"))
+            self.finish_reason = completion.finish_reason
+            news += self.items.finish(is_complete=completion.finish_reason == "stop")
         return news
+
+    def next_turn(self) -> None:
+        """Another output follows."""
+        self.finish_reason = None
+        self._counted = (self._num_input_tokens, self._num_cached_tokens)
+
+    def end(self, finish_reason: str | None = None) -> StreamEvent:
+        """There is no more. finish_reason: in place of the last output's."""
+        reason = finish_reason or self.finish_reason
+        if reason == "stop":
+            return self._end("completed")
+        self._more["incomplete_details"] = {"reason": "max_output_tokens" if reason == "length" else "content_filter"}
+        return self._end("incomplete")
 
     def fail(self, error: Exception) -> StreamEvent:
         """It could not be written, or not to its end."""
@@ -121,7 +142,7 @@ class ResponseAnswer:
 
     def cancel(self) -> None:
         """Somebody has cancelled it."""
-        self._items.finish(is_complete=False)
+        self.items.finish(is_complete=False)
         self._end("cancelled")
 
     def _end(self, status: str) -> StreamEvent:

@@ -1,0 +1,133 @@
+"""The tools of a request: functions that the client runs, and built-in ones that the server runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegboard.errors import PegboardError
+from pegboard.interfaces.builtin_tool import BuiltinTool, ToolFunction, ToolOutput, ToolSession
+from pegboard.log import get_logger
+from pegboard_api_openai.body import shown
+from pegboard_api_openai.errors import InvalidBody
+from pegboard_api_openai.responses.builtin_items import BuiltinCall
+from pegboard_api_openai.responses.options import ResponsesOptions
+from pegboard_api_openai.tools import check_function
+
+log = get_logger(__name__)
+
+Served = Mapping[str, Sequence[BuiltinTool]]
+"""Who serves a type of tool, in the order in which they are asked."""
+
+
+class Tools:
+    """All tools of one request. shapes: as the template and the parsers get them. builtin: functions that the server runs, by
+    name. types: the type of tool each of them came from, by name."""
+
+    def __init__(self, options: ResponsesOptions) -> None:
+        self.shapes: list[dict[str, Any]] = []
+        self.builtin: dict[str, ToolFunction] = {}
+        self.entries: dict[str, Mapping[str, Any]] = {}
+        self._options = options
+        self._names: set[str] = set()
+        self._sessions: list[ToolSession] = []
+        self._session_of: dict[str, ToolSession] = {}
+
+    def add_function(self, tool: Mapping[str, Any], path: str) -> None:
+        """One that the client runs."""
+        check_function(tool, path)
+        self._take_name(tool["name"], f"{path}.name")
+        self.shapes.append({"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}})
+
+    def add_session(self, entry: Mapping[str, Any], session: ToolSession, path: str) -> None:
+        """All functions of a built-in one."""
+        self._sessions.append(session)
+        for function in session.functions():
+            self._take_name(function.name, path)
+            self.builtin[function.name] = function
+            self.entries[function.name] = entry
+            self._session_of[function.name] = session
+            shape = {"name": function.name, "description": function.description, "parameters": dict(function.parameters)}
+            self.shapes.append({"type": "function", "function": shape})
+
+    def _take_name(self, name: str, path: str) -> None:
+        if name in self._names:
+            raise InvalidBody(f"{path}: there is a function called {name!r} already", parameter=path)
+        self._names.add(name)
+
+    def of_client(self) -> list[dict[str, Any]]:
+        """The functions that the client runs."""
+        return [shape for shape in self.shapes if shape["function"]["name"] not in self.builtin]
+
+    def chosen(self, choice: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The functions that a tool_choice such as {"type": "mcp", "server_label": …} forces one of."""
+        name = choice.get("name")
+        entries = [entry for entry in self.entries.values() if entry.get("type") == choice.get("type")]
+        if choice.get("server_label") is not None:
+            entries = [entry for entry in entries if entry.get("server_label") == choice["server_label"]]
+        return [
+            shape
+            for shape in self.shapes
+            if (function := self.builtin.get(shape["function"]["name"])) is not None
+            and any(self.entries[function.name] is entry for entry in entries)
+            and name in (None, function.tool, function.name)
+        ]
+
+    async def run(self, call: BuiltinCall) -> ToolOutput:
+        """Never raises: what goes wrong is told to the model."""
+        name, arguments = call.function.name, call.arguments()
+        if arguments is None:
+            return ToolOutput(f"{name} was not run: its arguments are not a JSON object", is_error=True)
+        timeout_s = self._options.tool_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                output = await self._session_of[name].run(name, arguments)
+        except TimeoutError:
+            return ToolOutput(f"{name} gave no answer within {timeout_s:g} s", is_error=True)
+        except PegboardError as error:
+            return ToolOutput(f"{name} failed: {error}", is_error=True)
+        except Exception as error:  # a plugin's: one broken call is no reason to lose the response
+            log.warning("built-in tool %s failed", name, exc_info=error)
+            return ToolOutput(f"{name} failed with {type(error).__name__}", is_error=True)
+        limit = self._options.max_tool_output_chars
+        if len(output.text) <= limit:
+            return output
+        cut = f"{output.text[:limit]}\n({len(output.text) - limit} characters more)"
+        return ToolOutput(cut, output.is_error, output.fields)
+
+    async def close(self) -> None:
+        """End all sessions; again is fine."""
+        sessions, self._sessions = self._sessions, []
+        for session in sessions:
+            try:
+                await session.close()
+            except Exception as error:
+                log.warning("a built-in tool could not be closed: %s", error, exc_info=error)
+
+
+def read_tools(given: Sequence[Mapping[str, Any]] | None, served: Served, options: ResponsesOptions, response_id: str) -> Tools:
+    """Raises InvalidBody or RequestError naming `tools[i].field`."""
+    tools = Tools(options)
+    for index, tool in enumerate(given or ()):
+        path, kind = f"tools[{index}]", tool.get("type")
+        if kind == "function":
+            tools.add_function(tool, path)
+            continue
+        session = _session(tool, path, served.get(kind, ()) if isinstance(kind, str) else (), response_id)
+        if session is None:
+            raise InvalidBody(
+                f"{path}.type: {shown(kind)} is not supported here: the server would run it, and no enabled plugin of kind "
+                "'builtin_tool' serves it; operators install one and enable it, or name its server with --tool-server",
+                parameter=f"{path}.type",
+            )
+        tools.add_session(tool, session, path)
+    return tools
+
+
+def _session(tool: Mapping[str, Any], path: str, plugins: Sequence[BuiltinTool], response_id: str) -> ToolSession | None:
+    for plugin in plugins:
+        session = plugin.session(tool, path, response_id)
+        if session is not None:
+            return session
+    return None
