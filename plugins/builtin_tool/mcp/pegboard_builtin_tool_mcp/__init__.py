@@ -1,0 +1,1 @@
+"""Built-in tools from MCP servers that the operator names."""

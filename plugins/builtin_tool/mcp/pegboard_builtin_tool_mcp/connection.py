@@ -1,0 +1,100 @@
+"""One session with one MCP server, in a task of its own: the library's contexts must be left by the task that entered them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from mcp import ClientSession
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import InitializeResult
+
+from pegboard.errors import PegboardError
+from pegboard.log import get_logger
+from pegboard_builtin_tool_mcp.options import url_of
+
+log = get_logger(__name__)
+
+CLOSE_S = 2.0
+"""How long a server may take to let go."""
+
+
+class NoAnswer(PegboardError):
+    """A tool server cannot be talked to."""
+
+
+class Connection:
+    """Opened by `session`, closed by `close`, after which it can be opened again. Only `server`, as the operator wrote it, is
+    ever talked to. session_id: who talks, for servers that keep something."""
+
+    def __init__(self, server: str, timeout_s: float, session_id: str | None = None) -> None:
+        self.server = server
+        self._timeout_s = timeout_s
+        self._headers = {"x-session-id": session_id} if session_id else {}
+        self._holding: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[tuple[ClientSession, InitializeResult]] | None = None
+        self._stop = asyncio.Event()
+
+    async def session(self) -> tuple[ClientSession, InitializeResult]:
+        """The session, and what the server said of itself. Raises NoAnswer."""
+        if self._ready is None:
+            self._ready = asyncio.get_running_loop().create_future()
+            self._ready.add_done_callback(_mark_retrieved)
+            self._holding = asyncio.create_task(self._hold(self._ready, self._stop))
+        return await asyncio.shield(self._ready)
+
+    async def close(self) -> None:
+        """Leave the server; again is fine, and so is never having connected."""
+        holding, ready, stop = self._holding, self._ready, self._stop
+        self._holding, self._ready, self._stop = None, None, asyncio.Event()
+        if holding is None or ready is None:
+            return
+        stop.set()
+        if not ready.done():
+            holding.cancel()
+        _, late = await asyncio.wait({holding}, timeout=CLOSE_S)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(holding, return_exceptions=True)
+
+    async def _hold(self, ready: "asyncio.Future[tuple[ClientSession, InitializeResult]]", stop: asyncio.Event) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit, self._opened() as session:
+                found = session, await session.initialize()
+                limit.reschedule(None)
+                ready.set_result(found)
+                await stop.wait()
+        except Exception as error:  # noqa: BLE001  whatever the library and the network have, in groups
+            cause = cause_of(error)
+            if not ready.done():
+                ready.set_exception(NoAnswer(f"no MCP server answers at {self.server} ({url_of(self.server)}): {cause}"))
+            else:
+                log.debug("the connection to the tool server %s ended with %s", self.server, cause)
+        finally:
+            ready.cancel()
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[ClientSession]:
+        url = url_of(self.server)
+        is_sse = url.rstrip("/").endswith("/sse")
+        opened = sse_client(url, headers=self._headers) if is_sse else streamable_http_client(url)
+        async with opened as (read, write), ClientSession(read, write) as session:
+            yield session
+
+
+def cause_of(error: BaseException) -> str:
+    """What went wrong, out of the groups it comes in."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return str(error) or type(error).__name__
+
+
+def _mark_retrieved(future: "asyncio.Future[Any]") -> None:
+    """An error that nobody waits for any more is no news."""
+    if not future.cancelled():
+        future.exception()

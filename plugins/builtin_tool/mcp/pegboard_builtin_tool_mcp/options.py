@@ -1,0 +1,49 @@
+"""Options of the built-in tool `mcp`."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+
+class McpOptions(BaseModel):
+    """Which servers there are. The setting `tool_server` becomes `servers`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    servers: tuple[str, ...] = Field(
+        (), description="host:port (SSE at /sse), or a URL: SSE where it ends with /sse, else streamable HTTP; commas separate"
+    )
+    connect_timeout_s: float = Field(10.0, gt=0, description="Seconds in which a server must answer when it is connected to")
+
+    @field_validator("servers", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        """vLLM writes "a:1,b:2"."""
+        words = [value] if isinstance(value, str) else value
+        if isinstance(words, list | tuple):
+            return tuple(part.strip() for word in words for part in str(word).split(",") if part.strip())
+        return value
+
+    @field_validator("servers")
+    @classmethod
+    def _are_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for server in value:
+            url_of(server)
+        return value
+
+
+def url_of(server: str) -> str:
+    """Where a server is reached. Raises ValueError."""
+    url = server if "://" in server else f"http://{server}/sse"
+    try:
+        parts = urlsplit(url)
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and ("://" in server or parts.port is not None)
+    except ValueError:  # a port that is none
+        is_good = False
+    if not is_good:
+        raise ValueError(
+            f"{server!r} is no address: expected host:port, [IPv6]:port or a URL that begins with http:// or https://"
+        )
+    return url

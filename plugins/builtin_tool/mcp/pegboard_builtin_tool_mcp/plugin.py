@@ -1,0 +1,17 @@
+"""The spec of the built-in tool `mcp`."""
+
+from __future__ import annotations
+
+from pegboard.interfaces.builtin_tool import BuiltinToolSpec
+
+MCP = BuiltinToolSpec(
+    api="1.0",
+    implementation="pegboard_builtin_tool_mcp.tool:McpTool",
+    options="pegboard_builtin_tool_mcp.options:McpOptions",
+    supports={
+        "type": frozenset(
+            {"mcp", "web_search", "web_search_preview", "web_search_preview_2025_03_11", "code_interpreter", "container"}
+        )
+    },
+    flags=frozenset({"tool_servers"}),
+)
