@@ -33,13 +33,13 @@ from pegboard.sampling_params import BeamSearchParams, SamplingParams
 from pegboard.settings_view import describe_settings
 
 if TYPE_CHECKING:
-    from pegboard.batch import AdapterRef
     from pegboard.config import Settings
     from pegboard.engine.remote import EngineProcess
     from pegboard.interfaces.tokenizer import Tokenizer
     from pegboard.plan import EnginePlan
     from pegboard.plugins.registry import Registry
     from pegboard.pooling_params import PoolingParams
+    from pegboard.request_parts import AdapterRef
 
 log = get_logger(__name__)
 

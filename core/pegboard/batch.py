@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from pegboard.pooling_params import PoolingParams
+from pegboard.request_parts import AdapterRef, Blob, MediaRef
 from pegboard.sampling_params import SamplingParams
 
 Array = np.ndarray
@@ -46,33 +47,6 @@ class CSR(msgspec.Struct):
         """All rows as lists of int."""
         flat, offsets = self.flat.tolist(), self.offsets.tolist()
         return [flat[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
-
-
-class Blob(msgspec.Struct):
-    """A tensor as bytes: dtype by its torch name (numpy has no bfloat16), C order."""
-
-    data: bytes
-    dtype: str
-    shape: tuple[int, ...]
-
-
-class AdapterRef(msgspec.Struct, frozen=True):
-    """A LoRA adapter on local disk. `lora_id` is unique per engine; `digest` of the files enters block hashes."""
-
-    lora_id: int
-    name: str
-    path: str
-    digest: str = ""
-
-
-class MediaRef(msgspec.Struct):
-    """One image, video or audio item of a prompt: content hash, first placeholder position, number of placeholder tokens;
-    `data` is None when the worker is known to hold the encoded item."""
-
-    hash: str
-    offset: int
-    num_tokens: int
-    data: Blob | None = None
 
 
 class NewRequest(msgspec.Struct):

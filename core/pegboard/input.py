@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pegboard.batch import AdapterRef
 from pegboard.errors import RequestError, blame
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.logits_processor import LogitsProcessorSpec
 from pegboard.parser_maker import PromptReasoning
 from pegboard.plugins.importing import import_part
 from pegboard.request import EngineRequest
+from pegboard.request_parts import AdapterRef
 from pegboard.sampling_params import SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:

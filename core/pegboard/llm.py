@@ -25,9 +25,9 @@ from pegboard.output import MetricValue, RequestOutput
 from pegboard.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
-    from pegboard.batch import AdapterRef
     from pegboard.beam_search import BeamSearchOutput
     from pegboard.interfaces.tokenizer import Tokenizer
+    from pegboard.request_parts import AdapterRef
 
 log = get_logger(__name__)
 

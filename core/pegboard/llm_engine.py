@@ -19,11 +19,11 @@ from pegboard.request import EngineRequest
 from pegboard.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from pegboard.batch import AdapterRef
     from pegboard.config import Settings
     from pegboard.interfaces.tokenizer import Tokenizer
     from pegboard.plan import EnginePlan
     from pegboard.plugins.registry import Registry
+    from pegboard.request_parts import AdapterRef
 
 log = get_logger(__name__)
 

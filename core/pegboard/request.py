@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pegboard.batch import AdapterRef, Blob, MediaRef
 from pegboard.pooling_params import PoolingParams
+from pegboard.request_parts import AdapterRef, Blob, MediaRef
 from pegboard.sampling_params import SamplingParams
 
 

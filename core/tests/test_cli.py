@@ -206,10 +206,10 @@ def test_help_imports_nothing_heavy(words):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_front_imports_no_torch():
+def test_the_front_imports_no_torch_and_no_numpy():
     script = (
-        "import sys, pegboard.llm, pegboard.async_llm, pegboard.plan, pegboard.engine.process, pegboard.cli.serve\n"
-        "assert not {'torch', 'transformers'} & set(sys.modules)"
+        "import sys, pegboard.llm, pegboard.async_llm, pegboard.plan, pegboard.engine.remote, pegboard.cli.serve, pegboard.server\n"
+        "heavy = {'torch', 'transformers', 'numpy'} & set(sys.modules)\nassert not heavy, heavy"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

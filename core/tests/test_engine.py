@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pegboard.batch import AdapterRef, Blob, MediaRef
 from pegboard.engine.limits import EngineLimits
 from pegboard.engine.stop_check import append_until_stop
 from pegboard.errors import ConfigError, EngineDeadError, KVCacheTooSmall, Overloaded, PluginFailure, RequestError
@@ -19,6 +18,7 @@ from pegboard.interfaces.metrics import Metric, Sample, split_series
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup, StepBudget, StepLoad
 from pegboard.pooling_params import PoolingParams
 from pegboard.request import EngineRequest, Request, RequestDelta
+from pegboard.request_parts import AdapterRef, Blob, MediaRef
 from pegboard.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.testing.fake_engine import EOS, FakeEngine
 from pegboard.testing.fake_policy import FakePolicy

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pegboard.batch import Blob, MediaRef
 from pegboard.engine.grammars import constraint_of
 from pegboard.errors import RequestError
 from pegboard.interfaces.attention import Full, Window
+from pegboard.request_parts import Blob, MediaRef
 from pegboard.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.testing.fake_connectors import FakeEncoderConnector
 from pegboard.testing.fake_engine import EOS, FakeEngine

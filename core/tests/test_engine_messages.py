@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from pegboard import errors
-from pegboard.batch import AdapterRef
 from pegboard.engine.messages import (
     Abort,
     Add,
@@ -23,6 +22,7 @@ from pegboard.engine.messages import (
 from pegboard.errors import Overloaded, PegboardError, PluginFailure, RequestError, UnknownModel
 from pegboard.pooling_params import PoolingParams
 from pegboard.request import EngineRequest, PositionLogprobs, RequestDelta
+from pegboard.request_parts import AdapterRef
 from pegboard.sampling_params import SamplingParams, StructuredOutputsParams
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pegboard.batch import AdapterRef
 from pegboard.engine.engine_metrics import MeasuredEngine, engine_metrics, token_buckets
 from pegboard.errors import ConfigError
 from pegboard.interfaces.metrics import Reading, RequestRecord, Sample, Totals
+from pegboard.request_parts import AdapterRef
 from pegboard.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.testing.fake_engine import FakeEngine
 from pegboard.testing.fake_structured_output import FakeStructuredOutput

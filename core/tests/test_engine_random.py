@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pegboard.batch import AdapterRef, Blob, MediaRef
 from pegboard.interfaces.attention import Chunk, Encoder, Full, State, Window
 from pegboard.request import EngineRequest
+from pegboard.request_parts import AdapterRef, Blob, MediaRef
 from pegboard.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.testing.fake_connectors import FakeEncoderConnector
 from pegboard.testing.fake_engine import EOS, FakeEngine, expected_tokens

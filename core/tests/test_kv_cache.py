@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pegboard.batch import AdapterRef, Blob, MediaRef
 from pegboard.engine.block_hash import ROOT_HASH, BlockHasher, sha256_block, sha256_cbor_block
 from pegboard.engine.kv_cache import KVCache
 from pegboard.engine.kv_plan import blocks_per_request, plan_kv
@@ -17,6 +16,7 @@ from pegboard.engine.kv_rules import make_rule
 from pegboard.errors import ConfigError, KVCacheTooSmall
 from pegboard.interfaces.attention import Chunk, Full, KVGroup, Retain, State, Window
 from pegboard.request import EngineRequest, Request
+from pegboard.request_parts import AdapterRef, Blob, MediaRef
 from pegboard.sampling_params import SamplingParams
 from pegboard.testing.fake_model import FakeModel, fake_kv_spec
 

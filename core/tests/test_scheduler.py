@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegboard.batch import AdapterRef, Batch, Blob, MediaRef
+from pegboard.batch import Batch
 from pegboard.engine.encoder_cache import EncoderCache
 from pegboard.errors import RequestError
 from pegboard.interfaces.attention import Full, State, Window
+from pegboard.request_parts import AdapterRef, Blob, MediaRef
 from pegboard.sampling_params import SamplingParams
 from pegboard.testing.fake_engine import EOS, FakeEngine
 

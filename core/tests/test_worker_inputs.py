@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pegboard.batch import CSR, Batch, Blob, BlockDelta, Logprobs, MediaRef, NewRequest
+from pegboard.batch import CSR, Batch, BlockDelta, Logprobs, NewRequest
 from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, KVTensor
+from pegboard.request_parts import Blob, MediaRef
 from pegboard.sampling_params import SamplingParams
 from pegboard.worker.media import EmbeddingSources
 from pegboard.worker.prompt_logprobs import PromptScores

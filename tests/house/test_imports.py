@@ -21,6 +21,7 @@ PUBLIC = {
     "pegboard.log",
     "pegboard.batch",
     "pegboard.request",
+    "pegboard.request_parts",
     "pegboard.output",
     "pegboard.sampling_params",
     "pegboard.pooling_params",

@@ -149,10 +149,10 @@ class Server:
         return int(stats["num_requests_running"] + stats["num_requests_waiting"] + stats["num_steps_in_flight"])
 
     def engine_pid(self) -> int:
-        """The engine's process: the child that multiprocessing spawned."""
+        """The engine's process, of the server's children."""
         children = [pid for pid, parent, _ in processes() if parent == self.process.pid]
-        engines = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        assert len(engines) == 1, f"children {children}, of which spawned {engines}"
+        engines = [pid for pid in children if b"pegboard.engine.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert len(engines) == 1, f"children {children}, of which engines {engines}"
         return engines[0]
 
     def signal_group(self, number: signal.Signals) -> None:

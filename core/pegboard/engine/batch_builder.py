@@ -8,13 +8,14 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from pegboard.batch import CSR, Batch, BlockDelta, MediaRef, NewRequest
+from pegboard.batch import CSR, Batch, BlockDelta, NewRequest
 from pegboard.engine.kv_cache import Copy, KVCache
 from pegboard.engine.limits import EngineLimits
 from pegboard.engine.roster import Roster
 from pegboard.engine.step_plan import Entry, StepPlan
 from pegboard.engine.transfers import Transfers
 from pegboard.request import Request
+from pegboard.request_parts import MediaRef
 
 Item = tuple[Request, Entry]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from pegboard.batch import MediaRef
+from pegboard.request_parts import MediaRef
 
 
 class EncoderCache:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from pegboard.batch import AdapterRef
 from pegboard.errors import RequestError
+from pegboard.request_parts import AdapterRef
 
 BASE_SLOT = 0
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pegboard.batch import MediaRef
 from pegboard.engine.encoder_cache import EncoderCache
 from pegboard.engine.step_plan import StepPlan
 from pegboard.errors import blame
 from pegboard.interfaces.encoder_connector import EncoderConnectorScheduler
 from pegboard.request import Request
+from pegboard.request_parts import MediaRef
 
 
 class MediaPlanner:

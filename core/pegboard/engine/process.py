@@ -1,6 +1,6 @@
 """The engine's own process (E): bootstrap, message loop, and an orderly end in every case.
 
-Started with the "spawn" method before the plan is known, so that the heavy imports run while the parent resolves it. Ends
+Started before the plan is known, so that the heavy imports run while the parent resolves it. Ends
 when told to, when its parent is gone, on SIGTERM, or when the engine fails; it ignores SIGINT, because Ctrl-C reaches the
 whole process group and the parent decides when to stop.
 """
@@ -12,8 +12,8 @@ import os
 import pickle
 import shutil
 import signal
+import socket as sockets
 import threading
-from multiprocessing import connection, parent_process
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import zmq
 
 from pegboard.engine.builder import load_builder
+from pegboard.engine.child import END_SIGNALS
 from pegboard.engine.messages import (
     Abort,
     Add,
@@ -43,21 +44,20 @@ from pegboard.log import get_logger, set_up_logging
 
 log = get_logger(__name__)
 
-END_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
-
 
 class _Terminated(BaseException):
     """SIGTERM arrived; unwinds the loop. Not an Exception, so that no handler of plugins swallows it."""
 
 
-def run(address: str, builder: str, level: str) -> None:
-    """Body of the engine process. address: "ipc://…" to listen on, in a folder that serves only this and belongs to the parent.
+def run(parent: sockets.socket, address: str, builder: str, level: str) -> None:
+    """Body of the engine process. parent: readable when the parent is gone. address: "ipc://…" to listen on, in a folder that
+    serves only this and belongs to the parent.
 
     The engine listens and the parent connects, because a connecting socket queues what it cannot deliver yet, or any more,
     where a listening one would block.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _watch_parent(Path(address.removeprefix("ipc://")).parent)
+    _watch_parent(parent, Path(address.removeprefix("ipc://")).parent)
     set_up_logging(level, "engine")
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
@@ -85,14 +85,11 @@ def _on_terminate(signum: int, frame: FrameType | None) -> None:
     raise _Terminated
 
 
-def _watch_parent(folder: Path) -> None:
+def _watch_parent(parent: sockets.socket, folder: Path) -> None:
     """Leave at once when the parent dies without a word, and clean up the socket folder in its place."""
-    parent = parent_process()
-    if parent is None:  # called directly, not as a child
-        return
 
     def watch() -> None:
-        connection.wait([parent.sentinel])
+        parent.recv(1)
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 

@@ -5,25 +5,21 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import multiprocessing
 import os
 import pickle
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import zmq
 
 from pegboard import env
-from pegboard.engine import process
 from pegboard.engine.builder import BUILDER
+from pegboard.engine.child import END_SIGNALS, Child
 from pegboard.engine.messages import Dead, FromEngine, Start, Stop, ToEngine, decode_from_engine, encode
 from pegboard.errors import EngineDeadError
 from pegboard.interfaces.metrics import Sample
@@ -51,20 +47,17 @@ class EngineProcess:
             address = f"ipc://{self.folder / 'engine'}"
             self._socket.setsockopt(zmq.RECONNECT_IVL, 20)  # ms between attempts until the engine listens
             self._socket.connect(address)
-            self._process = multiprocessing.get_context("spawn").Process(
-                target=process.run, args=(address, builder, env.log_level()), name="pegboard-engine"
-            )
             self._loop: asyncio.AbstractEventLoop | None = None
             self._on_message: Callable[[FromEngine], None] | None = None
             self._on_death: Callable[[EngineDeadError], None] | None = None
             self._has_plan = False
             self._is_stopped = False
-            atexit.register(self.stop)  # before multiprocessing's own, which would wait for the child for ever
-            _start_without_main(self._process)
+            self._process = Child("pegboard.engine.process.run", address=address, builder=builder, level=env.log_level())
+            atexit.register(self.stop)
 
     @property
     def pid(self) -> int:
-        return self._process.pid or 0
+        return self._process.pid
 
     def start(self, plan: Any, *, wants_samples: bool = False) -> None:
         """Send the plan; the engine answers `Ready` or `Dead`. wants_samples: send what the engine measures, too."""
@@ -142,6 +135,7 @@ class EngineProcess:
             if self._process.exitcode is not None or harder is None:
                 break
             harder()
+        self._process.close()
         self._socket.close()
         self._context.term()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -158,12 +152,11 @@ def _signals_wait() -> Iterator[None]:
     """SIGINT and SIGTERM take effect afterwards: no half-made process is left behind, and none hits the child before it has its
     handlers (it inherits the mask and lifts it itself). The mask alone would not do for this process: other threads, such as a
     math library's, receive signals too, and their handlers run on the main thread."""
-    resource_tracker.ensure_running()  # started with the child otherwise, and it would lift the mask in between
     arrived: list[int] = []
     handlers = {}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, process.END_SIGNALS)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
     if threading.current_thread() is threading.main_thread():  # handlers run nowhere else
-        handlers = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in process.END_SIGNALS}
+        handlers = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in END_SIGNALS}
     try:
         yield
     finally:
@@ -172,17 +165,6 @@ def _signals_wait() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for pending in arrived:
             signal.raise_signal(pending)
-
-
-def _start_without_main(child: multiprocessing.process.BaseProcess) -> None:
-    """Start with an empty main module: a spawned child would import the user's script again, which it needs for nothing (and
-    which would start engines of its own where the script has no `if __name__ == "__main__"`)."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        child.start()
-    finally:
-        sys.modules["__main__"] = main
 
 
 def _describe(exitcode: int | None) -> str:

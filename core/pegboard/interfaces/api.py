@@ -13,13 +13,13 @@ from pegboard.output import RequestOutput
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
-    from pegboard.batch import AdapterRef
     from pegboard.interfaces.builtin_tool import BuiltinTool
     from pegboard.interfaces.metrics import MetricsSink
     from pegboard.interfaces.output_parser import Event
     from pegboard.interfaces.tokenizer import Tokenizer
     from pegboard.output import PoolingRequestOutput
     from pegboard.pooling_params import PoolingParams
+    from pegboard.request_parts import AdapterRef
     from pegboard.sampling_params import BeamSearchParams, SamplingParams
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from pegboard.interfaces.spec import Need, Spec
 
 if TYPE_CHECKING:
-    from pegboard.batch import AdapterRef
+    from pegboard.request_parts import AdapterRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegboard.batch import AdapterRef, StepTimes
+from pegboard.batch import StepTimes
 from pegboard.interfaces.scheduling_policy import SchedulingPolicy, SchedulingPolicySetup, SchedulingPolicySpec, StepLoad
 from pegboard.request import RequestStatus, RequestView
+from pegboard.request_parts import AdapterRef
 
 SETUP = SchedulingPolicySetup(max_num_batched_tokens=512, max_num_seqs=4, max_num_partial_prefills=2)
 MAX_STEPS = 5000

@@ -9,11 +9,12 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from pegboard.batch import AdapterRef, Batch, TransferReport
+from pegboard.batch import Batch, TransferReport
 from pegboard.engine.kv_rules import make_rule
 from pegboard.interfaces.attention import KVGroup, KVPlan, KVView
 from pegboard.interfaces.kv_connector import BlockView, Match, Release
 from pegboard.request import RequestView
+from pegboard.request_parts import AdapterRef
 
 Place = tuple[int, int, int, bytes]
 """(group, index in the table, block id, hash)."""

@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 
-from pegboard.batch import Blob, MediaRef
 from pegboard.interfaces.attention import Chunk, Encoder, Full, KVCacheSpec, KVTensor, Retain, State, Window
+from pegboard.request_parts import Blob, MediaRef
 
 
 def fake_kv_spec(retain: Retain | None = None, *, slot_bytes: int = 4) -> KVCacheSpec:

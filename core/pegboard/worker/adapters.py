@@ -13,10 +13,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pegboard.batch import AdapterRef
 from pegboard.errors import ModelError
 from pegboard.layers import Layer, Linear
 from pegboard.plugins.registry import Registry
+from pegboard.request_parts import AdapterRef
 
 PREFIX = "base_model.model."
 

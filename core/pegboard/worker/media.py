@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from pegboard.batch import Batch, Blob, MediaRef, NewRequest
+from pegboard.batch import Batch, NewRequest
 from pegboard.interfaces.encoder_connector import EncoderConnectorWorker
+from pegboard.request_parts import Blob, MediaRef
 from pegboard.worker.step_inputs import StepInputs
 
 
