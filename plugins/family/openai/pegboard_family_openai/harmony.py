@@ -7,10 +7,15 @@
 (without line breaks). Format: https://cookbook.openai.com/articles/openai-harmony. The prompt ends with `<|start|>assistant`, so
 the output begins behind it. Messages on `analysis` are reasoning, those with a recipient calls, all others content; the recipient
 may stand before the channel. What stops the generation (`<|call|>`, `<|return|>`) may be missing in the text.
+
+    <|channel|>analysis to=python code<|message|>print(6 * 7)<|call|>
+
+A body that is no JSON is the argument of a function with a single one, if that is text.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from typing import ClassVar
 
@@ -50,8 +55,7 @@ class HarmonyToolParser(StreamParser):
             yield from self.text.give_back()
             return ""
         if recipient:
-            yield from self.attempt(self._call(recipient.removeprefix("functions.")))
-            return ""
+            return (yield from self._body(recipient.removeprefix("functions.")))
         self.text.forget()
         wrap = Reasoning if found["channel"] == "analysis" else Content
         end = yield from self.text.pieces(BODY_ENDS, wrap)
@@ -60,8 +64,33 @@ class HarmonyToolParser(StreamParser):
         self.text.keep(end)
         return end
 
+    def _body(self, name: str) -> Steps[str]:
+        """Read what is sent to a function. Returns as `_message`."""
+        parameter = self._only_text(name)
+        space = yield from self.text.space()
+        if parameter is None or (yield from self.text.peek()) in ("{", ""):
+            yield from self.attempt(self._call(name))
+            return ""
+        self.text.forget()
+        yield self.calls.start(name)
+        yield self.calls.arguments(f'{{{json.dumps(parameter, ensure_ascii=False)}: "{_escaped(space)}')
+        end = yield from self.text.pieces(BODY_ENDS, lambda text: self.calls.arguments(_escaped(text)))
+        yield self.calls.arguments('"}')
+        yield self.calls.end()
+        if end in (START, CHANNEL):
+            self.text.keep(end)
+            return end
+        return ""
+
+    def _only_text(self, name: str) -> str | None:
+        """The parameter of a function that takes one, a string."""
+        properties = self.calls.parameters(name).get("properties")
+        if not isinstance(properties, dict) or len(properties) != 1:
+            return None
+        ((parameter, schema),) = properties.items()
+        return parameter if isinstance(schema, dict) and schema.get("type") == "string" else None
+
     def _call(self, name: str) -> Steps[bool]:
-        yield from self.text.space()
         if not name or not (yield from read_arguments(self.text, self.calls, name)):
             return False
         self.text.forget()
@@ -76,3 +105,8 @@ class HarmonyReasoningParser(HarmonyToolParser):
 
     def reasoning_end(self) -> tuple[str, ...]:
         return (f"{CHANNEL}final{MESSAGE}",)
+
+
+def _escaped(text: str) -> str:
+    """As it stands inside a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pegboard.testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered
+from pegboard.testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered, tool
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
@@ -34,6 +34,7 @@ def write(case: Case) -> str:
     return NEXT.join(messages(case))
 
 
+PYTHON = (tool("python", code="string"), tool("now"))
 DROPPED = "drops text without a header"
 THOUGHT = "Let me think.\nYes, 1 < 2."
 ANALYSIS = say("analysis", THOUGHT)
@@ -61,6 +62,13 @@ TOOLS = [
         "a built-in tool",
         f'{CHANNEL}analysis to=browser.open code{MESSAGE}{{"id": 1}}{CALL}',
         calls=(("browser.open", {"id": 1}),),
+    ),
+    Example("code as JSON", call("python", '{"code": "1"}'), calls=(("python", {"code": "1"}),), tools=PYTHON),
+    Example(
+        "code for nobody",
+        f"{CHANNEL}analysis to=python code{MESSAGE}print(1){CALL}",
+        content=f"{CHANNEL}analysis to=python code{MESSAGE}print(1){CALL}",
+        differs="makes it a call, whose arguments are no JSON",
     ),
     Example("cut off", PARIS_CALL[: -len('is"}' + CALL)], open_call=("get_weather", '{"city": "Par')),
     Example("cut off in the header", f"{CHANNEL}commentary to=func", content=f"{CHANNEL}commentary to=func", differs=DROPPED),

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
 from pegboard_family_openai.harmony import HarmonyReasoningParser, HarmonyToolParser
 
 from pegboard.interfaces.output_parser import OutputParserSetup
-from pegboard.parsing import Pipeline, fold, merged
-from pegboard.testing.contract_output_parser import OutputParserContract
-from pegboard.testing.parser_examples import load_examples
+from pegboard.parsing import Message, Pipeline, fold, merged
+from pegboard.testing.contract_output_parser import VOCABULARY, OutputParserContract, setup_for
+from pegboard.testing.parser_examples import load_examples, tool
 
 EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
+START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+PYTHON = (tool("python", code="string"),)
 
 
 class TestHarmonyTools(OutputParserContract):
@@ -31,10 +36,46 @@ class TestHarmonyReasoning(OutputParserContract):
 
 def test_one_behind_the_other_reads_the_same() -> None:
     for example in EXAMPLES["tool_parser", "openai"]:
-        pipeline = Pipeline(HarmonyReasoningParser(), HarmonyToolParser())
+        setup = setup_for(example)
+        pipeline = Pipeline(HarmonyReasoningParser(None, setup), HarmonyToolParser(None, setup))
         events = [event for character in example.text for event in pipeline.feed(character, ())]
         message = fold(merged(events + pipeline.finish()))
         calls = [(call.name, json.loads(call.arguments)) for call in message.tool_calls if call.is_complete]
         assert calls == list(example.calls), example
         assert message.reasoning == example.reasoning, example
         assert message.content.split() == example.content.split(), example
+
+
+def parsed(text: str, *, reasons: bool = True) -> Message:
+    """Read in one piece, and character by character."""
+    found = []
+    for pieces in ([text], list(text)):
+        setup = OutputParserSetup(VOCABULARY, PYTHON)
+        pipeline = Pipeline(HarmonyReasoningParser(None, setup) if reasons else None, HarmonyToolParser(None, setup))
+        events = [event for piece in pieces for event in pipeline.feed(piece, ())]
+        found.append(fold(merged(events + pipeline.finish())))
+    assert shape(found[0]) == shape(found[1])
+    return found[0]
+
+
+def shape(message: Message) -> tuple[Any, ...]:
+    calls = [(call.name, json.loads(call.arguments), call.is_complete) for call in message.tool_calls]
+    return message.content, message.reasoning, calls
+
+
+@given(
+    st.text(max_size=30).filter(lambda text: "<" not in text and not text.strip().startswith("{") and text.strip()),
+    st.sampled_from(["analysis to=python code", "commentary to=functions.python", "analysis to=python"]),
+    st.sampled_from(["", "<|call|>"]),
+)
+def test_any_code_is_the_argument(code: str, header: str, end: str) -> None:
+    """With the end or without: it is what stops the generation, so it is rarely in the text. Such a call cannot be told from one
+    that is cut off, which is why these are no examples of the contract; who runs calls looks at why the output has ended."""
+    text = f"{CHANNEL}analysis{MESSAGE}Hm.<|end|>{START}assistant{CHANNEL}{header}{MESSAGE}{code}{end}"
+    assert shape(parsed(text)) == ("", "Hm.", [("python", {"code": code}, True)])
+
+
+def test_code_ends_where_the_next_message_begins() -> None:
+    """For the tool parser alone: behind the reasoning parser, which takes headers away, only an end does."""
+    text = f"{CHANNEL}commentary to=python code{MESSAGE}print(1){START}assistant{CHANNEL}final{MESSAGE}So."
+    assert shape(parsed(text, reasons=False)) == ("So.", "", [("python", {"code": "print(1)"}, True)])
