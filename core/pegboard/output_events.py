@@ -190,9 +190,17 @@ def _tag_texts(constraint: Constraint) -> list[str]:
     """What a structural tag wants to see written beside the arguments."""
     if constraint.kind != "structural_tag":
         return []
-    tag = json.loads(constraint.text)
-    ends = [text for structure in tag.get("structures", ()) for text in (structure["begin"], structure["end"])]
-    return [*tag.get("triggers", ()), *ends]
+    found: list[str] = []
+    waiting = [json.loads(constraint.text)]
+    while waiting:
+        form = waiting.pop()
+        if isinstance(form, list):
+            waiting += form
+        elif isinstance(form, dict):
+            found += [form[key] for key in ("begin", "end", "value") if isinstance(form.get(key), str)]
+            found += form.get("triggers", ())
+            waiting += [value for key, value in form.items() if key not in ("schema", "json_schema")]
+    return found
 
 
 class _Completion:

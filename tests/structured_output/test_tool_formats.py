@@ -20,24 +20,12 @@ from pegboard.plugins.registry import Registry
 END_TOKEN = 256
 BACKENDS = ("xgrammar", "guidance")
 NO_CONSTRAINT = {
-    "deepseek_v32": "values are text or JSON between tags",
-    "functiongemma": "values in a notation of its own",
     "granite": "markers are special tokens",
-    "glm45": "values are plain text between tags",
-    "glm47": "values are plain text between tags",
     "jamba": "markers are special tokens",
     "kimi_k2": "markers are special tokens",
-    "llama4_pythonic": "calls are Python",
-    "minimax_m2": "values are plain text between tags",
     "mistral": "markers are special tokens",
-    "olmo3": "calls are Python",
     "openai": "markers are special tokens",
     "phi4_mini_json": "markers are special tokens",
-    "pythonic": "calls are Python",
-    "qwen3_coder": "values are plain text between tags",
-    "qwen3_xml": "values are plain text between tags",
-    "seed_oss": "values are plain text between tags",
-    "step3": "values are plain text between tags",
 }
 """Parsers whose format no backend's structural tag can hold."""
 PARSERS = sorted({point.name for point in entry_points(group="pegboard.tool_parser.v1")})
@@ -96,6 +84,8 @@ def test_calls_keep_to_the_schema_and_text_is_free(registry: Registry, backend: 
     if constraint is None:
         return
     assert constraint.kind == "structural_tag" and backend.reject(constraint) is None
+    if "structures" not in json.loads(constraint.text):
+        return  # calls that are not JSON: see test_strict_samples.py
     compiled = backend.compile(constraint)
     for index, arguments, is_valid in (
         (0, {"city": "Paris"}, True),

@@ -9,6 +9,7 @@ from pegboard.parsing.call_parsers import JSONToolParser, TaggedToolParser
 from pegboard.parsing.coercion import coerce, parameter_types
 from pegboard.parsing.json_calls import CallKeys, read_arguments, read_call_list, read_call_object
 from pegboard.parsing.json_text import stream_json, take_json
+from pegboard.parsing.literal_constraint import Notation, constrained_objects, constrained_python_lines, constrained_python_lists
 from pegboard.parsing.markers import Markers, MarkerScanner
 from pegboard.parsing.message import Message, ToolCall, fold, merged
 from pegboard.parsing.pipeline import Pipeline
@@ -16,6 +17,7 @@ from pegboard.parsing.python_text import read_python_call, read_python_calls, st
 from pegboard.parsing.reader import Steps, TextReader, collected
 from pegboard.parsing.reasoning import TaggedReasoning
 from pegboard.parsing.stream_parser import Calls, StreamParser
+from pegboard.parsing.tag_constraint import constrained_tags
 from pegboard.parsing.tags import TagFormat, read_tagged_call
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "MarkerScanner",
     "Markers",
     "Message",
+    "Notation",
     "Pipeline",
     "Steps",
     "StreamParser",
@@ -36,6 +39,10 @@ __all__ = [
     "coerce",
     "collected",
     "constrained_calls",
+    "constrained_objects",
+    "constrained_python_lines",
+    "constrained_python_lists",
+    "constrained_tags",
     "fold",
     "merged",
     "parameter_types",

@@ -12,6 +12,7 @@ from pegboard.parsing.json_calls import CallKeys, read_call_list, read_call_obje
 from pegboard.parsing.markers import Markers
 from pegboard.parsing.reader import Steps
 from pegboard.parsing.stream_parser import StreamParser
+from pegboard.parsing.tag_constraint import constrained_tags
 from pegboard.parsing.tags import TagFormat, read_tagged_call
 
 
@@ -31,6 +32,10 @@ class TaggedToolParser(StreamParser):
     def read(self) -> Steps[None]:
         while marker := (yield from self.prose(self._starts)):
             yield from self.attempt(self._call(marker))
+
+    def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
+        openings = [(self.section, f"{self.section}{self.tags.line}{self.opening}"), (self.opening, self.opening)]
+        return constrained_tags(tools, self.tags, openings) if choice == "auto" else None
 
     def _call(self, marker: str) -> Steps[bool]:
         if marker == self.section:

@@ -174,7 +174,7 @@ def _combined(keyword: str, schema: Schema, root: Any, dialect: Dialect) -> str 
         return f"{keyword} is no list of schemas"
     if keyword == "allOf" and len(value) > 1:
         return "allOf of several schemas is not enforced"
-    if keyword == "oneOf" and not (dialect.one_of and _exclude_each_other(value, root)):
+    if keyword == "oneOf" and not (dialect.one_of and exclude_each_other(value, root)):
         return "oneOf whose branches do not visibly exclude each other is not enforced"
     return None
 
@@ -258,7 +258,8 @@ def _is_circular(root: Any, start: str) -> bool:
     return visit(start, ())
 
 
-def _exclude_each_other(branches: Sequence[Any], root: Any) -> bool:
+def exclude_each_other(branches: Sequence[Any], root: Any) -> bool:
+    """No value fits two of the schemas, as far as can be seen: they have other types, or other constants somewhere."""
     found = [_follow(branch, root) for branch in branches]
     return all(_exclusive(a, b) for i, a in enumerate(found) for b in found[i + 1 :])
 

@@ -26,6 +26,7 @@ class TagFormat:
     string_key_ends, json_key_ends: instead of key_end where the tag itself says whether the value is a string or JSON; other
     values are coerced by the tool's schema. value_stops: end a value too, where models forget value_end, and begin what is next.
     trim: what is no part of a value at its two ends: one newline, all white space, or nothing.
+    line, pad: what the model writes between the parts, and around a value; strict calls are held to it.
     """
 
     key_start: str
@@ -38,6 +39,8 @@ class TagFormat:
     json_key_ends: tuple[str, ...] = ()
     value_stops: tuple[str, ...] = ()
     trim: Literal["newline", "space", "nothing"] = "newline"
+    line: str = "\n"
+    pad: str = ""
     inside: Markers = field(init=False, repr=False, compare=False)
     value_ends: Markers = field(init=False, repr=False, compare=False)
 

@@ -14,8 +14,8 @@ import json
 import random
 import re
 import time
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -95,6 +95,21 @@ def said(message: Message) -> str:
     names = [call.id if call.name in call.id else f"{call.id} {call.name}" for call in message.tool_calls]
     calls = [f"{name} {call.arguments}" for name, call in zip(names, message.tool_calls, strict=True)]
     return "\n".join([message.content, message.reasoning, *calls])
+
+
+def least_text(form: Mapping[str, Any]) -> str:
+    """What a format of a structural tag is when everything that may be left out is, and the first of choices is taken."""
+    kind = form["type"]
+    if kind == "tag":
+        return f"{form['begin']}{least_text(form['content'])}{form['end']}"
+    if kind == "sequence":
+        return "".join(map(least_text, form["elements"]))
+    if kind == "or":
+        return least_text(form["elements"][0])
+    if kind == "plus":
+        return least_text(form["content"])
+    assert kind in ("const_string", "optional", "star", "any_text") or re.fullmatch(form["pattern"], ""), form
+    return str(form.get("value", ""))
 
 
 class OutputParserContract:
@@ -237,6 +252,8 @@ class OutputParserContract:
         if constraint is None or constraint.kind != "structural_tag":
             return
         tag = json.loads(constraint.text)
+        if "structures" not in tag:
+            return self.least_texts_are_read(tag["format"])
         for tool, structure in zip(TOOLS, tag["structures"], strict=True):
             assert any(structure["begin"].startswith(trigger) for trigger in tag["triggers"])
             text = structure["begin"] + '{"x": 1}' + structure["end"]
@@ -245,6 +262,18 @@ class OutputParserContract:
                 (tool["function"]["name"], '{"x": 1}', True)
             ]
             assert not message.content
+
+    def least_texts_are_read(self, form: Mapping[str, Any]) -> None:
+        names = {tool["function"]["name"] for tool in TOOLS}
+        tags = form.get("tags", [form])
+        assert all(tag["begin"].startswith(tuple(form["triggers"])) for tag in tags if "begin" in tag)
+        read = set()
+        for text in map(least_text, tags):
+            message = fold(self.parse(Example("constrained", text), [text]))
+            assert [(call.arguments, call.is_complete) for call in message.tool_calls] == [("{}", True)], text
+            assert not message.content.strip()
+            read.add(message.tool_calls[0].name)
+        assert read == names if len(tags) > 1 else read <= names
 
     def seconds(self, pieces: Sequence[str]) -> float:
         """Computing time of one pass."""

@@ -10,9 +10,15 @@ Format: the chat template in https://huggingface.co/zai-org/GLM-4.5. Values are 
 
 from __future__ import annotations
 
-from pegboard.parsing import Markers, Steps, StreamParser, TagFormat, read_tagged_call
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
 
-START = Markers("<tool_call>")
+from pegboard.interfaces.structured_output import Constraint
+from pegboard.parsing import Markers, Steps, StreamParser, TagFormat, constrained_tags, read_tagged_call
+
+CALL = "<tool_call>"
+START = Markers(CALL)
 TAGS = TagFormat(
     key_start="<arg_key>",
     key_end="</arg_key>",
@@ -24,6 +30,17 @@ TAGS = TagFormat(
 
 
 class GlmToolParser(StreamParser):
+    tags: ClassVar[TagFormat] = TAGS
+
     def read(self) -> Steps[None]:
         while (yield from self.prose(START)):
-            yield from self.attempt(read_tagged_call(self.text, self.calls, TAGS))
+            yield from self.attempt(read_tagged_call(self.text, self.calls, self.tags))
+
+    def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
+        return constrained_tags(tools, self.tags, [(CALL, CALL)]) if choice == "auto" else None
+
+
+class Glm47ToolParser(GlmToolParser):
+    """Read like the older format; what is written differs."""
+
+    tags = replace(TAGS, line="")

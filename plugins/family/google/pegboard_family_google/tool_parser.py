@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pegboard.interfaces.output_parser import Content
-from pegboard.parsing import Markers, Steps, StreamParser, coerce, parameter_types
+from pegboard.interfaces.structured_output import Constraint
+from pegboard.parsing import Markers, Notation, Steps, StreamParser, coerce, constrained_objects, parameter_types
 
 START, END = "<start_function_call>", "<end_function_call>"
 ESCAPE = "<escape>"
@@ -20,12 +23,16 @@ STARTS, ESCAPES = Markers(START), Markers(ESCAPE)
 KEY = re.compile(r"[^:{}\[\],<>]*")
 BARE = re.compile(r"[^{}\[\],<>]*")
 CLOSERS = {"{": "}", "[": "]"}
+NOTATION = Notation.between(ESCAPE, key=re.compile(r"[^:{}\[\],<>\s](?:[^:{}\[\],<>]*[^:{}\[\],<>\s])?"))
 
 
 class FunctionGemmaToolParser(StreamParser):
     def read(self) -> Steps[None]:
         while (yield from self.prose(STARTS)):
             yield from self.attempt(self._call())
+
+    def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
+        return constrained_objects(tools, NOTATION, START, "call:", END) if choice == "auto" else None
 
     def _call(self) -> Steps[bool]:
         yield from self.text.space()

@@ -15,10 +15,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard.parsing import Markers, Steps, StreamParser, constrained_calls, read_call_object, read_python_calls
+from pegboard.parsing import (
+    Markers,
+    Steps,
+    StreamParser,
+    constrained_calls,
+    constrained_python_lists,
+    read_call_object,
+    read_python_calls,
+)
 
 OBJECT_STARTS = Markers("<|python_tag|>", "<|python_start|>", "{")
-LIST_START = Markers("<|python_start|>")
+START = "<|python_start|>"
+LIST_START = Markers(START)
 END = "<|python_end|>"
 
 
@@ -62,6 +71,9 @@ class Llama4PythonicToolParser(StreamParser):
             yield from self.text.give_back()
         while (yield from self.prose(LIST_START)):
             yield from self.attempt(self._calls())
+
+    def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
+        return constrained_python_lists(tools, START, END) if choice == "auto" else None
 
     def _calls(self) -> Steps[bool]:
         yield from self.text.space()

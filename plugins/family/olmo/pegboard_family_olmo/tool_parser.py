@@ -10,9 +10,14 @@ Format: the chat template in https://huggingface.co/allenai/Olmo-3-7B-Instruct. 
 
 from __future__ import annotations
 
-from pegboard.parsing import Markers, Steps, StreamParser, read_python_call
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-START = Markers("<function_calls>")
+from pegboard.interfaces.structured_output import Constraint
+from pegboard.parsing import Markers, Steps, StreamParser, constrained_python_lines, read_python_call
+
+BEGIN = "<function_calls>"
+START = Markers(BEGIN)
 END = "</function_calls>"
 
 
@@ -20,6 +25,9 @@ class Olmo3ToolParser(StreamParser):
     def read(self) -> Steps[None]:
         while (yield from self.prose(START)):
             yield from self.attempt(self._calls())
+
+    def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
+        return constrained_python_lines(tools, BEGIN, END) if choice == "auto" else None
 
     def _calls(self) -> Steps[bool]:
         """At least one call; the end tag may be missing at the end of the text."""

@@ -8,7 +8,11 @@ https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_2/#-tool-callin
 
 from __future__ import annotations
 
-from pegboard.parsing import Steps, StreamParser, read_python_calls
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegboard.interfaces.structured_output import Constraint
+from pegboard.parsing import Steps, StreamParser, constrained_python_lists, read_python_calls
 
 
 class PythonicToolParser(StreamParser):
@@ -21,3 +25,6 @@ class PythonicToolParser(StreamParser):
             self.text.keep()
             yield from self.text.space()
         yield from self.text.give_back()
+
+    def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
+        return constrained_python_lists(tools) if choice == "auto" else None

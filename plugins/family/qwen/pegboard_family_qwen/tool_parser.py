@@ -27,4 +27,5 @@ class Qwen3CoderToolParser(TaggedToolParser):
         value_end="</parameter>",
         value_stops=("<parameter=", "</function>"),
         end="</function>",
+        pad="\n",
     )

@@ -11,7 +11,11 @@ Format: the chat template in https://huggingface.co/stepfun-ai/step3. Values are
 
 from __future__ import annotations
 
-from pegboard.parsing import Markers, Steps, StreamParser, TagFormat, read_tagged_call
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegboard.interfaces.structured_output import Constraint
+from pegboard.parsing import Markers, Steps, StreamParser, TagFormat, constrained_tags, read_tagged_call
 
 SECTION, SECTION_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 CALL, CALL_END = "<｜tool_call_begin｜>", "<｜tool_call_end｜>"
@@ -33,6 +37,11 @@ class Step3ToolParser(StreamParser):
     def read(self) -> Steps[None]:
         while marker := (yield from self.prose(STARTS)):
             yield from self.attempt(self._call(marker))
+
+    def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
+        call = f"{CALL}{KIND}{INVOKE}"
+        openings = [(SECTION, f"{SECTION}\n{call}"), (CALL, call)]
+        return constrained_tags(tools, TAGS, openings, f"{TAGS.end}{CALL_END}") if choice == "auto" else None
 
     def _call(self, marker: str) -> Steps[bool]:
         if marker == SECTION:

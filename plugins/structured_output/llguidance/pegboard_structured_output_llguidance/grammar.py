@@ -8,6 +8,7 @@ from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint, StructuredOutputNeed
 from pegboard.parsing.json_schema import subschemas
+from pegboard_structured_output_llguidance import tag_grammar
 
 
 def suits(need: StructuredOutputNeed) -> list[str]:
@@ -27,8 +28,8 @@ def suits(need: StructuredOutputNeed) -> list[str]:
 
 def rejection(constraint: Constraint) -> str | None:
     """See `StructuredOutput.reject`: what is not worth a thread."""
-    if constraint.kind == "structural_tag" and "structures" not in json.loads(constraint.text):
-        return "of structural tags, only the form with structures and triggers is supported"
+    if constraint.kind == "structural_tag" and "structures" not in (tag := json.loads(constraint.text)):
+        return tag_grammar.rejection(tag)
     if constraint.kind == "json":
         for path, inner in subschemas(json.loads(constraint.text)):
             if (
@@ -55,7 +56,8 @@ def grammar_text(constraint: Constraint) -> str:
         choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(constraint.text))
         return str(matcher.grammar_from_lark(f"start: {choices}"))
     if constraint.kind == "structural_tag":
-        return _structural_tag(json.loads(constraint.text))
+        tag = json.loads(constraint.text)
+        return _structures(tag) if "structures" in tag else str(matcher.grammar_from_lark(tag_grammar.tag_grammar(tag)))
     return str(llguidance.grammar_from("grammar", constraint.text))  # EBNF becomes Lark
 
 
@@ -81,7 +83,7 @@ def close(schema: Any) -> None:
             inner["additionalProperties"] = False
 
 
-def _structural_tag(tag: Mapping[str, Any]) -> str:
+def _structures(tag: Mapping[str, Any]) -> str:
     import llguidance
 
     triggers = tag["triggers"]

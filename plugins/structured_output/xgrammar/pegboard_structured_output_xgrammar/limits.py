@@ -27,6 +27,10 @@ FORMATS = frozenset(
         "relative-json-pointer",
     }
 )
+PLAIN_FORMATS = frozenset({"date", "time", "date-time", "duration", "hostname", "ipv6", "uuid"})
+"""Their strings are of letters, digits and a few signs; no word that is excluded looks like one."""
+LIMITS = frozenset({"minLength", "maxLength", "pattern", "format"})
+"""Of strings."""
 MAX_LENGTH = 128
 """Of strings: compile time grows with it, to seconds."""
 
@@ -59,15 +63,26 @@ def rejection(constraint: Constraint) -> str | None:
 
 
 def _tag(value: Any) -> str | None:
-    """The first problem of a JSON schema inside a structural tag."""
+    """The first problem of a JSON schema or a pattern inside a structural tag."""
     if isinstance(value, list):
         return next((reason for reason in map(_tag, value) if reason), None)
     if not isinstance(value, Mapping):
         return None
+    if value.get("type") == "regex" and isinstance(value.get("pattern"), str):
+        return "words that a pattern excludes are not enforced" if value.get("excludes") else _regex(value["pattern"])
     key = "json_schema" if value.get("type") == "json_schema" else "schema" if "begin" in value else None
     if key in value:
-        return problem(value[key], DIALECT)
+        return problem(value[key], DIALECT) or (_unfiltered(value[key]) if value.get("excludes") else None)
     return _tag(list(value.values()))
+
+
+def _unfiltered(schema: Any) -> str | None:
+    """Strings from which the library does not keep excluded words away, or whose limits it drops then."""
+    for path, inner in subschemas(schema):
+        used = restrictions(inner) if isinstance(inner, Mapping) else set()
+        if used & {"minLength", "maxLength", "pattern"} or "format" in used and inner["format"] not in PLAIN_FORMATS:
+            return f"excluded words together with {', '.join(sorted(used & LIMITS))} at {path} are not enforced"
+    return None
 
 
 def has_lengths(schema: Any) -> bool:
