@@ -6,8 +6,10 @@ The tests import `pages` and `page_server`.
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,3 +48,23 @@ def server(smollm2_gguf: Path, environment: dict[str, str], tmp_path_factory: py
     running = Server(("pegboard", "serve", str(smollm2_gguf)), environment, tmp_path_factory.mktemp("server"))
     yield running
     assert running.stop() == 0
+
+
+@pytest.fixture
+def tool_server() -> Iterator[str]:
+    """The example of a tool server, on a free port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    running = subprocess.Popen([sys.executable, str(ROOT / "examples/tool_server.py"), str(port)], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            break
+        except OSError:
+            assert running.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+    yield f"localhost:{port}"
+    running.terminate()
+    running.wait(PATIENCE_S)

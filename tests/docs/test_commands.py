@@ -107,9 +107,13 @@ def test_pegboard_without_a_server(command: Command, smollm2_gguf: Path, environ
 
 @pytest.mark.real_model
 @pytest.mark.parametrize("command", unique(SERVE), ids=str)
-def test_pegboard_serve(command: Command, smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    """It starts, and leaves when told to. A model of the pages is replaced by the local one."""
+def test_pegboard_serve(
+    command: Command, smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """It starts, and leaves when told to. A model of the pages is replaced by the local one, a tool server by a real one."""
     words = [str(smollm2_gguf) if word == HUB_MODEL or word.endswith(".gguf") else word for word in command.words]
+    if "--tool-server" in words:
+        words[words.index("--tool-server") + 1] = request.getfixturevalue("tool_server")
     if any(word.startswith("--help") for word in words):
         assert runs(words, env=environment, cwd=tmp_path).returncode == 0
         return

@@ -13,13 +13,17 @@ from pegboard_api_openai.errors import InvalidBody
 from pegboard_api_openai.responses.fields import LOGPROBS, ResponsesRequest
 from pegboard_api_openai.responses.tools import Tools
 from pegboard_api_openai.sampling import read_logit_bias
-from pegboard_api_openai.tools import NO_PARSER, NOT_AUTO, parsing_of, wrong
+from pegboard_api_openai.tools import parsing_of, wrong
 
 # Fields whose name and meaning are SamplingParams'.
 SAME = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop",
     "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens",
 )  # fmt: skip
+NO_CALLS = (
+    "built-in tools need calls that can be read, and no tool parser is known for this model, or --no-enable-auto-tool-choice "
+    "turns it off: name one with --tool-call-parser, or force a call with tool_choice 'required'"
+)
 CHOICES = "none, auto, required or {'type': 'function', 'name': …}"
 STRUCTURES = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
@@ -44,7 +48,7 @@ def response_parsing(
     if choice == "auto" and not tools.shapes:  # what clients send who always send it
         choice = None
     if choice is None and tools.builtin and (not auto or client.parsers()["tool_parser"] is None):
-        raise InvalidBody(NOT_AUTO if not auto else NO_PARSER, parameter="tools")
+        raise InvalidBody(NO_CALLS, parameter="tools")
     return parsing_of(
         choice,
         name,
