@@ -76,8 +76,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
 class TestFakeBuiltinTool(BuiltinToolContract):
     entry = {"type": "mcp", "server_label": "calc"}
-    call = ("calc.add", {"x": 1, "y": 2})
-    failing = ("calc.fail", {})
+    call = ("calc_add", {"x": 1, "y": 2})
+    failing = ("calc_fail", {})
     refused = [({"type": "mcp", "server_label": "calc", "server_url": "http://x"}, "server_url")]
 
     def tool(self) -> FakeBuiltinTool:

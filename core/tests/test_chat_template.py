@@ -111,6 +111,22 @@ def test_reasoning_has_every_name(name):
     assert _render("{{ messages[0].reasoning_content }}{{ messages[0].thinking }}", message) == "whywhy"
 
 
+def test_text_joins_the_reasoning_where_a_template_refuses_both_beside_a_call():
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    chat = [
+        {"role": "assistant", "reasoning": "why", "content": "so", "tool_calls": [call]},
+        {"role": "assistant", "content": "!"},
+    ]
+    said = "{% for m in messages %}{{ m.thinking }}|{{ m.reasoning_content }}|{{ m.content }}|{% endfor %}"
+    refuses = "{% for m in messages if m.tool_calls and m.content and m.thinking %}{{ raise_exception('no') }}{% endfor %}"
+    assert _render(said, chat) == "why|why|so|||!|"
+    assert _render(refuses + said, chat) == "why\n\nso|why\n\nso||||!|"
+    with pytest.raises(RequestError, match="never"):
+        _render("{{ raise_exception('never') }}", chat)
+    with pytest.raises(RequestError, match="no"):
+        _render("{{ raise_exception('no') }}", USER)
+
+
 def test_template_kwargs_reach_the_template_but_not_its_own_variables():
     assert (
         _render("{{ enable_thinking }}{{ bos_token }}", template_kwargs={"enable_thinking": False, "bos_token": "B"}) == "FalseB"

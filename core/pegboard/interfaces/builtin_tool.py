@@ -35,7 +35,8 @@ class BuiltinToolSetup:
 class ToolFunction:
     """A function that the model may call.
 
-    name: as the model sees it, alone among the functions of a request. parameters: JSON schema of its arguments, an object.
+    name: as the model sees it, alone among the functions of a request: up to 64 letters, digits, "_" and "-", because some
+    templates take no others. parameters: JSON schema of its arguments, an object.
     item: the type of the output item that a call becomes, which decides the events that a stream tells. Code is the argument
     `code`, or the only one; what a search does follows from `tool`: "search" (`query`), "open" (`url`, `id`), "find" (`pattern`).
     server, tool: the server's label and the function's own name there.

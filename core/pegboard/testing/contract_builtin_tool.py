@@ -2,8 +2,8 @@
 
 class TestMyTool(BuiltinToolContract):
     entry = {"type": "mcp", "server_label": "files"}    # of a request's tools
-    call = ("files.read", {"path": "a.txt"})            # answered
-    failing = ("files.read", {"path": "none"})          # an error of the tool's
+    call = ("files_read", {"path": "a.txt"})            # answered
+    failing = ("files_read", {"path": "none"})          # an error of the tool's
     refused = [({"type": "mcp", "server_url": "http://…"}, "server_url")]
 
     def tool(self) -> BuiltinTool:
@@ -13,6 +13,7 @@ class TestMyTool(BuiltinToolContract):
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
@@ -24,6 +25,7 @@ from pegboard.interfaces.builtin_tool import BuiltinTool, ToolFunction, ToolOutp
 T = TypeVar("T")
 Call = tuple[str, Mapping[str, Any]]
 PATH = "tools[3]"
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 ITEMS = get_args(get_type_hints(ToolFunction)["item"])
 
 
@@ -48,9 +50,9 @@ class BuiltinToolContract:
             session = tool.session(self.entry, PATH, "resp_1")
             assert session is not None, f"{self.entry} is nobody's"
             try:
-                return await asyncio.ensure_future(work(session))  # type: ignore[arg-type]  # a coroutine
+                return await asyncio.ensure_future(work(session))
             finally:
-                await asyncio.ensure_future(session.close())  # type: ignore[arg-type]
+                await asyncio.ensure_future(session.close())
 
         return asyncio.run(run())
 
@@ -60,7 +62,8 @@ class BuiltinToolContract:
 
         functions = self.within(work)
         names = [function.name for function in functions]
-        assert names and all(names) and len(set(names)) == len(names)
+        assert names and len(set(names)) == len(names)
+        assert all(NAME.fullmatch(name) for name in names), names
         assert self.call[0] in names
         for function in functions:
             assert function.parameters.get("type") == "object", function
@@ -87,7 +90,7 @@ class BuiltinToolContract:
     def test_a_call_can_be_cancelled(self) -> None:
         async def work(session: ToolSession) -> None:
             for num_steps in range(4):
-                task = asyncio.ensure_future(session.run(*self.call))  # type: ignore[arg-type]
+                task = asyncio.ensure_future(session.run(*self.call))
                 for _ in range(num_steps):
                     await asyncio.sleep(0)
                 task.cancel()
@@ -107,7 +110,7 @@ class BuiltinToolContract:
             await tool.start()
             first, second = (tool.session(self.entry, PATH, name) for name in ("resp_1", "resp_2"))
             assert first is not None and second is not None
-            outputs = await asyncio.gather(first.run(*self.call), second.run(*self.call))
+            outputs = [*await asyncio.gather(first.run(*self.call), second.run(*self.call))]
             await first.close()
             outputs.append(await second.run(*self.call))
             await second.close()

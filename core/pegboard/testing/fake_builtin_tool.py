@@ -1,8 +1,8 @@
 """A fake of the kind `builtin_tool`: small functions for every item type, without a server.
 
-mcp                calc.add {x, y}; calc.fail; calc.crash (raises); calc.wait (until cancelled); for server_label "calc" only
+mcp                calc_add {x, y}; calc_fail; calc_crash (raises); calc_wait (until cancelled); for server_label "calc" only
 code_interpreter   python {code}: says what it was given
-web_search         browser.search {query}, browser.open {id}, browser.find {pattern}
+web_search         browser_search {query}, browser_open {id}, browser_find {pattern}
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FAKE = BuiltinToolSpec(api="1.0", implementation="pegboard.testing.fake_builtin_
 
 def _function(server: str, tool: str, item: Any, **properties: str) -> ToolFunction:
     schema = {"type": "object", "properties": {name: {"type": kind} for name, kind in properties.items()}}
-    name = tool if server == tool else f"{server}.{tool}"
+    name = tool if server == tool else f"{server}_{tool}"
     return ToolFunction(name, f"Fake {tool}", schema, item=item, server=server, tool=tool)
 
 
@@ -70,18 +70,18 @@ class FakeToolSession:
         return self._functions
 
     async def run(self, name: str, arguments: Mapping[str, Any]) -> ToolOutput:
-        if name == "calc.wait":
+        if name == "calc_wait":
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
                 self.num_cancelled += 1
                 raise
         self.calls.append((name, dict(arguments)))
-        if name == "calc.crash":
+        if name == "calc_crash":
             raise OSError("the tool broke")
-        if name == "calc.fail":
+        if name == "calc_fail":
             return ToolOutput("cannot", is_error=True)
-        if name == "calc.add":
+        if name == "calc_add":
             return ToolOutput(str(arguments["x"] + arguments["y"]))
         return ToolOutput(f"{name} says {next(iter(arguments.values()), None)!r}")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.tokenizer import Chat
-from pegboard.tokenization.messages import mark_end, plain_messages, plain_value
+from pegboard.tokenization.messages import mark_end, plain_messages, plain_value, text_in_reasoning
 
 if TYPE_CHECKING:
     from jinja2 import Template, nodes
@@ -60,7 +60,13 @@ class ChatTemplate:
             "documents": plain_value(chat.documents) if chat.documents else None,
             "add_generation_prompt": chat.add_generation_prompt,
         }
-        text = compiled.render(variables)
+        try:
+            text = compiled.render(variables)
+        except RequestError:
+            joined = text_in_reasoning(messages)
+            if joined is None:
+                raise
+            text = compiled.render(variables | {"messages": joined})
         return end.cut(text) if end else text
 
     def _choose(self, chat: Chat) -> str:

@@ -47,6 +47,22 @@ def plain_messages(messages: Sequence[Mapping[str, Any]], *, has_parts: bool, ha
     return plain
 
 
+def text_in_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+    """`messages`, where text that stands between reasoning and calls is the end of the reasoning; None when there is none.
+
+    For templates that refuse a message with all three (gpt-oss's, whose model does write all three)."""
+    found = False
+    joined = []
+    for message in messages:
+        text, reasoning = message.get("content"), message.get("thinking")
+        if message.get("tool_calls") and isinstance(text, str) and text and isinstance(reasoning, str) and reasoning:
+            found = True
+            both = f"{reasoning}\n\n{text}"
+            message = {**message, "content": "", **{name: both for name in _REASONING_FIELDS if name in message}}
+        joined.append(dict(message))
+    return joined if found else None
+
+
 def _joined(parts: list[Any]) -> str:
     texts = []
     for part in parts:

@@ -108,9 +108,9 @@ def kinds(response: Any) -> list[str]:
     return [item["type"] for item in response["output"]]
 
 
-ADD = '<think>I add</think>So: <call calc.add>{"x": 1, "y": 2}</call>'
+ADD = '<think>I add</think>So: <call calc_add>{"x": 1, "y": 2}</call>'
 PYTHON = '<call python>{"code": "print(1)\\n"}</call>'
-FIND = '<call browser.search>{"query": "é"}</call>'
+FIND = '<call browser_search>{"query": "é"}</call>'
 ANSWER = "<think>Got it</think>It is 3."
 
 
@@ -122,22 +122,31 @@ def test_the_server_runs_what_the_model_calls():
         assert (call["server_label"], call["name"], call["status"]) == ("calc", "add", "completed")
         assert (call["arguments"], call["output"], call["error"]) == ('{"x": 1, "y": 2}', "3", None)
         assert call["id"].startswith("mcp_") and answer["content"][0]["text"] == "It is 3."
-        assert server.tool.sessions[0].calls == [("calc.add", {"x": 1, "y": 2})]
+        assert server.tool.sessions[0].calls == [("calc_add", {"x": 1, "y": 2})]
         assert server.tool.sessions[0].response_id == response["id"]
         assert server.messages() == [
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "1 + 2?"},
-            {"role": "assistant", "reasoning": "I add", "content": "So: ", "calls": [("calc.add", {"x": 1, "y": 2})]},
+            {"role": "assistant", "reasoning": "I add", "content": "So: ", "calls": [("calc_add", {"x": 1, "y": 2})]},
             {"role": "tool", "content": "3"},
         ]
         names = [tool["function"]["name"] for tool in server.tokenizer.chats[0].tools]
-        assert names[0] == "calc.add" and names[-1] == "mine" and {"python", "browser.search"} < set(names)
+        assert names[0] == "calc_add" and names[-1] == "mine" and {"python", "browser_search"} < set(names)
         assert response["tools"] == ALL and response["tool_choice"] == "auto"
         prompts = [len(prompt.token_ids) for prompt, _, _ in server.engine.requests]
         usage = response["usage"]
         assert len(prompts) == 2 and usage["input_tokens"] == sum(prompts)
         assert usage["output_tokens"] == len(ADD.encode()) + len(ANSWER.encode()) + 2
         assert usage["output_tokens_details"]["reasoning_tokens"] == len("I add") + len("Got it")
+
+
+def test_names_in_the_way_of_gpt_oss():
+    with Server('<call browser.search>{"query": "x"}</call>', ANSWER) as server:
+        assert kinds(server.create())[0] == "web_search_call"
+        assert server.tool.sessions[2].calls == [("browser_search", {"query": "x"})]
+        assert server.messages()[1]["calls"] == [("browser_search", {"query": "x"})]
+        own = {**CLIENTS, "name": "browser.search"}
+        assert kinds(server.create(tools=[SEARCH, own])) == ["function_call"], "the client's own is meant"
 
 
 def test_the_ids_of_requests_and_calls_are_all_different():
@@ -181,7 +190,7 @@ def test_the_stream_tells_the_same(kind: str, call: str):
 
 
 def test_items_say_what_was_done():
-    calls = PYTHON + FIND + '<call browser.open>{"id": "http://a"}</call><call browser.find>{"pattern": "x", "cursor": 2}</call>'
+    calls = PYTHON + FIND + '<call browser_open>{"id": "http://a"}</call><call browser_find>{"pattern": "x", "cursor": 2}</call>'
     with Server(calls, ANSWER) as server:
         code, search, opened, found = server.create()["output"][:4]
         assert (code["code"], code["container_id"]) == ("print(1)\n", "auto")
@@ -194,7 +203,7 @@ def test_items_say_what_was_done():
 
 @given(
     st.lists(
-        st.sampled_from([ADD, PYTHON, FIND, "<call calc.fail>{}</call>", "Hm. ", "<think>a</think>"]), min_size=1, max_size=5
+        st.sampled_from([ADD, PYTHON, FIND, "<call calc_fail>{}</call>", "Hm. ", "<think>a</think>"]), min_size=1, max_size=5
     )
 )
 @settings(max_examples=25, deadline=None)
@@ -209,7 +218,7 @@ def test_any_turns_whole_and_streamed(parts: list[str]):
 
 
 def test_what_a_tool_finds_wrong_is_told_to_the_model():
-    broken = [("calc.fail", "{}"), ("calc.crash", "{}"), ("calc.wait", "{}"), ("calc.add", "{no"), ("python", "[]")]
+    broken = [("calc_fail", "{}"), ("calc_crash", "{}"), ("calc_wait", "{}"), ("calc_add", "{no"), ("python", "[]")]
     calls = "".join(f"<call {name}>{arguments}</call>" for name, arguments in broken)
     with Server(calls, "Sorry.", options={"tool_timeout_s": 0.001}) as server:
         response = server.create()
@@ -217,7 +226,7 @@ def test_what_a_tool_finds_wrong_is_told_to_the_model():
         assert response["status"] == "completed" and answer["content"][0]["text"] == "Sorry."
         assert [item["status"] for item in failed] == ["failed"] * 5
         texts = [message["content"] for message in server.messages() if message["role"] == "tool"]
-        assert texts[:2] == ["cannot", "calc.crash failed with OSError"]
+        assert texts[:2] == ["cannot", "calc_crash failed with OSError"]
         assert "within 0.001 s" in texts[2] and "not a JSON object" in texts[3] and "not a JSON object" in texts[4]
         assert [item["error"]["content"] for item in failed[:4]] == texts[:4]
         assert server.messages()[-2]["calls"] == [("python", {"invalid": "[]"})]
@@ -259,7 +268,7 @@ def test_a_call_of_the_clients_ends_the_response():
         result = {"type": "function_call_output", "call_id": mine["call_id"], "output": "7"}
         again = server.create([result], previous_response_id=response["id"])
         assert [message["role"] for message in server.messages()] == ["user", "assistant", "tool", "assistant", "tool", "tool"]
-        assert server.messages()[1]["calls"] == [("calc.add", {"x": 1, "y": 2})]
+        assert server.messages()[1]["calls"] == [("calc_add", {"x": 1, "y": 2})]
         assert [name for name, _ in server.messages()[3]["calls"]] == ["mine", "python"]
         assert again["output"][-1]["content"][0]["text"] == "It is 3."
 
@@ -282,9 +291,9 @@ def test_what_was_found_is_kept_but_no_part_of_the_item():
     with Server(FIND, ANSWER) as server:
         first = server.create()
         server.create("And?", previous_response_id=first["id"])
-        assert "browser.search says 'é'" in [message["content"] for message in server.messages()]
+        assert "browser_search says 'é'" in [message["content"] for message in server.messages()]
         server.create([{"role": "user", "content": "x"}, *first["output"], {"role": "user", "content": "And?"}])
-        assert server.messages()[1]["calls"] == [("browser.search", {"query": "é"})]
+        assert server.messages()[1]["calls"] == [("browser_search", {"query": "é"})]
         assert "not sent back" in server.messages()[2]["content"]
 
 
@@ -297,7 +306,7 @@ def test_items_without_an_answer_and_lists_of_tools_stand_for_nothing():
         server.create([{"role": "user", "content": "a"}, listed, cut_off, failed])
         assert server.messages() == [
             {"role": "user", "content": "a"},
-            {"role": "assistant", "content": "", "calls": [("s.n", {})]},
+            {"role": "assistant", "content": "", "calls": [("s_n", {})]},
             {"role": "tool", "content": "no"},
         ]
 
@@ -309,27 +318,27 @@ def test_hidden_reasoning_stays_in_the_conversation():
         assert server.messages()[1]["reasoning"] == "I add"
 
 
-CALCS = ["calc.add", "calc.fail", "calc.crash", "calc.wait"]
+CALCS = ["calc_add", "calc_fail", "calc_crash", "calc_wait"]
 
 
 @pytest.mark.parametrize(
     ("choice", "names"),
     [
-        ("required", [*CALCS, "python", "browser.search", "browser.open", "browser.find", "mine"]),
+        ("required", [*CALCS, "python", "browser_search", "browser_open", "browser_find", "mine"]),
         ({"type": "mcp", "server_label": "calc"}, CALCS),
-        ({"type": "mcp", "server_label": "calc", "name": "add"}, ["calc.add"]),
+        ({"type": "mcp", "server_label": "calc", "name": "add"}, ["calc_add"]),
         ({"type": "code_interpreter"}, ["python"]),
     ],
 )
 def test_a_forced_call_is_forced_once(choice: Any, names: list[str]):
-    calls = {"python": {"code": "1"}, "calc.add": {"x": 1, "y": 1}}
-    name = "python" if names == ["python"] else "calc.add"
+    calls = {"python": {"code": "1"}, "calc_add": {"x": 1, "y": 1}}
+    name = "python" if names == ["python"] else "calc_add"
     with Server(json.dumps([{"name": name, "parameters": calls[name]}]), "Done.", parsers=False) as server:
         response = server.create(tool_choice=choice)
         assert kinds(response)[0].endswith("_call") and response["output"][1]["content"][0]["text"] == "Done."
         first, second = (params for _, params, _ in server.engine.requests)
         schema = first.structured_outputs.json
-        assert [name for name in [*CALCS, "python", "browser.search", "browser.open", "browser.find", "mine"]
+        assert [name for name in [*CALCS, "python", "browser_search", "browser_open", "browser_find", "mine"]
                 if f'"{name}"' in schema] == names  # fmt: skip
         assert second.structured_outputs is None
         assert len(server.tokenizer.chats[0].tools) == 9, "the template shows all"
@@ -388,7 +397,7 @@ def test_in_the_background_and_cancelled_while_a_tool_runs():
         assert plain(events[-1]["response"]["output"]) == plain(server.client.get(path).json()["output"])
         server.create("And?", previous_response_id=started["id"])
         assert "tool" in [message["role"] for message in server.messages()]
-    with Server(ADD + "<call calc.wait>{}</call>", ANSWER) as server:
+    with Server(ADD + "<call calc_wait>{}</call>", ANSWER) as server:
         started = server.create(background=True)
         wait_for(lambda: bool(server.tool.sessions and server.tool.sessions[0].calls))
         cancelled = server.client.post(f"/v1/responses/{started['id']}/cancel").json()
@@ -400,7 +409,7 @@ def test_in_the_background_and_cancelled_while_a_tool_runs():
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_cancels_the_tool(serve: Any, stream: bool):
     tool = FakeBuiltinTool()
-    engine = FakeEngineClient("<call calc.wait>{}</call>", tool_parser=FakeToolParser)
+    engine = FakeEngineClient("<call calc_wait>{}</call>", tool_parser=FakeToolParser)
     body = json.dumps({"input": "x", "tools": [CALC], "stream": stream}).encode()
     with serve(engine, {"mcp": [tool]}) as address:
         host, port = address.removeprefix("http://").split(":")

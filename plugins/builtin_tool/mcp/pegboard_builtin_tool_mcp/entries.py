@@ -11,6 +11,7 @@ Item = Literal["mcp_call", "code_interpreter_call", "web_search_call"]
 
 SERVERS: dict[str, tuple[str, Item]] = {
     "web_search": ("browser", "web_search_call"),
+    "web_search_2025_08_26": ("browser", "web_search_call"),
     "web_search_preview": ("browser", "web_search_call"),
     "web_search_preview_2025_03_11": ("browser", "web_search_call"),
     "code_interpreter": ("python", "code_interpreter_call"),

@@ -10,7 +10,15 @@ MCP = BuiltinToolSpec(
     options="pegboard_builtin_tool_mcp.options:McpOptions",
     supports={
         "type": frozenset(
-            {"mcp", "web_search", "web_search_preview", "web_search_preview_2025_03_11", "code_interpreter", "container"}
+            {
+                "mcp",
+                "code_interpreter",
+                "container",
+                "web_search",
+                "web_search_2025_08_26",
+                "web_search_preview",
+                "web_search_preview_2025_03_11",
+            }
         )
     },
     flags=frozenset({"tool_servers"}),

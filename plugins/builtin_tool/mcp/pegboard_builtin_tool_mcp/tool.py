@@ -31,6 +31,7 @@ log = get_logger(__name__)
 
 MAX_PAGES = 100
 """Of one server's list of tools."""
+MAX_NAME = 64
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -43,19 +44,23 @@ class ToolServer:
     tools: tuple[Tool, ...]
 
     def functions(self, item: Item, allowed: Sequence[str] | None) -> list[ToolFunction]:
-        """For a request. A tool that is called like its server bears that name alone, others stand behind it and a dot."""
+        """For a request, without those that are not `allowed`."""
         return [
-            ToolFunction(
-                name=tool.name if tool.name == self.label else f"{NOT_IN_NAMES.sub('_', self.label)}.{tool.name}",
-                description=tool.description or tool.title or tool.name,
-                parameters=tool.input_schema,
-                item=item,
-                server=self.label,
-                tool=tool.name,
-            )
-            for tool in self.tools
+            ToolFunction(name, tool.description or tool.title or tool.name, tool.input_schema, item, self.label, tool.name)
+            for name, tool in zip(self._names(), self.tools, strict=True)
             if allowed is None or tool.name in allowed
         ]
+
+    def _names(self) -> list[str]:
+        """What models call the tools. One that is called like its server bears that name alone, others both."""
+        names: list[str] = []
+        for tool in self.tools:
+            whole = tool.name if tool.name == self.label else f"{self.label}_{tool.name}"
+            name = NOT_IN_NAMES.sub("_", whole)[-MAX_NAME:]
+            while name in names:
+                name = f"{name[-MAX_NAME + 1 :]}_"
+            names.append(name)
+        return names
 
 
 class McpTool:

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mcp.types import CallToolResult, ImageContent, TextContent
+from mcp.types import CallToolResult, ImageContent, TextContent, Tool
 from pegboard_builtin_tool_mcp.entries import check_fields
 from pegboard_builtin_tool_mcp.options import McpOptions, url_of
 from pegboard_builtin_tool_mcp.plugin import MCP
-from pegboard_builtin_tool_mcp.tool import McpTool, text_of
+from pegboard_builtin_tool_mcp.tool import McpTool, ToolServer, text_of
 from pydantic import ValidationError
 
 from pegboard.errors import ConfigError, RequestError
 from pegboard.interfaces.builtin_tool import BuiltinToolSetup
-from pegboard.testing.contract_builtin_tool import BuiltinToolContract
+from pegboard.testing.contract_builtin_tool import NAME, BuiltinToolContract
 from pegboard.testing.contract_generic import check_entry, installed_entry
 
 Start = Callable[..., Any]
@@ -46,8 +46,8 @@ def test_contract() -> None:
 
 class Contract(BuiltinToolContract):
     entry = FILES
-    call = ("files.add", {"x": 1, "y": 2})
-    failing = ("files.fail", {"why": "no"})
+    call = ("files_add", {"x": 1, "y": 2})
+    failing = ("files_fail", {"why": "no"})
     refused = [
         ({**FILES, "server_url": "http://evil/sse"}, "server_url"),
         ({**FILES, "headers": {"a": "b"}}, "headers"),
@@ -105,13 +105,13 @@ def test_the_name_of_a_server_decides_what_it_serves(named: list[str]) -> None:
 
     found = started(work, *named)
     assert found["web_search"] == found["web_search_preview"]
-    assert found["web_search"][0] == ("browser.run", "web_search_call", "browser")
+    assert found["web_search"][0] == ("browser_run", "web_search_call", "browser")
     assert found["code_interpreter"][:2] == [
         ("python", "code_interpreter_call", "python"),
-        ("python.add", "code_interpreter_call", "python"),
+        ("python_add", "code_interpreter_call", "python"),
     ]
-    assert found["container"][0] == ("container.run", "mcp_call", "container")
-    assert found["mcp"][0] == ("My_Server.run", "mcp_call", "My Server"), "names of functions have no blanks"
+    assert found["container"][0] == ("container_run", "mcp_call", "container")
+    assert found["mcp"][0] == ("My_Server_run", "mcp_call", "My Server"), "names of functions have no blanks"
 
 
 def test_types_without_their_server_are_somebody_elses(files: Any) -> None:
@@ -126,7 +126,7 @@ def test_functions_are_described_and_can_be_chosen(files: Any) -> None:
         session = tool.session({**FILES, "allowed_tools": {"tool_names": ["add"]}}, "tools[0]", "r")
         assert session is not None
         (add,) = session.functions()
-        assert (add.name, add.description, add.tool) == ("files.add", "Adds two numbers", "add")
+        assert (add.name, add.description, add.tool) == ("files_add", "Adds two numbers", "add")
         assert set(add.parameters["properties"]) == {"x", "y"} and add.parameters["type"] == "object"
         with pytest.raises(RequestError) as refusal:
             tool.session({**FILES, "allowed_tools": ["add", "sub"]}, "tools[0]", "r")
@@ -139,10 +139,10 @@ def test_wrong_arguments_and_errors_are_outputs(files: Any) -> None:
     async def work(tool: McpTool) -> None:
         session = tool.session(FILES, "tools[0]", "r")
         assert session is not None
-        failed = await session.run("files.fail", {"why": "because"})
+        failed = await session.run("files_fail", {"why": "because"})
         assert failed.is_error and "because" in failed.text
-        assert (await session.run("files.add", {"x": "a"})).is_error
-        good = await session.run("files.add", {"x": 20, "y": 22})
+        assert (await session.run("files_add", {"x": "a"})).is_error
+        good = await session.run("files_add", {"x": 20, "y": 22})
         assert (good.text, good.is_error) == ("42", False)
         await session.close()
         await session.close()
@@ -157,12 +157,12 @@ def test_a_connection_that_breaks_is_replaced(start: Start) -> None:
     async def work(tool: McpTool) -> None:
         session = tool.session(FILES, "tools[0]", "r")
         assert session is not None
-        assert not (await session.run("files.add", {"x": 1, "y": 1})).is_error
+        assert not (await session.run("files_add", {"x": 1, "y": 1})).is_error
         await asyncio.to_thread(first.stop)
         for _ in range(2):
-            assert (await session.run("files.add", {"x": 1, "y": 1})).is_error
+            assert (await session.run("files_add", {"x": 1, "y": 1})).is_error
         second = await asyncio.to_thread(lambda: start("files", port=first.port))
-        assert (await session.run("files.add", {"x": 1, "y": 1})).text == "2", second
+        assert (await session.run("files_add", {"x": 1, "y": 1})).text == "2", second
         await session.close()
 
     started(work, first.address)
@@ -173,11 +173,11 @@ def test_a_call_that_never_ends_can_be_left(files: Any) -> None:
     async def work(tool: McpTool) -> None:
         session = tool.session(FILES, "tools[0]", "r")
         assert session is not None
-        await session.run("files.add", {"x": 1, "y": 1})
+        await session.run("files_add", {"x": 1, "y": 1})
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await session.run("files.wait", {})
-        assert (await session.run("files.add", {"x": 1, "y": 1})).text == "2"
+                await session.run("files_wait", {})
+        assert (await session.run("files_add", {"x": 1, "y": 1})).text == "2"
         await session.close()
 
     started(work, files.address)
@@ -203,6 +203,17 @@ def test_two_servers_of_one_name(start: Start, files: Any) -> None:
     other = start("files")
     with pytest.raises(ConfigError, match=f"{files.address} and {other.address} are both called 'files'"):
         started(work, files.address, other.address)
+
+
+@given(
+    st.lists(st.text("ab._/ é", min_size=1, max_size=70), min_size=1, max_size=6, unique=True),
+    st.sampled_from(["s", "a", "x" * 70]),
+)
+def test_names_are_such_that_every_template_takes_them(names: list[str], label: str) -> None:
+    tools = tuple(Tool(name=name, input_schema={"type": "object"}) for name in names)
+    functions = ToolServer("a:1", label, tools).functions("mcp_call", None)
+    assert [function.tool for function in functions] == names and len({function.name for function in functions}) == len(names)
+    assert all(NAME.fullmatch(function.name) for function in functions)
 
 
 def test_addresses() -> None:

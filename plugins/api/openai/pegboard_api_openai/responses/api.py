@@ -109,7 +109,7 @@ class ResponsesApi:
         most = self._options.max_tool_calls
         items = Items(
             with_reasoning=request.include_reasoning,
-            builtin=tools.builtin,
+            builtin=tools.callable_names(),
             max_builtin=most if request.max_tool_calls is None else min(most, request.max_tool_calls),
         )
         names = TokenNames(as_ids=False, token_bytes=token_bytes)

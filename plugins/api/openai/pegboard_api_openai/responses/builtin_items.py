@@ -5,6 +5,7 @@ A call goes through four states: it is written by the model, asked (its argument
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -195,6 +196,7 @@ class Exchange:
     output: str
 
 
+NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 NO_RESULT = "(the result was not sent back)"
 
 
@@ -243,7 +245,7 @@ def _exchange(call_id: str, name: str, arguments: Mapping[str, Any], output: str
 
 def _name(functions: Sequence[ToolFunction], item: str, server: str, tool: str) -> str:
     found = [f.name for f in functions if f.item == item and f.tool == tool and (item != "mcp_call" or f.server == server)]
-    return found[0] if found else tool if server == tool else f"{server}.{tool}"
+    return found[0] if found else tool if server == tool else NOT_IN_NAMES.sub("_", f"{server}_{tool}")[-64:]
 
 
 def _text(item: Mapping[str, Any], field: str) -> str:

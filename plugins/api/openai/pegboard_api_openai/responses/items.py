@@ -14,9 +14,9 @@ from pegboard_api_openai.responses.open_items import FunctionCallItem, MessageIt
 class Items:
     """The items of one response, as they grow.
 
-    with_reasoning: False drops it. builtin: functions that the server runs, by name. max_builtin: how many calls of these may
-    become items. `written` holds what the conversation goes on with: the items, reasoning that is not shown, and calls that were
-    ignored. `pending` holds the calls that wait to be run.
+    with_reasoning: False drops it. builtin: functions that the server runs, by what the model may call them. max_builtin: how
+    many calls of these may become items. `written` holds what the conversation goes on with: the items, reasoning that is not
+    shown, and calls that were ignored. `pending` holds the calls that wait to be run.
     """
 
     def __init__(

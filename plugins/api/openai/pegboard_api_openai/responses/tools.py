@@ -56,6 +56,11 @@ class Tools:
             raise InvalidBody(f"{path}: there is a function called {name!r} already", parameter=path)
         self._names.add(name)
 
+    def callable_names(self) -> dict[str, ToolFunction]:
+        """Built-in functions by all that the model may call them: gpt-oss, who knows some of them, writes `browser.search`."""
+        dotted = {f"{function.server}.{function.tool}": function for function in self.builtin.values()}
+        return {**{name: function for name, function in dotted.items() if name not in self._names}, **self.builtin}
+
     def of_client(self) -> list[dict[str, Any]]:
         """The functions that the client runs."""
         return [shape for shape in self.shapes if shape["function"]["name"] not in self.builtin]
