@@ -20,7 +20,14 @@ class ListRecorder:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
+    def token_ids(self) -> str:
+        return "ids"
+
+    def enter(self, hidden: str) -> None:
+        self.lines.append(f"enter {hidden}")
+
     def hidden(self, width: int) -> str:
+        self.lines.clear()
         return f"hidden[{width}]"
 
     def at_positions(self, tables: tuple[Tensor, ...]) -> tuple[str, ...]:
@@ -67,7 +74,7 @@ def _layers(*kinds: type[Layer]) -> list[Layer]:
     return layers
 
 
-def _record(model: Model, layers: list[Layer]) -> list[str]:
+def _record(model: Model, layers: list[Layer]) -> tuple[list[str], bool]:
     build = SimpleNamespace(path="model.embed", declared=SimpleNamespace(layers=[]))
     return record_forward(model, [Embedding(build, 4, 8), *layers], ListRecorder())  # type: ignore[arg-type, return-value]
 
@@ -75,7 +82,22 @@ def _record(model: Model, layers: list[Layer]) -> list[str]:
 def test_layers_record_in_the_order_they_are_called() -> None:
     layers = _layers(Double, Double)
     program = _record(Model(layers), layers)
-    assert program == ["double hidden[8]", "double d1", "return d2"]
+    assert program == (["double hidden[8]", "double d1", "return d2"], False)
+
+
+def test_a_program_starts_from_token_ids_where_the_embedding_can_be_recorded() -> None:
+    layers = _layers(Double, Double)
+    model = Model(layers[1:])
+    model.embed = layers[0]
+    assert _record(model, layers) == (["double ids", "enter d1", "double d1", "return d3"], True)
+
+
+def test_what_an_embedding_recorded_before_it_refused_is_forgotten() -> None:
+    layers = _layers(Double, Double, Stubborn)
+    model = Model(layers[1:2])
+    model.embed = nn.Sequential(layers[0], layers[2])
+    assert _record(model, layers) == (["double hidden[8]", "return d1"], False)
+    assert model.embed(torch.ones(1)).tolist() == [4]
 
 
 def test_the_output_head_is_a_program_of_its_own() -> None:

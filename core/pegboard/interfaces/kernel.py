@@ -35,12 +35,18 @@ class Recorder(Protocol):
     that method cannot be recorded, and then the model runs eagerly.
     """
 
+    def token_ids(self) -> Any:
+        """The step's token ids [T]; lookups take them."""
+
+    def enter(self, hidden: Any) -> None:
+        """The program may also be entered here, with these hidden states given."""
+
     def hidden(self, width: int) -> Any:
-        """The hidden states [T, width] the forward starts from."""
+        """The hidden states [T, width] the program starts from. What was recorded before is forgotten."""
 
     def at_positions(self, tables: "tuple[Tensor, ...]") -> tuple[Any, ...]:
         """Of each table [max_positions, width] (float32, contiguous) the rows of the step's positions, [T, width]."""
 
     def finish(self, output: Any) -> "Callable[[Tensor, Tensor | None], Tensor]":
-        """The program: (hidden [T, width], positions [T], None where it has no tables) → the recorded output, valid until the
-        next call."""
+        """The program: (token ids [T] or hidden [T, width], positions [T], None where it has no tables) → the recorded output,
+        valid until the next call. It takes token ids when it was recorded from them, and hidden states where it is entered."""

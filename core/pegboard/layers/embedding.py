@@ -40,7 +40,10 @@ class Embedding(Layer):
 
     def bind(self) -> None:
         assert self.method is not None
-        self.forward = self.method.bind(self.build.kernels)
+        self.look_up = self.forward = self.method.bind(self.build.kernels)
+
+    def record(self, recorder: Any, *values: Any) -> Any:
+        return recording(self.look_up, self.build.path)(recorder, *values)
 
 
 class Head(Layer):

@@ -63,9 +63,14 @@ class EmbeddingSources:
         self.encoded.update({name: tensor for name, tensor in found.items() if tensor is not None})
         return tuple(items)
 
+    @property
+    def in_use(self) -> bool:
+        """Some row's embeddings do not all come from its token ids."""
+        return bool(self.prompts or self.media)
+
     def merge(self, hidden: Tensor, batch: Batch, inputs: StepInputs) -> Tensor:
         """Overwrite the embeddings of positions that have a source of their own; hidden [T, size] is changed in place."""
-        if not self.prompts and not self.media:
+        if not self.in_use:
             return hidden
         for index, row in enumerate(batch.rows.tolist()):
             start, first = int(inputs.starts[index]), int(inputs.query_start_loc[index])

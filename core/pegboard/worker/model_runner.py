@@ -66,6 +66,7 @@ class ModelRunner:
         self.scores = PromptScores(parts.sampler, parts.model.logits, self.state)
         self.token_lora_slots = torch.zeros(0, dtype=torch.int64)
         self.program: Program | None = None
+        self.embeds_in_program = False
         self.logits_program: tuple[Program, int] | None = None
         self._planned = 0.0
 
@@ -116,6 +117,9 @@ class ModelRunner:
         for group, backend in self.parts.backends:
             backend.plan(inputs.groups[group])
         self._planned = time.perf_counter()
+        if self.embeds_in_program and not self.sources.in_use:
+            assert self.program is not None
+            return self.program(inputs.input_ids, inputs.positions)
         hidden = self.sources.merge(self.model.embed(inputs.input_ids), batch, inputs)
         forward = self.program or self.model.forward
         return forward(hidden, inputs.positions)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -14,32 +15,47 @@ from pegboard.layers.embedding import Embedding
 from pegboard.layers.layer import Layer
 
 Program = Callable[[Tensor, Tensor | None], Tensor]
-"""(hidden [T, size], positions [T]) → hidden [T, size] or logits [T, vocabulary], valid until the next call."""
+"""(token ids [T] or hidden [T, size], positions [T]) → hidden [T, size] or logits [T, vocabulary], valid until the next call."""
 
 
-def record_forward(model: Any, layers: Sequence[Layer], recorder: Recorder) -> Program:
-    """The program of `model.forward`, whose bound `layers` are asked to record themselves instead of computing.
-    Raises CannotRecord with what stands in the way."""
-    return _record(model, layers, recorder, lambda hidden: model.forward(hidden, None))
+def record_forward(model: Any, layers: Sequence[Layer], recorder: Recorder) -> tuple[Program, bool]:
+    """The program of `model.embed` and `model.forward`, whose bound `layers` are asked to record themselves instead of computing;
+    False beside it when only the forward could be recorded, and the program takes no token ids. Raises CannotRecord with what
+    stands in the way."""
+    size = _hidden_size(model, layers)
+    with _recording(model, layers, recorder):
+        try:
+            hidden = model.embed(recorder.token_ids())
+            recorder.enter(hidden)
+            return recorder.finish(model.forward(hidden, None)), True
+        except (TypeError, AttributeError, CannotRecord):  # to be said again if it is not the embedding
+            return recorder.finish(model.forward(recorder.hidden(size), None)), False
 
 
 def record_logits(model: Any, layers: Sequence[Layer], recorder: Recorder) -> Program:
-    """The same of `model.logits`; the program takes no positions."""
-    return _record(model, layers, recorder, model.logits)
+    """The same of `model.logits`; the program takes hidden states and no positions."""
+    size = _hidden_size(model, layers)
+    with _recording(model, layers, recorder):
+        return recorder.finish(model.logits(recorder.hidden(size)))
 
 
-def _record(model: Any, layers: Sequence[Layer], recorder: Recorder, compute: Callable[[Any], Any]) -> Program:
+def _hidden_size(model: Any, layers: Sequence[Layer]) -> int:
     size = next((layer.width for layer in layers if isinstance(layer, Embedding)), None)
     if size is None:
         raise CannotRecord(f"{type(model).__name__} has no embedding layer that says how wide its hidden states are")
+    return size
+
+
+@contextmanager
+def _recording(model: Any, layers: Sequence[Layer], recorder: Recorder) -> Iterator[None]:
+    """Layers record instead of computing."""
     before = [(layer, layer.forward) for layer in layers if hasattr(layer, "forward")]
     try:
         for layer, _ in before:
             layer.forward = partial(layer.record, recorder)
-        output = compute(recorder.hidden(size))
+        yield
     except (TypeError, AttributeError) as error:  # values have no tensor arithmetic: the model computes beside its layers
         raise CannotRecord(f"{type(model).__name__} computes outside of its layers: {error}") from error
     finally:
         for layer, forward in before:
             layer.forward = forward
-    return recorder.finish(output)

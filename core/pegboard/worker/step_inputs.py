@@ -20,14 +20,18 @@ class Buffer:
         self.host = torch.zeros(shape, dtype=dtype)
         self.array = self.host.numpy()
         self.on_device = self.host if device == "cpu" else self.host.to(device)
+        self._extents: tuple[int, ...] = shape
+        self._host_view, self._device_view = self.host, self.on_device
 
     def sent(self, *extents: int) -> Tensor:
-        """The leading part of the buffer on the device, after copying it there if it is elsewhere."""
-        index = tuple(slice(extent) for extent in extents)
-        view = self.on_device[index]
+        """The leading part of the buffer on the device, after copying it there if it is elsewhere. Most steps are as large as the
+        one before, and take its view: making one costs microseconds, and lets another thread have the interpreter."""
+        if extents != self._extents:
+            index = tuple(slice(extent) for extent in extents)
+            self._extents, self._host_view, self._device_view = extents, self.host[index], self.on_device[index]
         if self.on_device is not self.host:
-            view.copy_(self.host[index], non_blocking=True)
-        return view
+            self._device_view.copy_(self._host_view, non_blocking=True)
+        return self._device_view
 
 
 @dataclass(slots=True)
@@ -57,7 +61,8 @@ class InputBuilder:
         self.seq_lens = Buffer((max_rows,), torch.int32, device)
         self.slots = [Buffer((max_tokens,), torch.int64, device) for _ in plan.groups]
         self.tables = [Buffer((max_rows, table.shape[1]), torch.int32, device) for table in state.block_tables]
-        self.one_each = torch.arange(max_rows + 1, dtype=torch.int64, device=device)
+        self.one_each = Buffer((max_rows,), torch.int64, device)
+        self.one_each.array[:] = np.arange(max_rows)
         self.one_each_cpu = np.arange(max_rows + 1, dtype=np.int32)
 
     def build(self, batch: Batch) -> StepInputs:
@@ -84,7 +89,7 @@ class InputBuilder:
             for index in range(len(self.plan.groups))
         ]
         if num_tokens == num_rows and batch.samples.all():
-            sampled_rows, offsets, index = rows, self.one_each_cpu[: num_rows + 1], self.one_each[:num_rows]
+            sampled_rows, offsets, index = rows, self.one_each_cpu[: num_rows + 1], self.one_each.sent(num_rows)
         else:
             sampled = np.flatnonzero(batch.samples)
             wanted = 1 + drafts[sampled].astype(np.int64)

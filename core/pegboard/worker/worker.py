@@ -261,7 +261,7 @@ class Worker:
         layers, max_rows = self.build.declared.layers, self.config.max_num_seqs or 1
         try:
             recorder = make_recorder(self.config.max_num_batched_tokens or 1)
-            self.running.program = record_forward(self.model, layers, recorder)
+            self.running.program, self.running.embeds_in_program = record_forward(self.model, layers, recorder)
         except CannotRecord as refusal:
             log.info("the forward runs eagerly: %s", refusal)
         try:

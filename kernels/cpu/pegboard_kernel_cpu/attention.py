@@ -7,7 +7,7 @@ memory, [block, KV head, head_dim, slot] for keys and [block, KV head, slot, hea
 from __future__ import annotations
 
 from collections.abc import Mapping
-from ctypes import CFUNCTYPE, addressof, c_int32, c_void_p, sizeof
+from ctypes import PYFUNCTYPE, addressof, c_int32, c_void_p, sizeof
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +42,8 @@ from pegboard_kernel_cpu.library import library
 if TYPE_CHECKING:
     from torch import Tensor
 
-_PLAN = CFUNCTYPE(None, c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32)
+_PLAN = PYFUNCTYPE(None, c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32)
+"""Some microseconds, in which the interpreter is not let go: the step's program comes next, and that lets others run."""
 
 
 class NativeAttention:

@@ -15,7 +15,7 @@ from pegboard.interfaces.quantization import RepackEntry
 from pegboard.ops.blocks import Blocks
 from pegboard_kernel_cpu.elementwise import rows_of
 from pegboard_kernel_cpu.library import library
-from pegboard_kernel_cpu.recorder import NativeRecorder, Value
+from pegboard_kernel_cpu.recorder import NativeRecorder, TokenIds, Value
 from pegboard_kernel_cpu.structures import Format, LinearBlocks, LookupBlocks, Quantize, Quantized
 
 GROUP = 16
@@ -230,9 +230,16 @@ class NativeBlockLookup:
 
     def __call__(self, ids: Tensor) -> Tensor:
         out = torch.empty(ids.shape[0], self.columns)
-        arguments = LookupBlocks(
-            ids=ids.data_ptr(), out=out.data_ptr(), out_stride=self.columns, weight=self.segment.packed.data_ptr(),
-            rows=self.segment.stop - self.segment.start, columns=self.columns, format=self.segment.format,
-        )  # fmt: skip
+        arguments = self._arguments()
+        arguments.ids, arguments.out, arguments.out_stride = ids.data_ptr(), out.data_ptr(), self.columns
         library().team_run([("lookup_blocks", arguments)], ids.shape[0])
         return out
+
+    def _arguments(self) -> LookupBlocks:
+        segment = self.segment
+        rows = segment.stop - segment.start
+        return LookupBlocks(weight=segment.packed.data_ptr(), rows=rows, columns=self.columns, format=segment.format)
+
+    def record(self, recorder: NativeRecorder, ids: TokenIds) -> Value:
+        recorder.keep.append(self.segment.packed)
+        return recorder.embed("lookup_blocks", self._arguments())

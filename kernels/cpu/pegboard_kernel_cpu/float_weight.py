@@ -8,7 +8,7 @@ from torch import Tensor
 from pegboard.ops.linear import FloatWeight
 from pegboard_kernel_cpu.elementwise import rows_of
 from pegboard_kernel_cpu.library import library
-from pegboard_kernel_cpu.recorder import NativeRecorder, Value
+from pegboard_kernel_cpu.recorder import NativeRecorder, TokenIds, Value
 from pegboard_kernel_cpu.structures import LinearFloat, LookupFloat
 
 GROUP = 16
@@ -99,3 +99,7 @@ class NativeFloatLookup:
         )
         library().team_run([("lookup_float", arguments)], ids.shape[0])
         return out
+
+    def record(self, recorder: NativeRecorder, ids: TokenIds) -> Value:
+        recorder.keep.append(self.table)
+        return recorder.embed("lookup_float", LookupFloat(table=self.table.data_ptr(), columns=self.table.shape[1]))

@@ -9,7 +9,8 @@ Token counts are read at replay, so one program serves every step up to the size
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from ctypes import sizeof
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pegboard_kernel_cpu.library import Library, library
-from pegboard_kernel_cpu.structures import LookupFloat, Quantize
+from pegboard_kernel_cpu.structures import Instruction, LookupBlocks, LookupFloat, Quantize
 
 ALIGNMENT = 64
 
@@ -69,6 +70,10 @@ class QuantizedValue:
     sums: Value
 
 
+class TokenIds:
+    """The step's token ids, whose place is told to the program in every step."""
+
+
 class NativeRecorder:
     """max_tokens: the most tokens of a step; buffers are that long. keep: objects whose memory the calls point into."""
 
@@ -77,13 +82,33 @@ class NativeRecorder:
         self.max_tokens = max_tokens
         self.calls: list[Call] = []
         self.lookups: list[LookupFloat] = []
+        self.embeddings: list[LookupFloat | LookupBlocks] = []
         self.keep: list[Any] = []
         self._quantized: dict[Buffer, QuantizedValue] = {}
         self._hidden: Value | None = None
+        self._entry = 0
+
+    def token_ids(self) -> TokenIds:
+        """What `embed` takes."""
+        return TokenIds()
+
+    def embed(self, kernel: str, arguments: "LookupFloat | LookupBlocks") -> Value:
+        """Rows of a table; the call learns in every step where its token ids are."""
+        value = self.value(arguments.columns)
+        self.embeddings.append(arguments)
+        self.emit(kernel, arguments, reads={}, writes={"out": value})
+        return value
+
+    def enter(self, hidden: Value) -> None:
+        """The program may also be entered with these hidden states given."""
+        self._hidden, self._entry = hidden, len(self.calls)
 
     def hidden(self, width: int) -> Value:
-        """The hidden states the program starts from."""
-        self._hidden = self.value(width)
+        """The hidden states the program starts from; what was recorded before is forgotten."""
+        for recorded in (self.calls, self.lookups, self.embeddings, self.keep, self._quantized):
+            recorded.clear()
+        self.enter(self.value(width))
+        assert self._hidden is not None
         return self._hidden
 
     def at_positions(self, tables: tuple[Tensor, ...]) -> tuple[Value, ...]:
@@ -133,14 +158,14 @@ class NativeRecorder:
 
     def finish(self, output: Value) -> "Program":
         """Give every buffer memory and bind all addresses."""
-        assert self._hidden is not None, "a program starts from hidden states"
+        assert self._hidden is not None, "a program can be entered with hidden states"
         self._drop_unused(output)
         self._lifetimes(output)
         arena = self._place()
         for call in self.calls:
             for name, value in (call.reads | call.writes).items():
                 _point(call.arguments, name, value)
-        return Program(self, arena, self._hidden, output)
+        return Program(self, arena, self._hidden, self._entry, output)
 
     def _drop_unused(self, output: Value) -> None:
         """A float result that only its quantized form is read of is not written at all."""
@@ -195,15 +220,19 @@ def _point(arguments: Any, name: str, value: Value) -> None:
 
 
 class Program:
-    """What was recorded: hidden [T, width], positions [T] → the output [T, its width], valid until the next call."""
+    """What was recorded: token ids [T] or hidden [T, width], and positions [T] → the output [T, its width], valid until the next
+    call."""
 
-    def __init__(self, recorder: NativeRecorder, arena: Tensor, hidden: Value, output: Value) -> None:
+    def __init__(self, recorder: NativeRecorder, arena: Tensor, hidden: Value, entry: int, output: Value) -> None:
+        """entry: the first call after the one that makes `hidden`."""
         self._keep = (recorder.keep, recorder.calls)
         self.library, self.max_tokens, self.arena = recorder.library, recorder.max_tokens, arena
         self.num_calls = len(recorder.calls)
         self._instructions = self.library.instructions([(call.kernel, call.arguments) for call in recorder.calls])
         self._hidden, self._output = self._tensor(hidden), self._tensor(output)
-        self._lookups = recorder.lookups
+        self._entered = (Instruction * (self.num_calls - entry)).from_buffer(self._instructions, entry * sizeof(Instruction))
+        self._lookups, self._embeddings = recorder.lookups, recorder.embeddings
+        self._positions_at = self._ids_at = 0
 
     def _tensor(self, value: Value) -> Tensor:
         """The value's memory as a tensor [max_tokens, width]."""
@@ -211,12 +240,25 @@ class Program:
         rows = self.arena[start : start + self.max_tokens * value.buffer.token_bytes].view(torch.float32)
         return rows.view(self.max_tokens, -1)[:, value.offset // 4 : value.offset // 4 + value.width]
 
-    def __call__(self, hidden: Tensor, positions: Tensor | None = None) -> Tensor:
-        count = hidden.shape[0]
-        self._hidden[:count].copy_(hidden)
+    def __call__(self, start: Tensor, positions: Tensor | None = None) -> Tensor:
+        count = start.shape[0]
         if positions is not None:
             positions = positions.contiguous()
-            for lookup in self._lookups:
-                lookup.ids = positions.data_ptr()
-        self.library.run(self._instructions, self.num_calls, count)
+            self._positions_at = _tell(self._lookups, self._positions_at, positions.data_ptr())
+        if start.dim() == 1:
+            assert self._embeddings, "this program was recorded from hidden states"
+            start = start.contiguous()
+            self._ids_at = _tell(self._embeddings, self._ids_at, start.data_ptr())
+            self.library.run(self._instructions, self.num_calls, count)
+        else:
+            self._hidden[:count].copy_(start)
+            self.library.run(self._entered, len(self._entered), count)
         return self._output[:count]
+
+
+def _tell(lookups: "Sequence[LookupFloat | LookupBlocks]", known: int, address: int) -> int:
+    """Where the indices are; in most steps where they were."""
+    if address != known:
+        for lookup in lookups:
+            lookup.ids = address
+    return address

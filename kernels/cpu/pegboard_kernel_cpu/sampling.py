@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from torch import Tensor
 
-from pegboard_kernel_cpu.library import library
+from pegboard_kernel_cpu.library import Library, library
 from pegboard_kernel_cpu.structures import SampleTokens
 
-_scratch = torch.empty(0, 0)
+
+class _Calls(threading.local):
+    """What a thread's calls need: made once, because a step has one."""
+
+    def __init__(self) -> None:
+        self.scratch = torch.empty(0, 0)
+        self.arguments = SampleTokens()
+        self.library: Library | None = None
+
+    def prepare(self, library: Library, vocabulary: int) -> SampleTokens:
+        """The arguments, with room to sort a row of so many logits on every thread of the library's team."""
+        if library is not self.library:
+            self.library, self.instructions = library, library.instructions([("sample_tokens", self.arguments)])
+        needed = -(-(vocabulary + vocabulary // 64 + 64) // 16) * 16
+        if self.scratch.shape[0] < library.num_threads or self.scratch.shape[1] < needed:
+            self.scratch = torch.empty(library.num_threads, needed)
+            self.arguments.scratch, self.arguments.scratch_stride = self.scratch.data_ptr(), self.scratch.stride(0)
+        return self.arguments
+
+
+_calls = _Calls()
 
 
 def sample_tokens(
@@ -20,26 +42,16 @@ def sample_tokens(
     top_p: Tensor | None = None,
 ) -> Tensor:
     """As the reference; logits float32, each row contiguous."""
-    global _scratch
     team, (rows, vocabulary) = library(), logits.shape
-    needed = -(-(vocabulary + vocabulary // 64 + 64) // 16) * 16
-    scratch = _scratch  # held: another thread may replace it by a larger one meanwhile
-    if scratch.shape[0] < team.num_threads or scratch.shape[1] < needed:
-        scratch = _scratch = torch.empty(team.num_threads, needed)
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     ids = torch.empty(rows, dtype=torch.int64)
-    arguments = SampleTokens(
-        logits=logits.data_ptr(),
-        stride=logits.stride(0),
-        rows=rows,
-        vocabulary=vocabulary,
-        ids=ids.data_ptr(),
-        scratch=scratch.data_ptr(),
-        scratch_stride=scratch.stride(0),
-    )
-    parameters = {"uniforms": uniforms, "temperature": temperature, "min_p": min_p, "top_k": top_k, "top_p": top_p}
-    for name, tensor in parameters.items():
-        if tensor is not None:
-            setattr(arguments, name, tensor.data_ptr())
-    team.team_run([("sample_tokens", arguments)], rows)
+    arguments = _calls.prepare(team, vocabulary)
+    arguments.logits, arguments.stride = logits.data_ptr(), logits.stride(0)
+    arguments.rows, arguments.vocabulary, arguments.ids = rows, vocabulary, ids.data_ptr()
+    arguments.uniforms = None if uniforms is None else uniforms.data_ptr()
+    arguments.temperature = None if temperature is None else temperature.data_ptr()
+    arguments.min_p = None if min_p is None else min_p.data_ptr()
+    arguments.top_k = None if top_k is None else top_k.data_ptr()
+    arguments.top_p = None if top_p is None else top_p.data_ptr()
+    team.run(_calls.instructions, 1, rows)
     return ids

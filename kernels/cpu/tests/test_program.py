@@ -70,6 +70,27 @@ def test_a_program_equals_the_eager_calls(in_blocks: bool, layers: int, has_bias
         assert torch.allclose(program(x, torch.arange(count)), eager(x), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_a_program_starts_from_token_ids_or_is_entered_behind_them(in_blocks: bool) -> None:
+    record, eager = _feed_forward(in_blocks, 2, None)
+    if in_blocks:
+        table: NativeBlockWeight | NativeFloatWeight = NativeBlockWeight((90, 64), torch.float32, "cpu", is_table=True)
+        table.write(0, Blocks(8, 32, torch.randint(-127, 128, (90, 64)).to(torch.int8), torch.rand(90, 2) * 0.02))
+    else:
+        table = NativeFloatWeight((90, 64), torch.float32, "cpu", keep_plain=True)
+        table.plain().normal_()
+    table.finish()
+    look_up, recorder = table.bind_lookup(), NativeRecorder(20)
+    hidden = look_up.record(recorder, recorder.token_ids())
+    recorder.enter(hidden)
+    program = recorder.finish(record(recorder, hidden))
+    for count in (1, 7, 20):
+        ids = torch.randint(0, 90, (count,))
+        expected = eager(look_up(ids))
+        assert torch.allclose(program(ids), expected, atol=1e-5, rtol=1e-4)
+        assert torch.allclose(program(look_up(ids)), expected, atol=1e-5, rtol=1e-4)
+
+
 def test_quantizing_is_left_to_the_kernel_that_computes() -> None:
     record, _ = _feed_forward(True, 3, None)
     recorder = NativeRecorder(8)

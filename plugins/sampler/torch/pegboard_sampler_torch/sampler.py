@@ -86,7 +86,7 @@ class TorchSampler:
         """See `Sampler.sample`; overwrites `logits`."""
         if self._is_plain_greedy(step, logits):
             self.rows.num_outputs[step.rows] += 1
-            best = (self.kernel or argmax)(logits.float())
+            best = (self.kernel or argmax)(logits if logits.dtype is torch.float32 else logits.float())
             return Sampled(best.unsqueeze(-1), torch.ones_like(best), None)
         layout = StepLayout(step, self.rows, logits.device)
         self.processors.flush()
