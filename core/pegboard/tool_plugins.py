@@ -55,10 +55,9 @@ async def start_tools(registry: "Registry") -> Tools:
         tool: BuiltinTool = registry.build(entry, BuiltinToolSetup())
         with blame(entry.id):
             await tool.start()
+        log.info("%s → %s (%s %s)", KIND, entry.name, entry.distribution, entry.version)
         types = registry.spec(entry).supports.get("type")
         assert isinstance(types, set | frozenset | tuple | list), f"{entry.id}: supports must name the types of tools it serves"
         for name in types:
             tools.setdefault(str(name), []).append(tool)
-    if tools:
-        log.info("built-in tools → %s", ", ".join(sorted(tools)))
     return tools
