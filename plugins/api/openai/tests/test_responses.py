@@ -23,6 +23,7 @@ from starlette.testclient import TestClient
 from pegboard.config import ServerConfig
 from pegboard.interfaces.api import ApiSetup
 from pegboard.server import build_app
+from pegboard.testing.fake_builtin_tool import TYPES, FakeBuiltinTool
 from pegboard.testing.fake_client import FakeEngineClient
 from pegboard.testing.fake_parsers import FakeReasoningParser, FakeToolParser
 
@@ -34,13 +35,21 @@ class Responses:
     """Calls of one app. The client is entered, so that background tasks live on between requests."""
 
     def __init__(
-        self, script: Any, *, parsers: bool = True, options: dict[str, Any] | None = None, num_processes: int = 1, **engine: Any
+        self,
+        script: Any,
+        *,
+        parsers: bool = True,
+        options: dict[str, Any] | None = None,
+        num_processes: int = 1,
+        builtin_tools: Any = None,
+        **engine: Any,
     ) -> None:
         if parsers:
             engine = {"tool_parser": FakeToolParser, "reasoning_parser": FakeReasoningParser, **engine}
         self.engine = FakeEngineClient(script, **engine)
         config = ServerConfig(api_server_count=num_processes)
-        api = ResponsesApi(ResponsesOptions(**(options or {})), ApiSetup(self.engine, msgspec.structs.asdict(config)))
+        setup = ApiSetup(self.engine, msgspec.structs.asdict(config), builtin_tools=builtin_tools or {})
+        api = ResponsesApi(ResponsesOptions(**(options or {})), setup)
         self.client = TestClient(build_app([("responses", api, RESPONSES)], self.engine, config), raise_server_exceptions=False)
 
     def __enter__(self) -> "Responses":
@@ -373,7 +382,7 @@ def test_refusals_name_the_field(fields, param):
 
 
 PATH = "/v1/responses"
-FUZZED = Responses(TEXT)
+FUZZED = Responses(TEXT, builtin_tools={kind: [FakeBuiltinTool()] for kind in TYPES})
 SOUND: dict[str, Any] = {
     "input": [
         {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
@@ -381,9 +390,13 @@ SOUND: dict[str, Any] = {
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b", "annotations": []}]},
         {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "1", "output": "x"},
+        {"type": "mcp_call", "id": "mcp_1", "server_label": "s", "name": "n", "arguments": "{}", "output": "x", "error": None},
+        {"type": "code_interpreter_call", "id": "ci_1", "code": "1", "outputs": [{"type": "logs", "logs": "1"}]},
+        {"type": "web_search_call", "id": "ws_1", "action": {"type": "search", "query": "x"}},
     ],
-    "tools": [ADD],
-    "tool_choice": {"type": "function", "name": "add"},
+    "tools": [ADD, {"type": "mcp", "server_label": "calc"}, {"type": "code_interpreter"}],
+    "tool_choice": {"type": "mcp", "server_label": "calc", "name": "add"},
+    "max_tool_calls": 2,
     "text": {"format": {"type": "text"}},
     "reasoning": {"effort": "low"},
     "include": ["message.output_text.logprobs"],
@@ -399,7 +412,7 @@ VALUES = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-3, 3)
-    | st.sampled_from(["", "x", "auto", "function", "message", "assistant", "user", "text"]),
+    | st.sampled_from(["", "x", "auto", "function", "mcp", "message", "assistant", "user", "text"]),
     lambda inner: (
         st.lists(inner, max_size=2)
         | st.dictionaries(st.sampled_from(["type", "role", "content", "text", "name"]), inner, max_size=3)
