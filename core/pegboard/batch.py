@@ -8,6 +8,7 @@ Shape letters: B rows in the step, T tokens in the step, N logits rows. int32 un
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,12 @@ class CSR(msgspec.Struct):
         np.cumsum(lengths, out=offsets[1:])
         flat = np.concatenate([np.asarray(row, np.int32) for row in rows]) if len(rows) else np.zeros(0, np.int32)
         return cls(flat.astype(np.int32, copy=False), offsets)
+
+    @classmethod
+    @functools.cache
+    def empty(cls) -> "CSR":
+        """No rows; the same object every time."""
+        return cls.of([])
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -74,8 +81,10 @@ class BlockDelta(msgspec.Struct):
     block_ids: CSR
 
     @classmethod
+    @functools.cache
     def empty(cls) -> "BlockDelta":
-        return cls(np.zeros(0, np.int32), np.zeros(0, np.int32), CSR.of([]))
+        """Nothing was appended; the same object every time."""
+        return cls(np.zeros(0, np.int32), np.zeros(0, np.int32), CSR.empty())
 
 
 class DPStep(msgspec.Struct):

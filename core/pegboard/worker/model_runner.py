@@ -87,7 +87,7 @@ class ModelRunner:
         forwarded = time.perf_counter()
         prompt_logprobs = self.scores.collect(batch, inputs, hidden) if self.scores.wanted else {}
         output = StepOutput(
-            step=batch.step, rows=inputs.sample_rows, token_ids=CSR.of([]), prompt_logprobs=prompt_logprobs,
+            step=batch.step, rows=inputs.sample_rows, token_ids=CSR.empty(), prompt_logprobs=prompt_logprobs,
             transfers=transfers, encoded=encoded,
         )  # fmt: skip
         last_hidden = self._sample(inputs, hidden, masks, output)
@@ -214,4 +214,4 @@ class ModelRunner:
         """A step without tokens still moves transfers along."""
         transfers = {name: connector.end() for name, connector in self.parts.connectors.items()}
         none = np.zeros(0, np.int32)
-        return StepOutput(step=batch.step, rows=none, token_ids=CSR.of([]), transfers=transfers, encoded=encoded)
+        return StepOutput(step=batch.step, rows=none, token_ids=CSR.empty(), transfers=transfers, encoded=encoded)

@@ -71,24 +71,23 @@ class InputBuilder:
         drafts = batch.num_draft_tokens
         draft_token_ids = self._place_drafts(batch) if drafts.any() else None
         # The engine's number is an upper bound while a step is in flight; what is known here is the truth.
-        starts = np.minimum(batch.num_computed_tokens.astype(np.int64), state.num_tokens[rows] - 1)
+        starts = np.minimum(batch.num_computed_tokens, state.num_tokens[rows] - 1, dtype=np.int64)
         num_rows, num_tokens = len(rows), int(counts.sum())
+        one_each = num_tokens == num_rows
         loc = self.query_start_loc.array[: num_rows + 1]
         positions = self.positions.array[:num_tokens]
-        if num_tokens == num_rows:  # one token each
+        if one_each:
             loc[:], token_rows, positions[:] = self.one_each_cpu[: num_rows + 1], rows, starts
         else:
             loc[0] = 0
             np.cumsum(counts, out=loc[1:])
             token_rows = np.repeat(rows, counts)
             positions[:] = np.arange(num_tokens) + np.repeat(starts - loc[:-1], counts)
-        self.input_ids.array[:num_tokens] = np.maximum(state.token_ids[token_rows, positions], 0)
-        self.seq_lens.array[:num_rows] = starts + counts
-        groups = [
-            self._group(index, rows, token_rows, positions, counts, num_rows, num_tokens)
-            for index in range(len(self.plan.groups))
-        ]
-        if num_tokens == num_rows and batch.samples.all():
+        np.maximum(state.token_ids[token_rows, positions], 0, out=self.input_ids.array[:num_tokens])
+        np.add(starts, counts, out=self.seq_lens.array[:num_rows], casting="same_kind")
+        longest, num_single = (1, num_rows) if one_each else (int(counts.max()), int((counts == 1).sum()))
+        groups = [self._group(index, rows, token_rows, positions, num_single, longest) for index in range(len(self.plan.groups))]
+        if one_each and batch.samples.all():
             sampled_rows, offsets, index = rows, self.one_each_cpu[: num_rows + 1], self.one_each.sent(num_rows)
         else:
             sampled = np.flatnonzero(batch.samples)
@@ -126,34 +125,35 @@ class InputBuilder:
         rows: np.ndarray,
         token_rows: np.ndarray,
         positions: np.ndarray,
-        counts: np.ndarray,
-        num_rows: int,
-        num_tokens: int,
+        num_single: int,
+        longest: int,
     ) -> AttentionInputs:
-        """The step as KV group `index` sees it."""
+        """The step as KV group `index` sees it. num_single: rows with one token; longest: the most tokens of a row."""
         group, table = self.plan.groups[index], self.state.block_tables[index]
-        slots = self.slots[index]
+        num_rows, num_tokens = len(rows), len(positions)
+        slots, seq_lens = self.slots[index], self.seq_lens.array[:num_rows]
         if group.spec.unit == "token":
-            blocks = table[token_rows, positions // group.block_size].astype(np.int64)
-            slots.array[:num_tokens] = blocks * group.block_size + positions % group.block_size
+            blocks, inside = np.divmod(positions, group.block_size)
+            np.multiply(table[token_rows, blocks], group.block_size, out=slots.array[:num_tokens], dtype=np.int64)
+            slots.array[:num_tokens] += inside
         else:
             slots.array[:num_tokens] = table[token_rows, 0]
         tables = self.tables[index]
-        max_seq_len = int(self.seq_lens.array[:num_rows].max())
+        max_seq_len = int(seq_lens.max())
         width = min(-(-max_seq_len // group.block_size), table.shape[1]) if group.spec.unit == "token" else 1
         tables.array[:num_rows, :width] = table[rows, :width]
         return AttentionInputs(
             num_rows=num_rows,
             num_tokens=num_tokens,
-            num_decode_rows=int((counts == 1).sum()),
+            num_decode_rows=num_single,
             query_start_loc=self.query_start_loc.sent(num_rows + 1),
             query_start_loc_cpu=self.query_start_loc.array[: num_rows + 1],
             seq_lens=self.seq_lens.sent(num_rows),
-            seq_lens_cpu=self.seq_lens.array[:num_rows],
+            seq_lens_cpu=seq_lens,
             block_table=tables.sent(num_rows, width),
             block_table_cpu=tables.array[:num_rows, :width],
             slot_mapping=slots.sent(num_tokens),
             positions=self.positions.sent(num_tokens),
-            max_query_len=int(counts.max()),
+            max_query_len=longest,
             max_seq_len=max_seq_len,
         )
