@@ -28,11 +28,12 @@ from pegboard.interfaces.output_parser import (
     ToolCallEnd,
     ToolCallStart,
 )
-from pegboard.interfaces.structured_output import Constraint
 from pegboard.output import RequestOutput
 from pegboard.parser_maker import ParserMaker, parser_setup
 from pegboard.parsing import Pipeline
 from pegboard.parsing.forced_calls import NamedCall, RequiredCalls, fresh_id, named_schema, required_schema
+from pegboard.parsing.special_tokens import with_special_tokens
+from pegboard.parsing.structural_tag import triggers
 from pegboard.sampling_params import SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -95,8 +96,8 @@ class OutputReader:
                     parameter="tool_choice",
                 )
             structure = forced
-        elif structure is None:
-            structure = self._strict(parsing, prompt_token_ids)
+        elif structure is None and (strict := self._strict(parsing, prompt_token_ids)) is not None:
+            changes["structured_outputs"] = strict
         if structure is not None:
             ids = self._reasoning_end_ids(parsing, prompt_token_ids)
             changes["structured_outputs"] = msgspec.structs.replace(structure, reasoning_end_token_ids=ids)
@@ -117,17 +118,26 @@ class OutputReader:
         return StructuredOutputsParams(json=json.dumps(schema), disable_any_whitespace=self._can_be_compact, parameter="tools")
 
     def _strict(self, parsing: Parsing, prompt_token_ids: Sequence[int]) -> StructuredOutputsParams | None:
-        """Of calls that the model may make, where a tool is `strict` and the parser can describe its format. Grammars know no
-        special tokens, so a format whose markers are some in this vocabulary stays free."""
+        """Of calls that the model may make, where a tool is `strict` and the parser can describe its format.
+
+        It waits for the end of the reasoning, unless all that begins a call also ends the reasoning: then it can hold from the
+        first token on, and holds a call that the model makes out of its reasoning, too.
+        """
         is_strict = any(tool["function"].get("strict") for tool in parsing.tools)
         if parsing.tool_choice != "auto" or not is_strict or self._tools is None:
             return None
-        constraint = self._tools.make(self._setup(parsing, prompt_token_ids)).constraint(parsing.tools, "auto")
-        if constraint is None or (self._special_texts and self._special_texts.search("\n".join(_tag_texts(constraint)))):
+        described = self._tools.make(self._setup(parsing, prompt_token_ids)).constraint(parsing.tools, "auto")
+        constraint = described and with_special_tokens(described, self._special_tokens)
+        if described is None or constraint is None:
             return None
+        ends = self._reasoning_ends(parsing, prompt_token_ids) or ()
+        is_free = constraint is not described or not set(ends) & set(self._special_tokens)  # to write the ends of reasoning
+        holds_at_once = is_free and (begins := triggers(described)) and set(begins) <= set(ends)
         is_flag = constraint.kind == "json_object"
         value = True if is_flag else constraint.text
-        return StructuredOutputsParams(**{constraint.kind: value}, parameter="tools")  # type: ignore[arg-type]
+        ids = [] if holds_at_once else self._reasoning_end_ids(parsing, prompt_token_ids)
+        wanted: dict[str, Any] = {constraint.kind: value, "reasoning_end_token_ids": ids}
+        return StructuredOutputsParams(**wanted, parameter="tools")
 
     def _keeps_special(self, parsing: Parsing) -> bool:
         """Some parser of this request reads special tokens."""
@@ -152,13 +162,23 @@ class OutputReader:
 
     def _reasoning_end_ids(self, parsing: Parsing, prompt_token_ids: Sequence[int]) -> list[list[int]] | None:
         """Token ids of the texts, any of which ends the reasoning of an answer to this prompt; None without a parser."""
+        ends = self._reasoning_ends(parsing, prompt_token_ids)
+        return None if ends is None else [self._tokenizer.encode(end, add_special_tokens=False) for end in ends]
+
+    def _reasoning_ends(self, parsing: Parsing, prompt_token_ids: Sequence[int]) -> tuple[str, ...] | None:
         if self._reasoning is None:
             return None
-        ends = self._reasoning.make(self._setup(parsing, prompt_token_ids)).reasoning_end()
-        return [self._tokenizer.encode(end, add_special_tokens=False) for end in ends]
+        return self._reasoning.make(self._setup(parsing, prompt_token_ids)).reasoning_end()
 
     def _setup(self, parsing: Parsing, prompt_token_ids: Sequence[int]) -> OutputParserSetup:
         return parser_setup(self._tokenizer, prompt_token_ids, parsing.tools, parsing.template_kwargs)
+
+    @cached_property
+    def _special_tokens(self) -> dict[str, int]:
+        """Special tokens by their texts, without those that end an output."""
+        vocabulary = self._tokenizer.vocabulary()
+        ids = sorted(vocabulary.special_token_ids - set(vocabulary.eos_token_ids))
+        return {text: token for token in ids if (text := self._tokenizer.decode([token], skip_special_tokens=False))}
 
     @cached_property
     def _special_texts(self) -> re.Pattern[str] | None:
@@ -184,23 +204,6 @@ class OutputReader:
                     is_last = completion.finish_reason is not None
                     events[completion.index] = reader.read(completion.text, completion.token_ids, is_last=is_last)
                 yield ParsedOutput(**{item.name: getattr(output, item.name) for item in fields(output)}, events=events)
-
-
-def _tag_texts(constraint: Constraint) -> list[str]:
-    """What a structural tag wants to see written beside the arguments."""
-    if constraint.kind != "structural_tag":
-        return []
-    found: list[str] = []
-    waiting = [json.loads(constraint.text)]
-    while waiting:
-        form = waiting.pop()
-        if isinstance(form, list):
-            waiting += form
-        elif isinstance(form, dict):
-            found += [form[key] for key in ("begin", "end", "value") if isinstance(form.get(key), str)]
-            found += form.get("triggers", ())
-            waiting += [value for key, value in form.items() if key not in ("schema", "json_schema")]
-    return found
 
 
 class _Completion:

@@ -100,9 +100,9 @@ def test_strict_tools_are_held_to_the_format_of_the_parser():
         assert (wanted and wanted.regex) == expected
 
 
-@pytest.mark.parametrize(("marker", "is_held"), [("<call>", True), ("<s>", False)])
-def test_a_format_with_special_tokens_stays_free(marker, is_held):
-    """A grammar would forbid them: the model could not call any more."""
+@pytest.mark.parametrize(("marker", "has_token"), [("<call>", False), ("<s>", True)])
+def test_special_tokens_are_tokens_in_the_grammar(marker, has_token):
+    """As text it would forbid them: the model could not call any more."""
 
     class Describing(FakeToolParser):
         def constraint(self, tools, choice):
@@ -111,7 +111,29 @@ def test_a_format_with_special_tokens_stays_free(marker, is_held):
     strict = {"type": "function", "function": {"name": "add", "strict": True}}
     engine = FakeEngineClient(TEXTS, tool_parser=Describing)
     wanted = engine.prepare(SamplingParams(), Parsing(tools=[strict], tool_choice="auto"), [1]).structured_outputs
-    assert (wanted is not None) == is_held
+    tag = json.loads(wanted.structural_tag)
+    assert ("structures" in tag) != has_token
+    if has_token:
+        (made,) = tag["format"]["tags"]
+        assert made["begin"]["type"] == "token" and made["content"]["elements"][0]["value"] == "add"
+
+
+@pytest.mark.parametrize(("stop", "holds_at_once"), [("<call ", True), ("<other ", False), (None, False)])
+def test_a_call_made_out_of_the_reasoning_is_held_where_it_ends_the_reasoning(stop, holds_at_once):
+    class Describing(FakeToolParser):
+        def constraint(self, tools, choice):
+            return constrained_calls(tools, lambda name: f"<call {name}>", "", ["<call "])
+
+    class Ending(FakeReasoningParser):
+        def reasoning_end(self):
+            return ("</think>", stop) if stop else ("</think>",)
+
+    strict = {"type": "function", "function": {"name": "add", "strict": True}}
+    engine = FakeEngineClient(TEXTS, tool_parser=Describing, reasoning_parser=Ending)
+    wanted = engine.prepare(SamplingParams(), Parsing(tools=[strict], tool_choice="auto"), [1]).structured_outputs
+    assert wanted.structural_tag and (wanted.reasoning_end_token_ids == []) == holds_at_once
+    answer = engine.prepare(SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")), Parsing(), [1])
+    assert answer.structured_outputs.reasoning_end_token_ids
 
 
 def test_forced_calls_have_the_ids_of_the_model():

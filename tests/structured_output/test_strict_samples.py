@@ -13,15 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pegboard.engine.request_grammar import ReasoningEnd, RequestGrammar
 from pegboard.errors import RequestError
+from pegboard.interfaces.api import Parsing
 from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard.interfaces.structured_output import Constraint, Grammar, StructuredOutput, StructuredOutputSetup
 from pegboard.interfaces.tokenizer import Vocabulary
 from pegboard.parsing import Message, fold
+from pegboard.parsing.special_tokens import with_special_tokens
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
+from pegboard.sampling_params import SamplingParams
 from pegboard.testing.contract_structured_output import json_judge, mask_of
-from pegboard.testing.parser_examples import CASES, TOOLS, Example, load_examples
+from pegboard.testing.fake_client import FakeEngineClient
+from pegboard.testing.parser_examples import CASES, TOOLS, Example, load_examples, load_tokens
 
 ROOT = Path(__file__).parents[2]
 END = 256
@@ -31,6 +36,12 @@ PARSERS = sorted({point.name for point in entry_points(group="pegboard.tool_pars
 PATIENCE = 60
 """Tokens after which a text is brought to its end wherever one is allowed."""
 
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 SCHEMAS: dict[str, dict[str, Any]] = {
     "kinds": {
         "properties": {
@@ -135,29 +146,31 @@ def ways_out(form: Any) -> Iterator[bytes]:
             yield from (f"\n{word}".encode(), word.encode())
 
 
-def drawn(backend: StructuredOutput, grammar: Grammar, start: str, ways: list[bytes], seed: int) -> str:
-    """A text that begins with `start`, byte by byte from random logits under the masks, up to where it may end."""
+def drawn(
+    backend: StructuredOutput, grammar: Grammar, start: list[int], ways: list[bytes], seed: int, size: int = SIZE
+) -> list[int]:
+    """Token ids that begin with `start` and go on from random logits under the masks, up to where they may end."""
     rng = np.random.default_rng(seed)
-    text = start.encode()
-    assert grammar.accept(list(text)) == len(text)
+    ids = list(start)
+    assert grammar.accept(ids) == len(ids)
     for step in range(40 * PATIENCE):
-        allowed = mask_of(backend, grammar, SIZE)
-        assert allowed.any(), f"nothing is allowed behind {text!r}"
+        allowed = mask_of(backend, grammar, size)
+        assert allowed.any(), f"nothing is allowed behind {ids}"
         if allowed[END]:
-            return text.decode(errors="replace")
+            return ids
         if step > PATIENCE and rng.random() < 0.7:
             possible = [way for way in ways if grammar.fork().accept(list(way)) == len(way)]
             if possible:
                 way = possible[rng.integers(len(possible))]
-                text += way
                 grammar.accept(list(way))
+                ids += way
                 continue
         tokens = np.flatnonzero(allowed)
-        endless = np.isin(tokens, list(b" \t\r\n0123456789"))
-        token = int(tokens[np.argmax(rng.gumbel(size=len(tokens)) * 2 - 3 * endless * (step > PATIENCE))])
-        assert grammar.accept([token]) == 1, f"{token} was allowed behind {text!r}"
-        text += bytes([token])
-    raise AssertionError(f"no end of {text!r}")
+        unlike = np.isin(tokens, list(b" \t\r\n0123456789")) - 3 * (tokens > END)  # what goes on for ever, and special tokens
+        token = int(tokens[np.argmax(rng.gumbel(size=len(tokens)) * 2 - 3 * unlike * (step > PATIENCE))])
+        assert grammar.accept([token]) == 1, f"{token} was allowed behind {ids}"
+        ids.append(token)
+    raise AssertionError(f"no end of {ids}")
 
 
 def starts(constraint: Constraint) -> list[str]:
@@ -185,7 +198,7 @@ def test_random_calls_fit_the_schema(registry: Registry, backend: StructuredOutp
     names = set()
     for start in starts(constraint):
         for seed in range(4):
-            text = drawn(backend, grammar.fork(), start, ways, seed)
+            text = bytes(drawn(backend, grammar.fork(), list(start.encode()), ways, seed)).decode(errors="replace")
             message = read(parser_of(registry, name, tools), text)
             assert message.tool_calls, text
             for call in message.tool_calls:
@@ -238,15 +251,9 @@ def test_what_models_write_is_taken(registry: Registry, backend: StructuredOutpu
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_only_calls_of_strict_tools_are_held(registry: Registry, backend: StructuredOutput, name: str) -> None:
-    city = {
-        "type": "object",
-        "properties": {"city": {"enum": ["Paris", "Rome"]}},
-        "required": ["city"],
-        "additionalProperties": False,
-    }
     paris = next((example.text for example in examples(name) if example.name == "one string"), "")
     for is_strict in (True, False):
-        tools = [strict("get_weather", city, is_strict)]
+        tools = [strict("get_weather", CITY, is_strict)]
         constraint = parser_of(registry, name, tools).constraint(tools, "auto")
         if constraint is None or "format" not in json.loads(constraint.text):
             pytest.skip("calls are JSON, or not described")
@@ -260,6 +267,98 @@ def test_only_calls_of_strict_tools_are_held(registry: Registry, backend: Struct
             ('No call: <b>x</b> {"a": [1, 2]}', True),
         ):
             assert is_taken(backend, grammar.fork(), text) == (fits is True or not is_strict and fits is not None), text
+
+
+def special_tokens(name: str) -> list[str]:
+    """Texts that are special tokens in the vocabularies of the format's models, and two others."""
+    for file in sorted(ROOT.glob("plugins/family/*/tests/examples.py")):
+        if ("tool_parser", name) in load_examples(file):
+            return list(dict.fromkeys([*load_tokens(file), "<|x|>", "<|y|>"]))
+    return []
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_markers_that_are_special_tokens(registry: Registry, name: str) -> None:
+    """Grammars of guidance know them by their ids, xgrammar says that it does not."""
+    texts = special_tokens(name)
+    token_ids = {text: END + 1 + i for i, text in enumerate(texts)}
+    size = SIZE + len(texts)
+    vocabulary = Vocabulary([bytes([i]) for i in range(256)] + [b""] * (1 + len(texts)), frozenset(range(END, size)), (END,))
+    setup = StructuredOutputSetup(size, lambda: vocabulary, (END,))
+    guidance: StructuredOutput = registry.build(registry.find("structured_output", "guidance"), setup)
+    tools = [strict("get_weather", CITY)]
+    described = parser_of(registry, name, tools).constraint(tools, "auto")
+    constraint = described and with_special_tokens(described, token_ids)
+    if constraint is None and name != "olmo3":
+        assert name in ("openai", "llama4_pythonic", "gigachat3")  # no triggers; a marker whose token stands in the middle
+        return
+    if constraint == described or name == "olmo3":  # pieces of whose tags are tokens of their own, and ordinary
+        pytest.skip("the format has no special tokens")
+    xgrammar: StructuredOutput = registry.build(registry.find("structured_output", "xgrammar"), setup)
+    assert "special tokens" in (xgrammar.reject(constraint) or "")
+    split = re.compile(f"({'|'.join(map(re.escape, sorted(texts, key=len, reverse=True)))})")
+
+    def tokens(text: str) -> list[int]:
+        return [id for part in split.split(text) for id in ([token_ids[part]] if part in token_ids else part.encode())]
+
+    grammar = guidance.compile(constraint)
+    paris = next(example.text for example in examples(name) if example.name == "one string")
+    for text, fits in (
+        (paris, True),
+        (f"<|x|>free<|x|><|y|> é {paris}<|y|> {paris}\n", True),
+        ("free <|x|> text", True),
+        ("", True),
+        (paris.replace("Paris", "Berlin"), False),
+        (paris.replace("Paris", "Par<|x|>is"), False),
+        (paris.replace("city", "town"), False),
+    ):
+        state, ids = grammar.fork(), tokens(text)
+        assert (state.accept(ids) == len(ids) and bool(mask_of(guidance, state, size)[END])) == fits, text
+    begins = {tag["begin"]["token"] for tag in json.loads(constraint.text)["format"]["tags"] if isinstance(tag["begin"], dict)}
+    ways = sorted(set(ways_out(json.loads(constraint.text))))
+    judge, by_id = json_judge(CITY), {id: text.encode() for text, id in token_ids.items()}
+    for seed, begin in enumerate([*begins, *begins]):
+        ids = drawn(guidance, grammar.fork(), [begin], ways, seed, size)
+        text = b"".join(by_id.get(id) or bytes([id]) for id in ids).decode(errors="replace")
+        calls = read(parser_of(registry, name, tools), text).tool_calls
+        assert calls and all(judge(call.arguments) for call in calls), text
+
+
+@pytest.mark.parametrize(
+    ("name", "reasoning", "thought"),
+    [
+        ("hermes", "qwen3", "<think>hm"),
+        ("qwen3_coder", "qwen3", "<think>hm"),
+        ("glm45", "glm45", "<think>hm"),
+        ("seed_oss", "seed_oss", "hm"),
+        ("kimi_k2", "kimi_k2", "<think>hm"),
+        ("mistral", "mistral", "[THINK]hm"),
+    ],
+)
+def test_calls_made_out_of_the_reasoning_are_held(registry: Registry, name: str, reasoning: str, thought: str) -> None:
+    def maker(kind: str, chosen: str) -> Any:
+        return lambda setup: registry.build(registry.find(kind, chosen), setup)
+
+    client = FakeEngineClient(tool_parser=maker("tool_parser", name), reasoning_parser=maker("reasoning_parser", reasoning))
+    tools = [strict("get_weather", CITY)]
+    wanted = client.prepare(SamplingParams(), Parsing(tools=tools, tool_choice="auto"), [104]).structured_outputs
+    vocabulary = client.tokenizer().vocabulary()
+    assert wanted is not None
+    setup = StructuredOutputSetup(vocabulary.size, lambda: vocabulary, vocabulary.eos_token_ids)
+    backend: StructuredOutput = registry.build(registry.find("structured_output", "guidance"), setup)
+    grammar = backend.compile(Constraint("structural_tag", wanted.structural_tag or ""))
+    ends = wanted.reasoning_end_token_ids
+    paris = next(example.text for example in examples(name) if example.name == "one string")
+    for text, fits in ((paris, True), (paris.replace("Paris", "Berlin"), False)):
+        state = RequestGrammar(
+            "guidance",
+            backend,
+            grammar.fork(),
+            vocab_size=vocabulary.size,
+            reasoning=ReasoningEnd(ends, vocabulary.token_bytes) if ends else None,
+        )
+        ids = list(f"{thought} {text}".encode())
+        assert (state.accept(ids) == len(ids)) == fits
 
 
 NOT_EXPRESSED: dict[str, Any] = {

@@ -19,15 +19,8 @@ from pegboard.plugins.registry import Registry
 
 END_TOKEN = 256
 BACKENDS = ("xgrammar", "guidance")
-NO_CONSTRAINT = {
-    "granite": "markers are special tokens",
-    "jamba": "markers are special tokens",
-    "kimi_k2": "markers are special tokens",
-    "mistral": "markers are special tokens",
-    "openai": "markers are special tokens",
-    "phi4_mini_json": "markers are special tokens",
-}
-"""Parsers whose format no backend's structural tag can hold."""
+NO_CONSTRAINT = {"openai"}
+"""Its parser is handed to the model's own library."""
 PARSERS = sorted({point.name for point in entry_points(group="pegboard.tool_parser.v1")})
 
 CITY = {

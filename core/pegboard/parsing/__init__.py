@@ -4,7 +4,7 @@ Public for plugins of the kinds `reasoning_parser` and `tool_parser`; standard l
 the pieces in which it arrives, and the pieces never change what is read.
 """
 
-from pegboard.parsing.call_constraint import constrained_calls
+from pegboard.parsing.call_constraint import call_bodies, call_list, constrained_calls, constrained_lists
 from pegboard.parsing.call_parsers import JSONToolParser, TaggedToolParser
 from pegboard.parsing.coercion import coerce, parameter_types
 from pegboard.parsing.json_calls import CallKeys, read_arguments, read_call_list, read_call_object
@@ -36,9 +36,12 @@ __all__ = [
     "TaggedToolParser",
     "TextReader",
     "ToolCall",
+    "call_bodies",
+    "call_list",
     "coerce",
     "collected",
     "constrained_calls",
+    "constrained_lists",
     "constrained_objects",
     "constrained_python_lines",
     "constrained_python_lists",

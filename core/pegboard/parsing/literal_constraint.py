@@ -18,7 +18,6 @@ from pegboard.parsing.structural_tag import (
     constraint,
     diverging,
     either,
-    exactly,
     json_value,
     listed,
     optional,
@@ -31,6 +30,8 @@ from pegboard.parsing.structural_tag import (
 
 Schema = Mapping[str, Any]
 
+NAME = "[A-Za-z_][A-Za-z0-9_]*"
+"""Of an argument that no schema names."""
 HEX = "[0-9a-fA-F]"
 ESCAPES = rf"\\[\\nrtbf\"']|\\u[0-9a-cefA-CEF]{HEX}{HEX}{HEX}|\\u[dD][0-7]{HEX}{HEX}"
 """What Python and JSON mean alike by. No groups and no counts: with these, xgrammar's masks take a thousand times as long."""
@@ -42,13 +43,13 @@ SPACES = r" \t\n\r\x0b\f\x1c-\x1f" + "".join(c for c in map(chr, range(0x80, 0x3
 class Notation:
     """How values are written, where it is not as in JSON.
 
-    string(schema): a string by its schema. constant(text): patterns for one string. key(name): patterns for a property's name;
-    None = any name. words: true, false and null. has_json: lists and objects may be JSON, which is what free ones are held to.
+    string(schema): a string by its schema. constant(text): one string. key(name): a property's name; None = any
+    name. words: true, false and null. has_json: lists and objects may be JSON, which is what free ones are held to.
     """
 
     string: Callable[[Schema], Format]
-    constant: Callable[[str], str]
-    key: Callable[[str | None], str]
+    constant: Callable[[str], Format]
+    key: Callable[[str | None], Format]
     words: Mapping[str, Sequence[str]]
     colon: str = ": ?"
     comma: str = ", ?"
@@ -62,13 +63,13 @@ class Notation:
             inside = characters(schema, any_text([quote]), ANY_CHARACTER, [quote], [quote], quote[0])
             return sequence(text(quote), inside, text(quote))
 
-        def constant(value: str) -> str:
+        def constant(value: str) -> Format:
             if quote in value:
                 refuse(f"a constant with {quote}")
-            return exactly(f"{quote}{value}{quote}")
+            return text(f"{quote}{value}{quote}")
 
-        def name_of(name: str | None) -> str:
-            return "[A-Za-z_][A-Za-z0-9_]*" if name is None else exactly(name) if key.fullmatch(name) else constant(name)
+        def name_of(name: str | None) -> Format:
+            return regex(NAME) if name is None else text(name) if key.fullmatch(name) else constant(name)
 
         words = {"true": ("true",), "false": ("false",), "null": ("null",)}
         return cls(string, constant, name_of, words, colon=":", comma=",", has_json=False)
@@ -78,7 +79,7 @@ class Notation:
         if depth > MAX_DEPTH:
             refuse("it refers to itself")
         found = cases(schema, root)
-        ways = [regex(pattern) for constant in found.constants if (pattern := self._constant(constant)) is not None]
+        ways = [self._constant(constant) for constant in found.constants]
         ways += [self._typed(part, root, depth) for part in found.schemas]
         if not ways:
             refuse("a value that nothing can be")
@@ -89,11 +90,11 @@ class Notation:
         inside = members(schema)
         colon, comma = regex(self.colon), regex(self.comma)
         if inside.values is not None:
-            entry = sequence(regex(self.key(None)), colon, self.value(inside.values, root, depth + 1))
+            entry = sequence(self.key(None), colon, self.value(inside.values, root, depth + 1))
             parts = sequence(entry, repeated(sequence(comma, entry)))
             return sequence(text("{"), optional(parts), text("}"))
         entries = [
-            (sequence(regex(self.key(name)), colon, self.value(inner, root, depth + 1)), is_required)
+            (sequence(self.key(name), colon, self.value(inner, root, depth + 1)), is_required)
             for name, inner, is_required in inside.properties
         ]
         return sequence(text("{"), listed(entries, comma), text("}"))
@@ -131,13 +132,13 @@ class Notation:
         items = sequence(item, rest) if most != 1 else item
         return sequence(text("["), items if least else optional(items), text("]"))
 
-    def _constant(self, value: Any) -> str | None:
+    def _constant(self, value: Any) -> Format:
         if value is None or isinstance(value, bool):
-            return "|".join(self.words[json.dumps(value)])
+            return regex("|".join(self.words[json.dumps(value)]))
         if isinstance(value, str):
             return self.constant(value)
         if isinstance(value, int | float):
-            return exactly(json.dumps(value))
+            return text(json.dumps(value))
         refuse("constants that are lists or objects")
 
 
@@ -152,19 +153,19 @@ def _quoted_string(schema: Schema) -> Format:
     return either(*ways)
 
 
-def _quoted_constant(value: str) -> str:
+def _quoted_constant(value: str) -> Format:
     written = json.dumps(value, ensure_ascii=False)[1:-1]
-    ways = [f'"{exactly(written)}"']
+    ways = [text(f'"{written}"')]
     if "'" not in value:
         single = written.replace('\\"', '"')
-        ways.append(f"'{exactly(single)}'")
-    return f"(?:{'|'.join(ways)})"
+        ways.append(text(f"'{single}'"))
+    return either(*ways)
 
 
-def _quoted_key(name: str | None) -> str:
+def _quoted_key(name: str | None) -> Format:
     if name is not None:
         return _quoted_constant(name)
-    return rf'"(?:[^\\"\x00-\x1f]|{ESCAPES})*"'
+    return regex(rf'"(?:[^\\"\x00-\x1f]|{ESCAPES})*"')
 
 
 PYTHON = Notation(
@@ -192,7 +193,7 @@ def python_call(tool: Mapping[str, Any]) -> Format:
             keys.append((sequence(text(name), equals, PYTHON.value(inner, schema)), is_required))
         return sequence(begin, listed(keys, regex(PYTHON.comma)), text(")"))
     values = inside.values if inside is not None else True
-    entry = sequence(regex("[A-Za-z_][A-Za-z0-9_]*"), equals, PYTHON.value(values, schema or {}))
+    entry = sequence(regex(NAME), equals, PYTHON.value(values, schema or {}))
     return sequence(begin, optional(sequence(entry, repeated(sequence(regex(PYTHON.comma), entry)))), text(")"))
 
 

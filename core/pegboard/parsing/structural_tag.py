@@ -83,11 +83,17 @@ def listed(parts: Sequence[tuple[Format, bool]], separator: Format) -> Format:
     return sequence(*before, parts[first][0], *behind)
 
 
-def triggered(triggers: Sequence[str], tags: Sequence[tuple[str, Format, str]]) -> Format:
-    """Free text in which one of the tags (begin, content, end) must follow once a trigger is written. A trigger is the beginning
-    of some tags' begins, and of no other trigger."""
+def triggered(beginnings: Sequence[str], tags: Sequence[tuple[str, Format, str]]) -> Format:
+    """Free text in which one of the tags (begin, content, end) must follow once a trigger is written. `beginnings`, the triggers:
+    each of some tags' begins, and of no other trigger."""
     inner = [{"type": "tag", "begin": begin, "content": content, "end": end} for begin, content, end in tags]
-    return {"type": "triggered_tags", "triggers": list(triggers), "tags": inner}
+    return {"type": "triggered_tags", "triggers": list(beginnings), "tags": inner}
+
+
+def triggers(given: Constraint) -> tuple[str, ...]:
+    """The texts behind which the constraint holds; () when it holds for all of an output."""
+    tag = json.loads(given.text) if given.kind == "structural_tag" else {}
+    return tuple(tag.get("triggers") or tag.get("format", {}).get("triggers") or ())
 
 
 def constraint(form: Format) -> Constraint:

@@ -17,7 +17,6 @@ from pegboard.parsing.structural_tag import (
     any_text,
     constraint,
     either,
-    exactly,
     json_value,
     optional,
     regex,
@@ -124,7 +123,7 @@ class _Values:
         for constant in found.constants:
             written = constant if isinstance(constant, str) else json.dumps(constant, ensure_ascii=False)
             if self._is_read_back(written, constant, types, is_marked):
-                (texts if isinstance(constant, str) else plain).append(regex(exactly(written)) if written else text(""))
+                (texts if isinstance(constant, str) else plain).append(text(written))
         return either(*texts) if texts else None, either(*plain) if plain else None
 
     def string(self, schema: Mapping[str, Any]) -> Format:

@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard.parsing import Markers, Steps, StreamParser, constrained_calls, read_call_list, read_call_object
+from pegboard.parsing import Markers, Steps, StreamParser, constrained_calls, constrained_lists, read_call_list, read_call_object
 
-LIST_START = Markers("<|tool_call|>", "<tool_call>")
+LIST_STARTS = ("<|tool_call|>", "<tool_call>")
+LIST_START = Markers(*LIST_STARTS)
 OBJECT_START = Markers("<function_call>")
 
 
@@ -24,6 +25,9 @@ class GraniteToolParser(StreamParser):
     def read(self) -> Steps[None]:
         while (yield from self.prose(LIST_START)):
             yield from self.attempt(self._calls())
+
+    def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
+        return constrained_lists(tools, [(start, "") for start in LIST_STARTS]) if choice == "auto" else None
 
     def _calls(self) -> Steps[bool]:
         yield from self.text.space()

@@ -9,9 +9,14 @@ Format: https://huggingface.co/ai21labs/AI21-Jamba-Mini-1.5#tool-use-with-jamba.
 
 from __future__ import annotations
 
-from pegboard.parsing import Markers, Steps, StreamParser, read_call_list
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-START = Markers("<tool_calls>")
+from pegboard.interfaces.structured_output import Constraint
+from pegboard.parsing import Markers, Steps, StreamParser, constrained_lists, read_call_list
+
+BEGIN = "<tool_calls>"
+START = Markers(BEGIN)
 END = "</tool_calls>"
 
 
@@ -19,6 +24,9 @@ class JambaToolParser(StreamParser):
     def read(self) -> Steps[None]:
         while (yield from self.prose(START)):
             yield from self.attempt(self._calls())
+
+    def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
+        return constrained_lists(tools, [(BEGIN, END)], ("[\n  ", "\n]"), ",\n  ") if choice == "auto" else None
 
     def _calls(self) -> Steps[bool]:
         yield from self.text.space()

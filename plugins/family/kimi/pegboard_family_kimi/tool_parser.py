@@ -10,8 +10,13 @@ is the call's id, and the model wants to see it again in the tool's answer.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from pegboard.interfaces.structured_output import Constraint
 from pegboard.parsing import Markers, Steps, StreamParser, read_arguments
+from pegboard.parsing.call_constraint import call_bodies
+from pegboard.parsing.structural_tag import Format, constraint, either, regex, sequence, text, triggered
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"
@@ -27,6 +32,18 @@ class KimiK2ToolParser(StreamParser):
     def read(self) -> Steps[None]:
         while marker := (yield from self.prose(STARTS)):
             yield from self.attempt(self._call(marker))
+
+    def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
+        if not tools or choice != "auto":
+            return None
+        number = regex("0|[1-9][0-9]{0,3}")
+
+        def before(name: str) -> Format:
+            return sequence(text(f"functions.{name}:"), number, text(ARGUMENTS))
+
+        calls = call_bodies(tools, before, CALL_END, may_be_empty=True)
+        beginnings = [SECTION + CALL, CALL]
+        return constraint(triggered([SECTION, CALL], [(begin, either(*calls), "") for begin in beginnings]))
 
     def _call(self, marker: str) -> Steps[bool]:
         if marker == SECTION:

@@ -14,9 +14,14 @@ from __future__ import annotations
 import random
 import re
 import string
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pegboard.interfaces.output_parser import OutputParserSetup
+from pegboard.interfaces.structured_output import Constraint
 from pegboard.parsing import CallKeys, Calls, Markers, Steps, StreamParser, read_arguments, read_call_list
+from pegboard.parsing.call_constraint import call_bodies, call_list
+from pegboard.parsing.structural_tag import constraint, either, regex, sequence, text, triggered
 
 START, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 STARTS = Markers(START)
@@ -40,6 +45,15 @@ class MistralToolParser(StreamParser):
     def read(self) -> Steps[None]:
         while (yield from self.prose(STARTS)):
             yield from self.attempt(self._call())
+
+    def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
+        if not tools or choice != "auto":
+            return None
+        id = sequence(text(CALL_ID), regex(f"[a-zA-Z0-9]{{{ID_LENGTH}}}"), text(ARGUMENTS))
+        newest = call_bodies(tools, lambda name: text(f"{name}{ARGUMENTS}"))
+        with_id = call_bodies(tools, lambda name: sequence(text(name), id))
+        tags = [(START, either(*newest, *with_id), ""), (f"{START}[", call_list(tools), "]")]
+        return constraint(triggered([START], tags))
 
     def _call(self) -> Steps[bool]:
         yield from self.text.space()

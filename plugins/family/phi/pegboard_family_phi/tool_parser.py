@@ -9,10 +9,15 @@ https://huggingface.co/microsoft/Phi-4-mini-instruct. Which of them a model writ
 
 from __future__ import annotations
 
-from pegboard.parsing import Markers, Steps, StreamParser, read_call_list
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-STARTS = Markers("functools", "<|tool_call|>")
-END = "<|/tool_call|>"
+from pegboard.interfaces.structured_output import Constraint
+from pegboard.parsing import Markers, Steps, StreamParser, constrained_lists, read_call_list
+
+WORD = "functools"
+START, END = "<|tool_call|>", "<|/tool_call|>"
+STARTS = Markers(WORD, START)
 
 
 class Phi4MiniToolParser(StreamParser):
@@ -20,11 +25,14 @@ class Phi4MiniToolParser(StreamParser):
         while marker := (yield from self.prose(STARTS)):
             yield from self.attempt(self._calls(marker))
 
+    def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
+        return constrained_lists(tools, [(WORD, ""), (START, END)]) if choice == "auto" else None
+
     def _calls(self, marker: str) -> Steps[bool]:
         yield from self.text.space()
         if not (yield from read_call_list(self.text, self.calls)):
             return False
-        if marker != "functools":
+        if marker != WORD:
             self.text.forget()
             yield from self.text.closing(END)
         return True

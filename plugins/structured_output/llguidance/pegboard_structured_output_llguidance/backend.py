@@ -11,14 +11,15 @@ import numpy as np
 
 from pegboard.errors import RequestError
 from pegboard.interfaces.structured_output import Constraint, StructuredOutputSetup
-from pegboard_structured_output_llguidance.grammar import grammar_text, rejection
+from pegboard_structured_output_llguidance.grammar import grammar_text, rejection, special_ids
 
 
 class GuidanceState:
-    """One completion's matcher."""
+    """One completion's matcher. special_ids: of special tokens that the grammar names."""
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, special_ids: frozenset[int] = frozenset()) -> None:
         self.matcher = matcher
+        self.special_ids = special_ids
 
     def accept(self, token_ids: Sequence[int]) -> int:
         return int(self.matcher.try_consume_tokens(list(token_ids)))
@@ -27,7 +28,7 @@ class GuidanceState:
         self.matcher.rollback(num_tokens)
 
     def fork(self) -> GuidanceState:
-        return GuidanceState(self.matcher.deep_copy())
+        return GuidanceState(self.matcher.deep_copy(), self.special_ids)
 
 
 class Guidance:
@@ -55,12 +56,29 @@ class Guidance:
         matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
         if matcher.is_error():
             raise RequestError(" ".join(matcher.get_error().split()), parameter="structured_outputs")
-        return GuidanceState(matcher)
+        return GuidanceState(matcher, special_ids(constraint))
 
     def fill(self, grammars: Sequence[GuidanceState], masks: np.ndarray) -> None:
         """A matcher that ran into a limit of the library allows nothing; that ends its request."""
         rows = [(grammar.matcher, i) for i, grammar in enumerate(grammars) if not grammar.matcher.is_error()]
         self._executor.unsafe_compute_mask_ptr(rows, masks.ctypes.data, masks.shape[1] * masks.itemsize, len(masks))
+        for grammar, mask in zip(grammars, masks, strict=True):
+            if grammar.special_ids and not grammar.matcher.is_accepting():
+                self._only_valid(grammar, mask)
+
+    def _only_valid(self, grammar: GuidanceState, mask: np.ndarray) -> None:
+        """Where text may go on or a special token follow, the library's masks allow all of these; what it accepts is right."""
+        valid = [token for token in grammar.special_ids if grammar.matcher.validate_tokens([token]) == 1]
+        mask &= self._ordinary
+        for token in valid:
+            mask[token >> 5] |= np.uint32(1 << (token & 31))
+
+    @cached_property
+    def _ordinary(self) -> np.ndarray:
+        """uint32 [words]: all tokens but special ones and those that end an output."""
+        allowed = np.ones(-(-self.setup.vocab_size // 32) * 32, np.uint8)
+        allowed[[*self.setup.vocabulary.special_token_ids, *self.setup.stop_token_ids]] = 0
+        return np.packbits(allowed, bitorder="little").view(np.uint32)
 
     @cached_property
     def _tokenizer(self) -> Any:

@@ -41,6 +41,20 @@ def rejection(constraint: Constraint) -> str | None:
     return None
 
 
+def special_ids(constraint: Constraint) -> frozenset[int]:
+    """Ids of the tokens that a structural tag names."""
+    if constraint.kind != "structural_tag":
+        return frozenset()
+    found, waiting = set(), [json.loads(constraint.text)]
+    while waiting:
+        form = waiting.pop()
+        if isinstance(form, Mapping) and form.get("type") == "token":
+            found.add(form["token"])
+        elif isinstance(form, Mapping | list):
+            waiting += form.values() if isinstance(form, Mapping) else form
+    return frozenset(found)
+
+
 def grammar_text(constraint: Constraint) -> str:
     """ValueError (or KeyError, TypeError from a tag) for what cannot be written. Whether the grammar is valid shows when a
     matcher is made of it."""

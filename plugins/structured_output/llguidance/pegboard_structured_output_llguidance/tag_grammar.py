@@ -54,10 +54,12 @@ class _Writer:
             return f"{self._named(self.rule(form['content']))}{_times(form)}"
         if _is_regular(form) and (self.is_prefix_free or kind == "const_string"):
             return self._runs([form])
-        if not self.is_prefix_free and kind not in ("json_schema", "tag", "triggered_tags", "token_triggered_tags"):
+        if not self.is_prefix_free and kind not in ("json_schema", "tag", "token", "triggered_tags"):
             raise ValueError(f"{kind!r} in a structural tag that is not said to be prefix_free is not supported")
         if kind == "json_schema":
             return f"%json {json.dumps(with_free_strings(form['json_schema'], form.get('excludes', ())))}"
+        if kind == "token":
+            return _tokens([form["token"]])
         if kind == "sequence":
             return self._runs(form["elements"])
         if kind == "tag":
@@ -84,14 +86,14 @@ class _Writer:
         return " ".join(found) or '""'
 
     def _triggered(self, form: Format) -> str:
-        if form["type"] not in ("triggered_tags", "token_triggered_tags"):
+        if form["type"] != "triggered_tags":
             raise ValueError(f"the structural tag's format {form['type']!r} is not supported")
-        if odd := [key for key in ("at_least_one", "stop_after_first", "excludes", "exclude_tokens") if form.get(key)]:
+        if odd := [key for key in ("at_least_one", "stop_after_first", "excludes") if form.get(key)]:
             raise ValueError(f"{odd[0]} of {form['type']} is not supported")
         any_text = self._terminal(r"/[\s\S]*/")
         ways = []
         for tag in form["tags"]:
-            if form["type"] == "token_triggered_tags":
+            if not isinstance(tag["begin"], str):
                 ways.append(f"{any_text} {self._runs(_parts(tag))}")
                 continue
             trigger = next((text for text in form["triggers"] if tag["begin"].startswith(text)), None)
@@ -99,6 +101,8 @@ class _Writer:
                 raise ValueError(f"begin {tag['begin']!r} starts with none of the triggers {form['triggers']}")
             until = self._named(f"{any_text} {json.dumps(trigger)}", "[lazy]")
             ways.append(f"{until} {self._runs(_parts(tag, len(trigger)))}")
+        if form.get("special_tokens"):
+            ways.append(f"{any_text} {_tokens(form['special_tokens'])}")
         if not ways:
             raise ValueError("a structural tag without tags")
         return f"{self._named(' | '.join(ways))}* {any_text}"
@@ -116,6 +120,19 @@ class _Writer:
 
 _SINGLE = ("const_string", "regex", "any_text", "sequence", "or")
 _REPEATS = {"optional": "?", "star": "*", "plus": "+"}
+
+
+def _tokens(token_ids: Sequence[int]) -> str:
+    """One of the tokens, as Lark: neighbours as ranges."""
+    if not all(isinstance(token, int) for token in token_ids):
+        raise ValueError("tokens of structural tags are supported by their ids only")
+    ranges: list[list[int]] = []
+    for token in sorted(token_ids):
+        if ranges and token == ranges[-1][1] + 1:
+            ranges[-1][1] = token
+        else:
+            ranges.append([token, token])
+    return f"<[{','.join(str(low) if low == high else f'{low}-{high}' for low, high in ranges)}]>"
 
 
 def _times(form: Format) -> str:

@@ -68,6 +68,8 @@ def _tag(value: Any) -> str | None:
         return next((reason for reason in map(_tag, value) if reason), None)
     if not isinstance(value, Mapping):
         return None
+    if "special_tokens" in value:
+        return "special tokens in structural tags are not enforced"
     if value.get("type") == "regex" and isinstance(value.get("pattern"), str):
         return "words that a pattern excludes are not enforced" if value.get("excludes") else _regex(value["pattern"])
     key = "json_schema" if value.get("type") == "json_schema" else "schema" if "begin" in value else None
