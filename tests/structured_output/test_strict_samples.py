@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -30,7 +30,13 @@ from pegboard.testing.parser_examples import CASES, TOOLS, Example, load_example
 
 ROOT = Path(__file__).parents[2]
 END = 256
-SIZE = 257
+WORDS = (
+    b"</", b"<", b">", b"</parameter>", b"</parameter>\n</function>", b"</arg", b"_value>", b"\n</", b'">', b'"}', b'"}]',
+    b'", "', b'": ', b", ", b"(", b"='", b'="', b"')", b"<escape>", b"<escape>,", b"{}", b"null", b"True", b"true\n", b"12",
+    b"-1", b" a", b"city", b"\n\n", "é".encode(), b"\xf0\x9f", b"<b>",
+)  # fmt: skip
+SIZE = 257 + len(WORDS)
+"""Every byte, the end of an output, and some longer tokens."""
 BACKENDS = ("xgrammar", "guidance")
 PARSERS = sorted({point.name for point in entry_points(group="pegboard.tool_parser.v1")})
 PATIENCE = 60
@@ -116,7 +122,7 @@ def registry() -> Registry:
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest, registry: Registry) -> StructuredOutput:
-    vocabulary = Vocabulary([bytes([value]) for value in range(256)] + [b""], frozenset({END}), (END,))
+    vocabulary = Vocabulary([bytes([value]) for value in range(256)] + [b"", *WORDS], frozenset({END}), (END,))
     setup = StructuredOutputSetup(SIZE, lambda: vocabulary, (END,))
     made: StructuredOutput = registry.build(registry.find("structured_output", request.param), setup)
     return made
@@ -166,11 +172,16 @@ def drawn(
                 ids += way
                 continue
         tokens = np.flatnonzero(allowed)
-        unlike = np.isin(tokens, list(b" \t\r\n0123456789")) - 3 * (tokens > END)  # what goes on for ever, and special tokens
-        token = int(tokens[np.argmax(rng.gumbel(size=len(tokens)) * 2 - 3 * unlike * (step > PATIENCE))])
+        endless = np.isin(tokens, list(b" \t\r\n0123456789"))
+        token = int(tokens[np.argmax(rng.gumbel(size=len(tokens)) * 2 - 3 * endless * (step > PATIENCE) + 2 * (tokens > END))])
         assert grammar.accept([token]) == 1, f"{token} was allowed behind {ids}"
         ids.append(token)
     raise AssertionError(f"no end of {ids}")
+
+
+def decoded(ids: list[int], texts: Sequence[bytes] = (b"", *WORDS)) -> str:
+    """texts: of the tokens that are no bytes."""
+    return b"".join(bytes([id]) if id < END else texts[id - END] for id in ids).decode(errors="replace")
 
 
 def starts(constraint: Constraint) -> list[str]:
@@ -198,7 +209,7 @@ def test_random_calls_fit_the_schema(registry: Registry, backend: StructuredOutp
     names = set()
     for start in starts(constraint):
         for seed in range(4):
-            text = bytes(drawn(backend, grammar.fork(), list(start.encode()), ways, seed)).decode(errors="replace")
+            text = decoded(drawn(backend, grammar.fork(), list(start.encode()), ways, seed))
             message = read(parser_of(registry, name, tools), text)
             assert message.tool_calls, text
             for call in message.tool_calls:
@@ -282,7 +293,7 @@ def test_markers_that_are_special_tokens(registry: Registry, name: str) -> None:
     """Grammars of guidance know them by their ids, xgrammar says that it does not."""
     texts = special_tokens(name)
     token_ids = {text: END + 1 + i for i, text in enumerate(texts)}
-    size = SIZE + len(texts)
+    size = END + 1 + len(texts)
     vocabulary = Vocabulary([bytes([i]) for i in range(256)] + [b""] * (1 + len(texts)), frozenset(range(END, size)), (END,))
     setup = StructuredOutputSetup(size, lambda: vocabulary, (END,))
     guidance: StructuredOutput = registry.build(registry.find("structured_output", "guidance"), setup)
@@ -316,10 +327,10 @@ def test_markers_that_are_special_tokens(registry: Registry, name: str) -> None:
         assert (state.accept(ids) == len(ids) and bool(mask_of(guidance, state, size)[END])) == fits, text
     begins = {tag["begin"]["token"] for tag in json.loads(constraint.text)["format"]["tags"] if isinstance(tag["begin"], dict)}
     ways = sorted(set(ways_out(json.loads(constraint.text))))
-    judge, by_id = json_judge(CITY), {id: text.encode() for text, id in token_ids.items()}
+    judge, by_id = json_judge(CITY), [b"", *(text.encode() for text in texts)]
     for seed, begin in enumerate([*begins, *begins]):
         ids = drawn(guidance, grammar.fork(), [begin], ways, seed, size)
-        text = b"".join(by_id.get(id) or bytes([id]) for id in ids).decode(errors="replace")
+        text = decoded(ids, by_id)
         calls = read(parser_of(registry, name, tools), text).tool_calls
         assert calls and all(judge(call.arguments) for call in calls), text
 
