@@ -71,7 +71,8 @@ class Request:
     """The engine's record of one completion of one request. Changed only by the scheduler and the KV cache.
 
     num_computed_tokens: tokens whose KV is written (or will be, once the steps in flight are done).
-    num_in_flight_tokens: of those, scheduled but not yet confirmed, in num_in_flight_steps steps.
+    num_in_flight_tokens: of those, scheduled but not yet confirmed, in num_in_flight_steps steps; num_loading_tokens: of those,
+        the ones that a KV connector brings within the first of these steps.
     block_hashes: the chain of hashes, one per KVPlan.hash_block_size confirmed tokens.
     waits_for: of "grammar" and "parent" (whose prompt a completion of n > 1 will share; num_waiting_children counts them).
     num_external_tokens: of num_cached_tokens, those that KV connectors brought.
@@ -82,7 +83,7 @@ class Request:
     __slots__ = (
         "request_id", "index", "key", "params", "prompt_token_ids", "output_token_ids", "prompt_embeds", "media", "priority",
         "arrival_s", "cache_salt", "lora", "kv_transfer_params", "seed", "status", "row", "num_computed_tokens",
-        "num_cached_tokens", "num_in_flight_tokens", "num_preemptions", "block_hashes", "draft_token_ids", "grammar",
+        "num_cached_tokens", "num_in_flight_tokens", "num_loading_tokens", "num_preemptions", "block_hashes", "draft_token_ids", "grammar",
         "parent", "finish_reason", "stop_reason", "all_token_ids", "stop_token_ids", "is_aborted", "first_scheduled_s",
         "first_token_s", "waits_for", "num_in_flight_steps", "num_waiting_children", "uses_connectors", "last_token_s",
         "num_external_tokens", "trace_headers",
@@ -128,6 +129,7 @@ class Request:
         self.last_token_s = 0.0
         self.waits_for: set[str] = set()
         self.num_in_flight_steps = 0
+        self.num_loading_tokens = 0
         self.num_waiting_children = 0
         self.uses_connectors = True
 

@@ -228,6 +228,28 @@ def test_every_request_gets_the_tokens_it_gets_alone(scenario: Any) -> None:
         assert engine.engine.control("reset_prefix_cache")
 
 
+def test_nothing_forks_from_a_prefix_that_is_still_being_loaded() -> None:
+    """Found by the test above: a request that was preempted, and whose prompt the connector brings back, lent a block to its
+    siblings within the step of the load, before anything was in it."""
+    arguments = {
+        "retains": [Full(), Window(tokens=7, sinks=3)], "slot_bytes": [4, 4], "block_size": 2, "spare_blocks": 2, "max_num_seqs": 4,
+        "max_num_batched_tokens": 9, "max_model_len": 16, "max_in_flight": 3, "enable_prefix_caching": True, "max_drafts": 3,
+        "enable_chunked_prefill": True, "draft_accuracy": 0.3, "kv_load": "in_step", "encoder_cache_tokens": 12,
+    }  # fmt: skip
+    store: dict[Any, Any] = {}
+    for _ in range(2):
+        grammar = StructuredOutputsParams(grammar="2:1:6")
+        first = SamplingParams(n=2, seed=1, max_tokens=7, eos_token_ids=[EOS], structured_outputs=grammar)
+        second = SamplingParams(n=3, seed=3, max_tokens=20, min_tokens=1, ignore_eos=True, eos_token_ids=[EOS])
+        arrivals = [
+            (1, EngineRequest(request_id="r1", prompt_token_ids=[56, 27, 2, 51, 30], params=first)),
+            (5, EngineRequest(request_id="r2", prompt_token_ids=[3, 31], params=second)),
+        ]
+        engine = _build(arguments, set(), store)
+        _run(engine, arrivals, {})
+        _check_results(engine, arrivals, {})
+
+
 @settings(max_examples=20, **RANDOM)
 @given(scenarios())
 def test_same_work_same_steps(scenario: Any) -> None:

@@ -206,6 +206,8 @@ class Admission:
         self._count_query(request, start)
         if not start.is_loaded:
             self._transfers.allocated(request, start.external)
+            request.num_loading_tokens = start.external.match.num_tokens
+            request.num_in_flight_tokens += request.num_loading_tokens
         entry = Entry(num_tokens, 0, samples, self._kv.tables(request), is_new=True)
         self._seat(request, entry, encode, plan)
         return Verdict.ADMITTED

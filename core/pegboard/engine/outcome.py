@@ -52,7 +52,8 @@ class Outcome:
             request = self._roster.by_row[row]
             assert request is not None, f"row {row} was freed while step {batch.step} held it"
             request.num_in_flight_steps -= 1
-            request.num_in_flight_tokens -= num_tokens
+            request.num_in_flight_tokens -= num_tokens + request.num_loading_tokens
+            request.num_loading_tokens = 0
             if request.status is not RequestStatus.RUNNING:
                 if not request.num_in_flight_steps:
                     self._roster.settle(request)

@@ -164,7 +164,7 @@ class Roster:
         for item in request.media:
             self.encoder_cache.release(item, request.key)
         if request.status is RequestStatus.PREEMPTED:
-            request.num_computed_tokens = request.num_in_flight_tokens = 0
+            request.num_computed_tokens = request.num_in_flight_tokens = request.num_loading_tokens = 0
             self._enqueue(request)
 
     def _enqueue(self, request: Request) -> None:
