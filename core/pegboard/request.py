@@ -83,10 +83,10 @@ class Request:
     __slots__ = (
         "request_id", "index", "key", "params", "prompt_token_ids", "output_token_ids", "prompt_embeds", "media", "priority",
         "arrival_s", "cache_salt", "lora", "kv_transfer_params", "seed", "status", "row", "num_computed_tokens",
-        "num_cached_tokens", "num_in_flight_tokens", "num_loading_tokens", "num_preemptions", "block_hashes", "draft_token_ids", "grammar",
+        "num_cached_tokens", "num_in_flight_tokens", "num_preemptions", "block_hashes", "draft_token_ids", "grammar",
         "parent", "finish_reason", "stop_reason", "all_token_ids", "stop_token_ids", "is_aborted", "first_scheduled_s",
         "first_token_s", "waits_for", "num_in_flight_steps", "num_waiting_children", "uses_connectors", "last_token_s",
-        "num_external_tokens", "trace_headers",
+        "num_external_tokens", "num_loading_tokens", "trace_headers",
     )  # fmt: skip
 
     def __init__(self, source: EngineRequest, *, index: int = 0, parent: "Request | None" = None) -> None:
