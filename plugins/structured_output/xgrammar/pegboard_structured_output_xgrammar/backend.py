@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from pegboard.errors import RequestError
 from pegboard.interfaces.structured_output import Constraint, StructuredOutputSetup
 from pegboard.parsing.regex_syntax import without_newlines
-from pegboard_structured_output_xgrammar.limits import has_lengths, rejection
+from pegboard_structured_output_xgrammar.limits import has_lengths, rejection, tag_schemas
 
 LOOSE_CHARACTERS = r"[^\"\\\r\n]"
 """What the library writes for a character of a string with minLength or maxLength: it lets control characters pass."""
@@ -91,10 +91,14 @@ def _json(compiler: Any, constraint: Constraint) -> Any:
     any_whitespace = not constraint.disable_any_whitespace
     if not has_lengths(json.loads(schema)):
         return compiler.compile_json_schema(schema, any_whitespace=any_whitespace)
-    grammar = str(xgrammar.Grammar.from_json_schema(schema, any_whitespace=any_whitespace))
-    if LOOSE_CHARACTERS not in grammar:
+    return _strictly(compiler, xgrammar.Grammar.from_json_schema(schema, any_whitespace=any_whitespace))
+
+
+def _strictly(compiler: Any, grammar: Any) -> Any:
+    text = str(grammar)
+    if LOOSE_CHARACTERS not in text:
         raise ValueError("minLength and maxLength cannot be enforced with this version of xgrammar")
-    return compiler.compile_grammar(grammar.replace(LOOSE_CHARACTERS, JSON_CHARACTERS))
+    return compiler.compile_grammar(text.replace(LOOSE_CHARACTERS, JSON_CHARACTERS))
 
 
 def _choice(compiler: Any, constraint: Constraint) -> Any:
@@ -104,9 +108,16 @@ def _choice(compiler: Any, constraint: Constraint) -> Any:
 
 def _structural_tag(compiler: Any, constraint: Constraint) -> Any:
     """The library's own form ({"type": "structural_tag", "format": …}), or vLLM's older one with structures and triggers."""
+    import xgrammar
+
     tag = json.loads(constraint.text)
-    if "structures" not in tag:
-        return compiler.compile_structural_tag(constraint.text)
+    text = _as_format(tag) if "structures" in tag else constraint.text
+    if any(map(has_lengths, tag_schemas(tag))):
+        return _strictly(compiler, xgrammar.Grammar.from_structural_tag(text))
+    return compiler.compile_structural_tag(text)
+
+
+def _as_format(tag: Mapping[str, Any]) -> str:
     tags = [
         {
             "type": "tag",
@@ -117,7 +128,7 @@ def _structural_tag(compiler: Any, constraint: Constraint) -> Any:
         for item in tag["structures"]
     ]
     form = {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}
-    return compiler.compile_structural_tag(json.dumps({"type": "structural_tag", "format": form}))
+    return json.dumps({"type": "structural_tag", "format": form})
 
 
 _COMPILE: dict[str, Callable[[Any, Constraint], Any]] = {

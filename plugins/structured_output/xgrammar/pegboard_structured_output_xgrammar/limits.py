@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint, StructuredOutputNeed
@@ -76,6 +76,16 @@ def _tag(value: Any) -> str | None:
     if key in value:
         return problem(value[key], DIALECT) or (_unfiltered(value[key]) if value.get("excludes") else None)
     return _tag(list(value.values()))
+
+
+def tag_schemas(value: Any) -> Iterator[Any]:
+    """The JSON schemas inside a structural tag."""
+    if isinstance(value, list):
+        for inner in value:
+            yield from tag_schemas(inner)
+    elif isinstance(value, Mapping):
+        key = "json_schema" if value.get("type") == "json_schema" else "schema" if "begin" in value else None
+        yield from [value[key]] if key in value else tag_schemas(list(value.values()))
 
 
 def _unfiltered(schema: Any) -> str | None:
