@@ -233,7 +233,8 @@ def test_nothing_forks_from_a_prefix_that_is_still_being_loaded() -> None:
     siblings within the step of the load, before anything was in it."""
     arguments = {
         "retains": [Full(), Window(tokens=7, sinks=3)], "slot_bytes": [4, 4], "block_size": 2, "spare_blocks": 2,
-        "max_num_seqs": 4, "max_num_batched_tokens": 9, "max_model_len": 16, "max_in_flight": 3, "enable_prefix_caching": True, "max_drafts": 3,
+        "max_num_seqs": 4, "max_num_batched_tokens": 9, "max_model_len": 16, "max_in_flight": 3,
+        "enable_prefix_caching": True, "max_drafts": 3,
         "enable_chunked_prefill": True, "draft_accuracy": 0.3, "kv_load": "in_step", "encoder_cache_tokens": 12,
     }  # fmt: skip
     store: dict[Any, Any] = {}
