@@ -152,6 +152,36 @@ def test_strict_tools_hold_calls_of_the_models_choice(client: openai.OpenAI, is_
             assert json.loads(call.function.arguments) == {"a": 1, "b": 2}
 
 
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("qwen3_coder", "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"),
+        ("olmo3", "<function_calls>\nadd(a=1, b=2)\n</function_calls>"),
+    ],
+)
+def test_strict_tools_hold_calls_that_are_not_json(smollm2_gguf: Path, tmp_path: Path, parser: str, text: str) -> None:
+    """The call that the model repeats breaks the tool's schema."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": [7, 8]}, "note": {"enum": ["x y", "z"]}, "more": {"type": "integer", "maximum": 3}},
+        "required": ["a", "note"],
+        "additionalProperties": False,
+    }
+    messages: list[Any] = [{"role": "user", "content": f"Repeat exactly this and nothing else: {text}"}]
+    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Again."}] * 3
+    found = []
+    with Server(smollm2_gguf, tmp_path, "--tool-call-parser", parser) as running, running.wait_until_ready().client() as client:
+        for is_strict in (False, True):
+            tools: Any = [{"type": "function", "function": {"name": "add", "parameters": schema, "strict": is_strict}}]
+            fields: dict[str, Any] = {**GREEDY, "messages": messages, "tools": tools, "max_completion_tokens": 160}
+            fields["parallel_tool_calls"] = False  # this model would go on and on
+            calls = client.chat.completions.create(**fields).choices[0].message.tool_calls or ()
+            found.append([json.loads(call.function.arguments) for call in calls])
+    free, held = found
+    assert free and not any(jsonschema.Draft202012Validator(schema).is_valid(arguments) for arguments in free)
+    assert held and all(jsonschema.Draft202012Validator(schema).is_valid(arguments) for arguments in held)
+
+
 def response_tool(name: str) -> Any:
     return {"type": "function", "strict": True, **tool(name)["function"]}
 
