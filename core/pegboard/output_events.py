@@ -127,9 +127,9 @@ class OutputReader:
         if parsing.tool_choice != "auto" or not is_strict or self._tools is None:
             return None
         described = self._tools.make(self._setup(parsing, prompt_token_ids)).constraint(parsing.tools, "auto")
-        constraint = described and with_special_tokens(described, self._special_tokens)
-        if described is None or constraint is None:
+        if described is None:
             return None
+        constraint = with_special_tokens(described, self._special_tokens)
         ends = self._reasoning_ends(parsing, prompt_token_ids) or ()
         is_free = constraint is not described or not set(ends) & set(self._special_tokens)  # to write the ends of reasoning
         holds_at_once = is_free and (begins := triggers(described)) and set(begins) <= set(ends)

@@ -299,10 +299,9 @@ def test_markers_that_are_special_tokens(registry: Registry, name: str) -> None:
     guidance: StructuredOutput = registry.build(registry.find("structured_output", "guidance"), setup)
     tools = [strict("get_weather", CITY)]
     described = parser_of(registry, name, tools).constraint(tools, "auto")
-    constraint = described and with_special_tokens(described, token_ids)
-    if constraint is None and name != "olmo3":
-        assert name in ("openai", "llama4_pythonic", "gigachat3")  # no triggers; a marker whose token stands in the middle
-        return
+    if described is None:
+        pytest.skip("the format is not described")
+    constraint = with_special_tokens(described, token_ids)
     if constraint == described or name == "olmo3":  # pieces of whose tags are tokens of their own, and ordinary
         pytest.skip("the format has no special tokens")
     xgrammar: StructuredOutput = registry.build(registry.find("structured_output", "xgrammar"), setup)
@@ -313,10 +312,11 @@ def test_markers_that_are_special_tokens(registry: Registry, name: str) -> None:
         return [id for part in split.split(text) for id in ([token_ids[part]] if part in token_ids else part.encode())]
 
     grammar = guidance.compile(constraint)
-    paris = next(example.text for example in examples(name) if example.name == "one string")
+    written = [example.text for example in examples(name) if example.name == "one string"]
+    paris = next(text for text in written if split.search(text))
     for text, fits in (
         (paris, True),
-        (f"<|x|>free<|x|><|y|> é {paris}<|y|> {paris}\n", True),
+        (f"a<|x|>free<|x|><|y|> é {paris}<|y|> {paris}\n", True),
         ("free <|x|> text", True),
         ("", True),
         (paris.replace("Paris", "Berlin"), False),
@@ -325,11 +325,13 @@ def test_markers_that_are_special_tokens(registry: Registry, name: str) -> None:
     ):
         state, ids = grammar.fork(), tokens(text)
         assert (state.accept(ids) == len(ids) and bool(mask_of(guidance, state, size)[END])) == fits, text
-    begins = {tag["begin"]["token"] for tag in json.loads(constraint.text)["format"]["tags"] if isinstance(tag["begin"], dict)}
+    start = tokens(paris[: paris.index("get_weather")])
+    while start[-1] < END:  # the last marker before the name
+        start.pop()
     ways = sorted(set(ways_out(json.loads(constraint.text))))
     judge, by_id = json_judge(CITY), [b"", *(text.encode() for text in texts)]
-    for seed, begin in enumerate([*begins, *begins]):
-        ids = drawn(guidance, grammar.fork(), [begin], ways, seed, size)
+    for seed in range(3):
+        ids = drawn(guidance, grammar.fork(), start, ways, seed, size)
         text = decoded(ids, by_id)
         calls = read(parser_of(registry, name, tools), text).tool_calls
         assert calls and all(judge(call.arguments) for call in calls), text

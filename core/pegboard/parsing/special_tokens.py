@@ -1,22 +1,22 @@
 """Structural tags for a vocabulary in which some of their texts are special tokens, which no text stands for.
 
 Such a text becomes {"type": "token", "token": id} where it stands, at the beginning of a tag, too; and `special_tokens` of the
-triggered tags are the tokens that free text may hold.
+triggered tags are the tokens that free text may hold. A trigger with a token in it is that token, whatever stands before.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
 from pegboard.parsing.structural_tag import Format, constraint, json_value, sequence, text
 
 
-def with_special_tokens(given: Constraint, token_ids: Mapping[str, int]) -> Constraint | None:
-    """The same constraint with tokens for texts that are some; unchanged when it has none of them, None when it cannot be said.
+def with_special_tokens(given: Constraint, token_ids: Mapping[str, int]) -> Constraint:
+    """The same constraint with tokens for texts that are some; unchanged when it has none of them.
 
     token_ids: by text, of all special tokens but those that end an output.
     """
@@ -25,18 +25,7 @@ def with_special_tokens(given: Constraint, token_ids: Mapping[str, int]) -> Cons
     tag = json.loads(given.text)
     form = tag["format"] if "format" in tag else _triggered(tag)
     splitting = _Splitting(token_ids)
-    if not any(map(splitting.has_token, _texts(form))):
-        return given
-    if form["type"] != "triggered_tags":
-        return None
-    tags = [splitting.tag(inner) for inner in form["tags"]]
-    triggers = [trigger for trigger in form["triggers"] if not splitting.has_token(trigger)]
-    beginnings = [inner["begin"] for inner in tags if isinstance(inner["begin"], str)]
-    if not all(begin.startswith(tuple(triggers)) for begin in beginnings):
-        return None
-    tokens = {inner["begin"]["token"] for inner in tags if not isinstance(inner["begin"], str)}
-    others = sorted(set(token_ids.values()) - tokens)
-    return constraint({"type": "triggered_tags", "triggers": triggers, "tags": tags, "special_tokens": others})
+    return constraint(splitting.format(form)) if any(map(splitting.has_token, _texts(form))) else given
 
 
 def _triggered(tag: Mapping[str, Any]) -> Format:
@@ -72,8 +61,18 @@ class _Splitting:
         found = [piece for piece in self.pattern.split(value) if piece]
         return [{"type": "token", "token": self.token_ids[piece]} if piece in self.token_ids else text(piece) for piece in found]
 
-    def tag(self, tag: Format) -> Format:
+    def triggered(self, form: Format) -> Format:
+        tags = [self.tag(inner, form["triggers"]) for inner in form["tags"]]
+        triggers = [trigger for trigger in form["triggers"] if not self.has_token(trigger)]
+        begins = {inner["begin"]["token"] for inner in tags if not isinstance(inner["begin"], str)}
+        others = sorted(set(self.token_ids.values()) - begins)
+        return {"type": "triggered_tags", "triggers": triggers, "tags": tags, "special_tokens": others}
+
+    def tag(self, tag: Format, triggers: Sequence[str]) -> Format:
         first, *rest = self.parts(tag["begin"])
+        trigger = next(text for text in triggers if tag["begin"].startswith(text))
+        while self.has_token(trigger) and first["type"] != "token":
+            first, *rest = rest
         content = sequence(*rest, self.format(tag["content"]), *self.parts(tag["end"]))
         return {"type": "tag", "begin": first.get("value", first), "content": content, "end": ""}
 
@@ -81,6 +80,8 @@ class _Splitting:
         """With tokens instead of texts, inside, too."""
         if form["type"] == "const_string":
             return sequence(*self.parts(form["value"]))
+        if form["type"] == "triggered_tags":
+            return self.triggered(form)
         if "elements" in form:
             return {**form, "elements": [self.format(inner) for inner in form["elements"]]}
         return {**form, "content": self.format(form["content"])} if "content" in form else form
