@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pegboard.errors import CannotRecord
 from pegboard.layers.embedding import Embedding
 from pegboard.layers.layer import Layer, recording
-from pegboard.worker.recording import record_forward, record_logits
+from pegboard.worker.recording import Recording, record
 
 
 class ListRecorder:
@@ -33,8 +33,12 @@ class ListRecorder:
     def at_positions(self, tables: tuple[Tensor, ...]) -> tuple[str, ...]:
         return tuple(f"input[{table.shape[1]}]" for table in tables)
 
-    def finish(self, output: str) -> list[str]:
-        return [*self.lines, f"return {output}"]
+    def head(self, hidden: str, max_rows: int) -> str:
+        self.lines.append(f"head {hidden}[{max_rows}]")
+        return hidden
+
+    def finish(self, output: str, logits: str | None = None) -> list[str]:
+        return [*self.lines, f"return {output}, {logits}"]
 
 
 class Double(Layer):
@@ -74,39 +78,51 @@ def _layers(*kinds: type[Layer]) -> list[Layer]:
     return layers
 
 
-def _record(model: Model, layers: list[Layer]) -> tuple[list[str], bool]:
+def _record(model: Model, layers: list[Layer]) -> Recording:
     build = SimpleNamespace(path="model.embed", declared=SimpleNamespace(layers=[]))
-    return record_forward(model, [Embedding(build, 4, 8), *layers], ListRecorder())  # type: ignore[arg-type, return-value]
+    made: list[ListRecorder] = []
+
+    def make_recorder(max_tokens: int) -> ListRecorder:
+        made.append(ListRecorder())
+        return made[-1]
+
+    return record(model, [Embedding(build, 4, 8), *layers], make_recorder, 50, 4)  # type: ignore[arg-type]
 
 
 def test_layers_record_in_the_order_they_are_called() -> None:
     layers = _layers(Double, Double)
-    program = _record(Model(layers), layers)
-    assert program == (["double hidden[8]", "double d1", "return d2"], False)
+    found = _record(Model(layers), layers)
+    assert found.program == ["double hidden[8]", "double d1", "return d2, None"]
+    assert (found.has_forward, found.takes_token_ids, found.has_logits) == (True, False, False)
+    assert "the output head runs eagerly: Model computes outside of its layers" in found.refusals[0]
 
 
-def test_a_program_starts_from_token_ids_where_the_embedding_can_be_recorded() -> None:
-    layers = _layers(Double, Double)
-    model = Model(layers[1:])
-    model.embed = layers[0]
-    assert _record(model, layers) == (["double ids", "enter d1", "double d1", "return d3"], True)
+def test_a_program_starts_from_token_ids_and_ends_with_logits_where_these_can_be_recorded() -> None:
+    layers = _layers(Double, Double, Double)
+    model = Model(layers[1:2])
+    model.embed, model.logits = layers[0], layers[2]
+    found = _record(model, layers)
+    assert found.program == ["double ids", "enter d1", "double d1", "head d3[4]", "double d3", "return d3, d5"]
+    assert (found.has_forward, found.takes_token_ids, found.has_logits, found.refusals) == (True, True, True, ())
 
 
 def test_what_an_embedding_recorded_before_it_refused_is_forgotten() -> None:
     layers = _layers(Double, Double, Stubborn)
     model = Model(layers[1:2])
     model.embed = nn.Sequential(layers[0], layers[2])
-    assert _record(model, layers) == (["double hidden[8]", "return d1"], False)
+    found = _record(model, layers)
+    assert found.program == ["double hidden[8]", "return d1, None"] and not found.takes_token_ids
     assert model.embed(torch.ones(1)).tolist() == [4]
 
 
-def test_the_output_head_is_a_program_of_its_own() -> None:
-    layers = _layers(Double, Double)
+def test_a_head_is_recorded_where_the_forward_cannot() -> None:
+    layers = _layers(Stubborn, Double)
     model = Model(layers[:1])
     model.logits = layers[1]
-    build = SimpleNamespace(path="model.embed", declared=SimpleNamespace(layers=[]))
-    program = record_logits(model, [Embedding(build, 4, 8), *layers], ListRecorder())  # type: ignore[arg-type]
-    assert program == ["double hidden[8]", "return d1"]
+    found = _record(model, layers)
+    assert found.program == ["head hidden[8][4]", "double hidden[8]", "return hidden[8], d2"]
+    assert (found.has_forward, found.has_logits) == (False, True)
+    assert found.refusals == ("the forward runs eagerly: model.layer: layers of type Stubborn cannot be recorded",)
     assert model.logits(torch.ones(1)).tolist() == [2]
 
 
@@ -136,4 +152,4 @@ def test_what_has_no_recorded_form_is_named() -> None:
 def test_a_model_without_an_embedding_is_refused() -> None:
     layers = _layers(Double)
     with pytest.raises(CannotRecord, match="Model has no embedding layer"):
-        record_forward(Model(layers), layers, ListRecorder())
+        record(Model(layers), layers, lambda max_tokens: ListRecorder(), 50, 4)  # type: ignore[arg-type, return-value]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,8 +26,22 @@ class KernelNeed(Need):
     dtype: str | None = None
 
 
+class Program(Protocol):
+    """What was recorded. Results are valid until the next call. T: tokens of the step, N: rows that logits are wanted of."""
+
+    def __call__(self, start: "Tensor", positions: "Tensor") -> "Tensor":
+        """start: hidden [T, width] where the program is entered, or token ids [T] where it was recorded from them; positions [T]
+        → hidden [T, width] behind the forward."""
+
+    def logits(self, hidden: "Tensor") -> "Tensor":
+        """[N, width] → [N, vocabulary]."""
+
+    def step(self, token_ids: "Tensor", positions: "Tensor") -> "tuple[Tensor, Tensor]":
+        """Hidden states and logits of every token, in one go: for T up to the rows the head was recorded for."""
+
+
 class Recorder(Protocol):
-    """The op `program`: writes down a forward or an output head, to be replayed without Python. Built as `Recorder(max_tokens)`.
+    """The op `program`: writes down a forward and an output head, to be replayed without Python. Built as `Recorder(max_tokens)`.
 
     Core calls the model once with values of the recorder's own making in place of tensors. Each layer hands them to the `record`
     method of what it computes with: `op.record(recorder, *the op's arguments)` returns the results' values. A callable without
@@ -47,6 +60,8 @@ class Recorder(Protocol):
     def at_positions(self, tables: "tuple[Tensor, ...]") -> tuple[Any, ...]:
         """Of each table [max_positions, width] (float32, contiguous) the rows of the step's positions, [T, width]."""
 
-    def finish(self, output: Any) -> "Callable[[Tensor, Tensor | None], Tensor]":
-        """The program: (token ids [T] or hidden [T, width], positions [T], None where it has no tables) → the recorded output,
-        valid until the next call. It takes token ids when it was recorded from them, and hidden states where it is entered."""
+    def head(self, hidden: Any, max_rows: int) -> Any:
+        """The forward ends with `hidden`, the output head begins: for at most so many rows, of this value."""
+
+    def finish(self, output: Any, logits: Any = None) -> Program:
+        """output: of the forward; logits: of the head, None = there is none, and what was recorded of one is forgotten."""

@@ -21,7 +21,7 @@ from pegboard.sampling_params import SamplingParams
 from pegboard.worker.media import EmbeddingSources
 from pegboard.worker.memory import copy_blocks
 from pegboard.worker.prompt_logprobs import PromptScores
-from pegboard.worker.recording import Program
+from pegboard.worker.recording import Recording
 from pegboard.worker.row_state import RowState
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
@@ -65,9 +65,8 @@ class ModelRunner:
         self.sources = EmbeddingSources(getattr(parts.model, "encode", None), parts.encoder_connector)
         self.scores = PromptScores(parts.sampler, parts.model.logits, self.state)
         self.token_lora_slots = torch.zeros(0, dtype=torch.int64)
-        self.program: Program | None = None
-        self.embeds_in_program = False
-        self.logits_program: tuple[Program, int] | None = None
+        self.recording: Recording | None = None
+        self._ready_logits: Tensor | None = None  # of this step, where one call of the program gave them too
         self._planned = 0.0
 
     @torch.inference_mode()
@@ -117,19 +116,25 @@ class ModelRunner:
         for group, backend in self.parts.backends:
             backend.plan(inputs.groups[group])
         self._planned = time.perf_counter()
-        if self.embeds_in_program and not self.sources.in_use:
-            assert self.program is not None
-            return self.program(inputs.input_ids, inputs.positions)
-        hidden = self.sources.merge(self.model.embed(inputs.input_ids), batch, inputs)
-        forward = self.program or self.model.forward
-        return forward(hidden, inputs.positions)
+        recording, ids, positions = self.recording, inputs.input_ids, inputs.positions
+        if recording is not None and recording.takes_token_ids and not self.sources.in_use:
+            if recording.has_logits and inputs.samples_all and len(ids) <= recording.max_rows:
+                hidden, self._ready_logits = recording.program.step(ids, positions)
+                return hidden
+            return recording.program(ids, positions)
+        hidden = self.sources.merge(self.model.embed(ids), batch, inputs)
+        if recording is not None and recording.has_forward:
+            return recording.program(hidden, positions)
+        return self.model.forward(hidden, positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [N, vocabulary] to sample from, valid until the next call."""
-        if self.logits_program is not None:
-            program, max_rows = self.logits_program
-            if hidden.shape[0] <= max_rows:
-                return program(hidden, None)
+        ready, self._ready_logits = self._ready_logits, None
+        if ready is not None:
+            return ready
+        recording = self.recording
+        if recording is not None and recording.has_logits and hidden.shape[0] <= recording.max_rows:
+            return recording.program.logits(hidden)
         return self.model.logits(hidden)
 
     def _apply(self, batch: Batch) -> None:
@@ -177,8 +182,7 @@ class ModelRunner:
         from."""
         if not len(inputs.sample_rows):
             return hidden[:0]
-        every_token = len(inputs.logits_index) == len(hidden)  # they are in order, so the index changes nothing
-        last_hidden = hidden if every_token else hidden[inputs.logits_index]
+        last_hidden = hidden if inputs.samples_all else hidden[inputs.logits_index]
         step = SampleStep(inputs.sample_rows, inputs.offsets, inputs.draft_token_ids, None, masks() if masks else None)
         sampled: Sampled = self.sampler.sample(self.logits(last_hidden), step)
         tokens, counts = sampled.token_ids.cpu().numpy(), sampled.counts.cpu().numpy()

@@ -49,6 +49,11 @@ class StepInputs:
     offsets: np.ndarray
     draft_token_ids: Tensor | None
 
+    @property
+    def samples_all(self) -> bool:
+        """Logits are wanted of every token: the index lists them all, in order."""
+        return len(self.logits_index) == len(self.input_ids)
+
 
 class InputBuilder:
     """Persistent buffers and the arithmetic that fills them; no Python per token or row on the plain path."""

@@ -43,7 +43,7 @@ from pegboard.worker.attention_groups import AttentionGroups, AttentionLimits
 from pegboard.worker.kernels import choose_kernels
 from pegboard.worker.model_loader import bind_layers, load_weights
 from pegboard.worker.model_runner import Masks, ModelRunner, RunnerParts
-from pegboard.worker.recording import record_forward, record_logits
+from pegboard.worker.recording import record
 from pegboard.worker.repack_cache import MappedRepackCache
 
 log = get_logger(__name__)
@@ -259,15 +259,14 @@ class Worker:
 
     def _record(self, make_recorder: Callable[[int], Recorder]) -> None:
         layers, max_rows = self.build.declared.layers, self.config.max_num_seqs or 1
+        max_tokens = self.config.max_num_batched_tokens or 1
         try:
-            recorder = make_recorder(self.config.max_num_batched_tokens or 1)
-            self.running.program, self.running.embeds_in_program = record_forward(self.model, layers, recorder)
+            recording = self.running.recording = record(self.model, layers, make_recorder, max_tokens, max_rows)
+            refusals = recording.refusals
         except CannotRecord as refusal:
-            log.info("the forward runs eagerly: %s", refusal)
-        try:
-            self.running.logits_program = record_logits(self.model, layers, make_recorder(max_rows)), max_rows
-        except CannotRecord as refusal:
-            log.info("the output head runs eagerly: %s", refusal)
+            refusals = (str(refusal),)
+        for reason in refusals:
+            log.info("%s", reason)
 
     # --- serving -----------------------------------------------------------------------------------------------------------
 

@@ -25,9 +25,10 @@ ALIGNMENT = 64
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """token_bytes: of one token's row. first, last: the calls that write it first and use it last."""
+    """token_bytes: of one token's row; rows: how many. first, last: the calls that write it first and use it last."""
 
     token_bytes: int
+    rows: int
     first: int = -1
     last: int = -1
     address: int = 0
@@ -79,14 +80,15 @@ class NativeRecorder:
 
     def __init__(self, max_tokens: int) -> None:
         self.library: Library = library()
-        self.max_tokens = max_tokens
+        self.max_rows = max_tokens
         self.calls: list[Call] = []
         self.lookups: list[LookupFloat] = []
         self.embeddings: list[LookupFloat | LookupBlocks] = []
         self.keep: list[Any] = []
         self._quantized: dict[Buffer, QuantizedValue] = {}
         self._hidden: Value | None = None
-        self._entry = 0
+        self.entry = 0
+        self.head_start: int | None = None
 
     def token_ids(self) -> TokenIds:
         """What `embed` takes."""
@@ -101,7 +103,7 @@ class NativeRecorder:
 
     def enter(self, hidden: Value) -> None:
         """The program may also be entered with these hidden states given."""
-        self._hidden, self._entry = hidden, len(self.calls)
+        self._hidden, self.entry = hidden, len(self.calls)
 
     def hidden(self, width: int) -> Value:
         """The hidden states the program starts from; what was recorded before is forgotten."""
@@ -123,7 +125,13 @@ class NativeRecorder:
 
     def value(self, width: int, element_bytes: int = 4) -> Value:
         """A new [T, width]."""
-        return Value(Buffer(width * element_bytes), width, width)
+        return Value(Buffer(width * element_bytes, self.max_rows), width, width)
+
+    def head(self, hidden: Value, max_rows: int) -> Value:
+        """What follows computes on up to so many rows of `hidden`: other ones, maybe, than those the forward left there."""
+        self.head_start, self.max_rows = len(self.calls), max_rows
+        self._quantized.clear()
+        return hidden
 
     def emit(self, kernel: str, arguments: ctypes.Structure, reads: Mapping[str, Value], writes: Mapping[str, Value]) -> None:
         """Append a call. Field names may be dotted ("to.codes"); `<name>_stride` is set where the structure has it. A value
@@ -150,38 +158,42 @@ class NativeRecorder:
 
     def _producer(self, value: Value) -> Call | None:
         """The call that wrote the value last, if it wrote exactly that."""
-        for call in reversed(self.calls):
+        for call in reversed(self.calls[self.head_start or 0 :]):
             for name, written in call.writes.items():
                 if written.buffer is value.buffer:
                     return call if name == "out" and written == value else None
         return None
 
-    def finish(self, output: Value) -> "Program":
+    def finish(self, output: Value, logits: Value | None = None) -> "Program":
         """Give every buffer memory and bind all addresses."""
         assert self._hidden is not None, "a program can be entered with hidden states"
-        self._drop_unused(output)
-        self._lifetimes(output)
+        if logits is None:
+            del self.calls[len(self.calls) if self.head_start is None else self.head_start :]
+        outputs = [output] if logits is None else [output, logits]
+        self._drop_unused(outputs)
+        self._lifetimes(outputs)
         arena = self._place()
         for call in self.calls:
             for name, value in (call.reads | call.writes).items():
                 _point(call.arguments, name, value)
-        return Program(self, arena, self._hidden, self._entry, output)
+        return Program(self, arena, self._hidden, output, logits)
 
-    def _drop_unused(self, output: Value) -> None:
+    def _drop_unused(self, outputs: Sequence[Value]) -> None:
         """A float result that only its quantized form is read of is not written at all."""
-        read = {value.buffer for call in self.calls for value in call.reads.values()} | {output.buffer}
+        read = {value.buffer for call in self.calls for value in call.reads.values()} | {output.buffer for output in outputs}
         for call in self.calls:
             out = call.writes.get("out")
             if "to.codes" in call.writes and out is not None and out.buffer not in read:
                 del call.writes["out"]
 
-    def _lifetimes(self, output: Value) -> None:
+    def _lifetimes(self, outputs: Sequence[Value]) -> None:
         for index, call in enumerate(self.calls):
             for value in (*call.reads.values(), *call.writes.values()):
                 buffer = value.buffer
                 buffer.first = index if buffer.first < 0 else buffer.first
                 buffer.last = index
-        output.buffer.last = len(self.calls)
+        for output in outputs:
+            output.buffer.last = len(self.calls)
         assert self._hidden is not None
         self._hidden.buffer.first = 0
         self._hidden.buffer.last = max(self._hidden.buffer.last, 0)
@@ -189,9 +201,11 @@ class NativeRecorder:
     def _place(self) -> Tensor:
         """First fit: a buffer takes the lowest place that no buffer alive at the same time lies in."""
         buffers = {value.buffer for call in self.calls for value in (*call.reads.values(), *call.writes.values())}
+        assert self._hidden is not None
+        buffers.add(self._hidden.buffer)
         placed: list[tuple[int, int, Buffer]] = []
         for buffer in sorted(buffers, key=lambda b: (b.first, -b.token_bytes)):
-            size = -(-buffer.token_bytes * self.max_tokens // ALIGNMENT) * ALIGNMENT
+            size = -(-buffer.token_bytes * buffer.rows // ALIGNMENT) * ALIGNMENT
             start = 0
             for low, high, other in sorted(placed, key=lambda entry: entry[0]):
                 if other.last < buffer.first or buffer.last < other.first:
@@ -220,45 +234,83 @@ def _point(arguments: Any, name: str, value: Value) -> None:
 
 
 class Program:
-    """What was recorded: token ids [T] or hidden [T, width], and positions [T] → the output [T, its width], valid until the next
-    call."""
+    """See `pegboard.interfaces.kernel.Program`."""
 
-    def __init__(self, recorder: NativeRecorder, arena: Tensor, hidden: Value, entry: int, output: Value) -> None:
-        """entry: the first call after the one that makes `hidden`."""
+    def __init__(self, recorder: NativeRecorder, arena: Tensor, hidden: Value, output: Value, logits: Value | None) -> None:
+        """hidden: where it may be entered; output: of the forward; logits: of the head, if there is one."""
         self._keep = (recorder.keep, recorder.calls)
-        self.library, self.max_tokens, self.arena = recorder.library, recorder.max_tokens, arena
-        self.num_calls = len(recorder.calls)
-        self._instructions = self.library.instructions([(call.kernel, call.arguments) for call in recorder.calls])
+        self.library, self.arena = recorder.library, arena
+        calls, entry = recorder.calls, recorder.entry
+        head = len(calls) if recorder.head_start is None or logits is None else recorder.head_start
+        self.num_calls = len(calls)
+        instructions = self.library.instructions([(call.kernel, call.arguments) for call in calls])
+        self._all = (instructions, len(calls))
+        self._forward = (instructions, head)
+        self._entered = (_from(instructions, entry), head - entry)
+        self._head = (_from(instructions, head), len(calls) - head)
         self._hidden, self._output = self._tensor(hidden), self._tensor(output)
-        self._entered = (Instruction * (self.num_calls - entry)).from_buffer(self._instructions, entry * sizeof(Instruction))
-        self._lookups, self._embeddings = recorder.lookups, recorder.embeddings
-        self._positions_at = self._ids_at = 0
+        self._logits = None if logits is None else self._tensor(logits)
+        self._positions, self._token_ids = Indices(recorder.lookups), Indices(recorder.embeddings)
 
     def _tensor(self, value: Value) -> Tensor:
-        """The value's memory as a tensor [max_tokens, width]."""
-        start = value.buffer.address - self.arena.data_ptr()
-        rows = self.arena[start : start + self.max_tokens * value.buffer.token_bytes].view(torch.float32)
-        return rows.view(self.max_tokens, -1)[:, value.offset // 4 : value.offset // 4 + value.width]
+        """The value's memory as a tensor [rows, width]."""
+        buffer = value.buffer
+        start = buffer.address - self.arena.data_ptr()
+        rows = self.arena[start : start + buffer.rows * buffer.token_bytes].view(torch.float32)
+        return rows.view(buffer.rows, -1)[:, value.offset // 4 : value.offset // 4 + value.width]
 
     def __call__(self, start: Tensor, positions: Tensor | None = None) -> Tensor:
         count = start.shape[0]
-        if positions is not None:
-            positions = positions.contiguous()
-            self._positions_at = _tell(self._lookups, self._positions_at, positions.data_ptr())
+        self._tell_positions(positions)
         if start.dim() == 1:
-            assert self._embeddings, "this program was recorded from hidden states"
-            start = start.contiguous()
-            self._ids_at = _tell(self._embeddings, self._ids_at, start.data_ptr())
-            self.library.run(self._instructions, self.num_calls, count)
+            self._tell_token_ids(start)
+            self.library.run(*self._forward, count)
         else:
             self._hidden[:count].copy_(start)
-            self.library.run(self._entered, len(self._entered), count)
+            self.library.run(*self._entered, count)
         return self._output[:count]
 
+    def step(self, token_ids: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        assert self._logits is not None, "no head was recorded"
+        count = token_ids.shape[0]
+        self._tell_positions(positions)
+        self._tell_token_ids(token_ids)
+        self.library.run(*self._all, count)
+        return self._output[:count], self._logits[:count]
 
-def _tell(lookups: "Sequence[LookupFloat | LookupBlocks]", known: int, address: int) -> int:
-    """Where the indices are; in most steps where they were."""
-    if address != known:
-        for lookup in lookups:
-            lookup.ids = address
-    return address
+    def logits(self, hidden: Tensor) -> Tensor:
+        assert self._logits is not None, "no head was recorded"
+        count = hidden.shape[0]
+        if hidden.data_ptr() != self._output.data_ptr():
+            self._output[:count].copy_(hidden)
+        self.library.run(*self._head, count)
+        return self._logits[:count]
+
+    def _tell_positions(self, positions: Tensor | None) -> None:
+        if positions is not None:
+            self._positions.tell(positions)
+
+    def _tell_token_ids(self, token_ids: Tensor) -> None:
+        assert self._token_ids.lookups, "this program was recorded from hidden states"
+        self._token_ids.tell(token_ids)
+
+
+class Indices:
+    """The calls that look rows up, and where their indices are: in most steps where they were."""
+
+    def __init__(self, lookups: "Sequence[LookupFloat | LookupBlocks]") -> None:
+        self.lookups = lookups
+        self.address = 0
+
+    def tell(self, indices: Tensor) -> None:
+        self.indices = indices.contiguous()  # held until the next step's
+        address = self.indices.data_ptr()
+        if address != self.address:
+            self.address = address
+            for lookup in self.lookups:
+                lookup.ids = address
+
+
+def _from(instructions: "ctypes.Array[Instruction]", start: int) -> "ctypes.Array[Instruction]":
+    """The same memory from instruction `start` on."""
+    return (Instruction * (len(instructions) - start)).from_buffer(instructions, start * sizeof(Instruction))

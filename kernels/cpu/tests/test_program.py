@@ -91,6 +91,40 @@ def test_a_program_starts_from_token_ids_or_is_entered_behind_them(in_blocks: bo
         assert torch.allclose(program(look_up(ids)), expected, atol=1e-5, rtol=1e-4)
 
 
+@settings(max_examples=8, deadline=None)
+@given(st.booleans(), st.integers(1, 3), st.lists(st.integers(1, 9), min_size=1, max_size=4))
+def test_a_head_computes_on_what_the_forward_left_or_on_other_rows(in_blocks: bool, layers: int, counts: list[int]) -> None:
+    record, eager = _feed_forward(in_blocks, layers, None)
+    head = _weight(77, 64, in_blocks, 99).bind()
+    table = NativeFloatWeight((90, 64), torch.float32, "cpu", keep_plain=True)
+    table.plain().normal_()
+    table.finish()
+    look_up, recorder = table.bind_lookup(), NativeRecorder(60)
+    hidden = look_up.record(recorder, recorder.token_ids())
+    recorder.enter(hidden)
+    output = record(recorder, hidden)
+    program = recorder.finish(output, head.record(recorder, recorder.head(output, 9)))
+    for count in counts:
+        ids = torch.randint(0, 90, (60,))
+        expected = eager(look_up(ids))
+        index = torch.randperm(60)[:count]
+        rows = program(ids)[index]
+        assert torch.allclose(rows, expected[index], atol=1e-5, rtol=1e-4)
+        assert torch.allclose(program.logits(rows), head(expected[index]), atol=1e-4, rtol=1e-3)
+        found, logits = program.step(ids[:count])
+        assert torch.allclose(found, expected[:count], atol=1e-5, rtol=1e-4)
+        assert torch.allclose(logits, head(expected[:count]), atol=1e-4, rtol=1e-3)
+
+
+def test_a_head_that_was_given_up_leaves_the_forward() -> None:
+    record, eager = _feed_forward(True, 1, None)
+    recorder, head = NativeRecorder(9), _weight(77, 64, True, 99).bind()
+    output = record(recorder, recorder.hidden(64))
+    head.record(recorder, recorder.head(output, 4))
+    program, x = recorder.finish(output), torch.randn(9, 64)
+    assert torch.allclose(program(x), eager(x), atol=1e-5, rtol=1e-4)
+
+
 def test_quantizing_is_left_to_the_kernel_that_computes() -> None:
     record, _ = _feed_forward(True, 3, None)
     recorder = NativeRecorder(8)
