@@ -251,6 +251,24 @@ def test_nothing_forks_from_a_prefix_that_is_still_being_loaded() -> None:
         _check_results(engine, arrivals, {})
 
 
+def test_a_fork_needs_the_media_of_the_token_it_computes() -> None:
+    """Found by the test above: the last prompt token lies in an image, which the parent needs no more and another request's
+    image pushes out within the step of the fork."""
+    arguments = {
+        "retains": [Full()], "slot_bytes": [4], "block_size": 1, "spare_blocks": 8, "max_num_seqs": 5,
+        "max_num_batched_tokens": 23, "max_model_len": 33, "encoder_cache_tokens": 12, "enable_prefix_caching": False,
+    }  # fmt: skip
+    media = [MediaRef(f"image{i}", at, size, Blob(b"x", "uint8", (1,))) for i, at, size in ((0, 2, 3), (1, 0, 2), (2, 4, 8))]
+    three, one = (SamplingParams(n=n, temperature=1.0, seed=1, max_tokens=2, eos_token_ids=[EOS]) for n in (3, 1))
+    arrivals = [
+        (0, EngineRequest(request_id="r0", prompt_token_ids=[*range(10, 15)], params=three, media=(media[0],))),
+        (0, EngineRequest(request_id="r1", prompt_token_ids=[*range(20, 38)], params=one, media=(media[1], media[2]))),
+    ]
+    engine = _build(arguments, set(), {})
+    _run(engine, arrivals, {})
+    _check_results(engine, arrivals, {})
+
+
 @settings(max_examples=20, **RANDOM)
 @given(scenarios())
 def test_same_work_same_steps(scenario: Any) -> None:

@@ -148,13 +148,15 @@ class Admission:
         num_prompt = request.num_prompt_tokens
         if self._kv.holds(request) or request.num_output_tokens or parent.num_confirmed_tokens < num_prompt:
             return False  # what is still in flight may turn out wrong (a failed KV load)
-        if not self._kv.fork(parent, request):
+        before, request.num_computed_tokens = request.num_computed_tokens, num_prompt - 1
+        num_tokens, encode = self._media.fit(request, 1, plan) if request.media else (1, [])  # the parent's may be gone by now
+        if not num_tokens or not self._kv.fork(parent, request):
+            request.num_computed_tokens = before
             return False
-        request.num_computed_tokens = num_prompt - 1
         request.num_cached_tokens = parent.num_cached_tokens
         assert parent.row is not None
         plan.parents[request] = parent.row
-        self._seat(request, Entry(1, 0, True, self._kv.tables(request), is_new=True), [], plan)
+        self._seat(request, Entry(1, 0, True, self._kv.tables(request), is_new=True), encode, plan)
         return True
 
     def _find_start(self, request: Request) -> _Start:
