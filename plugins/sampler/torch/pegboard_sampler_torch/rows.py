@@ -3,8 +3,6 @@ none of its rows uses."""
 
 from __future__ import annotations
 
-from enum import IntFlag
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,8 +10,9 @@ from torch import Tensor
 from pegboard.sampling_params import SamplingParams
 
 
-class Feature(IntFlag):
-    """What a row uses. A row without any bit is greedy and wants nothing else."""
+class Feature:
+    """What a row uses, as bits of an int. A row without any bit is greedy and wants nothing else. No `IntFlag`: a step looks at a
+    dozen of them, and each of its operations costs a microsecond."""
 
     SAMPLED = 1
     TEMPERATURE = 2
@@ -47,16 +46,16 @@ class Rows:
         self.seeds = np.zeros(max_num_seqs, np.int64)
         self.num_outputs = np.zeros(max_num_seqs, np.int64)
 
-    def add(self, row: int, params: SamplingParams, seed: int | None, num_outputs: int) -> Feature:
+    def add(self, row: int, params: SamplingParams, seed: int | None, num_outputs: int) -> int:
         """Fill `row`; returns its features, without EDITS, which the caller decides."""
-        features = Feature(0)
+        features = 0
         if not params.is_greedy:
             features |= Feature.SAMPLED
-            features |= Feature.TEMPERATURE if params.temperature != 1 else Feature(0)
-            features |= Feature.TOP_K if 0 < params.top_k < self.vocab_size else Feature(0)
-            features |= Feature.TOP_P if params.top_p < 1 else Feature(0)
-            features |= Feature.MIN_P if params.min_p > 0 else Feature(0)
-            features |= Feature.SEED if seed is not None else Feature(0)
+            features |= Feature.TEMPERATURE if params.temperature != 1 else 0
+            features |= Feature.TOP_K if 0 < params.top_k < self.vocab_size else 0
+            features |= Feature.TOP_P if params.top_p < 1 else 0
+            features |= Feature.MIN_P if params.min_p > 0 else 0
+            features |= Feature.SEED if seed is not None else 0
         if params.logprobs is not None:
             features |= Feature.LOGPROBS
         if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1, 0, 0):

@@ -22,7 +22,7 @@ from pegboard_sampler_torch.edits import Edits, apply_edits
 from pegboard_sampler_torch.logprobs import gather_logprobs
 from pegboard_sampler_torch.penalties import PenaltyTable
 from pegboard_sampler_torch.processors import ProcessorChain
-from pegboard_sampler_torch.random import seeded_uniforms
+from pegboard_sampler_torch.random import SeededUniforms
 from pegboard_sampler_torch.rows import (
     CUTS,
     FREQUENCY,
@@ -54,6 +54,7 @@ class TorchSampler:
         self.penalties = PenaltyTable(setup.vocab_size, setup.device)
         self.edits: dict[int, Edits] = {}
         self.processors = ProcessorChain(setup.processors)
+        self.seeded = SeededUniforms(setup.max_num_seqs)
         self.generator = np.random.default_rng(setup.seed % 2**64)
         self.raw_logprobs = setup.logprobs_mode.startswith("raw")
         self.normalize = setup.logprobs_mode.endswith("logprobs")
@@ -70,7 +71,7 @@ class TorchSampler:
         edits = Edits.of(params, outputs, self.setup.vocab_size, self.setup.device)
         if edits is not None:
             self.edits[row] = edits
-            self.rows.flags[row] |= int(Feature.EDITS)
+            self.rows.flags[row] |= Feature.EDITS
         self.processors.add(row, params, token_ids)
 
     def remove(self, rows: np.ndarray) -> None:
@@ -211,10 +212,13 @@ class TorchSampler:
         if not len(sampled):
             return self.kernel(logits)
         present, index = layout.present, layout.to_device(layout.row_of)
-        where = layout.to_device(sampled)
-        temperature, numbers = logits.new_zeros(len(logits)), torch.zeros(len(logits), dtype=torch.float64)
-        temperature[where] = self.rows.of(TEMPERATURE, index[where])
-        numbers[where] = uniforms[:, 0]
+        if len(sampled) == len(logits):
+            temperature, numbers = self.rows.of(TEMPERATURE, index), uniforms[:, 0].contiguous()
+        else:
+            where = layout.to_device(sampled)
+            temperature, numbers = logits.new_zeros(len(logits)), torch.zeros(len(logits), dtype=torch.float64)
+            temperature[where] = self.rows.of(TEMPERATURE, index[where])
+            numbers[where] = uniforms[:, 0]
         return self.kernel(
             logits,
             numbers,
@@ -257,11 +261,11 @@ class TorchSampler:
     def _uniforms(self, places: np.ndarray, layout: StepLayout, columns: int) -> Tensor:
         """float64 [n, columns] in [0, 1) on the device for the logits rows `places`."""
         numbers = np.empty((len(places), columns))
-        seeded = (layout.flags[places] & int(Feature.SEED)) != 0
+        seeded = (layout.flags[places] & Feature.SEED) != 0
         if seeded.any():
             rows = layout.row_of[places[seeded]]
             positions = self.rows.num_outputs[rows] + layout.depth[places[seeded]]
-            numbers[seeded] = seeded_uniforms(self.rows.seeds[rows], positions)[:, :columns]
+            numbers[seeded] = self.seeded.of(rows, self.rows.seeds[rows], positions)[:, :columns]
         if not seeded.all():
             numbers[~seeded] = self.generator.random((int((~seeded).sum()), columns))
         return layout.to_device(numbers)
@@ -302,7 +306,7 @@ class TorchSampler:
             counts_cpu = counts.cpu().numpy()
             history[layout.rows] += counts_cpu
             if present & Feature.PENALTIES:
-                users = (self.rows.flags[layout.rows] & int(Feature.PENALTIES)) != 0
+                users = (self.rows.flags[layout.rows] & Feature.PENALTIES) != 0
                 for column in range(int(counts_cpu.max())):
                     which = np.flatnonzero(users & (counts_cpu > column))
                     if len(which):
@@ -323,4 +327,4 @@ class TorchSampler:
                 edits.outputs += tokens[i][: counts_list[i]]
             if edits.is_done(int(self.rows.num_outputs[row])):
                 del self.edits[row]
-                self.rows.flags[row] &= ~int(Feature.EDITS)
+                self.rows.flags[row] &= ~Feature.EDITS

@@ -28,17 +28,18 @@ class StepLayout:
         if self.has_drafts:
             self.owner = np.repeat(np.arange(len(self.rows)), np.diff(self.offsets))
             self.depth = np.arange(self.num_places) - self.offsets[self.owner]
+            self.row_of = self.rows[self.owner]
         else:
             self.owner = np.arange(len(self.rows))
             self.depth = np.zeros(len(self.rows), np.int64)
-        self.row_of = self.rows[self.owner]
+            self.row_of = self.rows
         self.flags = rows.flags[self.row_of]
-        self.present = Feature(int(np.bitwise_or.reduce(self.flags, initial=0)))
+        self.present = int(np.bitwise_or.reduce(self.flags, initial=0))
         self.has_holes = step.masks is not None or bool(self.present & Feature.EDITS)
 
-    def places(self, feature: Feature) -> np.ndarray:
+    def places(self, feature: int) -> np.ndarray:
         """int64: the logits rows that use `feature`."""
-        return np.flatnonzero(self.flags & int(feature))
+        return np.flatnonzero(self.flags & feature)
 
     def to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)

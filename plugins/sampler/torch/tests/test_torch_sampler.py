@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from pegboard_sampler_torch.rows import Feature
 from pegboard_sampler_torch.sampler import TorchSampler
 from pegboard_sampler_torch.step import StepLayout
 
@@ -42,7 +41,7 @@ class TestTorchSampler(SamplerContract):
         self.add(sampler, 1, SamplingParams(repetition_penalty=2.0, logit_bias={3: 1.0}, top_p=0.5, logprobs=2))
         self.add(sampler, 2, SamplingParams(temperature=0))
         layout = StepLayout(SampleStep(np.array([2, 5]), np.array([0, 1, 2])), sampler.rows, torch.device("cpu"))
-        assert layout.present == Feature(0)
+        assert layout.present == 0
         sampler.remove(np.array([1, 2]))
         assert not sampler.rows.flags.any() and not sampler.edits and not sampler.penalties.slots
 

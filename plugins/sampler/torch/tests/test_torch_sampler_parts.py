@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pegboard_sampler_torch.choose import Cuts, argmax, draw, largest_values, weigh
 from pegboard_sampler_torch.logprobs import gather_logprobs, top_tokens
 from pegboard_sampler_torch.penalties import PenaltyTable
-from pegboard_sampler_torch.random import philox, seeded_uniforms
+from pegboard_sampler_torch.random import SeededUniforms, philox, seeded_uniforms
 
 from pegboard.ops import sampling as ops
 from pegboard.testing.contract_generic import check_entry, installed_entry
@@ -191,6 +191,22 @@ def test_penalty_table(seed: int, lengths: list[tuple[int, int, int]]) -> None:
 def test_philox_known_answers(counter: list[int], key: list[int], expected: list[int]) -> None:
     words = philox(np.array(counter, np.uint64)[:, None], np.array(key, np.uint64)[:, None])
     assert words[:, 0].tolist() == expected
+
+
+steps_of_rows = st.lists(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 5), st.integers(0, 70)), min_size=1, max_size=6), min_size=1, max_size=8
+)
+
+
+@given(steps_of_rows)
+def test_numbers_made_ahead_are_the_same(steps: list[list[tuple[int, int, int]]]) -> None:
+    """Rows come and go, with other seeds, and more than once in a step."""
+    ahead = SeededUniforms(4)
+    for step in steps:
+        seed_of = dict((row, seed) for row, seed, _ in step)  # a row has one seed at a time
+        rows, positions = np.array([row for row, _, _ in step]), np.array([position for _, _, position in step])
+        seeds = np.array([seed_of[row] for row in rows.tolist()])
+        assert np.array_equal(ahead.of(rows, seeds, positions), seeded_uniforms(seeds, positions))
 
 
 def test_seeded_uniforms_are_uniform_over_positions_and_over_seeds() -> None:
