@@ -203,7 +203,7 @@ def test_numbers_made_ahead_are_the_same(steps: list[list[tuple[int, int, int]]]
     """Rows come and go, with other seeds, and more than once in a step."""
     ahead = SeededUniforms(4)
     for step in steps:
-        seed_of = dict((row, seed) for row, seed, _ in step)  # a row has one seed at a time
+        seed_of = {row: seed for row, seed, _ in step}  # a row has one seed at a time
         rows, positions = np.array([row for row, _, _ in step]), np.array([position for _, _, position in step])
         seeds = np.array([seed_of[row] for row in rows.tolist()])
         assert np.array_equal(ahead.of(rows, seeds, positions), seeded_uniforms(seeds, positions))
