@@ -133,9 +133,11 @@ def _trial(path: str) -> str | None:
     return done.stderr.strip()[-500:] or "a trial failed" if done.returncode else None
 
 
-def best_compiled() -> tuple[str, Path]:
-    """The best level that works on this machine, and its library, compiled now if it never was. ConfigError: none does."""
-    levels = usable_levels(cpu_flags()) or ["plain"]
+def best_compiled(refused: Collection[str] = ()) -> tuple[str, Path]:
+    """The best level that works on this machine, and its library, compiled now if it never was. ConfigError: none does.
+
+    refused: levels that are not asked for."""
+    levels = [level for level in usable_levels(cpu_flags()) if level not in refused] or ["plain"]
     for level in levels[:-1]:
         try:
             return level, compiled(level)

@@ -9,8 +9,11 @@ from ctypes import byref, c_int, c_int64, c_void_p
 from pathlib import Path
 
 from pegboard.errors import ConfigError
+from pegboard.log import get_logger
 from pegboard_kernel_cpu.build import best_compiled, compiled
 from pegboard_kernel_cpu.structures import Format, Instruction, InstructionList, Step
+
+log = get_logger(__name__)
 
 
 class Library:
@@ -73,8 +76,20 @@ def library() -> Library:
     if _current is None:
         import torch  # not before: a trial of the library does without
 
-        _current = Library(*best_compiled(), torch.get_num_threads())
+        _current = _best(torch.get_num_threads())
     return _current
+
+
+def _best(num_threads: int) -> Library:
+    """Of the best level that works in this process, which may be given less than the one that tried the library."""
+    refused: list[str] = []
+    while True:
+        level, path = best_compiled(refused)
+        try:
+            return Library(level, path, num_threads)
+        except ConfigError as error:
+            log.warning("kernels of level %s are passed over: %s", level, error)
+            refused.append(level)
 
 
 @contextmanager

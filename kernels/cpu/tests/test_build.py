@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pegboard_kernel_cpu import build
+from pegboard_kernel_cpu import build, library
 from pegboard_kernel_cpu.probe import probe
 
 from pegboard.errors import ConfigError
@@ -74,6 +74,23 @@ def test_a_level_that_does_not_work_is_passed_over(tmp_path: Path, monkeypatch: 
     verdict = probe(ProbeFacts(machine="x86_64", system="Linux", cpu_flags=flags))
     assert isinstance(verdict, Ok)
     assert verdict.facts == {"level": level, "library": "compiled", "passed over": f"{best}: a trial was killed by SIGILL"}
+
+
+def test_a_level_that_this_process_may_not_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    best, *others = build.levels_of(build.cpu_flags())
+    if not others:
+        pytest.skip("this CPU runs only the plain level")
+
+    class Refusing(library.Library):
+        def __init__(self, level: str, path: Path, num_threads: int) -> None:
+            if level == best:
+                raise ConfigError("no tiles")
+            super().__init__(level, path, num_threads)
+
+    monkeypatch.setattr(library, "Library", Refusing)
+    found = library._best(1)
+    found.stop()
+    assert found.level == others[0]
 
 
 def test_a_library_that_multiplies_wrong_fails_its_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
