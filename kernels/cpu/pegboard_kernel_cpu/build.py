@@ -39,6 +39,10 @@ LEVELS: dict[str, tuple[str, ...]] = {
 """Level → compiler switches, best first."""
 
 _AVX512_FLAGS = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"}
+FAULTS = frozenset({signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT})
+WRONG = 3
+"""How a trial ends that shows a library to be useless: by a signal, or with this exit status and the reason on stdout."""
+
 _FLAGS = {
     "amx": {*_AVX512_FLAGS, "avx512_vnni", "amx_tile", "amx_int8"},
     "avx512_vnni": {*_AVX512_FLAGS, "avx512_vnni"},
@@ -126,11 +130,17 @@ def compiled(level: str) -> Path:
 
 def _trial(path: str) -> str | None:
     """What goes wrong when a library is used, in a process of its own: an instruction that the CPU lists but the system, or the
-    host of a virtual machine, forbids would kill it."""
-    done = subprocess.run([sys.executable, "-m", "pegboard_kernel_cpu.trial", path], capture_output=True, text=True, timeout=600)
-    if done.returncode < 0:
+    host of a virtual machine, forbids would kill it. A trial that ends for other reasons says nothing about the library."""
+    command = [sys.executable, "-m", "pegboard_kernel_cpu.trial", path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if -done.returncode in FAULTS:
         return f"a trial was killed by {signal.Signals(-done.returncode).name}"
-    return done.stderr.strip()[-500:] or "a trial failed" if done.returncode else None
+    if done.returncode == WRONG:
+        return done.stdout.strip()
+    if done.returncode:
+        log.warning("a compiled library could not be tried: %s", done.stderr.strip()[-500:] or f"exit status {done.returncode}")
+    return None
 
 
 def best_compiled(refused: Collection[str] = ()) -> tuple[str, Path]:

@@ -8,6 +8,7 @@ import sys
 from ctypes import addressof, byref, c_float, c_int8, c_uint8
 
 from pegboard.errors import ConfigError
+from pegboard_kernel_cpu.build import WRONG
 from pegboard_kernel_cpu.library import Library
 from pegboard_kernel_cpu.structures import Format, LinearBlocks, Quantize, Quantized
 
@@ -48,4 +49,5 @@ if __name__ == "__main__":
             try_linear(tried, some_bits)
         tried.stop()
     except (AssertionError, ConfigError) as error:
-        sys.exit(str(error))
+        print(error)
+        sys.exit(WRONG)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,13 @@ def test_a_level_that_does_not_work_is_passed_over(tmp_path: Path, monkeypatch: 
     verdict = probe(ProbeFacts(machine="x86_64", system="Linux", cpu_flags=flags))
     assert isinstance(verdict, Ok)
     assert verdict.facts == {"level": level, "library": "compiled", "passed over": f"{best}: a trial was killed by SIGILL"}
+
+
+@pytest.mark.parametrize("end", ["import os; os.kill(os.getpid(), 9)", "raise SystemExit('no such module')"])
+def test_a_trial_that_ends_for_another_reason_is_no_verdict(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **kwargs: run([command[0], "-c", end], **kwargs))
+    assert build._trial("any.so") is None
 
 
 def test_a_level_that_this_process_may_not_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
