@@ -9,7 +9,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PYPROJECTS := core/pyproject.toml $(sort $(wildcard plugins/*/*/pyproject.toml kernels/*/pyproject.toml contrib/*/*/pyproject.toml))
+PYPROJECTS := $(sort $(wildcard core/*/pyproject.toml)) $(sort $(wildcard plugins/*/*/pyproject.toml kernels/*/pyproject.toml contrib/*/*/pyproject.toml))
 MEMBERS    := $(patsubst %/pyproject.toml,%,$(PYPROJECTS))
 EDITABLE   := $(foreach member,$(MEMBERS),--editable ./$(member))
 
@@ -53,10 +53,10 @@ lint: setup
 	$(BIN)/lint-imports
 
 docs: setup
-	$(BIN)/python -m pegboard.authoring.catalogue --write
-	$(BIN)/python -m pegboard.authoring.reference --write
-	$(BIN)/python -m pegboard.authoring.metrics_page --write
-	$(BIN)/python -m pegboard.authoring.snapshot --write
+	$(BIN)/python -m pegboard_testing.authoring.catalogue --write
+	$(BIN)/python -m pegboard_testing.authoring.reference --write
+	$(BIN)/python -m pegboard_testing.authoring.metrics_page --write
+	$(BIN)/python -m pegboard_testing.authoring.snapshot --write
 
 clean:
 	rm -rf $(VENV)

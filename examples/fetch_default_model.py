@@ -1,8 +1,8 @@
 """Fetch the model that `pegboard serve` uses when none is named, and print where it lies. Later calls find it in the cache."""
 
-from pegboard.config import Settings
+from pegboard.config.schema import Settings
 from pegboard.log import set_up_logging
-from pegboard.plan import resolve
+from pegboard.plan.engine_plan import resolve
 
 if __name__ == "__main__":
     set_up_logging("WARNING")

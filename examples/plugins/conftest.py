@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pegboard.plugins import discovery
-from pegboard.testing.fake_distributions import FakeDistributions
+from pegboard_testing.fake_distributions import FakeDistributions
 
 PROJECTS = sorted(Path(__file__).parent.glob("*/pyproject.toml"))
 

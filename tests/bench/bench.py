@@ -26,8 +26,8 @@ from report import circumstances, step_line, table
 from rows import as_data, rows
 from startup import help_ms, import_ms
 
-from pegboard.config import EngineConfig, Settings
-from pegboard.plan import resolve
+from pegboard.config.schema import EngineConfig, Settings
+from pegboard.plan.engine_plan import resolve
 
 PARTS = ("sides", "servers", "host")
 

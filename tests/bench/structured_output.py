@@ -15,10 +15,10 @@ import time
 from step_shares import Timer
 
 from pegboard import LLM, SamplingParams
-from pegboard.engine.grammars import Grammars
-from pegboard.engine.request_grammar import RequestGrammar
+from pegboard.data.sampling_params import StructuredOutputsParams
+from pegboard.engine.grammar.grammars import Grammars
+from pegboard.engine.grammar.request_grammar import RequestGrammar
 from pegboard.plugins.registry import Registry
-from pegboard.sampling_params import StructuredOutputsParams
 
 ROWS = 32
 STEPS = 60

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from pegboard.config import EngineConfig, Settings
-from pegboard.plan import resolve
+from pegboard.config.schema import EngineConfig, Settings
+from pegboard.plan.engine_plan import resolve
 
 
 def write(source: Path, target: Path) -> None:

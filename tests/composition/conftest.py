@@ -27,9 +27,9 @@ SIZES = {
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Distribution name → wheel, of core and every plugin of the repository."""
     folder = tmp_path_factory.mktemp("wheels")
-    places = ("plugins/*/*", "kernels/*", "contrib/*/*")
+    places = ("core/*", "plugins/*/*", "kernels/*", "contrib/*/*")
     projects = [project for place in places for project in sorted(ROOT.glob(f"{place}/pyproject.toml"))]
-    found = [build_wheel(project, folder) for project in [ROOT / "core/pyproject.toml", *projects]]
+    found = [build_wheel(project, folder) for project in projects]
     return {wheel.name.split("-")[0].replace("_", "-"): wheel for wheel in found}
 
 

@@ -12,13 +12,13 @@ from pegboard_api_openai.responses.api import ResponsesApi
 from pegboard_api_openai.responses.options import ResponsesOptions
 from starlette.testclient import TestClient
 
-from pegboard.config import ServerConfig
+from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
-from pegboard.server import build_app
-from pegboard.testing.fake_builtin_tool import TYPES, FakeBuiltinTool
-from pegboard.testing.fake_client import FakeEngineClient
+from pegboard_server.server import build_app
+from pegboard_testing.fake_builtin_tool import TYPES, FakeBuiltinTool
+from pegboard_testing.fake_client import FakeEngineClient
 
 THOUGHT = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
 ANSWER = "<|channel|>analysis<|message|>Found.<|end|><|start|>assistant<|channel|>final<|message|>It is 42.<|return|>"

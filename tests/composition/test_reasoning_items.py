@@ -14,13 +14,13 @@ from pegboard_api_openai.responses.api import ResponsesApi
 from pegboard_api_openai.responses.options import ResponsesOptions
 from starlette.testclient import TestClient
 
-from pegboard.config import ServerConfig
+from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
-from pegboard.server import build_app
-from pegboard.testing.fake_client import FakeEngineClient
-from pegboard.testing.parser_examples import Example, load_examples
+from pegboard_server.server import build_app
+from pegboard_testing.fake_client import FakeEngineClient
+from pegboard_testing.parser_examples import Example, load_examples
 
 ROOT = Path(__file__).parents[2]
 TOOL_PARSER = {"openai_gptoss": "openai"}

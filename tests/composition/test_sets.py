@@ -76,8 +76,10 @@ def test_core_passes_its_own_tests_alone(layers: Layers) -> None:
     """The scheduler, the KV cache and the plugin system, on the fakes that core ships."""
     core = layers.of([], "pytest", "hypothesis", "pydantic")
     files = ["test_scheduler.py", "test_kv_cache.py", "test_block_pool.py", "test_engine.py"]
-    paths = [str(ROOT / "core/tests" / name) for name in files]
-    paths += [str(path) for path in sorted((ROOT / "core/tests").glob("test_plugins_*.py")) if "catalogue" not in path.name]
+    paths = [str(ROOT / "core/pegboard/tests" / name) for name in files]
+    paths += [
+        str(path) for path in sorted((ROOT / "core/pegboard/tests").glob("test_plugins_*.py")) if "catalogue" not in path.name
+    ]
     options = ["-q", "-x", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-m", "not slow"]
     result = core.run(f"import pytest; sys.exit(pytest.main({[*options, *paths]!r}))", ROOT)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]

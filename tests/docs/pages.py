@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-_PACKAGES = ("core", "plugins/*/*", "kernels/*", "contrib/*/*", "examples/plugins/*")
+_PACKAGES = ("core/*", "plugins/*/*", "kernels/*", "contrib/*/*", "examples/plugins/*")
 PACKAGE_PAGES = sorted(path for folder in _PACKAGES for path in ROOT.glob(f"{folder}/README.md"))
 """The pages that packages bring along."""
 

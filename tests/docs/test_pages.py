@@ -11,11 +11,11 @@ import pytest
 from pages import PACKAGE_PAGES, PAGES, ROOT, anchors, blocks, links, prose
 from pegboard_api_openai.fields import REFUSED
 
-from pegboard.authoring.reference import main as reference
-from pegboard.config import SECTIONS, settings_of
+from pegboard.config.schema import SECTIONS, settings_of
 from pegboard.interfaces import KINDS
+from pegboard_testing.authoring.reference import main as reference
 
-CORE = ROOT / "core/pegboard"
+CORE = ROOT / "core/pegboard/pegboard"
 HANDED_OUT = {"EngineClient"}
 """What core implements and plugins only call."""
 DECISIONS = sorted((ROOT / "docs/decisions").glob("*.md"))

@@ -10,7 +10,7 @@ import pytest
 from page_server import HUB_MODEL, PATIENCE_S
 from pages import PAGES, ROOT, Block, blocks
 
-from pegboard.settings import read_config_file, settings_from
+from pegboard.config.sources import read_config_file, settings_from
 
 ALL = [block for page in PAGES for block in blocks(page)]
 QUOTED = [block for block in ALL if block.source]

@@ -24,7 +24,8 @@ class Member:
 
     @property
     def is_core(self) -> bool:
-        return self.module == "pegboard"
+        """One of the distributions below `core/`, which plugins may import."""
+        return self.folder.parent.name == "core"
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -48,8 +49,8 @@ class Member:
 @cache
 def members() -> list[Member]:
     """Core first, then all plugins by path."""
-    files = [ROOT / "core/pyproject.toml", *sorted(ROOT.glob("plugins/*/*/pyproject.toml"))]
-    files += [*sorted(ROOT.glob("kernels/*/pyproject.toml")), *sorted(ROOT.glob("contrib/*/*/pyproject.toml"))]
+    places = ("core/pegboard", "core/[!p]*", "plugins/*/*", "kernels/*", "contrib/*/*")
+    files = [file for place in places for file in sorted(ROOT.glob(f"{place}/pyproject.toml"))]
     found = []
     for file in files:
         content = tomllib.loads(file.read_text("utf-8"))

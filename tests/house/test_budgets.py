@@ -28,7 +28,7 @@ def test_import_pegboard_imports_nothing_heavy() -> None:
 
 
 def test_api_process_imports_no_torch() -> None:
-    code = "import pegboard.cli.serve, pegboard.async_llm, pegboard.plan, pegboard.server, pegboard.engine.remote"
+    code = "import pegboard_server.serve, pegboard_server.server, pegboard.front.async_llm, pegboard.engine.boundary.client"
     assert loaded_by(code, ("torch", "transformers")) == []
 
 
@@ -58,6 +58,6 @@ ENTRY_POINTS = [(member, kind, name, value) for member in plugins() for kind, na
 @pytest.mark.parametrize(("member", "kind", "name", "value"), ENTRY_POINTS, ids=[f"{k}:{n}" for _, k, n, _ in ENTRY_POINTS])
 def test_spec_is_cheap_and_well_formed(member: Member, kind: str, name: str, value: str) -> None:
     """Every entry point keeps the contract that all kinds share."""
-    from pegboard.testing.contract_generic import check_entry, installed_entry
+    from pegboard_testing.contract_generic import check_entry, installed_entry
 
     check_entry(installed_entry(kind, name))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pegboard.authoring import snapshot
 from pegboard.interfaces import KINDS
+from pegboard_testing.authoring import snapshot
 
 FILES = sorted(snapshot.INTERFACES.glob("*.py"))
 MAX_METHODS = 7

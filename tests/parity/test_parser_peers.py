@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from pegboard.interfaces.output_parser import OutputParser
-from pegboard.parsing import Message, Pipeline, fold
-from pegboard.testing.contract_generic import installed_entry
-from pegboard.testing.contract_output_parser import setup_for
-from pegboard.testing.parser_examples import Example, load_examples, load_tokens
+from pegboard_chat.parsing import Message, Pipeline, fold
+from pegboard_testing.contract_generic import installed_entry
+from pegboard_testing.contract_output_parser import setup_for
+from pegboard_testing.parser_examples import Example, load_examples, load_tokens
 
 ROOT = Path(__file__).parents[2]
 PEER = os.environ.get("PEGBOARD_PEER_VLLM")

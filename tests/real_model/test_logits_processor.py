@@ -10,7 +10,7 @@ import pytest
 from pegboard import LLM, SamplingParams
 from pegboard.errors import RequestError
 from pegboard.plugins import discovery
-from pegboard.testing.fake_distributions import FakeDistributions
+from pegboard_testing.fake_distributions import FakeDistributions
 
 pytestmark = pytest.mark.real_model
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import openai
 
-from pegboard.testing.fake_distributions import FakeDistributions
+from pegboard_testing.fake_distributions import FakeDistributions
 
 PATIENCE_S = 120.0
 """How long anything may take before a test fails. Never waited for when all is well."""
@@ -151,7 +151,7 @@ class Server:
     def engine_pid(self) -> int:
         """The engine's process, of the server's children."""
         children = [pid for pid, parent, _ in processes() if parent == self.process.pid]
-        engines = [pid for pid in children if b"pegboard.engine.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        engines = [pid for pid in children if b"pegboard.engine.boundary.spawn" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert len(engines) == 1, f"children {children}, of which engines {engines}"
         return engines[0]
 

@@ -14,8 +14,8 @@ import pytest
 from pydantic import BaseModel
 from server_process import MODEL, Server
 
-from pegboard.testing.contract_structured_output import json_judge
-from pegboard.testing.structured_output_cases import PERSON
+from pegboard_testing.contract_structured_output import json_judge
+from pegboard_testing.structured_output_cases import PERSON
 
 MESSAGES: Any = [{"role": "user", "content": "Invent a small order of fruit for a customer."}]
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0}

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pegboard.config import Settings
-from pegboard.engine.grammar_chain import make_setup
+from pegboard.config.schema import Settings
+from pegboard.config.sources import engine_settings
+from pegboard.engine.grammar.chain import make_setup
 from pegboard.interfaces.structured_output import StructuredOutputSetup
-from pegboard.plan import resolve
+from pegboard.plan.engine_plan import resolve
 from pegboard.plugins.registry import Registry
-from pegboard.settings import engine_settings
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from pegboard.engine.grammar_chain import make_grammars
-from pegboard.engine.grammars import Grammars
+from pegboard.config.sources import engine_settings
+from pegboard.data.sampling_params import StructuredOutputsParams
+from pegboard.engine.grammar.chain import make_grammars
+from pegboard.engine.grammar.grammars import Grammars
 from pegboard.errors import ConfigError, PluginNotFound, PluginUnsuitable, RequestError
-from pegboard.plan import resolve
-from pegboard.sampling_params import StructuredOutputsParams
-from pegboard.settings import engine_settings
+from pegboard.plan.engine_plan import resolve
 
 ALL = ["xgrammar", "guidance", "outlines", "lm-format-enforcer"]
 

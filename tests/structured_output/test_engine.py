@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from pegboard import LLM, SamplingParams
-from pegboard.async_llm import AsyncLLM
-from pegboard.engine.request_grammar import RequestGrammar
+from pegboard.data.sampling_params import StructuredOutputsParams
+from pegboard.engine.grammar.request_grammar import RequestGrammar
 from pegboard.errors import RequestError
-from pegboard.sampling_params import StructuredOutputsParams
-from pegboard.testing.contract_structured_output import json_judge
-from pegboard.testing.structured_output_cases import PERSON, SHAPE
+from pegboard.front.async_llm import AsyncLLM
+from pegboard_testing.contract_structured_output import json_judge
+from pegboard_testing.structured_output_cases import PERSON, SHAPE
 
 SIZES: dict[str, Any] = {"max_model_len": 512, "kv_cache_memory_bytes": 1 << 28, "max_num_seqs": 16}
 COMPACT: dict[str, Any] = {"disable_any_whitespace": True}

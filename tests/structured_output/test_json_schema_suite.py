@@ -18,7 +18,7 @@ import pytest
 
 from pegboard.interfaces.structured_output import Constraint, StructuredOutput, StructuredOutputSetup
 from pegboard.plugins.registry import Registry
-from pegboard.testing.contract_structured_output import compile_or_none, mask_of, small_setup
+from pegboard_testing.contract_structured_output import compile_or_none, mask_of, small_setup
 
 SUITE = os.environ.get("PEGBOARD_TEST_JSON_SCHEMA_SUITE")
 FOLDER = Path(SUITE or ".") / "tests" / "draft2020-12"

@@ -12,8 +12,8 @@ import pytest
 
 from pegboard.interfaces.structured_output import Constraint, StructuredOutput, StructuredOutputSetup
 from pegboard.plugins.registry import Registry
-from pegboard.testing import structured_output_cases as cases
-from pegboard.testing.contract_structured_output import draw, json_judge
+from pegboard_testing import structured_output_cases as cases
+from pegboard_testing.contract_structured_output import draw, json_judge
 
 BACKENDS = ("xgrammar", "guidance", "outlines", "lm-format-enforcer")
 NUM_SAMPLES = 200

@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegboard.engine.request_grammar import ReasoningEnd, RequestGrammar
+from pegboard.data.sampling_params import SamplingParams
+from pegboard.engine.grammar.request_grammar import ReasoningEnd, RequestGrammar
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import Parsing
 from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard.interfaces.structured_output import Constraint, Grammar, StructuredOutput, StructuredOutputSetup
 from pegboard.interfaces.tokenizer import Vocabulary
-from pegboard.parsing import Message, fold
-from pegboard.parsing.special_tokens import with_special_tokens
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
-from pegboard.sampling_params import SamplingParams
-from pegboard.testing.contract_structured_output import json_judge, mask_of
-from pegboard.testing.fake_client import FakeEngineClient
-from pegboard.testing.parser_examples import CASES, TOOLS, Example, load_examples, load_tokens
+from pegboard_chat.parsing import Message, fold
+from pegboard_chat.parsing.special_tokens import with_special_tokens
+from pegboard_testing.contract_structured_output import json_judge, mask_of
+from pegboard_testing.fake_client import FakeEngineClient
+from pegboard_testing.parser_examples import CASES, TOOLS, Example, load_examples, load_tokens
 
 ROOT = Path(__file__).parents[2]
 END = 256

@@ -13,9 +13,9 @@ import pytest
 from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard.interfaces.structured_output import Constraint, Grammar, StructuredOutput, StructuredOutputSetup
 from pegboard.interfaces.tokenizer import Vocabulary
-from pegboard.parsing import fold
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
+from pegboard_chat.parsing import fold
 
 END_TOKEN = 256
 BACKENDS = ("xgrammar", "guidance")

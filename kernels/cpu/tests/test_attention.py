@@ -21,8 +21,8 @@ from torch import Tensor
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import AttentionLayer, AttentionSetup, KVCacheSpec, KVQuantization
 from pegboard.ops.rope import rope
-from pegboard.testing.contract_attention import AttentionContract, Piece, Trial, random_steps
-from pegboard.testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_attention import AttentionContract, Piece, Trial, random_steps
+from pegboard_testing.contract_generic import check_entry, installed_entry
 
 pytestmark = pytest.mark.usefixtures("native")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from pegboard_metrics_jsonl.options import JsonlOptions
 from pegboard_metrics_jsonl.sink import JsonlSink
 
+from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.metrics import MetricsSetup
-from pegboard.sampling_params import SamplingParams
-from pegboard.testing.contract_generic import check_entry, installed_entry
-from pegboard.testing.fake_engine import FakeEngine
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.fake_engine import FakeEngine
 
 
 def test_contract() -> None:

@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from pegboard.data.request import RequestStatus, RequestView
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup, StepBudget, StepLoad
-from pegboard.request import RequestStatus, RequestView
 
 if TYPE_CHECKING:
-    from pegboard.batch import StepTimes
+    from pegboard.data.batch import StepTimes
     from pegboard_scheduling_policy_shortest.options import ShortestOptions
 
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from pegboard_scheduling_policy_shortest.options import ShortestOptions
 from pegboard_scheduling_policy_shortest.policy import ShortestPolicy
 
+from pegboard.data.request import RequestStatus
+from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
-from pegboard.request import RequestStatus
-from pegboard.sampling_params import SamplingParams
-from pegboard.testing.contract_generic import check_entry, installed_entry
-from pegboard.testing.fake_engine import FakeEngine
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.fake_engine import FakeEngine
 
 SETUP = SchedulingPolicySetup(max_num_batched_tokens=32, max_num_seqs=1)
 NEVER_S = 1e9

@@ -7,10 +7,10 @@ from pegboard_api_admin.admin import AdminApi
 from pegboard_api_admin.plugin import ADMIN
 from starlette.testclient import TestClient
 
-from pegboard.config import ServerConfig
+from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup
-from pegboard.server import build_app
-from pegboard.testing.fake_client import FakeEngineClient
+from pegboard_server.server import build_app
+from pegboard_testing.fake_client import FakeEngineClient
 
 SETTINGS = {"engine": {"model": "m", "seed": 0}, "server": {"port": 1}, "sources": {"model": "the command line"}}
 

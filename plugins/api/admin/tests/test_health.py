@@ -9,10 +9,10 @@ from pegboard_api_admin.health import HealthApi
 from pegboard_api_admin.plugin import HEALTH
 from starlette.testclient import TestClient
 
-from pegboard.config import ServerConfig
+from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup
-from pegboard.server import build_app
-from pegboard.testing.fake_client import FakeEngineClient
+from pegboard_server.server import build_app
+from pegboard_testing.fake_client import FakeEngineClient
 
 
 @pytest.fixture

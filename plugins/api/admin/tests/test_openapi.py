@@ -10,10 +10,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from pegboard.config import ServerConfig
+from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup, ApiSpec
-from pegboard.server import build_app
-from pegboard.testing.fake_client import FakeEngineClient
+from pegboard_server.server import build_app
+from pegboard_testing.fake_client import FakeEngineClient
 
 
 class Inner(BaseModel):

@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
 from pegboard.errors import PegboardError, UnknownModel
 from pegboard.interfaces.api import ApiSetup, Parsing, Prompt, RequestOptions
 from pegboard.interfaces.tokenizer import Chat
-from pegboard.sampling_params import RequestOutputKind, SamplingParams
 from pegboard_api_anthropic.blocks import StreamEvent
 from pegboard_api_anthropic.body import parse_body
 from pegboard_api_anthropic.connection import EventStream, json_response, while_connected

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pegboard.data.output import CompletionOutput
 from pegboard.interfaces.api import ParsedOutput
-from pegboard.output import CompletionOutput
 from pegboard_api_anthropic.blocks import Blocks, StreamEvent
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pegboard.data.sampling_params import StructuredOutputsParams
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import EngineClient, Parsing
-from pegboard.sampling_params import StructuredOutputsParams
 from pegboard_api_anthropic.body import shown, wrong
 from pegboard_api_anthropic.fields import PromptFields
 

@@ -15,11 +15,11 @@ from pegboard_api_anthropic.history import read_messages
 from pegboard_api_anthropic.plugin import ANTHROPIC
 from starlette.testclient import TestClient
 
-from pegboard.config import ServerConfig
+from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup
-from pegboard.server import build_app
-from pegboard.testing.fake_client import FakeEngineClient
-from pegboard.testing.fake_parsers import FakeReasoningParser, FakeToolParser
+from pegboard_server.server import build_app
+from pegboard_testing.fake_client import FakeEngineClient
+from pegboard_testing.fake_parsers import FakeReasoningParser, FakeToolParser
 
 ADD = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {"x": {"type": "integer"}}}}
 TEXT = '<think>hm é</think>So: <call add>{"x": 1}</call><call add>{"x": 2}</call>'

@@ -13,10 +13,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pegboard.data.output import CompletionOutput, RequestOutput
+from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
 from pegboard.errors import UnknownModel
 from pegboard.interfaces.api import EngineClient, Parsing, Prompt, RequestOptions
-from pegboard.output import CompletionOutput, RequestOutput
-from pegboard.sampling_params import BeamSearchParams, SamplingParams
 from pegboard_api_openai.connection import (
     EventStream,
     Outputs,

@@ -9,11 +9,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pegboard.data.output import CompletionOutput, RequestOutput
+from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.api import EngineClient, ParsedOutput, Parsing, Prompt
 from pegboard.interfaces.output_parser import Event, ToolCallStart
 from pegboard.interfaces.tokenizer import Chat
-from pegboard.output import CompletionOutput, RequestOutput
-from pegboard.sampling_params import SamplingParams
 from pegboard_api_openai.answer import Answer, AnswerIds, ChunkWriter, served_model, start
 from pegboard_api_openai.body import parse_body
 from pegboard_api_openai.fields import ChatRequest

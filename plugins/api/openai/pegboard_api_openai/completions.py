@@ -8,8 +8,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pegboard.data.output import CompletionOutput, RequestOutput
 from pegboard.interfaces.api import EngineClient, Prompt
-from pegboard.output import CompletionOutput, RequestOutput
 from pegboard_api_openai.answer import Answer, AnswerIds, ChunkWriter, served_model, start
 from pegboard_api_openai.body import parse_body
 from pegboard_api_openai.fields import CompletionRequest

@@ -16,9 +16,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from pegboard.data.output import RequestOutput
 from pegboard.errors import PegboardError
 from pegboard.log import get_logger
-from pegboard.output import RequestOutput
 from pegboard_api_openai.errors import BAD_REQUEST, InvalidBody, error_body
 
 log = get_logger(__name__)

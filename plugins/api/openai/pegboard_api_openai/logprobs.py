@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pegboard.output import Logprob
+from pegboard.data.output import Logprob
 
 Step = Mapping[int, Logprob]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pegboard.interfaces.output_parser import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
-from pegboard.parsing import fold
+from pegboard_chat.parsing import fold
 
 
 def message_fields(events: Sequence[Event], *, echo: str, with_reasoning: bool) -> dict[str, Any]:

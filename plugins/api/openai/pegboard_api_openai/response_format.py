@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pegboard.data.sampling_params import StructuredOutputsParams
 from pegboard.errors import RequestError
-from pegboard.sampling_params import StructuredOutputsParams
 from pegboard_api_openai.errors import InvalidBody
 
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")

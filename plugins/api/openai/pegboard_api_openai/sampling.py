@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pegboard.errors import RequestError
-from pegboard.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pegboard_api_openai.fields import ChatRequest, CompletionRequest, GenerationFields
 from pegboard_api_openai.response_format import structure
 

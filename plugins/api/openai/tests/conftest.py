@@ -19,10 +19,10 @@ from pegboard_api_openai.tokenize import TokenizeApi, TokenizerInfoApi
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from pegboard.config import ServerConfig
+from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup
-from pegboard.server import build_app, run_server
-from pegboard.testing.fake_client import FakeEngineClient
+from pegboard_server.server import build_app, run_server
+from pegboard_testing.fake_client import FakeEngineClient
 
 
 def make_app(client: FakeEngineClient, builtin_tools: Any = None, **settings: Any) -> Starlette:

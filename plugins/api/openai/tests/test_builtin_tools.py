@@ -20,14 +20,14 @@ from pegboard_api_openai.responses.options import ResponsesOptions
 from pydantic import TypeAdapter
 from starlette.testclient import TestClient
 
-from pegboard.config import ServerConfig
+from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup
 from pegboard.interfaces.builtin_tool import ToolOutput
 from pegboard.interfaces.tokenizer import Chat, Rendered
-from pegboard.server import build_app
-from pegboard.testing.fake_builtin_tool import TYPES, FakeBuiltinTool, FakeToolSession
-from pegboard.testing.fake_client import ByteTokenizer, FakeEngineClient
-from pegboard.testing.fake_parsers import FakeReasoningParser, FakeToolParser
+from pegboard_server.server import build_app
+from pegboard_testing.fake_builtin_tool import TYPES, FakeBuiltinTool, FakeToolSession
+from pegboard_testing.fake_client import ByteTokenizer, FakeEngineClient
+from pegboard_testing.fake_parsers import FakeReasoningParser, FakeToolParser
 
 CALC = {"type": "mcp", "server_label": "calc"}
 CODE = {"type": "code_interpreter"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pegboard.sampling_params import RequestOutputKind
+from pegboard.data.sampling_params import RequestOutputKind
 
 TEXT = "Hello, wörld 🌍!"
 

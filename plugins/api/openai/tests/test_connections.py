@@ -13,7 +13,7 @@ import pytest
 from pegboard_api_openai.connection import merge
 
 from pegboard.errors import RequestError
-from pegboard.testing.fake_client import FakeEngineClient
+from pegboard_testing.fake_client import FakeEngineClient
 
 TEXT = "Hello, wörld 🌍!"
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
@@ -123,8 +123,8 @@ def test_one_failing_prompt_ends_all():
         yield
 
     async def main() -> None:
+        from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
         from pegboard.interfaces.api import Prompt, RequestOptions
-        from pegboard.sampling_params import RequestOutputKind, SamplingParams
 
         params = SamplingParams(max_tokens=100, output_kind=RequestOutputKind.DELTA)
         good = engine.generate(Prompt(text="x"), params, RequestOptions(request_id="good"))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pegboard_api_openai.response_format import structure
 
+from pegboard.data.sampling_params import StructuredOutputsParams
 from pegboard.errors import RequestError
-from pegboard.sampling_params import StructuredOutputsParams
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TAG = {"type": "structural_tag", "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}

@@ -20,12 +20,12 @@ from pegboard_api_openai.responses.history import as_messages, read_input
 from pegboard_api_openai.responses.options import ResponsesOptions
 from starlette.testclient import TestClient
 
-from pegboard.config import ServerConfig
+from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup
-from pegboard.server import build_app
-from pegboard.testing.fake_builtin_tool import TYPES, FakeBuiltinTool
-from pegboard.testing.fake_client import FakeEngineClient
-from pegboard.testing.fake_parsers import FakeReasoningParser, FakeToolParser
+from pegboard_server.server import build_app
+from pegboard_testing.fake_builtin_tool import TYPES, FakeBuiltinTool
+from pegboard_testing.fake_client import FakeEngineClient
+from pegboard_testing.fake_parsers import FakeReasoningParser, FakeToolParser
 
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
 TEXT = '<think>hm é</think>So: <call add>{"x": 1}</call><call add>{"x": 2}</call> done'

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pegboard.sampling_params import RequestOutputKind
-from pegboard.testing.fake_parsers import FakeReasoningParser, FakeToolParser
+from pegboard.data.sampling_params import RequestOutputKind
+from pegboard_testing.fake_parsers import FakeReasoningParser, FakeToolParser
 
 PARSERS = {"tool_parser": FakeToolParser, "reasoning_parser": FakeReasoningParser}
 ADD = {

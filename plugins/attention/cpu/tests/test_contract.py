@@ -6,8 +6,8 @@ from pegboard_attention_cpu.backend import CPUPagedAttention
 from pegboard_attention_cpu.plugin import CPU_PAGED
 
 from pegboard.interfaces.attention import AttentionSetup
-from pegboard.testing.contract_attention import AttentionContract
-from pegboard.testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_attention import AttentionContract
+from pegboard_testing.contract_generic import check_entry, installed_entry
 
 
 def test_contract() -> None:

@@ -20,8 +20,8 @@ from pydantic import ValidationError
 
 from pegboard.errors import ConfigError, RequestError
 from pegboard.interfaces.builtin_tool import BuiltinToolSetup
-from pegboard.testing.contract_builtin_tool import NAME, BuiltinToolContract
-from pegboard.testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_builtin_tool import NAME, BuiltinToolContract
+from pegboard_testing.contract_generic import check_entry, installed_entry
 
 Start = Callable[..., Any]
 FILES = {"type": "mcp", "server_label": "files"}

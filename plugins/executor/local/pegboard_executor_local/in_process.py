@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
-from pegboard.batch import Batch, StepOutput, TokenMasks
+from pegboard.data.batch import Batch, StepOutput, TokenMasks
 from pegboard.interfaces.executor import ExecutorSetup, WorkerDeath, WorkerLike, WorkerReady
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from pegboard_executor_local.in_process import InProcessExecutor
 
-from pegboard.batch import Batch, StepOutput, TokenMasks
+from pegboard.data.batch import Batch, StepOutput, TokenMasks
 from pegboard.interfaces.executor import ExecutorSetup
-from pegboard.testing.contract_executor import ExecutorContract, RecordingWorker, make_batch
-from pegboard.testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_executor import ExecutorContract, RecordingWorker, make_batch
+from pegboard_testing.contract_generic import check_entry, installed_entry
 
 
 def test_contract() -> None:

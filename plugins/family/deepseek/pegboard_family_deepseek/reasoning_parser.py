@@ -6,7 +6,7 @@ told so by `thinking`, which opens or closes the reasoning in the prompt (https:
 
 from __future__ import annotations
 
-from pegboard.parsing import TaggedReasoning
+from pegboard_chat.parsing import TaggedReasoning
 
 
 class DeepSeekR1ReasoningParser(TaggedReasoning):

@@ -12,7 +12,7 @@ Format: `encoding/` in https://huggingface.co/deepseek-ai/DeepSeek-V3.2. A value
 
 from __future__ import annotations
 
-from pegboard.parsing import TagFormat, TaggedToolParser
+from pegboard_chat.parsing import TagFormat, TaggedToolParser
 
 
 class DeepSeekV32ToolParser(TaggedToolParser):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from pegboard.testing.parser_examples import ADD, NOW, PARIS, Case, Example, drops_text, rendered, with_reasoning
+from pegboard_testing.parser_examples import ADD, NOW, PARIS, Case, Example, drops_text, rendered, with_reasoning
 
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"

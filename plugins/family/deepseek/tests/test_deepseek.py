@@ -9,8 +9,8 @@ from pegboard_family_deepseek.tags_parser import DeepSeekV32ToolParser
 from pegboard_family_deepseek.tool_parser import DeepSeekV3ToolParser, DeepSeekV31ToolParser
 
 from pegboard.interfaces.output_parser import OutputParserSetup
-from pegboard.testing.contract_output_parser import OutputParserContract
-from pegboard.testing.parser_examples import load_examples
+from pegboard_testing.contract_output_parser import OutputParserContract
+from pegboard_testing.parser_examples import load_examples
 
 EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
 

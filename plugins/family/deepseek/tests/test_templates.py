@@ -10,10 +10,10 @@ from pegboard_family_deepseek import plugin
 from pegboard_family_deepseek.tool_parser import DeepSeekV3ToolParser, DeepSeekV31ToolParser
 
 from pegboard.interfaces.tokenizer import Chat
-from pegboard.parsing import StreamParser, fold
-from pegboard.testing.contract_output_parser import run
-from pegboard.testing.parser_examples import TOOLS
-from pegboard.tokenization.chat_template import ChatTemplate
+from pegboard_chat.chat_template import ChatTemplate
+from pegboard_chat.parsing import StreamParser, fold
+from pegboard_testing.contract_output_parser import run
+from pegboard_testing.parser_examples import TOOLS
 
 CALLS = [
     {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Zürich"}'}},

@@ -15,7 +15,7 @@ tags of the response are markup; what stands outside of them (tool calls) is con
 from __future__ import annotations
 
 from pegboard.interfaces.output_parser import Content
-from pegboard.parsing import Markers, Steps, TaggedReasoning
+from pegboard_chat.parsing import Markers, Steps, TaggedReasoning
 
 RESPONSE = "<response>"
 RESPONSE_ENDS = Markers("\n</response>", "</response>")

@@ -10,7 +10,7 @@ follow one another.
 
 from __future__ import annotations
 
-from pegboard.parsing import JSONToolParser
+from pegboard_chat.parsing import JSONToolParser
 
 
 class Ernie45ToolParser(JSONToolParser):

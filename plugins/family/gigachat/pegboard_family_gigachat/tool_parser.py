@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard.parsing import Markers, Steps, StreamParser, constrained_calls, read_call_object
+from pegboard_chat.parsing import Markers, Steps, StreamParser, constrained_calls, read_call_object
 
 SEPARATOR = "<|message_sep|>"
 ROLE = "function call<|role_sep|>"

@@ -7,8 +7,8 @@ from pathlib import Path
 from pegboard_family_gigachat.tool_parser import GigaChat3ToolParser
 
 from pegboard.interfaces.output_parser import OutputParserSetup
-from pegboard.testing.contract_output_parser import OutputParserContract
-from pegboard.testing.parser_examples import load_examples
+from pegboard_testing.contract_output_parser import OutputParserContract
+from pegboard_testing.parser_examples import load_examples
 
 
 class TestGigaChat3(OutputParserContract):

@@ -6,7 +6,7 @@ when the model forgets to.
 
 from __future__ import annotations
 
-from pegboard.parsing import TaggedReasoning
+from pegboard_chat.parsing import TaggedReasoning
 
 
 class GlmReasoningParser(TaggedReasoning):

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard.parsing import Markers, Steps, StreamParser, TagFormat, constrained_tags, read_tagged_call
+from pegboard_chat.parsing import Markers, Steps, StreamParser, TagFormat, constrained_tags, read_tagged_call
 
 CALL = "<tool_call>"
 START = Markers(CALL)

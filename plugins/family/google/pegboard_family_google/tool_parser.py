@@ -15,7 +15,7 @@ from typing import Any
 
 from pegboard.interfaces.output_parser import Content
 from pegboard.interfaces.structured_output import Constraint
-from pegboard.parsing import Markers, Notation, Steps, StreamParser, coerce, constrained_objects, parameter_types
+from pegboard_chat.parsing import Markers, Notation, Steps, StreamParser, coerce, constrained_objects, parameter_types
 
 START, END = "<start_function_call>", "<end_function_call>"
 ESCAPE = "<escape>"

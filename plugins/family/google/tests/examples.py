@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pegboard.testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered
+from pegboard_testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered
 
 START, END = "<start_function_call>", "<end_function_call>"
 TOKENS = (START, END, "<escape>")

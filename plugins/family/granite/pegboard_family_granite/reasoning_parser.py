@@ -8,7 +8,7 @@ Format: https://huggingface.co/ibm-granite/granite-3.2-8b-instruct. Quantized mo
 from __future__ import annotations
 
 from pegboard.interfaces.output_parser import Content, Reasoning
-from pegboard.parsing import Markers, Steps, StreamParser
+from pegboard_chat.parsing import Markers, Steps, StreamParser
 
 STARTS = ("Here is my thought process:", "Here's my thought process:")
 ENDS = ("Here is my response:", "Here's my response:")

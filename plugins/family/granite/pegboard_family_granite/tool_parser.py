@@ -14,7 +14,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard.parsing import Markers, Steps, StreamParser, constrained_calls, constrained_lists, read_call_list, read_call_object
+from pegboard_chat.parsing import (
+    Markers,
+    Steps,
+    StreamParser,
+    constrained_calls,
+    constrained_lists,
+    read_call_list,
+    read_call_object,
+)
 
 LIST_STARTS = ("<|tool_call|>", "<tool_call>")
 LIST_START = Markers(*LIST_STARTS)

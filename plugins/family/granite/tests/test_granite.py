@@ -8,8 +8,8 @@ from pegboard_family_granite.reasoning_parser import GraniteReasoningParser
 from pegboard_family_granite.tool_parser import Granite20bFCToolParser, GraniteToolParser
 
 from pegboard.interfaces.output_parser import OutputParserSetup
-from pegboard.testing.contract_output_parser import VOCABULARY, OutputParserContract
-from pegboard.testing.parser_examples import load_examples
+from pegboard_testing.contract_output_parser import VOCABULARY, OutputParserContract
+from pegboard_testing.parser_examples import load_examples
 
 EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
 

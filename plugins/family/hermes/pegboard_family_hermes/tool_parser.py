@@ -10,7 +10,7 @@ own; calls follow one another. The end tag may be missing at the end of the text
 
 from __future__ import annotations
 
-from pegboard.parsing import CallKeys, JSONToolParser
+from pegboard_chat.parsing import CallKeys, JSONToolParser
 
 
 class HermesToolParser(JSONToolParser):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pegboard.testing.parser_examples import ADD, NOW, PARIS, Case, Example, drops_text, rendered
+from pegboard_testing.parser_examples import ADD, NOW, PARIS, Case, Example, drops_text, rendered
 
 
 def write(case: Case) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 from pegboard_family_hermes.tool_parser import HermesToolParser
 
 from pegboard.interfaces.output_parser import OutputParserSetup
-from pegboard.testing.contract_output_parser import OutputParserContract, run
-from pegboard.testing.parser_examples import load_examples
+from pegboard_testing.contract_output_parser import OutputParserContract, run
+from pegboard_testing.parser_examples import load_examples
 
 EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
 

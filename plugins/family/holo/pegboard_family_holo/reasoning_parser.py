@@ -5,7 +5,7 @@ https://huggingface.co/Hcompany/Holo2-8B: the template opens the reasoning in th
 
 from __future__ import annotations
 
-from pegboard.parsing import TaggedReasoning
+from pegboard_chat.parsing import TaggedReasoning
 
 
 class Holo2ReasoningParser(TaggedReasoning):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pegboard.testing.parser_examples import Case, Example, rendered, with_reasoning
+from pegboard_testing.parser_examples import Case, Example, rendered, with_reasoning
 
 
 def write(case: Case) -> str:

@@ -14,7 +14,7 @@ The tags of the answer are markup; what stands outside of them is content too.
 from __future__ import annotations
 
 from pegboard.interfaces.output_parser import Content
-from pegboard.parsing import Markers, Steps, TaggedReasoning
+from pegboard_chat.parsing import Markers, Steps, TaggedReasoning
 
 ANSWER = "<answer>"
 ANSWER_ENDS = Markers("\n</answer>", "</answer>")

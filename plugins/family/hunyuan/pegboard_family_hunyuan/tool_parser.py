@@ -7,7 +7,7 @@ Format: https://huggingface.co/tencent/Hunyuan-A13B-Instruct, and the guide to f
 
 from __future__ import annotations
 
-from pegboard.parsing import JSONToolParser
+from pegboard_chat.parsing import JSONToolParser
 
 
 class HunyuanToolParser(JSONToolParser):

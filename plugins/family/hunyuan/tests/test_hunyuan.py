@@ -12,10 +12,10 @@ from pegboard_family_hunyuan.tool_parser import HunyuanToolParser
 
 from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard.interfaces.tokenizer import Chat
-from pegboard.parsing import Pipeline, fold, merged
-from pegboard.testing.contract_output_parser import OutputParserContract
-from pegboard.testing.parser_examples import TOOLS, load_examples
-from pegboard.tokenization.chat_template import ChatTemplate
+from pegboard_chat.chat_template import ChatTemplate
+from pegboard_chat.parsing import Pipeline, fold, merged
+from pegboard_testing.contract_output_parser import OutputParserContract
+from pegboard_testing.parser_examples import TOOLS, load_examples
 
 EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard.parsing import CallKeys, Markers, Steps, StreamParser, constrained_calls, read_call_object
+from pegboard_chat.parsing import CallKeys, Markers, Steps, StreamParser, constrained_calls, read_call_object
 
 START = Markers("<|action_start|>")
 PLUGIN = "<|plugin|>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pegboard.testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered
+from pegboard_testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered
 
 TOKENS = ("<|action_start|>", "<|action_end|>", "<|plugin|>", "<|interpreter|>")
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard.parsing import Markers, Steps, StreamParser, constrained_lists, read_call_list
+from pegboard_chat.parsing import Markers, Steps, StreamParser, constrained_lists, read_call_list
 
 BEGIN = "<tool_calls>"
 START = Markers(BEGIN)

@@ -5,7 +5,7 @@ Format: the chat template in https://huggingface.co/moonshotai/Kimi-K2-Thinking.
 
 from __future__ import annotations
 
-from pegboard.parsing import TaggedReasoning
+from pegboard_chat.parsing import TaggedReasoning
 
 
 class KimiK2ReasoningParser(TaggedReasoning):

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard.parsing import Markers, Steps, StreamParser, read_arguments
-from pegboard.parsing.call_constraint import call_bodies
-from pegboard.parsing.structural_tag import Format, constraint, either, regex, sequence, text, triggered
+from pegboard_chat.parsing import Markers, Steps, StreamParser, read_arguments
+from pegboard_chat.parsing.call_constraint import call_bodies
+from pegboard_chat.parsing.structural_tag import Format, constraint, either, regex, sequence, text, triggered
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"

@@ -8,8 +8,8 @@ from pegboard_family_kimi.reasoning_parser import KimiK2ReasoningParser
 from pegboard_family_kimi.tool_parser import KimiK2ToolParser
 
 from pegboard.interfaces.output_parser import OutputParserSetup, ToolCallStart
-from pegboard.testing.contract_output_parser import OutputParserContract, run
-from pegboard.testing.parser_examples import load_examples
+from pegboard_testing.contract_output_parser import OutputParserContract, run
+from pegboard_testing.parser_examples import load_examples
 
 EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
 

@@ -9,13 +9,13 @@ from typing import Any
 from pegboard_family_llama.plugin import LLAMA_3, LLAMA_3_1
 from pegboard_family_llama.tool_parser import Llama4PythonicToolParser, LlamaJsonToolParser
 
-from pegboard.families import matches
 from pegboard.interfaces.model_family import ModelFamilyNeed
 from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard.interfaces.tokenizer import Chat
-from pegboard.testing.contract_output_parser import OutputParserContract
-from pegboard.testing.parser_examples import TOOLS, load_examples
-from pegboard.tokenization.chat_template import ChatTemplate
+from pegboard.plan.families import matches
+from pegboard_chat.chat_template import ChatTemplate
+from pegboard_testing.contract_output_parser import OutputParserContract
+from pegboard_testing.parser_examples import TOOLS, load_examples
 
 EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
 META = (  # the turn and header layout of Llama 3.0's own template

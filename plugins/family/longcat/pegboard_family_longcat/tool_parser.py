@@ -9,7 +9,7 @@ Format: https://huggingface.co/meituan-longcat/LongCat-Flash-Chat#tool-call.
 
 from __future__ import annotations
 
-from pegboard.parsing import JSONToolParser
+from pegboard_chat.parsing import JSONToolParser
 
 
 class LongCatToolParser(JSONToolParser):

@@ -7,7 +7,7 @@ turn ("interleaved thinking"); clients that know no field for it get it as part 
 from __future__ import annotations
 
 from pegboard.interfaces.output_parser import Content
-from pegboard.parsing import Steps, StreamParser, TaggedReasoning
+from pegboard_chat.parsing import Steps, StreamParser, TaggedReasoning
 
 START, END = "<think>", "</think>"
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard.parsing import (
+from pegboard_chat.parsing import (
     CallKeys,
     Markers,
     Steps,

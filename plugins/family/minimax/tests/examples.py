@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pegboard.testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered, with_reasoning
+from pegboard_testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered, with_reasoning
 
 TOKENS = ("<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>")
 

@@ -12,10 +12,10 @@ from pegboard_family_minimax.tool_parser import MiniMaxM2ToolParser, MiniMaxTool
 
 from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard.interfaces.tokenizer import Chat
-from pegboard.parsing import fold
-from pegboard.testing.contract_output_parser import OutputParserContract, run
-from pegboard.testing.parser_examples import TOOLS, load_examples
-from pegboard.tokenization.chat_template import ChatTemplate
+from pegboard_chat.chat_template import ChatTemplate
+from pegboard_chat.parsing import fold
+from pegboard_testing.contract_output_parser import OutputParserContract, run
+from pegboard_testing.parser_examples import TOOLS, load_examples
 
 EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
 

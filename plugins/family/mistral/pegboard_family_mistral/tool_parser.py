@@ -19,9 +19,9 @@ from typing import Any
 
 from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard.interfaces.structured_output import Constraint
-from pegboard.parsing import CallKeys, Calls, Markers, Steps, StreamParser, read_arguments, read_call_list
-from pegboard.parsing.call_constraint import call_bodies, call_list
-from pegboard.parsing.structural_tag import constraint, either, regex, sequence, text, triggered
+from pegboard_chat.parsing import CallKeys, Calls, Markers, Steps, StreamParser, read_arguments, read_call_list
+from pegboard_chat.parsing.call_constraint import call_bodies, call_list
+from pegboard_chat.parsing.structural_tag import constraint, either, regex, sequence, text, triggered
 
 START, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 STARTS = Markers(START)

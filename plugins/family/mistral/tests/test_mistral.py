@@ -11,14 +11,14 @@ import pytest
 from pegboard_family_mistral.reasoning_parser import MistralReasoningParser
 from pegboard_family_mistral.tool_parser import MistralToolParser
 
-from pegboard.families import choose_family
 from pegboard.interfaces.model_family import ModelFamilyNeed
 from pegboard.interfaces.output_parser import Event, OutputParserSetup, ToolCallStart
-from pegboard.parsing import fold
+from pegboard.plan.families import choose_family
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
-from pegboard.testing.contract_output_parser import OutputParserContract, run
-from pegboard.testing.parser_examples import Example, load_examples
+from pegboard_chat.parsing import fold
+from pegboard_testing.contract_output_parser import OutputParserContract, run
+from pegboard_testing.parser_examples import Example, load_examples
 
 EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
 

@@ -5,7 +5,7 @@ Format: the chat template in https://huggingface.co/allenai/Olmo-3-32B-Think. Th
 
 from __future__ import annotations
 
-from pegboard.parsing import TaggedReasoning
+from pegboard_chat.parsing import TaggedReasoning
 
 
 class Olmo3ReasoningParser(TaggedReasoning):

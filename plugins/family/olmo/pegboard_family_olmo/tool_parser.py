@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard.parsing import Markers, Steps, StreamParser, constrained_python_lines, read_python_call
+from pegboard_chat.parsing import Markers, Steps, StreamParser, constrained_python_lines, read_python_call
 
 BEGIN = "<function_calls>"
 START = Markers(BEGIN)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered, with_reasoning
+from pegboard_testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered, with_reasoning
 
 TOKENS = ("</", "Ġ</", "think", ">")
 

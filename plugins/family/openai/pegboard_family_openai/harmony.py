@@ -20,7 +20,7 @@ import re
 from typing import ClassVar
 
 from pegboard.interfaces.output_parser import Content, Reasoning
-from pegboard.parsing import Markers, Steps, StreamParser, read_arguments
+from pegboard_chat.parsing import Markers, Steps, StreamParser, read_arguments
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")

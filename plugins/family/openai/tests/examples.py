@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pegboard.testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered, tool
+from pegboard_testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered, tool
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"

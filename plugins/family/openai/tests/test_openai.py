@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pegboard_family_openai.harmony import HarmonyReasoningParser, HarmonyToolParser
 
 from pegboard.interfaces.output_parser import OutputParserSetup
-from pegboard.parsing import Message, Pipeline, fold, merged
-from pegboard.testing.contract_output_parser import VOCABULARY, OutputParserContract, setup_for
-from pegboard.testing.parser_examples import load_examples, tool
+from pegboard_chat.parsing import Message, Pipeline, fold, merged
+from pegboard_testing.contract_output_parser import VOCABULARY, OutputParserContract, setup_for
+from pegboard_testing.parser_examples import load_examples, tool
 
 EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"

@@ -11,9 +11,9 @@ from pegboard_family_phi.tool_parser import Phi4MiniToolParser
 
 from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard.interfaces.tokenizer import Chat
-from pegboard.testing.contract_output_parser import OutputParserContract
-from pegboard.testing.parser_examples import TOOLS, load_examples
-from pegboard.tokenization.chat_template import ChatTemplate
+from pegboard_chat.chat_template import ChatTemplate
+from pegboard_testing.contract_output_parser import OutputParserContract
+from pegboard_testing.parser_examples import TOOLS, load_examples
 
 
 class TestPhi4Mini(OutputParserContract):

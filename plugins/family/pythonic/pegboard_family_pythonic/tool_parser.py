@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard.parsing import Steps, StreamParser, constrained_python_lists, read_python_calls
+from pegboard_chat.parsing import Steps, StreamParser, constrained_python_lists, read_python_calls
 
 
 class PythonicToolParser(StreamParser):

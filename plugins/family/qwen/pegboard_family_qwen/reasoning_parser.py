@@ -6,7 +6,7 @@ reasoning in the prompt; templates of models that always think open it there. A 
 
 from __future__ import annotations
 
-from pegboard.parsing import TaggedReasoning
+from pegboard_chat.parsing import TaggedReasoning
 
 
 class Qwen3ReasoningParser(TaggedReasoning):

@@ -14,7 +14,7 @@ on each side; their types are those of the tool's schema. The models leave out <
 
 from __future__ import annotations
 
-from pegboard.parsing import TagFormat, TaggedToolParser
+from pegboard_chat.parsing import TagFormat, TaggedToolParser
 
 
 class Qwen3CoderToolParser(TaggedToolParser):

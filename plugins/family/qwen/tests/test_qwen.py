@@ -10,8 +10,8 @@ from pegboard_family_qwen.reasoning_parser import Qwen3ReasoningParser
 from pegboard_family_qwen.tool_parser import Qwen3CoderToolParser
 
 from pegboard.interfaces.output_parser import OutputParserSetup
-from pegboard.testing.contract_output_parser import OutputParserContract
-from pegboard.testing.parser_examples import load_examples
+from pegboard_testing.contract_output_parser import OutputParserContract
+from pegboard_testing.parser_examples import load_examples
 
 EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
 

@@ -12,7 +12,7 @@ newline on each side, typed by the tool's schema.
 
 from __future__ import annotations
 
-from pegboard.parsing import TagFormat, TaggedToolParser
+from pegboard_chat.parsing import TagFormat, TaggedToolParser
 
 
 class SeedOssToolParser(TaggedToolParser):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.parsing import TaggedReasoning
+from pegboard_chat.parsing import TaggedReasoning
 
 
 class Step3ReasoningParser(TaggedReasoning):

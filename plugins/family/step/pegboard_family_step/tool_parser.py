@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard.parsing import Markers, Steps, StreamParser, TagFormat, constrained_tags, read_tagged_call
+from pegboard_chat.parsing import Markers, Steps, StreamParser, TagFormat, constrained_tags, read_tagged_call
 
 SECTION, SECTION_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 CALL, CALL_END = "<｜tool_call_begin｜>", "<｜tool_call_end｜>"

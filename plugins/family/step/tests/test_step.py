@@ -8,8 +8,8 @@ from pegboard_family_step.reasoning_parser import Step3ReasoningParser
 from pegboard_family_step.tool_parser import Step3ToolParser
 
 from pegboard.interfaces.output_parser import OutputParserSetup
-from pegboard.testing.contract_output_parser import OutputParserContract
-from pegboard.testing.parser_examples import load_examples
+from pegboard_testing.contract_output_parser import OutputParserContract
+from pegboard_testing.parser_examples import load_examples
 
 EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
 

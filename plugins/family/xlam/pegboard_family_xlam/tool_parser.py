@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard.parsing import Markers, Steps, StreamParser, constrained_calls, read_call_list
+from pegboard_chat.parsing import Markers, Steps, StreamParser, constrained_calls, read_call_list
 
 THINK_END = "</think>"
 ENDS = {"```json": "```", "```": "```", "<tool_call>": "</tool_call>", "[TOOL_CALLS]": ""}

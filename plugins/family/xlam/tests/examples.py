@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from pegboard.testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered
+from pegboard_testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered
 
 
 def calls_of(case: Case) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pegboard_metrics_log.sink import LogSink
 
 from pegboard.interfaces.metrics import MetricsSetup
-from pegboard.testing.contract_generic import check_entry, installed_entry
-from pegboard.testing.contract_metrics import MetricsContract
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_metrics import MetricsContract
 
 
 def test_contract() -> None:

@@ -7,8 +7,8 @@ from pegboard_metrics_opentelemetry.options import OpenTelemetryOptions
 from pegboard_metrics_opentelemetry.sink import OpenTelemetrySink
 
 from pegboard.interfaces.metrics import MetricsSetup
-from pegboard.testing.contract_generic import check_entry, installed_entry
-from pegboard.testing.contract_metrics import MetricsContract
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_metrics import MetricsContract
 
 
 def test_contract() -> None:

@@ -15,10 +15,10 @@ from pegboard_metrics_opentelemetry.options import PROTOCOL_VARIABLE, OpenTeleme
 from pegboard_metrics_opentelemetry.sink import OpenTelemetrySink, make_exporter
 from pydantic import ValidationError
 
+from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import ConfigError
 from pegboard.interfaces.metrics import MetricsSetup, RequestRecord, Sample
-from pegboard.sampling_params import SamplingParams
-from pegboard.testing.fake_engine import FakeEngine
+from pegboard_testing.fake_engine import FakeEngine
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"

@@ -13,14 +13,14 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from pegboard.config import ServerConfig
-from pegboard.engine.engine_metrics import MeasuredEngine, engine_metrics
+from pegboard.config.schema import ServerConfig
+from pegboard.engine.metrics.catalogue import MeasuredEngine, engine_metrics
 from pegboard.errors import ConfigError
-from pegboard.gateway import build_app
-from pegboard.http_metrics import HTTP_METRICS
 from pegboard.interfaces.api import ApiSetup, ApiSpec
 from pegboard.interfaces.metrics import MetricsSetup
-from pegboard.testing.fake_client import FakeEngineClient
+from pegboard_server.gateway import build_app
+from pegboard_server.http_metrics import HTTP_METRICS
+from pegboard_testing.fake_client import FakeEngineClient
 
 
 class OtherApi:

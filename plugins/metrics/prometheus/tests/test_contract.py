@@ -7,8 +7,8 @@ from pegboard_metrics_prometheus.options import PrometheusOptions
 from pegboard_metrics_prometheus.sink import PrometheusSink
 
 from pegboard.interfaces.metrics import MetricsSetup
-from pegboard.testing.contract_generic import check_entry, installed_entry
-from pegboard.testing.contract_metrics import MetricsContract
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_metrics import MetricsContract
 
 
 @pytest.mark.parametrize("kind", ["metrics", "api"])

@@ -16,12 +16,12 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
-from pegboard.engine.engine_metrics import MeasuredEngine, engine_metrics
-from pegboard.http_metrics import HTTP_METRICS
+from pegboard.data.sampling_params import SamplingParams
+from pegboard.engine.metrics.catalogue import MeasuredEngine, engine_metrics
 from pegboard.interfaces.metrics import Metric, MetricsSetup, Sample, series
-from pegboard.sampling_params import SamplingParams
-from pegboard.testing.contract_metrics import OWN, random_sample
-from pegboard.testing.fake_engine import FakeEngine
+from pegboard_server.http_metrics import HTTP_METRICS
+from pegboard_testing.contract_metrics import OWN, random_sample
+from pegboard_testing.fake_engine import FakeEngine
 
 FIXTURE = Path(__file__).parent / "vllm_metrics.tsv"
 ENGINE = MeasuredEngine(

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from pegboard.layers import Group
 from pegboard.ops import REFERENCES
-from pegboard.testing.contract_generic import check_entry, installed_entry
-from pegboard.testing.fake_build import fake_build, load_layers, run_ranks
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.fake_build import fake_build, load_layers, run_ranks
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

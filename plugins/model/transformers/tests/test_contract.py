@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_generic import check_entry, installed_entry
 
 
 def test_contract() -> None:

@@ -13,8 +13,8 @@ from huggingface_hub import errors
 from pegboard_model_source_hub.hub import HubSource
 
 from pegboard.interfaces.model_source import ModelReference, ModelSourceSetup
-from pegboard.testing.contract_generic import check_entry, installed_entry
-from pegboard.testing.contract_model_source import ModelSourceContract
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_model_source import ModelSourceContract
 
 
 def test_contract() -> None:

@@ -11,8 +11,8 @@ from pegboard_model_source_local.options import PypiOptions
 from pegboard_model_source_local.pypi import PypiSource
 
 from pegboard.interfaces.model_source import ModelReference, ModelSourceSetup
-from pegboard.testing.contract_generic import check_entry, installed_entry
-from pegboard.testing.contract_model_source import ModelSourceContract
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_model_source import ModelSourceContract
 
 
 @pytest.mark.parametrize("name", ["local", "pypi"])

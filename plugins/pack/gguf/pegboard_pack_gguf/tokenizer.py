@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.tokenizer import Chat, Rendered, TextStream, TokenizerSetup, Vocabulary
-from pegboard.tokenization import ByteTextStream, ChatTemplate
+from pegboard_chat import ByteTextStream, ChatTemplate
 from pegboard_pack_gguf.byte_level_bpe import ByteLevelBPE
 from pegboard_pack_gguf.sentencepiece_bpe import SentencePieceBPE
 from pegboard_pack_gguf.special_tokens import partition

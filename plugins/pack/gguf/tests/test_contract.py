@@ -22,10 +22,10 @@ from pegboard.interfaces.model_source import LocalFiles
 from pegboard.interfaces.quantization import Part, QuantizationSetup
 from pegboard.interfaces.tokenizer import TokenizerSetup
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoaderSetup, WeightPiece, WeightSlice
-from pegboard.testing.contract_generic import check_entry, installed_entry
-from pegboard.testing.contract_quantization import QuantizationContract
-from pegboard.testing.contract_tokenizer import TokenizerContract
-from pegboard.testing.contract_weight_loader import WeightLoaderContract
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_quantization import QuantizationContract
+from pegboard_testing.contract_tokenizer import TokenizerContract
+from pegboard_testing.contract_weight_loader import WeightLoaderContract
 
 
 @pytest.mark.parametrize("kind", ["weight_loader", "quantization", "tokenizer"])

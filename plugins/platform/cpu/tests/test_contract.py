@@ -12,8 +12,8 @@ from pegboard_platform_cpu.probe import probe
 from pegboard.errors import ConfigError
 from pegboard.interfaces.platform import ModelFacts, PlatformSetup
 from pegboard.interfaces.spec import Absent, Ok, ProbeFacts
-from pegboard.testing.contract_generic import check_entry, installed_entry
-from pegboard.testing.contract_platform import PlatformContract
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_platform import PlatformContract
 
 
 @pytest.fixture(autouse=True)

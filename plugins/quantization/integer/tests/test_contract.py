@@ -12,8 +12,8 @@ from pegboard.errors import ConfigError, ModelError
 from pegboard.interfaces.quantization import Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import WeightPiece
 from pegboard.ops import REFERENCES
-from pegboard.testing.contract_generic import check_entry, installed_entry
-from pegboard.testing.contract_quantization import QuantizationContract
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_quantization import QuantizationContract
 
 
 @pytest.mark.parametrize("name", ["none", "rtn", "rtn_int8", "rtn_int4", "w8a8_int8"])

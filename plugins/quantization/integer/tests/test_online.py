@@ -19,7 +19,7 @@ from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, 
 from pegboard.interfaces.weight_loader import WeightPiece
 from pegboard.ops import REFERENCES
 from pegboard.ops.blocks import Blocks
-from pegboard.testing.contract_quantization import QuantizationContract
+from pegboard_testing.contract_quantization import QuantizationContract
 
 SETUP = QuantizationSetup({}, "float32", "cpu", REFERENCES)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pegboard.sampling_params import SamplingParams
+from pegboard.data.sampling_params import SamplingParams
 
 _NO_IDS = np.zeros(0, np.int64)
 

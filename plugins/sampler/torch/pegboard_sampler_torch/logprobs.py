@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pegboard.batch import Logprobs
+from pegboard.data.batch import Logprobs
 from pegboard_sampler_torch.choose import BLOCK, blockwise
 
 _ID_BITS = 32

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.logits_processor import LogitsProcessor
-from pegboard.sampling_params import SamplingParams
 
 
 class ProcessorChain:

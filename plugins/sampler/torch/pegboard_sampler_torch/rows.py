@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pegboard.sampling_params import SamplingParams
+from pegboard.data.sampling_params import SamplingParams
 
 
 class Feature:

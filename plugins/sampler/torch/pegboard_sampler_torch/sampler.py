@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pegboard.batch import Logprobs, TokenMasks
+from pegboard.data.batch import Logprobs, TokenMasks
+from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.sampler import Sampled, SamplerSetup, SampleStep
 from pegboard.ops.sampling import accept_equal, apply_token_mask, verify_drafts
-from pegboard.sampling_params import SamplingParams
 from pegboard_sampler_torch.choose import Cuts, argmax, draw, weigh
 from pegboard_sampler_torch.edits import Edits, apply_edits
 from pegboard_sampler_torch.logprobs import gather_logprobs

@@ -9,10 +9,10 @@ import torch
 from pegboard_sampler_torch.sampler import TorchSampler
 from pegboard_sampler_torch.step import StepLayout
 
+from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.sampler import Sampler, SamplerSetup, SampleStep
 from pegboard.ops.sampling import sample_tokens
-from pegboard.sampling_params import SamplingParams
-from pegboard.testing.contract_sampler import SamplerContract, log_softmax, processed_logits, random_params
+from pegboard_testing.contract_sampler import SamplerContract, log_softmax, processed_logits, random_params
 
 
 class TestTorchSampler(SamplerContract):

@@ -13,7 +13,7 @@ from pegboard_sampler_torch.penalties import PenaltyTable
 from pegboard_sampler_torch.random import SeededUniforms, philox, seeded_uniforms
 
 from pegboard.ops import sampling as ops
-from pegboard.testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_generic import check_entry, installed_entry
 
 quick = settings(max_examples=40, deadline=None)
 seeds = st.integers(0, 2**32 - 1)

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
+from pegboard.data.request import RequestStatus, RequestView
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup, StepBudget, StepLoad
-from pegboard.request import RequestStatus, RequestView
 from pegboard_scheduling_policy_queue.limits import fixed_budget
 
 if TYPE_CHECKING:
-    from pegboard.batch import StepTimes
+    from pegboard.data.batch import StepTimes
 
 _MIN_COMPACT = 64
 

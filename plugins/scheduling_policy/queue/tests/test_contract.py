@@ -8,8 +8,8 @@ from pegboard_scheduling_policy_queue.plugin import FCFS, PRIORITY
 from pegboard_scheduling_policy_queue.priority import PriorityPolicy
 
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
-from pegboard.testing.contract_generic import check_entry, installed_entry
-from pegboard.testing.contract_scheduling_policy import SchedulingPolicyContract
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_scheduling_policy import SchedulingPolicyContract
 
 
 @pytest.mark.parametrize("name", ["fcfs", "priority"])

@@ -11,8 +11,8 @@ from pegboard_scheduling_policy_queue.fcfs import FCFSPolicy
 from pegboard_scheduling_policy_queue.plugin import FCFS, PRIORITY
 from pegboard_scheduling_policy_queue.priority import PriorityPolicy
 
+from pegboard.data.request import RequestStatus
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup, StepLoad
-from pegboard.request import RequestStatus
 
 SETUP = SchedulingPolicySetup(max_num_batched_tokens=512, max_num_seqs=8)
 LOAD = StepLoad(num_decodes=1, num_prefills=1, num_waiting=1, kv_usage=0.5)

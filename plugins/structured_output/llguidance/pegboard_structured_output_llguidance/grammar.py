@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint, StructuredOutputNeed
-from pegboard.parsing.json_schema import subschemas
+from pegboard_chat.parsing.json_schema import subschemas
 from pegboard_structured_output_llguidance import tag_grammar
 
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pegboard.parsing.json_schema import restrictions
-from pegboard.parsing.regex_syntax import can_match
-from pegboard.parsing.schema_cases import DEFINITIONS, FORMATS
-from pegboard.parsing.structural_tag import ANY, exactly, searched, without
+from pegboard_chat.parsing.json_schema import restrictions
+from pegboard_chat.parsing.regex_syntax import can_match
+from pegboard_chat.parsing.schema_cases import DEFINITIONS, FORMATS
+from pegboard_chat.parsing.structural_tag import ANY, exactly, searched, without
 
 Format = Mapping[str, Any]
 
@@ -40,7 +40,7 @@ def tag_grammar(tag: Mapping[str, Any]) -> str:
 
 
 class _Writer:
-    """lines: rules and terminals so far. is_prefix_free: see `pegboard.parsing.structural_tag`."""
+    """lines: rules and terminals so far. is_prefix_free: see `pegboard_chat.parsing.structural_tag`."""
 
     def __init__(self, *, is_prefix_free: bool) -> None:
         self.is_prefix_free = is_prefix_free

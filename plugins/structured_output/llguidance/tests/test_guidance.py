@@ -5,8 +5,8 @@ from __future__ import annotations
 from pegboard_structured_output_llguidance.backend import Guidance
 
 from pegboard.interfaces.structured_output import StructuredOutput, StructuredOutputSetup
-from pegboard.testing.contract_generic import check_entry, installed_entry
-from pegboard.testing.contract_structured_output import StructuredOutputContract
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_structured_output import StructuredOutputContract
 
 
 def test_contract() -> None:

@@ -14,7 +14,7 @@ from pegboard_structured_output_llguidance.tag_grammar import tag_grammar, with_
 
 from pegboard.errors import RequestError
 from pegboard.interfaces.structured_output import Constraint
-from pegboard.testing.contract_structured_output import EOS, VOCAB_SIZE, mask_of, small_setup
+from pegboard_testing.contract_structured_output import EOS, VOCAB_SIZE, mask_of, small_setup
 
 WORDS = ["</b>", "<c>"]
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from pegboard.errors import RequestError
 from pegboard.interfaces.structured_output import Constraint, StructuredOutputSetup
-from pegboard.parsing.json_schema import subschemas
-from pegboard.parsing.regex_syntax import with_ascii_classes, without_anchors
+from pegboard_chat.parsing.json_schema import subschemas
+from pegboard_chat.parsing.regex_syntax import with_ascii_classes, without_anchors
 from pegboard_structured_output_lm_format_enforcer.json_syntax import JsonSyntax
 from pegboard_structured_output_lm_format_enforcer.limits import literals, needs_plain_strings, rejection
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint, StructuredOutputNeed
-from pegboard.parsing.json_schema import Dialect, Schema, problem, subschemas
-from pegboard.parsing.regex_syntax import can_match, expanded_size, features
+from pegboard_chat.parsing.json_schema import Dialect, Schema, problem, subschemas
+from pegboard_chat.parsing.regex_syntax import can_match, expanded_size, features
 
 KINDS = ("json", "json_object", "regex", "choice")
 MAX_SIZE = 500

@@ -13,8 +13,8 @@ from pegboard_structured_output_lm_format_enforcer.json_syntax import JsonSyntax
 
 from pegboard.interfaces.structured_output import Constraint, StructuredOutput, StructuredOutputSetup
 from pegboard.interfaces.tokenizer import Vocabulary
-from pegboard.testing.contract_generic import check_entry, installed_entry
-from pegboard.testing.contract_structured_output import StructuredOutputContract, mask_of
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_structured_output import StructuredOutputContract, mask_of
 
 
 def test_contract() -> None:

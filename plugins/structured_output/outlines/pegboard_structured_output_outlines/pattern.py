@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 
 from pegboard.interfaces.structured_output import Constraint, StructuredOutputNeed
-from pegboard.parsing.json_schema import Dialect, Schema, problem, subschemas
-from pegboard.parsing.regex_syntax import can_match, expanded_size, features, with_ascii_classes, without_anchors
+from pegboard_chat.parsing.json_schema import Dialect, Schema, problem, subschemas
+from pegboard_chat.parsing.regex_syntax import can_match, expanded_size, features, with_ascii_classes, without_anchors
 
 KINDS = ("json", "regex", "choice")
 MAX_SIZE = 2000

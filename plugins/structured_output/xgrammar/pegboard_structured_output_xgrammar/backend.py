@@ -12,7 +12,7 @@ import numpy as np
 
 from pegboard.errors import RequestError
 from pegboard.interfaces.structured_output import Constraint, StructuredOutputSetup
-from pegboard.parsing.regex_syntax import without_newlines
+from pegboard_chat.parsing.regex_syntax import without_newlines
 from pegboard_structured_output_xgrammar.limits import has_lengths, rejection, tag_schemas
 
 LOOSE_CHARACTERS = r"[^\"\\\r\n]"

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint, StructuredOutputNeed
-from pegboard.parsing.json_schema import Dialect, Schema, problem, restrictions, subschemas
-from pegboard.parsing.regex_syntax import features
+from pegboard_chat.parsing.json_schema import Dialect, Schema, problem, restrictions, subschemas
+from pegboard_chat.parsing.regex_syntax import features
 
 FORMATS = frozenset(
     {

@@ -8,8 +8,8 @@ import pytest
 from pegboard_structured_output_xgrammar.backend import XGrammar
 
 from pegboard.interfaces.structured_output import Constraint, StructuredOutput, StructuredOutputSetup
-from pegboard.testing.contract_generic import check_entry, installed_entry
-from pegboard.testing.contract_structured_output import StructuredOutputContract, small_setup
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_structured_output import StructuredOutputContract, small_setup
 
 
 def test_contract() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pegboard.errors import ModelError
-from pegboard.tokenization import named_templates
+from pegboard_chat import named_templates
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

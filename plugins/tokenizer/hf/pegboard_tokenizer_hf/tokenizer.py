@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.tokenizer import Chat, Rendered, TextStream, TokenizerSetup, Vocabulary
-from pegboard.tokenization import ByteTextStream, ChatTemplate, OffsetTextStream
+from pegboard_chat import ByteTextStream, ChatTemplate, OffsetTextStream
 from pegboard_tokenizer_hf.files import chat_templates, special_tokens
 from pegboard_tokenizer_hf.token_bytes import bytes_of, is_byte_level
 

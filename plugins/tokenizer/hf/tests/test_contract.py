@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from pegboard.interfaces.tokenizer import TokenizerSetup
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
-from pegboard.testing.contract_generic import check_entry, installed_entry
-from pegboard.testing.contract_tokenizer import TEXTS, TokenizerContract
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_tokenizer import TEXTS, TokenizerContract
 
 
 def test_contract() -> None:

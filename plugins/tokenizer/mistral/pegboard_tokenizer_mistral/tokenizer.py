@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.tokenizer import Chat, Rendered, TextStream, TokenizerSetup, Vocabulary
-from pegboard.tokenization import ByteTextStream, ChatTemplate
+from pegboard_chat import ByteTextStream, ChatTemplate
 from pegboard_tokenizer_mistral.conversation import mistral_messages, mistral_tools
 from pegboard_tokenizer_mistral.files import load, tokenizer_file
 from pegboard_tokenizer_mistral.token_bytes import token_bytes

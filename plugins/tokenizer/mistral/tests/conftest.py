@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pegboard.testing.contract_tokenizer import TEXTS
+from pegboard_testing.contract_tokenizer import TEXTS
 
 SPECIAL = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]",

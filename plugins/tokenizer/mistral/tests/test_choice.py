@@ -14,11 +14,11 @@ from pegboard_tokenizer_mistral.tokenizer import MistralCommonTokenizer
 from tokenizers import Tokenizer, models
 
 from pegboard import LLM, SamplingParams
+from pegboard.config.sources import engine_settings
+from pegboard.data.sampling_params import StructuredOutputsParams
 from pegboard.errors import ModelError
 from pegboard.interfaces.tokenizer import Chat
-from pegboard.plan import make_tokenizer, resolve
-from pegboard.sampling_params import StructuredOutputsParams
-from pegboard.settings import engine_settings
+from pegboard.plan.engine_plan import make_tokenizer, resolve
 
 CONFIG = {
     "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 16, "intermediate_size": 32,

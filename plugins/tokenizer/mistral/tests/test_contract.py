@@ -10,8 +10,8 @@ from pegboard_tokenizer_mistral.tokenizer import MistralCommonTokenizer
 
 from pegboard.interfaces.tokenizer import TokenizerSetup
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
-from pegboard.testing.contract_generic import check_entry, installed_entry
-from pegboard.testing.contract_tokenizer import TokenizerContract
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_tokenizer import TokenizerContract
 
 
 def test_contract() -> None:

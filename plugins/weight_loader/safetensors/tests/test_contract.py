@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pegboard.interfaces.model_source import LocalFiles
 from pegboard.interfaces.weight_loader import WeightLoaderSetup, WeightSlice
-from pegboard.testing.contract_generic import check_entry, installed_entry
-from pegboard.testing.contract_weight_loader import WeightLoaderContract
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_weight_loader import WeightLoaderContract
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "dtype": "float32"}
 

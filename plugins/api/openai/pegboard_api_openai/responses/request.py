@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pegboard.data.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import EngineClient, Parsing
-from pegboard.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from pegboard_api_openai.errors import InvalidBody
 from pegboard_api_openai.responses.fields import LOGPROBS, ResponsesRequest
 from pegboard_api_openai.responses.tools import Tools

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import Overloaded, RequestError
 from pegboard.interfaces.api import ParsedOutput, Parsing
 from pegboard.interfaces.output_parser import Reasoning
-from pegboard.sampling_params import SamplingParams
 from pegboard_api_openai.logprobs import TokenNames, chat_logprobs
 from pegboard_api_openai.responses.fields import ResponsesRequest
 from pegboard_api_openai.responses.items import Items

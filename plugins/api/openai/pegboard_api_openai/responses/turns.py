@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pegboard.data.output import RequestOutput
+from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import PegboardError, RequestError
 from pegboard.interfaces.api import EngineClient, ParsedOutput, Parsing, Prompt, RequestOptions
 from pegboard.interfaces.tokenizer import Chat
-from pegboard.output import RequestOutput
-from pegboard.sampling_params import SamplingParams
 from pegboard_api_openai.connection import Outputs, chain, first_output, merge, refuse_failed
 from pegboard_api_openai.rendering import render
 from pegboard_api_openai.responses.fields import ResponsesRequest

@@ -1,0 +1,202 @@
+"""Chat templates: Jinja programs that models ship, rendered as the transformers library does.
+
+A template comes with a model or from a user, so it runs in Jinja's sandbox, on plain data only.
+Format: https://huggingface.co/docs/transformers/chat_templating
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from pegboard.errors import ModelError, RequestError
+from pegboard.interfaces.tokenizer import Chat
+from pegboard_chat.messages import mark_end, plain_messages, plain_value, text_in_reasoning
+
+if TYPE_CHECKING:
+    from jinja2 import Template, nodes
+
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_HOW_TO_GIVE = "give one with --chat-template FILE"
+# what an expression in a template can raise beside Jinja's own errors: "a" + 1, items[9], 1 / 0, endless recursion
+_EXPRESSION_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
+
+
+class ChatTemplate:
+    """The template, or the named templates, of one model. Thread-safe; each source is compiled once per process.
+
+    source: Jinja source; or name → source, where "default" is used, and "tool_use" when a chat has tools; None = no template.
+    special_tokens: variables every template sees, such as {"bos_token": "<s>"}.
+    """
+
+    def __init__(self, source: str | Mapping[str, str] | None, special_tokens: Mapping[str, str]) -> None:
+        self._sources = {"default": source} if isinstance(source, str) else dict(source or {})
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, chat: Chat) -> str:
+        """Text of the prompt. Raises RequestError if there is no template, or it refuses the chat or fails on it."""
+        source = self._choose(chat)
+        compiled = _compile(source)
+        if clash := sorted(_RESERVED & chat.template_kwargs.keys()):
+            raise RequestError(f"chat_template_kwargs cannot set {', '.join(clash)}", parameter="chat_template_kwargs")
+        if chat.continue_final_message and chat.add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt exclude each other: set one of them",
+                parameter="continue_final_message",
+            )
+        if chat.documents and not compiled.has_documents:
+            raise RequestError(
+                "the model's chat template has no place for documents; write them in a message", parameter="documents"
+            )
+        messages = plain_messages(chat.messages, has_parts=compiled.has_parts, has_strings=compiled.has_strings)
+        end = mark_end(messages) if chat.continue_final_message else None
+        variables = self._special_tokens | plain_value(chat.template_kwargs)
+        variables |= {
+            "messages": messages,
+            "tools": plain_value(chat.tools) if chat.tools else None,
+            "documents": plain_value(chat.documents) if chat.documents else None,
+            "add_generation_prompt": chat.add_generation_prompt,
+        }
+        try:
+            text = compiled.render(variables)
+        except RequestError:
+            joined = text_in_reasoning(messages)
+            if joined is None:
+                raise
+            text = compiled.render(variables | {"messages": joined})
+        return end.cut(text) if end else text
+
+    def _choose(self, chat: Chat) -> str:
+        """The source for this chat: its own, else the one made for tools, else the default."""
+        if chat.chat_template is not None:
+            return self._sources.get(chat.chat_template, chat.chat_template)
+        if not self._sources:
+            raise RequestError(
+                f"this model has no chat template; {_HOW_TO_GIVE}, or send a prompt as plain text", parameter="messages"
+            )
+        if chat.tools and "tool_use" in self._sources:
+            return self._sources["tool_use"]
+        if "default" in self._sources:
+            return self._sources["default"]
+        names = ", ".join(sorted(self._sources))
+        raise RequestError(
+            f"the model has the chat templates {names} and no default; name one in chat_template", parameter="chat_template"
+        )
+
+
+class _Compiled:
+    """A compiled template. has_parts: it walks over the parts of a message's content. has_strings: it also asks whether the
+    content is a string. has_documents: it looks at the documents of a chat."""
+
+    def __init__(self, template: Template, *, has_parts: bool, has_strings: bool, has_documents: bool) -> None:
+        self._template = template
+        self.has_documents = has_documents
+        self.has_parts = has_parts
+        self.has_strings = has_strings
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return self._template.render(variables)
+        except TemplateError as error:
+            raise RequestError(f"the chat template refuses these messages: {error}", parameter="messages") from error
+        except _EXPRESSION_ERRORS as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise RequestError(f"the chat template fails on these messages: {reason}", parameter="messages") from error
+
+
+@lru_cache(maxsize=64)
+def _compile(source: str) -> _Compiled:
+    """Raises RequestError if `source` is not valid Jinja."""
+    try:
+        from jinja2 import TemplateSyntaxError, nodes
+    except ImportError as error:
+        raise ModelError("chat templates need jinja2, which is not installed: pip install 'jinja2>=3.1.6'") from error
+    environment = _environment()
+    try:
+        tree = environment.parse(source)
+        template = environment.from_string(source)
+    except TemplateSyntaxError as error:
+        reason = f"line {error.lineno}: {error.message}"
+        raise RequestError(
+            f"the chat template is not valid Jinja: {reason}; {_HOW_TO_GIVE}", parameter="chat_template"
+        ) from error
+    tests = {test.name for test in tree.find_all(nodes.Test)}
+    return _Compiled(
+        template,
+        has_parts=_iterates_over_content(tree),
+        has_strings=bool(tests & {"string", "iterable", "sequence", "mapping"}),
+        has_documents=any(name.name == "documents" for name in tree.find_all(nodes.Name)),
+    )
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Any:
+    from jinja2 import TemplateError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}…{% endgeneration %}` marks what the assistant wrote, for training; here it is transparent."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+    return environment
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Jinja's own filter escapes HTML and sorts keys; models were trained on neither."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _iterates_over_content(tree: nodes.Template) -> bool:
+    """Whether the template has a loop over a message's content (`for part in message.content`), also by another name."""
+    from jinja2 import nodes
+
+    def is_content(node: nodes.Node | None) -> bool:
+        while isinstance(node, nodes.Filter):
+            node = node.node
+        match node:
+            case nodes.Getattr(attr="content"):
+                return True
+            case nodes.Getitem(arg=nodes.Const(value="content")):
+                return True
+            case nodes.Name(name=name):
+                return name in names
+        return False
+
+    names = {"content"}
+    for assignment in tree.find_all(nodes.Assign):
+        if is_content(assignment.node) and isinstance(assignment.target, nodes.Name):
+            names.add(assignment.target.name)
+    return any(is_content(loop.iter) for loop in tree.find_all(nodes.For))
+
+
+def named_templates(entries: str | Sequence[Mapping[str, str]] | None) -> str | dict[str, str] | None:
+    """The two forms of `chat_template` in tokenizer_config.json (source, or a list of {"name", "template"}) as `ChatTemplate`
+    takes them. Raises ModelError for anything else."""
+    if entries is None or isinstance(entries, str):
+        return entries
+    try:
+        return {entry["name"]: entry["template"] for entry in entries}
+    except (TypeError, KeyError) as error:
+        raise ModelError(
+            "chat_template in tokenizer_config.json: expected Jinja source or a list of name and template"
+        ) from error

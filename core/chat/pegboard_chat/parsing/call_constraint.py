@@ -1,0 +1,86 @@
+"""A grammar that leaves text free and holds calls to their tools' schemas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pegboard.interfaces.structured_output import Constraint
+from pegboard_chat.parsing.json_schema import restrictions
+from pegboard_chat.parsing.structural_tag import (
+    Format,
+    constraint,
+    either,
+    json_value,
+    optional,
+    repeated,
+    sequence,
+    text,
+    triggered,
+)
+
+
+def call_list(tools: Sequence[Mapping[str, Any]], between: str = ", ") -> Format:
+    """At least one call as JSON, {"name": …, "arguments": …}, held to the schemas of the tools that are `strict`."""
+    call = either(*call_bodies(tools, lambda name: text(f'{{"name": {json.dumps(name)}, "arguments": '), "}"))
+    return sequence(call, repeated(sequence(text(between), call)))
+
+
+def call_bodies(
+    tools: Sequence[Mapping[str, Any]], before: Callable[[str], Format], after: str = "", *, may_be_empty: bool = False
+) -> list[Format]:
+    """Each tool's arguments as JSON, with what stands before them, by the tool's name, and behind them.
+
+    may_be_empty: {} may be left out.
+    """
+    found = []
+    for function in (tool["function"] for tool in tools):
+        schema = _schema(function)
+        arguments = json_value(schema)
+        if may_be_empty and not restrictions(schema) - {"type", "properties", "additionalProperties"}:
+            arguments = optional(arguments)
+        found.append(sequence(before(function["name"]), arguments, text(after)))
+    return found
+
+
+def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    is_strict = function.get("strict") and function.get("parameters")
+    schema: Mapping[str, Any] = function["parameters"] if is_strict else {"type": "object"}
+    return schema
+
+
+def constrained_calls(
+    tools: Sequence[Mapping[str, Any]], begin: Callable[[str], str], end: str, triggers: Sequence[str]
+) -> Constraint | None:
+    """A structural tag: once a trigger is written, one of the calls must follow, its arguments by its tool's schema where the
+    tool is `strict`, any object where it is not.
+
+    begin: all that stands before the arguments of the function of that name, the trigger included. end: all that stands behind
+    them. None when there are no tools.
+    """
+    structures = []
+    for tool in tools:
+        function = tool["function"]
+        structures.append({"begin": begin(function["name"]), "schema": _schema(function), "end": end})
+    if not structures:
+        return None
+    tag = {"type": "structural_tag", "structures": structures, "triggers": list(triggers)}
+    return Constraint("structural_tag", json.dumps(tag, ensure_ascii=False))
+
+
+def constrained_lists(
+    tools: Sequence[Mapping[str, Any]],
+    marks: Sequence[tuple[str, str]],
+    brackets: tuple[str, str] = ("[", "]"),
+    between: str = ", ",
+) -> Constraint | None:
+    """Behind a trigger stands a JSON list of calls; all else is free. None when there are no tools.
+
+    marks: (trigger, end of what it begins). brackets, between: what the list begins and ends with, and has between its calls.
+    """
+    if not tools:
+        return None
+    calls = call_list(tools, between)
+    tags = [(f"{begin}{brackets[0]}", calls, f"{brackets[1]}{end}") for begin, end in marks]
+    return constraint(triggered([begin for begin, _ in marks], tags))

@@ -1,0 +1,137 @@
+"""Tool calls written as JSON objects: `{"name": "f", "arguments": {…}}`, alone or in a list."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from pegboard_chat.parsing.json_text import stream_json, take_json
+from pegboard_chat.parsing.reader import Steps, TextReader
+from pegboard_chat.parsing.stream_parser import Calls
+
+
+@dataclass(frozen=True, slots=True)
+class CallKeys:
+    """The keys of a call object. ignored: may stand in it and say nothing ("type" only as "function"); any other key makes it no
+    call.
+    needs_arguments: without arguments it is no call, otherwise a call with {}."""
+
+    name: tuple[str, ...] = ("name",)
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    ignored: tuple[str, ...] = ("id", "type")
+    needs_arguments: bool = True
+
+
+KEYS = CallKeys()
+
+
+def read_call_object(text: TextReader, calls: Calls, keys: CallKeys = KEYS, *, is_begun: bool = False) -> Steps[bool]:
+    """Read one call object, keys in any order. Arguments stream when the name comes before them. is_begun: its opening brace is
+    consumed (it was the marker).
+
+    True = a complete call. False = what was consumed and not turned into events is kept, to be given back. A call whose
+    arguments were complete is ended in either case. Arguments written as a string that holds a JSON object are that object.
+    """
+    if not is_begun and not (yield from text.accept("{")):
+        return False
+    name: str | None = None
+    arguments: str | None = None
+    is_started = False
+    while True:
+        yield from text.space()
+        key = yield from _take_string(text)
+        yield from text.space()
+        if key is None or not (yield from text.accept(":")):
+            return False
+        yield from text.space()
+        if key in keys.name and name is None:
+            name = yield from _take_string(text)
+            if not name:
+                return False
+        elif key in keys.arguments and arguments is None and not is_started:
+            if name is not None and (yield from text.peek()) == "{":
+                if not (yield from _stream_arguments(text, calls, name)):
+                    return False
+                is_started = True
+            else:
+                arguments = yield from _take_arguments(text)
+                if arguments is None:
+                    return False
+        elif key not in keys.ignored:
+            return False
+        else:
+            value = yield from take_json(text)
+            if value is None or (key == "type" and value != '"function"'):
+                return False
+        if not is_started and name is not None and arguments is not None:
+            text.forget()
+            for event in calls.whole(name, arguments):
+                yield event
+            text.keep()
+            is_started = True
+        yield from text.space()
+        separator = yield from text.accept(",", "}")
+        if separator == "}":
+            break
+        if not separator:
+            return False
+    if not is_started and name is not None and not keys.needs_arguments:
+        text.forget()
+        for event in calls.whole(name, "{}"):
+            yield event
+        is_started = True
+    return is_started
+
+
+def read_call_list(text: TextReader, calls: Calls, keys: CallKeys = KEYS) -> Steps[bool]:
+    """Read `[{…}, {…}]`, a list of at least one call object. Like `read_call_object` otherwise."""
+    if not (yield from text.accept("[")):
+        return False
+    while True:
+        yield from text.space()
+        if not (yield from read_call_object(text, calls, keys)):
+            return False
+        text.keep()
+        yield from text.space()
+        separator = yield from text.accept(",", "]")
+        if separator != ",":
+            return separator == "]"
+
+
+def read_arguments(text: TextReader, calls: Calls, name: str, id: str | None = None) -> Steps[bool]:
+    """Read a JSON object, the arguments of call `name`, which begins, streams and ends with it. False as everywhere."""
+    if (yield from text.peek()) != "{":
+        return False
+    return (yield from _stream_arguments(text, calls, name, id))
+
+
+def _stream_arguments(text: TextReader, calls: Calls, name: str, id: str | None = None) -> Steps[bool]:
+    text.forget()
+    yield calls.start(name, id)
+    is_whole = yield from stream_json(text, calls.arguments)
+    if is_whole:
+        yield calls.end()
+        text.keep()
+    return is_whole
+
+
+def _take_string(text: TextReader) -> Steps[str | None]:
+    if (yield from text.peek()) != '"':
+        return None
+    found = yield from take_json(text)
+    return None if found is None else json.loads(found)
+
+
+def _take_arguments(text: TextReader) -> Steps[str | None]:
+    """JSON text of an object, also when it is written as a string, and {} for null; None when it is something else."""
+    found = yield from take_json(text)
+    if found is None or found == "null":
+        return found and "{}"
+    if found.startswith('"'):
+        found = json.loads(found).strip() or "{}"
+        inner = TextReader()
+        inner.append(found)
+        inner.close()
+        is_whole = (yield from take_json(inner)) == found
+        return found if is_whole and found.startswith("{") else None
+    return found if found.startswith("{") else None

@@ -1,0 +1,237 @@
+"""Strict values in notations that are not JSON: Python's literals, and others with their own words, quotes and keys."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pegboard.interfaces.structured_output import Constraint
+from pegboard_chat.parsing.schema_cases import MAX_DEPTH, cases, characters, members, refuse
+from pegboard_chat.parsing.structural_tag import (
+    ANY_CHARACTER,
+    IDENTIFIER,
+    Format,
+    any_text,
+    constraint,
+    diverging,
+    either,
+    json_value,
+    listed,
+    optional,
+    regex,
+    repeated,
+    sequence,
+    text,
+    triggered,
+)
+
+Schema = Mapping[str, Any]
+
+NAME = "[A-Za-z_][A-Za-z0-9_]*"
+"""Of an argument that no schema names."""
+HEX = "[0-9a-fA-F]"
+ESCAPES = rf"\\[\\nrtbf\"']|\\u[0-9a-cefA-CEF]{HEX}{HEX}{HEX}|\\u[dD][0-7]{HEX}{HEX}"
+"""What Python and JSON mean alike by. No groups and no counts: with these, xgrammar's masks take a thousand times as long."""
+SPACES = r" \t\n\r\x0b\f\x1c-\x1f" + "".join(c for c in map(chr, range(0x80, 0x3001)) if c.isspace())
+"""The inside of a class: white space as parsers pass over it."""
+
+
+@dataclass(frozen=True)
+class Notation:
+    """How values are written, where it is not as in JSON.
+
+    string(schema): a string by its schema. constant(text): one string. key(name): a property's name; None = any
+    name. words: true, false and null. has_json: lists and objects may be JSON, which is what free ones are held to.
+    """
+
+    string: Callable[[Schema], Format]
+    constant: Callable[[str], Format]
+    key: Callable[[str | None], Format]
+    words: Mapping[str, Sequence[str]]
+    colon: str = ": ?"
+    comma: str = ", ?"
+    has_json: bool = True
+
+    @classmethod
+    def between(cls, quote: str, key: re.Pattern[str]) -> Notation:
+        """Strings between two `quote`s, as they are; names that are bare where they match `key`; words of JSON."""
+
+        def string(schema: Schema) -> Format:
+            inside = characters(schema, any_text([quote]), ANY_CHARACTER, [quote], [quote], quote[0])
+            return sequence(text(quote), inside, text(quote))
+
+        def constant(value: str) -> Format:
+            if quote in value:
+                refuse(f"a constant with {quote}")
+            return text(f"{quote}{value}{quote}")
+
+        def name_of(name: str | None) -> Format:
+            return regex(NAME) if name is None else text(name) if key.fullmatch(name) else constant(name)
+
+        words = {"true": ("true",), "false": ("false",), "null": ("null",)}
+        return cls(string, constant, name_of, words, colon=":", comma=",", has_json=False)
+
+    def value(self, schema: Any, root: Schema, depth: int = 0) -> Format:
+        """A value by the schema. root: where its references lead. RequestError for what cannot be enforced."""
+        if depth > MAX_DEPTH:
+            refuse("it refers to itself")
+        found = cases(schema, root)
+        ways = [self._constant(constant) for constant in found.constants]
+        ways += [self._typed(part, root, depth) for part in found.schemas]
+        if not ways:
+            refuse("a value that nothing can be")
+        return either(*ways)
+
+    def object(self, schema: Schema, root: Schema, depth: int = 0) -> Format:
+        """All of an object, from brace to brace."""
+        inside = members(schema)
+        colon, comma = regex(self.colon), regex(self.comma)
+        if inside.values is not None:
+            entry = sequence(self.key(None), colon, self.value(inside.values, root, depth + 1))
+            parts = sequence(entry, repeated(sequence(comma, entry)))
+            return sequence(text("{"), optional(parts), text("}"))
+        entries = [
+            (sequence(self.key(name), colon, self.value(inner, root, depth + 1)), is_required)
+            for name, inner, is_required in inside.properties
+        ]
+        return sequence(text("{"), listed(entries, comma), text("}"))
+
+    def _typed(self, schema: Schema, root: Schema, depth: int) -> Format:
+        kind = schema.get("type")
+        if kind == "string":
+            return self.string(schema)
+        if kind in ("integer", "number"):
+            return json_value(schema)
+        if kind == "boolean":
+            return regex("|".join([*self.words["true"], *self.words["false"]]))
+        if kind == "null":
+            return regex("|".join(self.words["null"]))
+        if kind == "array":
+            return self._array(schema, root, depth)
+        if kind == "object" and (not self.has_json or len(schema) > 1):
+            return self.object(schema, root, depth)
+        if not self.has_json:
+            refuse("a value of any type")
+        if kind == "object":
+            return json_value(schema)
+        plain = [self._typed({"type": name}, root, depth) for name in ("string", "boolean", "null")]
+        return either(*plain, json_value({"type": ["number", "array", "object"]}))
+
+    def _array(self, schema: Schema, root: Schema, depth: int) -> Format:
+        if further := set(schema) - {"type", "items", "minItems", "maxItems"}:
+            refuse(", ".join(sorted(further)))
+        least, most = schema.get("minItems", 0), schema.get("maxItems", -1)
+        item = self.value(schema.get("items", True), root, depth + 1)
+        if most == 0:
+            return text("[]")
+        following = sequence(regex(self.comma), item)
+        rest = repeated(following, max(0, least - 1), most - 1 if most > 0 else -1)
+        items = sequence(item, rest) if most != 1 else item
+        return sequence(text("["), items if least else optional(items), text("]"))
+
+    def _constant(self, value: Any) -> Format:
+        if value is None or isinstance(value, bool):
+            return regex("|".join(self.words[json.dumps(value)]))
+        if isinstance(value, str):
+            return self.constant(value)
+        if isinstance(value, int | float):
+            return text(json.dumps(value))
+        refuse("constants that are lists or objects")
+
+
+def _quoted_string(schema: Schema) -> Format:
+    """Strings with limits are those that need no escape."""
+    ways = []
+    for quote in "\"'":
+        plain = rf"[^\\{quote}\x00-\x1f]"
+        forbidden = [quote, "\\", "\n"]
+        inside = characters(schema, regex(f"(?:{plain}|{ESCAPES})*"), plain, (), forbidden, "".join(forbidden))
+        ways.append(sequence(text(quote), inside, text(quote)))
+    return either(*ways)
+
+
+def _quoted_constant(value: str) -> Format:
+    written = json.dumps(value, ensure_ascii=False)[1:-1]
+    ways = [text(f'"{written}"')]
+    if "'" not in value:
+        single = written.replace('\\"', '"')
+        ways.append(text(f"'{single}'"))
+    return either(*ways)
+
+
+def _quoted_key(name: str | None) -> Format:
+    if name is not None:
+        return _quoted_constant(name)
+    return regex(rf'"(?:[^\\"\x00-\x1f]|{ESCAPES})*"')
+
+
+PYTHON = Notation(
+    string=_quoted_string,
+    constant=_quoted_constant,
+    key=_quoted_key,
+    words={"true": ("True", "true"), "false": ("False", "false"), "null": ("None", "null")},
+)
+"""Literals of Python, or words of JSON. Strings hold no control characters but as escapes."""
+
+
+def python_call(tool: Mapping[str, Any]) -> Format:
+    """`name(key=value, …)` of one tool, arguments in the order of its schema; any arguments where it is not `strict`."""
+    function = tool["function"]
+    schema = function.get("parameters") if function.get("strict") else None
+    keys: list[tuple[Format, bool]] = []
+    equals = text("=")
+    begin = text(f"{function['name']}(")
+    inside = members(schema) if schema else None
+    if inside is not None and inside.values is None:
+        assert schema is not None
+        for name, inner, is_required in inside.properties:
+            if not IDENTIFIER.fullmatch(name):
+                refuse(f"the argument name {name!r}")
+            keys.append((sequence(text(name), equals, PYTHON.value(inner, schema)), is_required))
+        return sequence(begin, listed(keys, regex(PYTHON.comma)), text(")"))
+    values = inside.values if inside is not None else True
+    entry = sequence(regex(NAME), equals, PYTHON.value(values, schema or {}))
+    return sequence(begin, optional(sequence(entry, repeated(sequence(regex(PYTHON.comma), entry)))), text(")"))
+
+
+def constrained_objects(
+    tools: Sequence[Mapping[str, Any]], notation: Notation, trigger: str, before: str, end: str
+) -> Constraint | None:
+    """Behind a trigger stands a call: `before`, the tool's name and an object in the notation; all else is free. Arguments of
+    tools that are not `strict` are any text. None when there are no tools."""
+    found = []
+    for tool in tools:
+        function = tool["function"]
+        schema = function.get("parameters") if function.get("strict") else None
+        body = notation.object(schema, schema) if schema else sequence(text("{"), any_text([end]), text("}"))
+        found.append((f"{trigger}{before}{function['name']}", body, end))
+    return constraint(triggered([trigger], found)) if found else None
+
+
+def constrained_python_lines(tools: Sequence[Mapping[str, Any]], begin: str, end: str) -> Constraint | None:
+    """Between the tags `begin` and `end` there are calls, one per line; all else is free. None when there are no tools."""
+    if not tools:
+        return None
+    calls = repeated(sequence(text("\n"), either(*map(python_call, tools))), 1)
+    return constraint(triggered([begin], [(begin, calls, f"\n{end}")]))
+
+
+def constrained_python_lists(tools: Sequence[Mapping[str, Any]], begin: str = "", end: str = "") -> Constraint | None:
+    """An output that begins with a bracket is a list of calls, `[f(a=1), g()]`, and nothing else; others are free.
+
+    begin, end: tags around a list of calls that may stand anywhere. None when there are no tools.
+    """
+    if not tools:
+        return None
+    call = either(*map(python_call, tools))
+    calls = sequence(regex(f"[{SPACES}]*"), text("["), call, repeated(sequence(regex(PYTHON.comma), call)), text("]"))
+    if not begin:
+        return constraint(either(calls, regex(rf"(?:[{SPACES}]*[^\[{SPACES}][\s\S]*)?")))
+    free = triggered([begin], [(begin, calls, end)])
+    first = sequence(
+        regex(f"[{SPACES}]*"), either(regex(diverging([begin], rf"\[{SPACES}")), sequence(text(begin), calls, text(end)))
+    )
+    return constraint(either(calls, optional(sequence(first, free))))

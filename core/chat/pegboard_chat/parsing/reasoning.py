@@ -1,0 +1,67 @@
+"""Reasoning between two markers, which is how most models write it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pegboard.interfaces.output_parser import Content, OutputParserSetup, Reasoning
+from pegboard_chat.parsing.markers import Markers
+from pegboard_chat.parsing.reader import Steps
+from pegboard_chat.parsing.stream_parser import StreamParser
+
+
+class TaggedReasoning(StreamParser):
+    """Reasoning from `start` to `end`; a subclass gives the markers and, where they depend on the request, overrides `begins`.
+
+    start: "" = never written. begins_inside: the output begins inside the reasoning when the prompt does not say otherwise (the
+    template wrote the start marker, or the model leaves it out). A prompt whose last words are the start or the end marker says
+    so. stops: texts that end the reasoning too and belong to the content (models that forget the end marker).
+    The markers are dropped, all other text stays as it is. Behind the first reasoning all is content.
+    """
+
+    start: ClassVar[str] = "<think>"
+    end: ClassVar[str] = "</think>"
+    begins_inside: ClassVar[bool] = False
+    stops: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, options: object = None, setup: OutputParserSetup | None = None) -> None:
+        super().__init__(options, setup)
+        self.is_inside = self._begins()
+
+    def begins(self) -> bool:
+        """Whether the output begins inside the reasoning, where the prompt does not show it."""
+        return self.begins_inside
+
+    def may_open(self) -> bool:
+        """Whether the model may open reasoning itself, where the prompt has not closed it."""
+        return True
+
+    def reasoning_end(self) -> tuple[str, ...]:
+        return (self.end, *self.stops) if self.is_inside or self._may_open() else ()
+
+    def read(self) -> Steps[None]:
+        if not self.is_inside:
+            if not self._may_open():
+                return
+            blank = yield from self.text.space()
+            if not (yield from self.text.accept(self.start)):
+                if blank:
+                    yield Content(blank)
+                return
+        elif self.start:  # said once more by the model
+            blank = yield from self.text.space()
+            if not (yield from self.text.accept(self.start)) and blank:
+                yield Reasoning(blank)
+        marker = yield from self.text.pieces(Markers(self.end, *self.stops), Reasoning)
+        if marker in self.stops:
+            yield Content(marker)
+
+    def _begins(self) -> bool:
+        prompt = self.setup.prompt_end.rstrip() if self.setup else ""
+        if self.start and prompt.endswith(self.start):
+            return True
+        return not prompt.endswith(self.end) and self.begins()
+
+    def _may_open(self) -> bool:
+        prompt = self.setup.prompt_end.rstrip() if self.setup else ""
+        return bool(self.start) and not prompt.endswith(self.end) and self.may_open()

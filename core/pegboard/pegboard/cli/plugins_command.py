@@ -1,0 +1,262 @@
+"""`pegboard plugins list | show | why | doctor`. `list` reads package metadata only and never runs a plugin's code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pegboard.errors import ConfigError, PluginError
+from pegboard.interfaces import KINDS
+from pegboard.plugins.discovery import HOOKS_KIND
+from pegboard.plugins.importing import import_object
+from pegboard.plugins.names import check_kind, did_you_mean
+from pegboard.plugins.policy import PluginPolicy
+from pegboard.plugins.registry import Registry
+
+if TYPE_CHECKING:
+    from pegboard.config.schema import PluginConfig
+    from pegboard.interfaces.spec import Need
+    from pegboard.plugins.discovery import Entry
+    from pegboard.plugins.selection import Decision
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command; `run` is set as its `run` default."""
+    parser = subparsers.add_parser("plugins", help="what is installed, what would be chosen and why, what is wrong")
+    parser.set_defaults(run=run)
+    actions = parser.add_subparsers(dest="plugins_action", required=True, metavar="ACTION")
+    listing = actions.add_parser("list", help="installed plugins, from metadata alone")
+    listing.add_argument("--kind", help="only this kind")
+    show = actions.add_parser("show", help="one plugin: spec, probe and options")
+    show.add_argument("plugin", metavar="KIND:NAME", help='"kind:name" or "kind:distribution:name"')
+    why = actions.add_parser("why", help="what would be chosen, and what stops the others")
+    why.add_argument("kind", metavar="KIND")
+    why.add_argument("--need", action="append", default=[], metavar="KEY=VALUE", help="a field of the kind's need; repeatable")
+    why.add_argument("--name", help="an explicit choice, or the key to look up in a keyed kind")
+    why.add_argument("--platform", help="device family to choose for")
+    why.add_argument("--model", metavar="REF", help="explain the choices of the kind that are made to serve this model")
+    doctor = actions.add_parser("doctor", help="look for problems; exit status 1 if there is one")
+    for action in (listing, show, why, doctor):
+        action.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output")
+
+
+def run(arguments: argparse.Namespace, config: PluginConfig | None = None) -> int:
+    """Exit status: 0, or 1 when nothing suits or something is wrong. `config`: the plugin settings of a config file."""
+    if getattr(arguments, "model", None) is not None:
+        return _why_for_model(arguments, config)
+    registry = Registry.discover(PluginPolicy.from_config(config))
+    actions = {"list": _list, "show": _show, "why": _why, "doctor": _doctor}
+    return actions[arguments.plugins_action](registry, arguments)
+
+
+def _list(registry: Registry, arguments: argparse.Namespace) -> int:
+    if arguments.kind not in (None, HOOKS_KIND):
+        check_kind(arguments.kind)
+    rows = [row for row in registry.describe() if arguments.kind in (None, row["kind"])]
+    if arguments.as_json:
+        _print_json(rows)
+        return 0
+    if not rows:
+        print("no plugins are installed" if arguments.kind is None else f"no plugins of kind {arguments.kind!r} are installed")
+        return 0
+    table = [(row["kind"], row["name"], row["distribution"], row["version"], _state(row)) for row in rows]
+    _print_table(("KIND", "NAME", "DISTRIBUTION", "VERSION", ""), table)
+    return 0
+
+
+def _state(row: Mapping[str, Any]) -> str:
+    return str(row["reason"]) or ("" if row["enabled"] else "not enabled")
+
+
+def _show(registry: Registry, arguments: argparse.Namespace) -> int:
+    from pegboard.plugins.options import schema_text
+
+    kind, colon, name = arguments.plugin.partition(":")
+    if not (colon and name):
+        raise ConfigError(f"{arguments.plugin!r}: expected KIND:NAME, as in 'attention:triton'")
+    entry = registry.find(kind, name)
+    spec = registry.spec(entry)
+    verdict = registry.verdict(entry)
+    facts: dict[str, Any] = {
+        "id": entry.id,
+        "qualified": entry.qualified,
+        "value": entry.value,
+        "group": entry.group,
+        "spec": _field_values(spec),
+        "probe": {"verdict": type(verdict).__name__.lower(), **_field_values(verdict)},
+        "options": schema_text(entry),
+    }
+    if arguments.as_json:
+        _print_json(facts)
+        return 0
+    print(entry.id)
+    print(f"  {entry.value}   {entry.group}")
+    for field, value in facts["spec"].items():
+        if value not in (None, [], {}):
+            print(f"  {field:<16}{_text(value)}")
+    print(f"  {'probe says':<16}{' '.join(_text(value) for value in facts['probe'].values())}".rstrip())
+    print(f"\n{facts['options']}")
+    return 0
+
+
+def _why(registry: Registry, arguments: argparse.Namespace) -> int:
+    check_kind(arguments.kind)
+    kind = KINDS[arguments.kind]
+    need = _need(arguments.kind, arguments.need, arguments.platform)
+    if kind.name == "kernel" and not arguments.name:
+        return _why_kernels(registry, need, arguments.as_json)
+    error = ""
+    key = ""
+    try:
+        if kind.chosen == "keyed" and arguments.name and ":" not in arguments.name:
+            key = arguments.name
+            decision = registry.choose_keyed(kind.name, [key], need)
+        else:
+            decision = registry.choose(kind.name, need, explicit=arguments.name)
+    except PluginError as failure:
+        error = str(failure)
+        recorded = registry.decisions.get((kind.name, key))
+        if recorded is None or not recorded.candidates:
+            raise
+        decision = recorded
+    if arguments.as_json:
+        _print_json({**_decision_facts(decision), "error": error})
+    else:
+        print(decision.table())
+        if error:
+            print(error.partition("\n")[0], file=sys.stderr)
+    return 1 if error else 0
+
+
+def _why_kernels(registry: Registry, need: Need, as_json: bool) -> int:
+    """One choice per op, which is a kernel's name up to the dot, and what the probes of the chosen found."""
+    entries = registry.entries("kernel")
+    ops = sorted({entry.name.partition(".")[0] for entry in entries})
+    decisions = [
+        registry.choose("kernel", need, key=op, among=[e for e in entries if e.name.partition(".")[0] == op], required=False)
+        for op in ops
+    ]
+    if as_json:
+        _print_json([{**_decision_facts(decision), "error": ""} for decision in decisions])
+        return 0
+    print("\n".join(decision.table() for decision in decisions) or "no kernels are installed: core's torch operators compute")
+    winners = {decision.winner.distribution: decision.winner for decision in decisions if decision.winner is not None}
+    for distribution, entry in winners.items():
+        found = _field_values(registry.verdict(entry)).get("facts") or {}
+        print(f"{distribution}: {', '.join(f'{name} {_text(value)}' for name, value in found.items())}")
+    return 0
+
+
+def _decision_facts(decision: Decision) -> dict[str, Any]:
+    return {
+        "kind": decision.kind,
+        "key": decision.key,
+        "need": decision.need,
+        "winner": _entry_facts(decision.winner) if decision.winner else None,
+        "rank": decision.rank,
+        "candidates": [
+            {**_entry_facts(c.entry), "gate": c.gate, "state": c.state, "reason": c.reason} for c in decision.candidates
+        ],
+    }
+
+
+def _entry_facts(entry: Entry) -> dict[str, str]:
+    return {"name": entry.name, "distribution": entry.distribution, "version": entry.version}
+
+
+def _why_for_model(arguments: argparse.Namespace, config: PluginConfig | None) -> int:
+    """Choices that read the checkpoint: model, model family and its parsers, … 1 when the kind is not among them."""
+    from dataclasses import replace
+
+    from pegboard.config.schema import PluginConfig
+    from pegboard.config.sources import engine_settings
+    from pegboard.plan.engine_plan import resolve
+
+    check_kind(arguments.kind)
+    _, registry = resolve(replace(engine_settings(arguments.model, {}), plugins=config or PluginConfig()))
+    decisions = [made for (kind, _), made in sorted(registry.decisions.items()) if kind == arguments.kind]
+    if arguments.as_json:
+        _print_json([{**_decision_facts(made), "error": ""} for made in decisions])
+    elif decisions:
+        print("\n".join(made.table() for made in decisions))
+    else:
+        print(f"{arguments.kind}: not chosen before the engine starts", file=sys.stderr)
+    return 0 if decisions else 1
+
+
+def _need(kind: str, pairs: Sequence[str], platform: str | None) -> Need:
+    """The kind's Need from KEY=VALUE texts; values are JSON where they parse as JSON, else text."""
+    from dataclasses import fields
+
+    need_class = import_object(KINDS[kind].spec.removesuffix("Spec") + "Need")
+    known = [field.name for field in fields(need_class)]
+    values: dict[str, Any] = {"platform": platform}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--need {pair!r}: expected KEY=VALUE")
+        if name not in known:
+            advice = did_you_mean(name, known) or "; it has " + ", ".join(known)
+            raise ConfigError(f"--need {name}: {kind} has no such need{advice}")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    try:
+        need: Need = need_class(**values)
+    except TypeError as error:
+        raise ConfigError(f"--need for {kind}: {error}") from error
+    return need
+
+
+def _doctor(registry: Registry, arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from pegboard.plugins.doctor import examine
+
+    findings = examine(registry)
+    problems = [finding for finding in findings if finding.level == "problem"]
+    if arguments.as_json:
+        _print_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            print(f"{finding.level:<8} {finding.subject}: {finding.text}")
+        number = len(registry.scan.entries) + len(registry.scan.hooks)
+        print(f"{number} plugins, {len(problems)} problems, {len(findings) - len(problems)} notes")
+    return 1 if problems else 0
+
+
+def _field_values(value: Any) -> dict[str, Any]:
+    from dataclasses import fields
+
+    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+
+
+def _plain(value: object) -> Any:
+    """Plain data for JSON: sets sorted, anything unknown as text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted((_plain(item) for item in value), key=str)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={_text(item)}" for key, item in value.items())
+    return "{" + ", ".join(map(str, value)) + "}" if isinstance(value, list) else str(value)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    for row in (header, *rows):
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,196 @@
+"""Makes `Settings` from what a program was given: keyword arguments, a config file, the command line. Later ones win.
+
+A config file is TOML or YAML. It holds engine and server settings by name, at the top level or under `engine:`/`server:`,
+plugin rules under `plugins:`, and options of plugins under their kind: `attention: {triton: {num_splits: 4}}`. As in vLLM's files
+a number may be written 4k, and a list of one as its item. vLLM's own names (`config/vllm_names.py`) are understood everywhere.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pegboard.config.schema import (
+    SECTIONS,
+    EngineConfig,
+    PluginConfig,
+    ServerConfig,
+    Setting,
+    Settings,
+    build,
+    check_engine,
+    settings_of,
+)
+from pegboard.config.vllm_names import ABSENT, ALIASES, FORMS, Layer, refuse, translate
+from pegboard.errors import ConfigError
+
+VLLM = "vllm"
+"""Section of a layer that holds vLLM's names (`config/vllm_names.py`), until they are translated. Layer: one source of settings,
+section → field → value; `plugins` may hold `options` by "kind.name"."""
+
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def engine_settings(model: str | None, values: Mapping[str, Any]) -> Settings:
+    """Settings of `LLM(model, **values)`: engine fields, and `plugin_options={"kind.name": {field: value}}`.
+    Raises ConfigError that names an unknown or wrong one."""
+    given = dict(values)
+    options = given.pop("plugin_options", None) or {}
+    if model is not None:
+        given["model"] = model
+    theirs = {name: given.pop(name) for name in list(given) if is_vllm_name(name)}
+    return settings_from([({"engine": given, "plugins": {"options": options}, VLLM: theirs}, "the arguments")])
+
+
+def is_vllm_name(name: str) -> bool:
+    """Whether `name` is vLLM's alone. A setting of ours with that name comes first."""
+    is_theirs = name in ALIASES or name in FORMS or name in ABSENT
+    return is_theirs and name not in _own_names()
+
+
+@cache
+def _own_names() -> frozenset[str]:
+    return frozenset(setting.name for section in SECTIONS for setting in settings_of(section))
+
+
+def settings_from(layers: list[tuple[Layer, str]]) -> Settings:
+    """Merge layers, the last one strongest; every value remembers its layer's name. Raises ConfigError."""
+    merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    sources: dict[str, str] = {}
+    for given, source in layers:
+        layer = _translated(given, merged["engine"])
+        for section, values in layer.items():
+            for name, value in values.items():
+                if section == "plugins" and name == "options":
+                    _merge_options(merged["plugins"].setdefault("options", {}), value)
+                else:
+                    merged[section][name] = value
+                sources[name] = source
+        _check_layer(layer, source)
+    everything = " and ".join(dict.fromkeys(sources.values())) or "defaults"
+    settings = Settings(
+        build(EngineConfig, merged["engine"], everything),
+        build(ServerConfig, merged["server"], everything),
+        build(PluginConfig, merged["plugins"], everything),
+        sources,
+    )
+    check_engine(settings.engine)
+    return settings
+
+
+def _translated(layer: Layer, before: Mapping[str, Any]) -> Layer:
+    """The layer without vLLM's names. before: engine values of weaker layers. Raises ConfigError where two names disagree."""
+    result = {section: dict(values) for section, values in layer.items() if section != VLLM}
+    for name, value in layer.get(VLLM, {}).items():
+        if name in ALIASES:
+            home = _homes()[ALIASES[name]]
+            said: Layer = {home.section: {home.name: coerced(home, value)}}
+        elif name in ABSENT:
+            refuse(name, value)
+            said = {}
+        else:
+            said = translate(name, value, {**before, **result.get("engine", {})})
+        for section, values in said.items():
+            target = result.setdefault(section, {})
+            for field, item in values.items():
+                if section == "plugins":
+                    options = target["options"] = {key: dict(kept) for key, kept in target.get("options", {}).items()}
+                    _merge_options(options, item)
+                elif target.setdefault(field, item) != item:
+                    raise ConfigError(f"{name} says {field}={item!r}, but {field}={target[field]!r} was given as well")
+    return result
+
+
+@cache
+def _homes() -> dict[str, Setting]:
+    return {setting.name: setting for section in ("engine", "server") for setting in settings_of(section)}
+
+
+def parse_number(text: str) -> int:
+    """An integer, also as 4k (4000), 4K (4096), 25.6k. Raises ValueError."""
+    unit = _UNITS.get(text[-1:])
+    value = int(text) if unit is None else float(text[:-1]) * unit
+    if value != int(value):
+        raise ValueError(f"{text!r} is no whole number")
+    return int(value)
+
+
+def coerced(setting: Setting, value: Any) -> Any:
+    """A value as text forms of it mean: "4k" for a number, one item for a list. Anything else is returned as it is."""
+    kinds = {get_origin(part) or part for part in (*get_args(setting.type), setting.type)}
+    if isinstance(value, str) and list in kinds:
+        return [value]
+    if isinstance(value, str) and int in kinds and str not in kinds:
+        try:
+            return parse_number(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _check_layer(layer: Layer, source: str) -> None:
+    """Judge a layer by itself, so that an error names the right source."""
+    for section, values in layer.items():
+        build(SECTIONS[section], values, source)
+
+
+def _merge_options(merged: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]) -> None:
+    for address, values in more.items():
+        merged.setdefault(address, {}).update(values)
+
+
+def read_config_file(path: Path) -> Layer:
+    """The layer a TOML or YAML file describes. Raises ConfigError naming the file."""
+    content = _parse(path)
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{path}: expected settings by name, found {type(content).__name__}")
+    layer: Layer = {section: {} for section in (*SECTIONS, VLLM)}
+    for key, value in content.items():
+        _place(layer, str(key).replace("-", "_"), value, path)
+    return layer
+
+
+def _place(layer: Layer, key: str, value: Any, path: Path) -> None:
+    from pegboard.interfaces import KINDS
+
+    homes = _homes()
+    if key in SECTIONS and isinstance(value, Mapping):
+        layer[key].update({str(name).replace("-", "_"): item for name, item in value.items()})
+    elif key in homes:
+        layer[homes[key].section][key] = coerced(homes[key], value)
+    elif is_vllm_name(key):
+        layer[VLLM][key] = value
+    elif key in KINDS and isinstance(value, Mapping) and all(isinstance(item, Mapping) for item in value.values()):
+        options = layer["plugins"].setdefault("options", {})
+        _merge_options(options, {f"{key}.{name}": item for name, item in value.items()})
+    else:
+        near = difflib.get_close_matches(key, [*homes, *SECTIONS, *KINDS], 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{path}: unknown setting {key!r}{hint}")
+
+
+def _parse(path: Path) -> Any:
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(f"config file {path}: {error.strerror or error}") from error
+    if path.suffix == ".toml":
+        import tomllib
+
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"config file {path}: {error}") from error
+    if path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"config file {path}: expected a name that ends in .toml, .yaml or .yml")
+    try:
+        import yaml
+    except ImportError as error:
+        raise ConfigError(f"config file {path}: reading YAML needs pyyaml (pip install pyyaml); TOML works without") from error
+    try:
+        return yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config file {path}: {error}") from error

@@ -1,0 +1,247 @@
+"""One engine process for several API processes. The parent holds the `EngineProcess` and passes messages on; each API process
+has a `HubEngine`, which is an `EngineProcess` as far as `AsyncLLM` is concerned.
+
+Request ids are unique per API process only, so they travel with the API process's number behind them ("abc@1"): messages to the
+engine pass through the parent unread, answers are sorted by that number. What is for all (`Measured`, the end) goes to all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from pegboard.engine.boundary.client import EngineProcess
+from pegboard.engine.boundary.messages import (
+    Abort,
+    Add,
+    Control,
+    ControlReply,
+    Dead,
+    Failure,
+    FromEngine,
+    Measured,
+    Ready,
+    Rejected,
+    StepDeltas,
+    Stop,
+    ToEngine,
+    decode_from_engine,
+    encode,
+)
+from pegboard.errors import EngineDeadError
+from pegboard.interfaces.metrics import Sample
+
+SHARED = b"shared:"
+"""Before a message that an API process sends to all others."""
+
+HELLO, SERVING, STOP = b"hello", b"serving", b"stop"
+"""What API processes and the parent tell each other: attached and waiting for `Ready`; accepting connections; finish, leave."""
+
+
+class EngineHub:
+    """The parent's side. Used on one event loop, after the engine was sent its plan.
+
+    on_serving: called when all `count` API processes accept connections. on_end: called when the engine has died or did not
+    start; `failure` says why then.
+    """
+
+    def __init__(self, engine: EngineProcess, count: int, on_serving: Callable[[], None], on_end: Callable[[], None]) -> None:
+        self.failure: Exception | None = None
+        self.started = False
+        self._engine = engine
+        self._count = count
+        self._on_serving, self._on_end = on_serving, on_end
+        self._serving: set[bytes] = set()
+        self._waiting: set[bytes] = set()
+        self._early: list[bytes] = []
+        self._ready: Ready | None = None
+        self._last: bytes | None = None
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.set_hwm(0)
+        self._socket.linger = 1000  # ms: the news of the engine's end should arrive
+        self.address = f"ipc://{Path(engine.folder) / 'apis'}"
+        self._socket.bind(self.address)
+
+    def attach(self) -> None:
+        """Pass messages on from now on."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.FD, self._receive)
+        self._engine.attach(self._from_engine, self._died)
+        self._loop.call_soon(self._receive)
+
+    def stop_apis(self) -> None:
+        """Tell every API process to finish its requests and leave."""
+        for index in range(self._count):
+            self._send(index, STOP)
+
+    def close(self) -> None:
+        """Pass nothing on any more."""
+        self._loop.remove_reader(self._socket.FD)
+        self._socket.close()
+        self._context.term()
+
+    def _send(self, index: int, data: bytes) -> None:
+        self._socket.send_multipart([str(index).encode(), data])
+        self._loop.call_soon(self._receive)  # the socket's file descriptor is edge-triggered
+
+    def _receive(self) -> None:
+        while not self._socket.closed:
+            try:
+                name, data = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if data == HELLO:
+                self._greet(name)
+            elif data == SERVING:
+                self._serving.add(name)
+                if len(self._serving) == self._count:
+                    self._on_serving()
+            elif data.startswith(SHARED):
+                self._to_all(data.removeprefix(SHARED), but=name)
+            else:
+                self._engine.send_encoded(data)
+
+    def _greet(self, name: bytes) -> None:
+        self._waiting.add(name)
+        if self._last is not None:
+            self._send(int(name), self._last)
+        elif self._ready is not None:
+            self._send(int(name), encode(self._ready))
+            for data in self._early:
+                self._send(int(name), data)
+
+    def _from_engine(self, message: FromEngine) -> None:
+        if isinstance(message, StepDeltas):
+            parts: dict[int, StepDeltas] = {}
+            for delta in message.deltas:
+                parts.setdefault(_index_of(delta.request_id), StepDeltas([])).deltas.append(delta)
+            for index, part in parts.items():
+                self._send(index, encode(part))
+        elif isinstance(message, Rejected):
+            self._send(_index_of(message.request_id), encode(message))
+        elif isinstance(message, ControlReply):
+            self._send(message.call_id % self._count, encode(message))
+        else:
+            if isinstance(message, Ready):
+                self._ready = message
+                self.started = True
+            elif isinstance(message, Dead):
+                self._end(message.failure.error(), encode(message))
+                return
+            self._to_all(encode(message))
+            if isinstance(message, Measured) and len(self._waiting) < self._count:
+                self._early.append(encode(message))  # counts add up, so whoever comes later needs the first ones too
+
+    def _died(self, error: EngineDeadError) -> None:
+        self._end(error, encode(Dead(Failure.of(error))))
+
+    def _end(self, failure: Exception, last: bytes) -> None:
+        self.failure, self._last = failure, last
+        self._to_all(last)
+        self._on_end()
+
+    def _to_all(self, data: bytes, but: bytes = b"") -> None:
+        for name in self._waiting:
+            if name != but:
+                self._send(int(name), data)
+
+
+def _index_of(request_id: str) -> int:
+    return int(request_id.rpartition("@")[2])
+
+
+class HubEngine:
+    """An API process's side: the engine as `AsyncLLM` uses it. index: of `count` API processes.
+
+    on_stop: called when the parent wants this process to leave.
+    """
+
+    def __init__(self, address: str, index: int, count: int, on_stop: Callable[[], None]) -> None:
+        self._index, self._count = index, count
+        self._on_stop = on_stop
+        self._mark = f"@{index}"
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set_hwm(0)
+        self._socket.linger = 1000
+        self._socket.setsockopt(zmq.IDENTITY, str(index).encode())
+        self._socket.connect(address)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_message: Callable[[FromEngine], None] | None = None
+        self._on_death: Callable[[EngineDeadError], None] | None = None
+
+    def attach(self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]) -> None:
+        """Deliver messages and the engine's death on the running event loop, from now on."""
+        self._loop = asyncio.get_running_loop()
+        self._on_message, self._on_death = on_message, on_death
+        self._loop.add_reader(self._socket.FD, self._receive)
+        self._send_encoded(HELLO)
+
+    def send(self, message: ToEngine) -> None:
+        """Hand over a message; never blocks."""
+        if isinstance(message, Add):
+            message = Add(msgspec.structs.replace(message.request, request_id=message.request.request_id + self._mark))
+        elif isinstance(message, Abort):
+            message = msgspec.structs.replace(message, ids=[name + self._mark for name in message.ids])
+        elif isinstance(message, Control):
+            message = msgspec.structs.replace(message, call_id=message.call_id * self._count + self._index)
+        elif isinstance(message, Stop):  # the engine is not this process's own
+            return
+        self._send_encoded(encode(message))
+
+    def share(self, sample: Sample) -> None:
+        """What was measured in this process, for the sinks of the others: each then shows the whole server."""
+        self._send_encoded(SHARED + encode(Measured(sample)))
+
+    def tell_serving(self) -> None:
+        """This process accepts connections."""
+        self._send_encoded(SERVING)
+
+    def _send_encoded(self, data: bytes) -> None:
+        if not self._socket.closed:
+            self._socket.send(data)
+            if self._loop is not None:
+                self._loop.call_soon(self._receive)  # the socket's file descriptor is edge-triggered
+
+    def _receive(self) -> None:
+        while not self._socket.closed and self._on_message is not None:
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if data == STOP:
+                self._on_stop()
+                continue
+            message = decode_from_engine(data)
+            if isinstance(message, Dead) and not message.is_start:
+                on_death, self._on_death = self._on_death, None
+                if on_death is not None:
+                    on_death(EngineDeadError(message.failure.message))
+                continue
+            self._on_message(self._own(message))
+
+    def _own(self, message: FromEngine) -> FromEngine:
+        """The message with this process's own ids."""
+        if isinstance(message, StepDeltas):
+            for delta in message.deltas:
+                delta.request_id = delta.request_id.removesuffix(self._mark)
+        elif isinstance(message, Rejected):
+            message.request_id = message.request_id.removesuffix(self._mark)
+        elif isinstance(message, ControlReply):
+            message.call_id //= self._count
+        return message
+
+    def stop(self) -> None:
+        """Leave; the engine goes on."""
+        if self._socket.closed:
+            return
+        if self._loop is not None:
+            self._loop.remove_reader(self._socket.FD)
+        self._loop = self._on_message = None
+        self._socket.close()
+        self._context.term()

@@ -1,0 +1,178 @@
+"""The engine's own process (E): bootstrap, message loop, and an orderly end in every case.
+
+Started before the plan is known, so that the heavy imports run while the parent resolves it. Ends
+when told to, when its parent is gone, on SIGTERM, or when the engine fails; it ignores SIGINT, because Ctrl-C reaches the
+whole process group and the parent decides when to stop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import shutil
+import signal
+import socket as sockets
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import zmq
+
+from pegboard.engine.boundary.builder import load_builder
+from pegboard.engine.boundary.messages import (
+    Abort,
+    Add,
+    Control,
+    ControlReply,
+    Dead,
+    Failure,
+    Measured,
+    Ready,
+    Rejected,
+    Start,
+    StepDeltas,
+    Stop,
+    decode_to_engine,
+    encode,
+)
+from pegboard.engine.boundary.spawn import END_SIGNALS
+from pegboard.engine.metrics.sinks import SampleRelay
+from pegboard.errors import PegboardError
+from pegboard.log import get_logger, set_up_logging
+
+log = get_logger(__name__)
+
+
+class _Terminated(BaseException):
+    """SIGTERM arrived; unwinds the loop. Not an Exception, so that no handler of plugins swallows it."""
+
+
+def run(parent: sockets.socket, address: str, builder: str, level: str) -> None:
+    """Body of the engine process. parent: readable when the parent is gone. address: "ipc://…" to listen on, in a folder that
+    serves only this and belongs to the parent.
+
+    The engine listens and the parent connects, because a connecting socket queues what it cannot deliver yet, or any more,
+    where a listening one would block.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _watch_parent(parent, Path(address.removeprefix("ipc://")).parent)
+    set_up_logging(level, "engine")
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.set_hwm(0)
+    socket.linger = 2000  # ms: the last word must get out, but a dead parent must not hold us
+    socket.bind(address)
+    try:
+        signal.signal(signal.SIGTERM, _on_terminate)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)  # blocked by the parent until now
+        engine, relay = _start(socket, builder)
+        if engine is not None:
+            try:
+                _serve(socket, engine, relay)
+            finally:
+                engine.stop()
+    except _Terminated:
+        log.debug("engine process terminated")
+    finally:
+        socket.close()
+        context.term()
+
+
+def _on_terminate(signum: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _Terminated
+
+
+def _watch_parent(parent: sockets.socket, folder: Path) -> None:
+    """Leave at once when the parent dies without a word, and clean up the socket folder in its place."""
+
+    def watch() -> None:
+        parent.recv(1)
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch-parent", daemon=True).start()
+
+
+def _start(socket: zmq.Socket[bytes], builder: str) -> tuple[Any, SampleRelay | None]:
+    """The built engine, announced as ready, and its samples if A wants them; no engine when it failed (reported) or was not
+    wanted any more."""
+    relay = None
+    try:
+        build = load_builder(builder)  # the slow part, while the parent is still busy with the plan
+        message = decode_to_engine(socket.recv())
+        if isinstance(message, Stop):
+            return None, None
+        assert isinstance(message, Start), message
+        engine = build(pickle.loads(message.plan))
+        if message.wants_samples:
+            relay = SampleRelay()
+            engine.attach(relay)
+        ready = encode(Ready(engine.stats(), list(relay.metrics) if relay else []))
+    except Exception as error:  # noqa: BLE001 - whatever stops the start is reported to the parent, which raises it
+        _log_failure("the engine did not start", error)
+        socket.send(encode(Dead(Failure.of(error), is_start=True)))
+        return None, None
+    socket.send(ready)
+    return engine, relay
+
+
+def _serve(socket: zmq.Socket[bytes], engine: Any, relay: SampleRelay | None) -> None:
+    """Take messages and step until told to stop. Blocks when there is nothing to do."""
+    try:
+        while True:
+            if not engine.has_work:
+                socket.poll()
+            if not _receive_all(socket, engine):
+                return
+            deltas = engine.step() if engine.has_work else ()
+            if relay is not None and (sample := relay.take()):
+                socket.send(encode(Measured(sample)))
+            if deltas:
+                socket.send(encode(StepDeltas(deltas)))
+    except Exception as error:  # noqa: BLE001 - the engine is beyond repair: its state is unknown after a failed step
+        _log_failure("the engine died", error)
+        socket.send(encode(Dead(Failure.of(error))))
+
+
+def _receive_all(socket: zmq.Socket[bytes], engine: Any) -> bool:
+    """Handle everything that has arrived; False = stop."""
+    while True:
+        try:
+            message = decode_to_engine(socket.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return True
+        if isinstance(message, Add):
+            _add(socket, engine, message)
+        elif isinstance(message, Abort):
+            engine.abort(message.ids, message.reason)
+        elif isinstance(message, Control):
+            socket.send(_control(engine, message))
+        elif isinstance(message, Stop):
+            return False
+
+
+def _add(socket: zmq.Socket[bytes], engine: Any, message: Add) -> None:
+    try:
+        engine.add(message.request)
+    except PegboardError as error:
+        socket.send(encode(Rejected(message.request.request_id, Failure.of(error))))
+
+
+def _control(engine: Any, message: Control) -> bytes:
+    try:
+        return encode(ControlReply(message.call_id, engine.control(message.action, **message.arguments)))
+    except Exception as error:  # an action that fails is the caller's answer, not the end of the engine
+        if not isinstance(error, PegboardError):
+            log.exception("control action %r failed", message.action)
+        return encode(ControlReply(message.call_id, failure=Failure.of(error)))
+
+
+def _log_failure(what: str, error: Exception) -> None:
+    """One line for deliberate errors (the parent shows them), the traceback for all others."""
+    if isinstance(error, PegboardError) and not log.isEnabledFor(logging.DEBUG):
+        log.debug("%s: %s", what, error)
+    else:
+        log.error("%s", what, exc_info=error)

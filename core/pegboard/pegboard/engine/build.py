@@ -1,0 +1,216 @@
+"""Puts an engine together from its plan: platform defaults, executor, workers, KV cache, policy. Imports torch."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pegboard.config.limits import EngineLimits
+from pegboard.config.schema import EngineConfig, check_engine
+from pegboard.engine.engine import Engine
+from pegboard.engine.grammar.chain import make_grammars
+from pegboard.engine.kv.plan import plan_kv
+from pegboard.engine.metrics.catalogue import MeasuredEngine
+from pegboard.errors import ConfigError
+from pegboard.interfaces.attention import KVPlan
+from pegboard.interfaces.encoder_connector import EncoderConnectorNeed, EncoderConnectorSetup
+from pegboard.interfaces.executor import ExecutorNeed, ExecutorSetup
+from pegboard.interfaces.hooks import LoadedModel
+from pegboard.interfaces.kv_connector import KVConnectorNeed, KVConnectorSetup
+from pegboard.interfaces.platform import ModelFacts, PlatformNeed, PlatformSetup
+from pegboard.interfaces.scheduling_policy import SchedulingPolicyNeed, SchedulingPolicySetup
+from pegboard.log import get_logger
+from pegboard.plan.metrics_plugins import build_sinks, wants_records
+from pegboard.plugins.defaults import default_name
+from pegboard.plugins.hooks import Hooks
+from pegboard.plugins.lock import PluginLock
+from pegboard.plugins.registry import Registry
+from pegboard.worker.worker import WorkerPlan, make_worker
+
+if TYPE_CHECKING:
+    from pegboard.plan.engine_plan import EnginePlan
+
+log = get_logger(__name__)
+
+
+def build_engine(plan: "EnginePlan") -> Engine:
+    """Load the model and return an engine that is ready to step. Raises ConfigError, ModelError or PluginError."""
+    started = time.perf_counter()
+    registry = Registry.from_lock(PluginLock.from_json(plan.lock_json))
+    config = _with_platform_defaults(registry, plan)
+    policy, has_priority = _policy(registry, config)
+    executor = _executor(registry, plan, config)
+    ready = executor.start()
+    loaded = time.perf_counter()
+    kv_plan = plan_kv(
+        ready[0].kv_specs,
+        min(rank.kv_memory_bytes for rank in ready),
+        block_size=config.block_size or 1,
+        max_model_len=plan.max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_in_flight=config.max_in_flight or 1,
+        num_blocks_override=config.num_gpu_blocks_override,
+    )
+    executor.call("allocate", kv_plan)
+    executor.call("warm_up")
+    tokens = (kv_plan.num_blocks - 1) * min(group.block_size for group in kv_plan.groups) // len(kv_plan.groups)
+    log.info(
+        "loaded %s in %.1f s; KV cache of %d tokens in %d blocks (%.2f GiB)",
+        plan.model_names[0], loaded - started, tokens, kv_plan.num_blocks, kv_plan.num_blocks * kv_plan.block_bytes / 2**30,
+    )  # fmt: skip
+    _tell_hooks(registry, plan, sum(rank.weight_bytes for rank in ready), loaded - started)
+    engine = Engine(
+        executor=executor,
+        policy=policy,
+        has_priority=has_priority,
+        kv_plan=kv_plan,
+        limits=_limits(plan, config, registry),
+        connectors=_connectors(registry, config, kv_plan),
+        grammars=make_grammars(registry, plan),
+        encoder_connector=_encoder_connector(registry, plan),
+        metrics=list(build_sinks(registry, plan, "engine").values()),
+        measured=_measured(registry, plan, config, kv_plan),
+        wants_records=wants_records(registry),
+    )
+    engine.decisions = registry.describe_decisions
+    return engine
+
+
+def _tell_hooks(registry: Registry, plan: "EnginePlan", weight_bytes: int, load_s: float) -> None:
+    if registry.enabled_hooks():
+        architecture = plan.architectures[0] if plan.architectures else ""
+        num_layers = plan.checkpoint.config.get("num_hidden_layers", 0)
+        Hooks(registry).model_loaded(LoadedModel(plan.model_names[0], architecture, num_layers, weight_bytes, load_s))
+
+
+def _with_platform_defaults(registry: Registry, plan: "EnginePlan") -> EngineConfig:
+    """The engine's settings with every "auto" filled in by the platform; a user's value wins."""
+    settings, checkpoint = plan.settings, plan.checkpoint
+    decision = registry.choose("platform", PlatformNeed(), explicit=settings.engine.device)
+    log.info("%s", decision.line())
+    entry = decision.require()
+    platform = registry.build(entry, PlatformSetup(num_threads=settings.engine.num_threads))
+    facts = ModelFacts(
+        checkpoint_dtype=checkpoint.dtype,
+        architecture=checkpoint.architectures[0] if checkpoint.architectures else "",
+        num_layers=checkpoint.config.get("num_hidden_layers", 0),
+        hidden_size=checkpoint.config.get("hidden_size", 0),
+    )
+    open_settings = {name for name, value in msgspec.structs.asdict(settings.engine).items() if value in (None, "auto")}
+    if "gpu_memory_utilization" in settings.sources:
+        open_settings.discard("kv_cache_memory_bytes")
+    filled = {name: value for name, value in platform.defaults(facts).items() if name in open_settings}
+    if not settings.engine.enable_chunked_prefill and "max_num_batched_tokens" in filled:
+        filled["max_num_batched_tokens"] = max(int(str(filled["max_num_batched_tokens"])), plan.max_model_len)
+    if settings.engine.max_num_batched_tokens is not None and "max_num_seqs" in filled:
+        filled["max_num_seqs"] = min(int(str(filled["max_num_seqs"])), settings.engine.max_num_batched_tokens)
+    config = settings.with_engine(f"platform {entry.name}", **filled).engine
+    config = msgspec.structs.replace(config, device=entry.name)
+    check_engine(config)
+    unset = [name for name in ("block_size", "max_num_seqs", "max_num_batched_tokens") if getattr(config, name) is None]
+    if unset or config.dtype == "auto":
+        raise ConfigError(f"platform {entry.name} gives no default for {', '.join([*unset, 'dtype'])}; set them")
+    return config
+
+
+def _executor(registry: Registry, plan: "EnginePlan", config: EngineConfig) -> Any:
+    world_size = config.tensor_parallel_size * config.pipeline_parallel_size
+    need = ExecutorNeed(world_size=world_size)
+    asked = config.distributed_executor_backend
+    prefers = [name] if (name := default_name("executor")) else []
+    entry = registry.choose("executor", need, explicit=asked, prefers=prefers).require()
+    worker_plan = WorkerPlan(config, plan.lock_json, plan.checkpoint, plan.max_model_len, plan.vocab_size)
+    return registry.build(entry, ExecutorSetup(world_size, make_worker(registry, worker_plan), worker_plan))
+
+
+def _policy(registry: Registry, config: EngineConfig) -> tuple[Any, bool]:
+    """The scheduling policy, and whether it honours priorities."""
+    asked = config.scheduling_policy or default_name("scheduling_policy")
+    entry = registry.choose("scheduling_policy", SchedulingPolicyNeed(), explicit=asked).require()
+    setup = SchedulingPolicySetup(
+        max_num_batched_tokens=config.max_num_batched_tokens or 1,
+        max_num_seqs=config.max_num_seqs or 1,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        max_num_partial_prefills=config.max_num_partial_prefills,
+        max_long_partial_prefills=config.max_long_partial_prefills,
+    )
+    return registry.build(entry, setup), "priority" in registry.spec(entry).flags
+
+
+def _limits(plan: "EnginePlan", config: EngineConfig, registry: Registry) -> EngineLimits:
+    return EngineLimits(
+        max_model_len=plan.max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens or 1,
+        max_num_seqs=config.max_num_seqs or 1,
+        vocab_size=plan.vocab_size,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        target_itl_s=None if config.target_itl_ms is None else config.target_itl_ms / 1000,
+        max_in_flight=_max_in_flight(config, registry),
+        max_num_queued_reqs=config.max_num_queued_reqs,
+        enable_prefix_caching=config.enable_prefix_caching,
+        hash_algo=config.prefix_caching_hash_algo,
+        max_drafts=config.spec_tokens,
+        max_loras=config.max_loras,
+        kv_load_failure_policy=config.kv_load_failure_policy,
+        kv_metrics_share=config.kv_cache_metrics_sample if config.kv_cache_metrics else 0.0,
+    )
+
+
+def _connectors(registry: Registry, config: EngineConfig, kv_plan: Any) -> dict[str, Any]:
+    """The scheduler halves of the configured connectors, in order."""
+    connectors = {}
+    setup = KVConnectorSetup(tuple(group.block_size for group in kv_plan.groups))
+    for name in config.kv_connectors or ():
+        entry = registry.choose("kv_connector", KVConnectorNeed(), explicit=name, key=name).require()
+        connectors[name] = registry.build(entry, setup)
+    return connectors
+
+
+def _max_in_flight(config: EngineConfig, registry: Registry) -> int:
+    """A chosen plugin that needs each new token on the host makes the engine synchronous, said in the log."""
+    chosen = [("draft", config.spec_method)] if config.spec_method else []
+    chosen += [("logits_processor", name) for name in config.logits_processors or ()]
+    wanted = config.max_in_flight or 1
+    for kind, name in chosen:
+        entry = registry.find(kind, str(name))
+        if wanted > 1 and "host_tokens" in registry.spec(entry).flags:
+            log.info("max_in_flight 1 instead of %d: %s needs each token on the host", wanted, entry.id)
+            return 1
+    return wanted
+
+
+def _encoder_connector(registry: Registry, plan: "EnginePlan") -> Any:
+    name = plan.settings.engine.encoder_connector
+    if name is None:
+        return None
+    entry = registry.choose("encoder_connector", EncoderConnectorNeed(), explicit=name).require()
+    return registry.build(entry, EncoderConnectorSetup(plan.checkpoint.digest))
+
+
+def _measured(registry: Registry, plan: "EnginePlan", config: EngineConfig, kv_plan: KVPlan) -> MeasuredEngine:
+    chosen: dict[str, set[str]] = {"structured_output": set(registry.names("structured_output"))}
+    for decision in registry.decisions.values():
+        if decision.winner is not None:
+            chosen.setdefault(decision.kind, set()).add(decision.winner.name)
+    cache_config = {
+        "block_size": config.block_size,
+        "cache_dtype": config.kv_cache_dtype,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "kv_cache_memory_bytes": config.kv_cache_memory_bytes,
+        "num_gpu_blocks": kv_plan.num_blocks,
+        "num_gpu_blocks_override": config.num_gpu_blocks_override,
+        "prefix_caching_hash_algo": config.prefix_caching_hash_algo,
+    }
+    return MeasuredEngine(
+        plan.max_model_len,
+        max_drafts=config.spec_tokens,
+        max_loras=config.max_loras,
+        watches_blocks=config.kv_cache_metrics,
+        cache_config={name: str(value) for name, value in cache_config.items()},
+        plugin_names={kind: "+".join(sorted(names)) for kind, names in chosen.items()},
+        show_hidden=config.show_hidden_metrics_for_version,
+    )

@@ -1,0 +1,1 @@
+"""Structured output: grammars are compiled in threads, masks are filled while the forward runs."""

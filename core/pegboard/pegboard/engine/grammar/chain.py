@@ -1,0 +1,60 @@
+"""Chooses the structured output plugins of an engine and puts its grammars together."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from pegboard.config.schema import StructuredOutputsConfig, structured_outputs_config
+from pegboard.engine.grammar.grammars import Grammars
+from pegboard.interfaces.structured_output import StructuredOutputNeed, StructuredOutputSetup
+from pegboard.log import get_logger
+from pegboard.plan.engine_plan import make_tokenizer
+from pegboard.plugins.registry import Registry
+
+if TYPE_CHECKING:
+    from pegboard.interfaces.tokenizer import Vocabulary
+    from pegboard.plan.engine_plan import EnginePlan
+
+log = get_logger(__name__)
+
+MAX_FILL_THREADS = 4
+"""Filling the masks of a batch is short work: more threads cost more than they bring."""
+
+
+def make_grammars(registry: Registry, plan: "EnginePlan") -> Grammars | None:
+    """None when there is no plugin, or no tokenizer. Nothing is read or compiled before the first constraint comes."""
+    config = structured_outputs_config(plan.settings.engine)
+    if plan.settings.engine.skip_tokenizer_init:
+        return None
+    setup = make_setup(registry, plan)
+    chain = {entry.name: registry.build(entry, setup) for entry in _chosen(registry, config)}
+    if not chain:
+        return None
+    return Grammars(chain, vocab_size=plan.vocab_size, config=config, token_bytes=lambda: setup.vocabulary.token_bytes)
+
+
+def make_setup(registry: Registry, plan: "EnginePlan") -> StructuredOutputSetup:
+    """What every backend is built with. Reads nothing yet."""
+
+    def load() -> "Vocabulary":
+        return make_tokenizer(registry, plan).vocabulary()
+
+    num_threads = min(MAX_FILL_THREADS, plan.settings.engine.num_threads or os.cpu_count() or 1)
+    return StructuredOutputSetup(plan.vocab_size, load, plan.eos_token_ids, num_threads)
+
+
+def _chosen(registry: Registry, config: StructuredOutputsConfig) -> list[Any]:
+    """The entries to ask, in order. A plugin asked for by name must be able to do what is configured; "auto" leaves out those
+    that cannot."""
+    need = StructuredOutputNeed(compact=config.disable_any_whitespace)
+    if config.names:
+        decisions = [registry.choose("structured_output", need, explicit=name, key=name) for name in config.names]
+        for decision in decisions:
+            log.info("%s", decision.line())
+        return [decision.require() for decision in decisions]
+    decision = registry.choose("structured_output", need, required=False)
+    if decision.winner is not None:
+        log.info("%s", decision.line())
+    ranked = [candidate.entry for candidate in decision.candidates if candidate.gate in ("selected", "ranked")]
+    return ranked[:1] if config.disable_fallback else ranked

@@ -1,0 +1,185 @@
+"""Structured output in the engine: the grammar of a request once it is compiled, token masks per step, drafts trimmed.
+
+A constraint is compiled once, in a thread with a time limit (`engine/grammar_compiler.py`); every request with the same
+constraint gets a fork of the result. A request whose grammar is not there yet is passed over by the scheduler. A failed
+compilation fails that request only.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from pegboard.config.schema import StructuredOutputsConfig
+from pegboard.data.batch import Array, Batch, TokenMasks
+from pegboard.data.request import Request
+from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
+from pegboard.engine.grammar.compiler import GrammarCompiler
+from pegboard.engine.grammar.request_grammar import ReasoningEnd, RequestGrammar
+from pegboard.errors import RequestError, blame
+from pegboard.interfaces.structured_output import Constraint, StructuredOutput
+
+
+def constraint_of(params: StructuredOutputsParams, config: StructuredOutputsConfig | None = None) -> Constraint:
+    """The one constraint the parameters give, as text; whitespace and property options ride along."""
+    config = config or StructuredOutputsConfig()
+    options: dict[str, Any] = {
+        "disable_any_whitespace": params.disable_any_whitespace or config.disable_any_whitespace,
+        "disable_additional_properties": params.disable_additional_properties or config.disable_additional_properties,
+        "whitespace_pattern": params.whitespace_pattern,
+    }
+    if params.json is not None:
+        text = params.json if isinstance(params.json, str) else json.dumps(params.json)
+        return Constraint("json", text, **options)
+    if params.choice is not None:
+        return Constraint("choice", json.dumps(params.choice), **options)
+    if params.json_object is not None:
+        return Constraint("json_object", "", **options)
+    for kind in ("regex", "grammar", "structural_tag"):
+        if (text := getattr(params, kind)) is not None:
+            return Constraint(kind, text, **options)
+    raise AssertionError("StructuredOutputsParams checks that one is given")
+
+
+class Grammars:
+    """All grammars of one engine. chain: backends by name, asked in order. token_bytes: what tokens stand for, to find the end of
+    reasoning; asked for when a request has one, after a constraint has been compiled."""
+
+    def __init__(
+        self,
+        chain: Mapping[str, StructuredOutput],
+        *,
+        vocab_size: int,
+        config: StructuredOutputsConfig | None = None,
+        token_bytes: Callable[[], Sequence[bytes]] = tuple,
+        timeout_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._chain = chain
+        self._vocab_size = vocab_size
+        self._config = config or StructuredOutputsConfig()
+        self._token_bytes = token_bytes
+        self._compiler = GrammarCompiler(chain, timeout_s=timeout_s, clock=clock)
+
+    def check(self, params: StructuredOutputsParams) -> None:
+        """RequestError, with every backend's reason, when nobody enforces the constraint."""
+        with _blaming(params):
+            self._compiler.check(constraint_of(params, self._config))
+
+    def start(self, request: Request) -> None:
+        """Compile the request's constraint, if it has one, unless that is done or under way. The request waits for it."""
+        params = _wanted(request)
+        if params is not None:
+            self._compiler.start(constraint_of(params, self._config))
+            request.waits_for.add("grammar")
+
+    def take(self, request: Request) -> bool:
+        """Give the request its grammar if it is ready. PegboardError (the request's own) when compilation failed or took too
+        long."""
+        params = _wanted(request)
+        assert params is not None
+        with _blaming(params):
+            compiled = self._compiler.get(constraint_of(params, self._config))
+        if compiled is None:
+            return False
+        with blame(compiled.name):
+            grammar = compiled.grammar.fork()
+        reasoning = None
+        if params.reasoning_end_token_ids and not self._config.enable_in_reasoning:
+            reasoning = ReasoningEnd(params.reasoning_end_token_ids, self._token_bytes())
+        assert isinstance(request.params, SamplingParams)
+        request.grammar = RequestGrammar(
+            compiled.name,
+            compiled.backend,
+            grammar,
+            vocab_size=self._vocab_size,
+            stop_token_ids=request.params.eos_token_ids,
+            reasoning=reasoning,
+        )
+        request.waits_for.discard("grammar")
+        return True
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until some compilation ends: called when the engine has nothing else to do."""
+        self._compiler.wait(timeout_s)
+
+    def trim(self, request: Request, draft_token_ids: list[int]) -> list[int]:
+        """The drafts up to the first one the grammar forbids."""
+        num_valid = request.grammar.accept(draft_token_ids)
+        request.grammar.rollback(num_valid)
+        return draft_token_ids[:num_valid]
+
+    def masks(self, batch: Batch, requests: Sequence[Request | None], drafts: Mapping[int, Sequence[int]]) -> TokenMasks:
+        """Masks for every logits row of `batch` whose request has a grammar.
+
+        requests: per row of the batch, None where the request ended meanwhile. drafts: row → draft tokens of this step. Older
+        steps are accepted already, so each grammar stands at its row's first sampled position.
+        """
+        users: list[tuple[int, RequestGrammar]] = []
+        for row, request, wanted in zip(batch.rows.tolist(), requests, batch.samples.tolist(), strict=True):
+            grammar = None if request is None else request.grammar
+            if wanted and grammar is not None and (grammar.is_active or row in drafts):
+                users.append((row, grammar))
+        depths = np.array([1 + len(drafts.get(row, ())) for row, _ in users], np.int32)
+        starts = np.cumsum(depths) - depths
+        bits = np.zeros((int(depths.sum()), -(-self._vocab_size // 32)), np.uint32)
+        self._fill_first([grammar for _, grammar in users], bits, starts)
+        for (row, grammar), start, depth in zip(users, starts.tolist(), depths.tolist(), strict=True):
+            if depth > 1:
+                self._fill_depths(grammar, drafts[row], bits[start + 1 : start + depth])
+        return TokenMasks(
+            rows=np.repeat(np.array([row for row, _ in users], np.int32), depths),
+            depths=(np.arange(len(bits)) - np.repeat(starts, depths)).astype(np.int32),
+            bits=bits,
+        )
+
+    def stop(self) -> None:
+        """Forget what still compiles."""
+        self._compiler.stop()
+
+    def _fill_first(self, grammars: Sequence[RequestGrammar], bits: Array, starts: Array) -> None:
+        """The first position of every row, one call per backend (usually one), so that it can use threads."""
+        by_backend: dict[str, list[int]] = {}
+        for i, grammar in enumerate(grammars):
+            if grammar.fills_from_backend:
+                by_backend.setdefault(grammar.name, []).append(i)
+            else:
+                grammar.fill(bits[starts[i]])
+        for name, chosen in by_backend.items():
+            inner = [grammars[i].grammar for i in chosen]
+            with blame(name):
+                if len(chosen) == len(bits):  # no drafts, one backend: no copy
+                    self._chain[name].fill(inner, bits)
+                    continue
+                part = np.zeros((len(chosen), bits.shape[1]), np.uint32)
+                self._chain[name].fill(inner, part)
+            bits[starts[chosen]] = part
+
+    def _fill_depths(self, grammar: RequestGrammar, drafts: Sequence[int], bits: Array) -> None:
+        """Positions behind accepted drafts, one after the other: each needs the state its drafts lead to."""
+        num_accepted = 0
+        for depth, token in enumerate(drafts):
+            if grammar.accept([token]) != 1:
+                break  # cannot happen after trim(); an empty mask would be the honest answer
+            num_accepted += 1
+            grammar.fill(bits[depth])
+        grammar.rollback(num_accepted)
+
+
+@contextmanager
+def _blaming(params: StructuredOutputsParams) -> Iterator[None]:
+    """Constraints are shared; an error about one names the field of the request that gets it."""
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError(str(error), parameter=params.parameter) from error
+
+
+def _wanted(request: Request) -> StructuredOutputsParams | None:
+    params = request.params
+    return params.structured_outputs if isinstance(params, SamplingParams) else None

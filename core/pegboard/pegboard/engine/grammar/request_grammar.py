@@ -1,0 +1,142 @@
+"""The grammar of one completion: starts behind its reasoning, and knows the stop tokens that its backend never sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pegboard.data.batch import Array
+from pegboard.errors import blame
+from pegboard.interfaces.structured_output import Grammar, StructuredOutput
+
+
+class ReasoningEnd:
+    """Finds the end of reasoning in a completion's tokens.
+
+    ends: token ids of the texts, any of which ends it. token_bytes: what tokens stand for. A text of ordinary tokens is found
+    however the model spells it; one with special tokens, which have no bytes, only as these very ids.
+    """
+
+    def __init__(self, ends: Sequence[Sequence[int]], token_bytes: Sequence[bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._ids: list[list[int]] = []
+        self._texts: list[bytes] = []
+        for end in filter(None, ends):
+            parts = [token_bytes[token] if token < len(token_bytes) else b"" for token in end]
+            if all(parts):
+                self._texts.append(b"".join(parts))
+            else:
+                self._ids.append(list(end))
+
+    def is_behind(self, token_ids: list[int]) -> bool:
+        """The last of `token_ids` completes an end."""
+        if any(token_ids[-len(end) :] == end for end in self._ids):
+            return True
+        size = len(self._token_bytes)
+        for text in self._texts:  # at most one token per byte of the text
+            if text in b"".join(self._token_bytes[token] for token in token_ids[-len(text) :] if token < size):
+                return True
+        return False
+
+
+class RequestGrammar:
+    """Kept in `Request.grammar`. name: of the backend. stop_token_ids: tokens that may follow where the text may end, and behind
+    which nothing else may (an output goes on behind them only if the request ignores end of sequence)."""
+
+    def __init__(
+        self,
+        name: str,
+        backend: StructuredOutput,
+        grammar: Grammar,
+        *,
+        vocab_size: int,
+        stop_token_ids: Sequence[int] = (),
+        reasoning: ReasoningEnd | None = None,
+    ) -> None:
+        self.name = name
+        self.backend = backend
+        self.grammar = grammar
+        self._vocab_size = vocab_size
+        self._stop = frozenset(stop_token_ids)
+        self._reasoning = reasoning
+        self._reasoned: list[int] = []
+        self._num_inside = 0
+        self._num_stops = 0
+        self._is_inside = reasoning is None
+
+    @property
+    def is_active(self) -> bool:
+        """The next token is constrained."""
+        return self._is_inside
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        """How many of the tokens were valid; the state advances by these."""
+        for count, token in enumerate(token_ids):
+            if not self._accept(token):
+                return count
+        return len(token_ids)
+
+    def _accept(self, token: int) -> bool:
+        if not self._is_inside:
+            assert self._reasoning is not None
+            self._reasoned.append(token)
+            self._is_inside = self._reasoning.is_behind(self._reasoned)
+            return True
+        if token in self._stop:
+            if not self._num_stops and not self._allows(token):
+                return False
+            self._num_stops += 1
+            return True
+        if self._num_stops:
+            return False
+        with blame(self.name):
+            accepted = self.grammar.accept([token])
+        self._num_inside += accepted
+        return accepted == 1
+
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the last accepted tokens."""
+        stops = min(num_tokens, self._num_stops)
+        inside = min(num_tokens - stops, self._num_inside)
+        reasoned = num_tokens - stops - inside
+        self._num_stops -= stops
+        if inside:
+            self._num_inside -= inside
+            with blame(self.name):
+                self.grammar.rollback(inside)
+        if reasoned:
+            del self._reasoned[-reasoned:]
+            self._is_inside = False
+
+    def fill(self, mask: Array) -> None:
+        """What may come next, into uint32 [words] of zeros."""
+        if not self._is_inside:
+            mask[:] = np.iinfo(np.uint32).max
+        elif self._num_stops:
+            for token in self._stop:
+                mask[token >> 5] |= np.uint32(1 << (token & 31))
+        else:
+            with blame(self.name):
+                self.backend.fill([self.grammar], mask[np.newaxis])
+
+    @property
+    def fills_from_backend(self) -> bool:
+        """`fill` asks the backend, which can do many grammars at once."""
+        return self._is_inside and not self._num_stops
+
+    def has_ended(self) -> bool:
+        """Nothing but a stop token may follow."""
+        if not self._is_inside:
+            return False
+        allowed = np.unpackbits(self._mask().view(np.uint8), bitorder="little")[: self._vocab_size]
+        allowed[[token for token in self._stop if token < self._vocab_size]] = 0
+        return not allowed.any()
+
+    def _allows(self, token: int) -> bool:
+        return bool(int(self._mask()[token >> 5]) >> (token & 31) & 1)
+
+    def _mask(self) -> Array:
+        mask = np.zeros(-(-self._vocab_size // 32), np.uint32)
+        self.fill(mask)
+        return mask

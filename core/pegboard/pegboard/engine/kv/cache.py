@@ -1,0 +1,386 @@
+"""Block tables of all requests in all KV groups, and the prefix cache over them. No torch; knows requests, not scheduling.
+
+Who owns a block: every entry of a request's table holds one reference; a pin holds one (a transfer still reads the block);
+a copy waiting for its step holds one on its source. When all are gone the block is free, and findable until it is reused.
+
+`num_tokens` arguments count from the start of the request. Tables may hold 0, the null block: the token's keys and values
+were dropped (behind a window) or never needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from pegboard.data.request import Request
+from pegboard.engine.kv.hashes import BlockHasher
+from pegboard.engine.kv.plan import check_fits
+from pegboard.engine.kv.pool import NULL_BLOCK, BlockPool
+from pegboard.engine.kv.residency import BlockResidency
+from pegboard.engine.kv.rules import EncoderRule, StateRule, make_rule
+from pegboard.interfaces.attention import Encoder, KVPlan
+from pegboard.interfaces.kv_connector import BlockView
+
+NewBlocks = tuple[list[int], ...]
+"""Block ids appended to a request's tables, per group."""
+
+Copy = tuple[int, int, int]
+"""(group, source block, destination block)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """A cached prefix: its length, and per group the cached blocks that hold it (0 = not needed). Holds no reference: valid
+    until the next `take`."""
+
+    num_tokens: int
+    block_ids: tuple[list[int], ...]
+
+
+class RequestBlocks:
+    """One request's tables. capacity: tokens its token groups have room for. wake_at: `commit` has nothing to do below this.
+    checkpoint: (tokens, block) of a state copy that waits to become findable."""
+
+    __slots__ = ("tables", "capacity", "wake_at", "num_hashed", "num_dropped", "checkpoint", "keeps_for_children")
+
+    def __init__(self, num_groups: int) -> None:
+        self.tables: NewBlocks = tuple([] for _ in range(num_groups))
+        self.capacity = 0
+        self.wake_at = 0
+        self.num_hashed = [0] * num_groups
+        self.num_dropped = [0] * num_groups
+        self.keeps_for_children = True
+        self.checkpoint: tuple[int, tuple[int, ...]] | None = None
+
+
+class KVCache:
+    """Called by the scheduler only. `allocate` and `commit` are hot: once per running request and step."""
+
+    def __init__(
+        self,
+        plan: KVPlan,
+        *,
+        enable_prefix_caching: bool = True,
+        hash_algo: str = "sha256",
+        record_events: bool = False,
+        residency: BlockResidency | None = None,
+    ):
+        self.plan = plan
+        self.pool = BlockPool(plan.num_blocks, record_events=record_events, residency=residency)
+        self.enable_prefix_caching = enable_prefix_caching
+        self.rules = [make_rule(group, plan.hash_block_size) for group in plan.groups]
+        self._token_groups = [i for i, rule in enumerate(self.rules) if not isinstance(rule, StateRule | EncoderRule)]
+        self._state_groups = [i for i, rule in enumerate(self.rules) if isinstance(rule, StateRule)]
+        self._encoder_groups = [i for i, rule in enumerate(self.rules) if isinstance(rule, EncoderRule)]
+        self._alignment = math.lcm(plan.hash_block_size, *(self.rules[i].block_size for i in self._token_groups))
+        self._finders: list[Callable[[bytes], int | None]] = [partial(self.pool.find, i) for i in range(len(self.rules))]
+        has_encoder = any(isinstance(group.spec.retain, Encoder) for group in plan.groups)
+        self.checkpoint_every = self._common_checkpoint()
+        self._hasher = BlockHasher(hash_algo, plan.hash_block_size, media_in_first_block=has_encoder)
+        self._nothing: NewBlocks = tuple([] for _ in self.rules)
+        self._blocks: dict[str, RequestBlocks] = {}
+        self._pins: dict[tuple[str, str], list[list[int]]] = {}
+        self._copies: list[tuple[str, Copy]] = []
+
+    # --- questions ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def usage(self) -> float:
+        """Fraction of blocks in use."""
+        return self.pool.usage
+
+    @property
+    def has_pins(self) -> bool:
+        return bool(self._pins)
+
+    @property
+    def has_encoder_groups(self) -> bool:
+        """Keys and values of encoded media live in the KV cache (cross attention)."""
+        return bool(self._encoder_groups)
+
+    def _common_checkpoint(self) -> int:
+        """`checkpoint_every`: tokens between the places where all states are cached (a prefill chunk should end there); 0 = none
+        are."""
+        every = [self.plan.groups[i].spec.retain.checkpoint_every for i in self._state_groups]  # type: ignore[union-attr]
+        return math.lcm(*every) if every and self.enable_prefix_caching else 0
+
+    def check_fits(self, max_model_len: int, chunk_tokens: int) -> None:
+        """Raise KVCacheTooSmall unless one request of `max_model_len` tokens can run alone."""
+        check_fits(self.plan, max_model_len, chunk_tokens)
+
+    def holds(self, request: Request) -> bool:
+        """The request has block tables."""
+        return request.key in self._blocks
+
+    def tables(self, request: Request) -> NewBlocks:
+        """The live tables (do not change them)."""
+        return self._blocks[request.key].tables
+
+    def view(self, request: Request) -> BlockView:
+        """The tables as connectors see them; empty when the request holds none."""
+        blocks = self._blocks.get(request.key)
+        tables = blocks.tables if blocks else self._nothing
+        return BlockView(tuple(tuple(table) for table in tables))
+
+    def can_resume(self, request: Request, num_tokens: int) -> bool:
+        """The request's blocks let it compute from token `num_tokens` on: nothing it would read or write was left out."""
+        if self._state_groups:
+            return False
+        for index in self._token_groups:
+            rule, table = self.rules[index], self.tables(request)[index]
+            expired = rule.expired(num_tokens)
+            if any(block_id == NULL_BLOCK and i not in expired for i, block_id in enumerate(table)):
+                return False
+        return True
+
+    # --- prefix cache -------------------------------------------------------------------------------------------------------
+
+    def hash_blocks(self, request: Request) -> None:
+        """Bring `request.block_hashes` up to its confirmed tokens."""
+        self._hasher.extend(request)
+
+    def lookup(self, request: Request) -> PrefixHit:
+        """Longest cached prefix all groups can serve, at most all tokens but one (the last one must be computed to sample).
+        Every rule may only shorten it, so asking in turn until nobody objects finds the longest. Takes nothing."""
+        if not self.enable_prefix_caching:
+            return PrefixHit(0, self._nothing)
+        self._hasher.extend(request)
+        hashes = request.block_hashes
+        num_tokens, before = min(request.num_tokens - 1, len(hashes) * self.plan.hash_block_size), -1
+        while num_tokens != before:
+            before = num_tokens
+            for rule, find in zip(self.rules, self._finders, strict=True):
+                num_tokens = rule.hit(find, hashes, num_tokens, self._alignment)
+        if num_tokens == 0:
+            return PrefixHit(0, self._nothing)
+        pairs = zip(self.rules, self._finders, strict=True)
+        return PrefixHit(num_tokens, tuple(rule.hit_blocks(find, hashes, num_tokens) for rule, find in pairs))
+
+    def commit(self, request: Request, num_tokens: int) -> None:
+        """The keys and values of the first `num_tokens` tokens are valid and the tokens are known: make full blocks findable
+        and drop what later tokens never read."""
+        blocks = self._blocks[request.key]
+        if num_tokens < blocks.wake_at:
+            return
+        if self.enable_prefix_caching:
+            self._hasher.extend(request)
+            for index in self._token_groups:
+                self._publish(blocks, index, request.block_hashes, num_tokens)
+            self._publish_checkpoint(blocks, request.block_hashes, num_tokens)
+        keeps = request.num_waiting_children and blocks.keeps_for_children
+        keep_from = min(num_tokens, request.num_prompt_tokens - 1) if keeps else num_tokens
+        for index in self._token_groups:
+            self._drop_expired(blocks, index, keep_from)
+        blocks.wake_at = self._next_wake(keep_from)
+
+    def stop_keeping(self, request: Request) -> bool:
+        """Drop what the request only keeps behind its window so that children can fork from it: a favor, the first thing to go
+        when blocks are short. True when that freed any."""
+        blocks, num_free = self._blocks[request.key], self.pool.num_free
+        blocks.keeps_for_children = False
+        for index in self._token_groups:
+            self._drop_expired(blocks, index, request.num_confirmed_tokens)
+        return self.pool.num_free > num_free
+
+    def _publish(self, blocks: RequestBlocks, index: int, hashes: Sequence[bytes], num_tokens: int) -> None:
+        rule, table = self.rules[index], blocks.tables[index]
+        num_full = num_tokens // rule.block_size
+        for i in range(blocks.num_hashed[index], num_full):
+            if table[i] != NULL_BLOCK:
+                self.pool.insert(index, rule.block_hash(hashes, i), table[i])
+        blocks.num_hashed[index] = max(blocks.num_hashed[index], num_full)
+
+    def _publish_checkpoint(self, blocks: RequestBlocks, hashes: Sequence[bytes], num_tokens: int) -> None:
+        """A checkpoint was copied before a step; now that its tokens are known it gets its name and is the cache's alone."""
+        if blocks.checkpoint is None or num_tokens <= blocks.checkpoint[0]:
+            return
+        at, block_ids = blocks.checkpoint
+        for index, block_id in zip(self._state_groups, block_ids, strict=True):
+            rule = self.rules[index]
+            assert isinstance(rule, StateRule)
+            self.pool.insert(index, rule.checkpoint_hash(hashes, at), block_id)
+        blocks.checkpoint = None
+        self.pool.free(block_ids)
+
+    def _drop_expired(self, blocks: RequestBlocks, index: int, num_tokens: int) -> None:
+        expired, table = self.rules[index].expired(num_tokens), blocks.tables[index]
+        start, stop = max(expired.start, blocks.num_dropped[index]), min(expired.stop, len(table))
+        if start >= stop:
+            return
+        self.pool.free(table[i] for i in reversed(range(start, stop)))
+        table[start:stop] = [NULL_BLOCK] * (stop - start)
+        blocks.num_dropped[index] = stop
+
+    def _next_wake(self, num_tokens: int) -> int:
+        """The next number of tokens at which a block becomes full, expires, or a checkpoint gets its name."""
+        if self._state_groups:
+            return num_tokens + 1
+        step = self.plan.hash_block_size
+        next_full = num_tokens - num_tokens % step + step
+        return min(next_full, *(self.rules[i].next_expiry(num_tokens) for i in self._token_groups))
+
+    # --- blocks of a request ------------------------------------------------------------------------------------------------
+
+    def allocate(
+        self, request: Request, num_tokens: int, *, hit: PrefixHit | None = None, num_computed_tokens: int = 0
+    ) -> NewBlocks | None:
+        """Room for `num_tokens` tokens in all groups, or None and nothing is changed.
+
+        hit: a prefix to share; on the first call for a request only. num_computed_tokens: on the first call, tokens that are
+        there before the step (the hit, and what a connector loads): what they do not need any more is not allocated.
+        Returns the appended block ids per group, the shared ones included.
+        """
+        blocks = self._blocks.get(request.key)
+        if blocks is not None:
+            if num_tokens <= blocks.capacity:
+                return self._nothing
+            return self._grow(blocks, num_tokens)
+        return self._start(request, num_tokens, hit or PrefixHit(0, self._nothing), num_computed_tokens)
+
+    def _grow(self, blocks: RequestBlocks, num_tokens: int) -> NewBlocks | None:
+        counts = [0] * len(self.rules)
+        for index in self._token_groups:
+            counts[index] = max(0, self.rules[index].blocks_needed(num_tokens) - len(blocks.tables[index]))
+        taken = self.pool.take(sum(counts))
+        if taken is None:
+            return None
+        return self._append(blocks, counts, taken)
+
+    def _append(self, blocks: RequestBlocks, counts: Iterable[int], taken: list[int]) -> NewBlocks:
+        """Deal `taken` out to the tables, `counts` per group."""
+        start, new = 0, []
+        for table, count in zip(blocks.tables, counts, strict=True):
+            part = taken[start : start + count]
+            table.extend(part)
+            new.append(part)
+            start += count
+        self._measure(blocks)
+        return tuple(new)
+
+    def _measure(self, blocks: RequestBlocks) -> None:
+        sizes = [len(blocks.tables[i]) * self.rules[i].block_size for i in self._token_groups]
+        blocks.capacity = min(sizes, default=1 << 60)
+
+    def _start(self, request: Request, num_tokens: int, hit: PrefixHit, num_computed_tokens: int) -> NewBlocks | None:
+        shared = [b for i in self._token_groups for b in hit.block_ids[i]]
+        sources = [hit.block_ids[i][0] for i in self._state_groups if hit.block_ids[i]]
+        layouts = [self._first_layout(index, request, num_tokens, hit, num_computed_tokens) for index in range(len(self.rules))]
+        num_fresh = sum(sum(layout) for layout in layouts)
+        if num_fresh > self.pool.num_free - self.pool.count_free([*shared, *sources]):
+            return None
+        self.pool.touch(shared)
+        self.pool.touch(sources)  # released when the copy is done
+        blocks = self._blocks[request.key] = RequestBlocks(len(self.rules))
+        taken = self.pool.take(num_fresh)
+        assert taken is not None, "counted above"
+        fresh = iter(taken)
+        for index, (table, layout) in enumerate(zip(blocks.tables, layouts, strict=True)):
+            if index in self._token_groups:
+                table.extend(hit.block_ids[index])
+                blocks.num_hashed[index] = len(table)
+            table.extend(next(fresh) if is_needed else NULL_BLOCK for is_needed in layout)
+        self._measure(blocks)
+        for index, source in zip(self._state_groups, sources, strict=False):
+            self._copies.append((request.key, (index, source, blocks.tables[index][0])))
+        return blocks.tables
+
+    def _first_layout(
+        self, index: int, request: Request, num_tokens: int, hit: PrefixHit, num_computed_tokens: int
+    ) -> list[bool]:
+        """The entries behind the shared ones in a new request's table of one group: needed, or null from the start."""
+        rule = self.rules[index]
+        if index in self._encoder_groups:
+            return [True] * rule.blocks_needed(sum(item.num_tokens for item in request.media))
+        if index in self._state_groups:
+            return [True] * rule.blocks_needed(num_tokens)
+        expired = rule.expired(num_computed_tokens)
+        return [i not in expired for i in range(len(hit.block_ids[index]), rule.blocks_needed(num_tokens))]
+
+    def fork(self, parent: Request, child: Request) -> bool:
+        """n > 1: the child shares the parent's prompt up to the block with the last prompt token, gets a copy of that block,
+        and starts with all prompt tokens but the last one computed. False, and nothing is changed, when it cannot: blocks are
+        short, the parent has dropped blocks the child needs, or its state has moved on."""
+        if self._state_groups or self._encoder_groups:
+            return False
+        num_computed = child.num_prompt_tokens - 1
+        parent_tables, tables, sources = self.tables(parent), [], []
+        for index, rule in enumerate(self.rules):
+            last = num_computed // rule.block_size
+            expired = rule.expired(num_computed)
+            tables.append([0 if i in expired else block_id for i, block_id in enumerate(parent_tables[index][:last])])
+            if any(block_id == NULL_BLOCK and i not in expired for i, block_id in enumerate(tables[index])):
+                return False
+            if num_computed % rule.block_size:
+                sources.append((index, parent_tables[index][last]))
+        if any(source == NULL_BLOCK for _, source in sources) or self.pool.num_free < len(self.rules):
+            return False
+        blocks = self._blocks[child.key] = RequestBlocks(len(self.rules))
+        for index, table in enumerate(tables):
+            self.pool.touch(table)
+            blocks.tables[index].extend(table)
+            blocks.num_hashed[index] = len(table)
+        fresh = self.pool.take(len(self.rules))
+        assert fresh is not None, "counted above"
+        self._append(blocks, [1] * len(self.rules), fresh)
+        self.pool.touch(source for _, source in sources)
+        self._copies.extend((child.key, (index, source, fresh[index])) for index, source in sources)
+        return True
+
+    def checkpoint(self, request: Request, num_computed_tokens: int) -> None:
+        """Before the request's next step: copy its states when they stand at a border. Skipped when blocks are short."""
+        every, blocks = self.checkpoint_every, self._blocks[request.key]
+        if not every or num_computed_tokens == 0 or num_computed_tokens % every or blocks.checkpoint is not None:
+            return
+        taken = self.pool.take(len(self._state_groups))
+        if taken is None:
+            return
+        blocks.checkpoint = (num_computed_tokens, tuple(taken))
+        for index, destination in zip(self._state_groups, taken, strict=True):
+            source = blocks.tables[index][0]
+            self.pool.touch([source])
+            self._copies.append((request.key, (index, source, destination)))
+
+    def release(self, request: Request) -> None:
+        """Give all blocks back, the tail first. Nothing happens when the request holds none."""
+        blocks = self._blocks.pop(request.key, None)
+        if blocks is None:
+            return
+        for table in blocks.tables:
+            self.pool.free(reversed(table))
+        if blocks.checkpoint is not None:
+            self.pool.free(blocks.checkpoint[1])
+        stale = [copy for key, copy in self._copies if key == request.key]
+        self._copies = [entry for entry in self._copies if entry[0] != request.key]
+        self.pool.free(source for _, source, _ in stale)
+
+    def pin(self, request: Request, name: str) -> None:
+        """Keep the request's blocks, also after `release`, until `unpin`: `name` (a connector) still reads them."""
+        held = [block_id for table in self.tables(request) for block_id in reversed(table)]
+        self.pool.touch(held)
+        self._pins.setdefault((name, request.key), []).append(held)
+
+    def unpin(self, name: str, key: str) -> bool:
+        """The oldest pinned transfer of this name and request is done. False when there is none."""
+        pinned = self._pins.get((name, key))
+        if not pinned:
+            return False
+        self.pool.free(pinned.pop(0))
+        if not pinned:
+            del self._pins[name, key]
+        return True
+
+    def take_copies(self) -> list[Copy]:
+        """Copies to run before the next step's forward; `copies_done` must be told after that step."""
+        copies = [copy for _, copy in self._copies]
+        self._copies.clear()
+        return copies
+
+    def copies_done(self, copies: Iterable[Copy]) -> None:
+        """The step that ran them is over: their sources may go."""
+        self.pool.free(source for _, source, _ in copies)
+
+    def reset(self) -> bool:
+        """Forget the prefix cache; False while blocks are in use."""
+        return self.pool.reset()

@@ -1,0 +1,122 @@
+"""How the memory of the KV cache is divided: layers into groups, bytes into blocks. Cold, once per start.
+
+Layers that store the same thing are of one *type*. Each type is cut into *groups* of the same number of layers, so that a
+block of any group has the same number of bytes and one pool of blocks serves all groups:
+
+    one type    1 group, all layers
+    24 window layers, 8 full layers    groups of 8 layers: 3 window groups, 1 full group
+
+Types with smaller slots (or with one state per request) differ in *tokens per block* instead: every group gets as many tokens
+as fit the common number of bytes, in multiples of the wanted block size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from pegboard.engine.kv.rules import make_rule
+from pegboard.errors import ConfigError, KVCacheTooSmall
+from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, State
+
+
+def plan_kv(
+    specs: Mapping[int, KVCacheSpec],
+    memory_bytes: int,
+    *,
+    block_size: int,
+    max_model_len: int,
+    max_num_batched_tokens: int | None = None,
+    max_in_flight: int = 1,
+    num_blocks_override: int | None = None,
+) -> KVPlan:
+    """Group the layers of `specs` (layer index → what it stores) and size the one pool of blocks.
+
+    block_size: wanted tokens per block; rounded up to what the layers' kernels need. max_num_batched_tokens × max_in_flight:
+    most tokens of one request computed before blocks behind a window are dropped; default the whole request.
+    num_blocks_override: exact number of blocks (the null block included), whatever the memory.
+    Raises KVCacheTooSmall when one request of `max_model_len` tokens does not fit, with the bytes it needs and the
+    max_model_len that would fit; ConfigError when no layer stores anything.
+    """
+    if not specs:
+        raise ConfigError("no layer stores keys and values: this model needs no KV cache, and the engine cannot run it")
+    parts = _split_layers(specs)
+    block_bytes = _block_bytes(parts, block_size)
+    groups = tuple(KVGroup(layers, spec, _tokens_per_block(layers, spec, block_size, block_bytes)) for layers, spec in parts)
+    num_blocks = num_blocks_override if num_blocks_override is not None else memory_bytes // block_bytes
+    plan = KVPlan(groups, num_blocks, block_bytes, _hash_block_size(groups))
+    chunk_tokens = max_num_batched_tokens * max_in_flight if max_num_batched_tokens else max_model_len
+    check_fits(plan, max_model_len, chunk_tokens)
+    return plan
+
+
+def blocks_per_request(plan: KVPlan, num_tokens: int, chunk_tokens: int) -> int:
+    """Most blocks one request of `num_tokens` tokens holds at once, over all groups."""
+    return sum(make_rule(group, plan.hash_block_size).max_blocks(num_tokens, chunk_tokens) for group in plan.groups)
+
+
+def check_fits(plan: KVPlan, max_model_len: int, chunk_tokens: int) -> None:
+    """Raise KVCacheTooSmall unless a request of `max_model_len` tokens can run when it is alone."""
+    needed = blocks_per_request(plan, max_model_len, chunk_tokens) + 1  # the null block
+    if needed <= plan.num_blocks:
+        return
+    fits = _longest_fit(plan, max_model_len, chunk_tokens)
+    advice = f"lower max_model_len to at most {fits}, or give" if fits else "give"
+    raise KVCacheTooSmall(
+        f"one request of max_model_len={max_model_len} tokens needs {needed * plan.block_bytes} bytes of KV cache "
+        f"({needed} blocks of {plan.block_bytes} bytes), and there are {max(plan.num_blocks, 0) * plan.block_bytes} bytes "
+        f"({max(plan.num_blocks, 0)} blocks); {advice} the KV cache more memory (kv_cache_memory_bytes)"
+    )
+
+
+def _longest_fit(plan: KVPlan, max_model_len: int, chunk_tokens: int) -> int:
+    """Largest max_model_len that fits the plan's blocks, 0 if none does (binary search: needs only grow with length)."""
+    low, high = 0, max_model_len
+    while low < high:
+        middle = (low + high + 1) // 2
+        if blocks_per_request(plan, middle, chunk_tokens) + 1 <= plan.num_blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _split_layers(specs: Mapping[int, KVCacheSpec]) -> list[tuple[tuple[int, ...], KVCacheSpec]]:
+    """Layers by equal spec, each type cut into parts of at most n layers."""
+    by_spec: dict[KVCacheSpec, list[int]] = {}
+    for layer in sorted(specs):
+        by_spec.setdefault(specs[layer], []).append(layer)
+    n = _layers_per_group([len(layers) for layers in by_spec.values()])
+    return [(tuple(layers[i : i + n]), spec) for spec, layers in by_spec.items() for i in range(0, len(layers), n)]
+
+
+def _layers_per_group(counts: Sequence[int]) -> int:
+    """The smallest type's count, so that no group is padded more than by its last part; when the types are nearly as large,
+    the largest count, since a few padded layers cost less than twice the groups."""
+    return max(counts) if max(counts) <= 1.25 * min(counts) else min(counts)
+
+
+def _block_bytes(parts: Sequence[tuple[tuple[int, ...], KVCacheSpec]], block_size: int) -> int:
+    """Bytes of a block: the largest that any group needs for its smallest allowed block."""
+    return max(
+        len(layers) * spec.slot_bytes() * (1 if spec.unit == "request" else _round_up(block_size, spec.block_size_multiple))
+        for layers, spec in parts
+    )
+
+
+def _tokens_per_block(layers: tuple[int, ...], spec: KVCacheSpec, block_size: int, block_bytes: int) -> int:
+    """Tokens of this group that fit a block, a multiple of the wanted size. For a state: tokens between two checkpoints."""
+    if spec.unit == "request":
+        every = spec.retain.checkpoint_every if isinstance(spec.retain, State) else 0
+        return every or block_size
+    size = _round_up(block_size, spec.block_size_multiple)
+    return size * (block_bytes // (len(layers) * spec.slot_bytes() * size))
+
+
+def _hash_block_size(groups: Sequence[KVGroup]) -> int:
+    """Tokens per hash: divides every group's block, so that one chain of hashes names the blocks of all groups."""
+    return math.gcd(*(group.block_size for group in groups))
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,1 @@
+"""What the engine measures, and how it reaches the sinks."""

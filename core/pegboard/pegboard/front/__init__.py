@@ -1,0 +1,1 @@
+"""What a program calls: `LLM`, `AsyncLLM`, `LLMEngine`. Text in, text out."""

@@ -1,0 +1,440 @@
+"""AsyncLLM: the engine in a process of its own, behind an asyncio face. The server's engine client; usable by itself.
+
+    async with AsyncLLM("org/model") as llm:
+        async for output in llm.generate("Hello", SamplingParams(max_tokens=8)):
+            print(output.outputs[0].text)
+
+One request is one `OutputStream` and one event; a consumer that is slow finds everything new in one output, so no queue
+grows. Everything here runs on the event loop, except tokenizing long prompts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from pegboard.config.view import describe_settings
+from pegboard.data.logprobs import TokenTexts
+from pegboard.data.output import PoolingRequestOutput, RequestOutput
+from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
+from pegboard.engine.boundary.messages import (
+    Abort,
+    Add,
+    Control,
+    ControlReply,
+    Dead,
+    FromEngine,
+    Measured,
+    Ready,
+    Rejected,
+    StepDeltas,
+)
+from pegboard.engine.metrics.sinks import Sinks
+from pegboard.errors import EngineDeadError, PegboardError, RequestError
+from pegboard.front.beam_search import beam_search_online
+from pegboard.front.output_stream import OutputStream
+from pegboard.front.prompts import PromptInput, RequestBuilder, prompt_text
+from pegboard.interfaces.api import TRACE_HEADERS, Health, ParsedOutput, Parsing, Prompt, RequestOptions, ServedModel
+from pegboard.interfaces.metrics import Metric, MetricsSink, Sample
+from pegboard.log import get_logger
+from pegboard_chat.output_events import OutputReader
+
+if TYPE_CHECKING:
+    from pegboard.config.schema import Settings
+    from pegboard.data.pooling_params import PoolingParams
+    from pegboard.data.request_parts import AdapterRef
+    from pegboard.engine.boundary.client import EngineProcess
+    from pegboard.interfaces.tokenizer import Tokenizer
+    from pegboard.plan.engine_plan import EnginePlan
+    from pegboard.plugins.registry import Registry
+
+log = get_logger(__name__)
+
+LONG_PROMPT_CHARS = 4096
+"""Texts from here on are tokenized in a thread: about a millisecond of work."""
+
+
+class AsyncLLM:
+    """Engine client of one model; every method but the constructors is called on one event loop.
+
+    Created from settings (`AsyncLLM(model, **settings)`, `from_settings`, `await create(...)`) or from parts. The engine
+    process starts in the constructor; `start` (also called by `generate` and `async with`) waits until it is ready.
+    """
+
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
+        from pegboard.config.sources import engine_settings
+
+        self._open(engine_settings(model, settings))
+
+    @classmethod
+    def from_settings(cls, settings: "Settings") -> "AsyncLLM":
+        """Start the engine process and resolve the plan meanwhile. Raises what `plan.resolve` raises."""
+        self = cls.__new__(cls)
+        self._open(settings)
+        return self
+
+    @classmethod
+    async def create(cls, model: str | None = None, **settings: Any) -> "AsyncLLM":
+        """A client that is ready."""
+        client = await asyncio.to_thread(cls, model, **settings)
+        await client.start()
+        return client
+
+    @classmethod
+    def from_parts(
+        cls,
+        plan: "EnginePlan",
+        registry: "Registry | None",
+        tokenizer: "Tokenizer | None",
+        engine: "EngineProcess",
+        *,
+        sinks: Mapping[str, MetricsSink] | None = None,
+        metrics: Sequence[Metric] = (),
+    ) -> "AsyncLLM":
+        """A client of an engine process that was started elsewhere and has been sent its plan. sinks: by plugin name, who gets
+        the engine's samples (if it was told to send them) and what `publish` is given; metrics: what the latter may hold."""
+        self = cls.__new__(cls)
+        self._assemble(plan, registry, tokenizer, engine)
+        self.sinks, self._metrics = dict(sinks or {}), tuple(metrics)
+        self._all_sinks = Sinks([*self.sinks.values()])
+        return self
+
+    def _open(self, settings: "Settings") -> None:
+        from pegboard.engine.boundary.client import EngineProcess
+        from pegboard.plan.engine_plan import make_tokenizer, resolve
+
+        engine = EngineProcess()
+        try:
+            plan, registry = resolve(settings)
+            engine.start(plan)
+            tokenizer = None if settings.engine.skip_tokenizer_init else make_tokenizer(registry, plan)
+            self._assemble(plan, registry, tokenizer, engine)
+        except BaseException:
+            engine.stop()
+            raise
+
+    def _assemble(self, plan: "EnginePlan", registry: Any, tokenizer: "Tokenizer | None", engine: "EngineProcess") -> None:
+        self.plan = plan
+        self.registry = registry
+        self.info: Mapping[str, Any] = {}
+        self._tokenizer = tokenizer
+        self._output_reader = OutputReader.of_plan(plan, registry, tokenizer) if tokenizer is not None else None
+        self._texts = TokenTexts(tokenizer) if tokenizer is not None else None
+        self._builder = RequestBuilder(plan, tokenizer, registry)
+        self._engine = engine
+        self._streams: dict[str, _Live] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._call_ids = count()
+        self._request_ids = count()
+        self._ready: asyncio.Future[None] | None = None
+        self._dead: EngineDeadError | None = None
+        self._is_shut_down = False
+        self._created = int(time.time())
+        self.sinks: Mapping[str, MetricsSink] = {}
+        self._all_sinks = Sinks()
+        self._metrics: Sequence[Metric] = ()
+
+    # --- life ------------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Wait until the engine is ready; later calls return at once. Raises what stopped it from starting."""
+        if self._ready is None:
+            self._refuse_if_dead()
+            self._ready = asyncio.get_running_loop().create_future()
+            self._ready.add_done_callback(_mark_retrieved)
+            self._engine.attach(self._on_message, self._on_death)
+        await asyncio.shield(self._ready)
+
+    async def __aenter__(self) -> "AsyncLLM":
+        try:
+            await self.start()
+        except BaseException:
+            self.shutdown()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """End the engine process, and with it all streams (EngineDeadError); blocks until it is gone. Calling again is fine."""
+        if self._is_shut_down:
+            return
+        self._is_shut_down = True
+        if self._dead is None:
+            self._fail_everything(EngineDeadError("the engine was shut down"))
+        self._all_sinks.close()
+        self._engine.stop()
+
+    def _on_message(self, message: FromEngine) -> None:
+        if isinstance(message, StepDeltas):
+            self._on_deltas(message)
+        elif isinstance(message, Measured):
+            self._all_sinks.publish(message.sample)
+        elif isinstance(message, Rejected):
+            if live := self._streams.get(message.request_id):
+                live.fail(message.failure.error())
+        elif isinstance(message, ControlReply):
+            future = self._calls.pop(message.call_id, None)
+            if future is not None and not future.done():
+                if message.failure is None:
+                    future.set_result(message.result)
+                else:
+                    future.set_exception(message.failure.error())
+        elif isinstance(message, Ready):
+            self.info = message.info
+            self._all_sinks.declare([*self._metrics, *message.metrics])
+            assert self._ready is not None
+            self._ready.set_result(None)
+        elif isinstance(message, Dead):
+            self._fail_start(message.failure.error())
+            self._dead = EngineDeadError(f"the engine did not start: {message.failure.message}")
+
+    def _on_deltas(self, message: StepDeltas) -> None:
+        ended = []
+        for delta in message.deltas:
+            live = self._streams.get(delta.request_id)
+            if live is None:  # aborted while the delta was on its way
+                continue
+            stream = live.stream
+            if stream.feed(delta):
+                ended.append(stream.key(delta.index))
+            if stream.has_news:
+                live.wake.set()
+        if ended:
+            self._engine.send(Abort(ended, "stop"))
+
+    def _on_death(self, error: EngineDeadError) -> None:
+        self._fail_start(error)
+        self._fail_everything(error)
+
+    def _fail_start(self, error: PegboardError) -> None:
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(error)
+
+    def _fail_everything(self, error: EngineDeadError) -> None:
+        self._dead = error
+        self._fail_start(error)
+        for live in self._streams.values():
+            live.fail(EngineDeadError(str(error)))  # one each: raising adds to an exception's traceback
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(error)
+        self._calls.clear()
+
+    # --- requests --------------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: PromptInput,
+        params: SamplingParams | None = None,
+        request: RequestOptions | str | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        lora_request: "AdapterRef | None" = None,
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Stream outputs as `params.output_kind` says; closing the iterator, or cancelling its task, aborts.
+
+        Both `generate(prompt, params, RequestOptions(...))` and vLLM's `generate(prompt, sampling_params, request_id)` work;
+        without an id one is made. Raises RequestError before the first output, EngineDeadError, PegboardError when the
+        engine gave this one request up.
+        """
+        params = params if params is not None else sampling_params
+        if params is None:
+            params = SamplingParams(**self.default_params())
+        if not isinstance(request, RequestOptions):
+            name = request or request_id or f"request-{next(self._request_ids)}"
+            request = RequestOptions(request_id=name, priority=priority, lora=lora_request, trace_headers=trace_headers)
+        return self._generate(prompt, params, request)
+
+    async def _generate(
+        self, prompt: PromptInput, params: SamplingParams, options: RequestOptions
+    ) -> AsyncIterator[RequestOutput]:
+        await self.start()
+        live = await self._add(prompt, params, options)
+        stream = live.stream
+        try:
+            while True:
+                await live.wake.wait()
+                live.wake.clear()
+                if live.error is not None:
+                    raise live.error
+                if stream.error is not None:
+                    raise _failure(stream)
+                output = stream.take()
+                if output is not None:
+                    yield output
+                    if output.finished:
+                        return
+        finally:
+            self._streams.pop(options.request_id, None)
+            if not stream.is_finished and live.error is None:
+                self._engine.send(Abort([options.request_id]))
+
+    async def _add(self, prompt: PromptInput, params: SamplingParams, options: RequestOptions) -> "_Live":
+        build = partial(self._builder.build, priority=options.priority, lora=options.lora)
+        text = prompt_text(prompt)
+        if text is not None and len(text) >= LONG_PROMPT_CHARS:
+            request = await asyncio.to_thread(build, prompt, params, options.request_id)
+        else:
+            request = build(prompt, params, options.request_id)
+        if headers := options.trace_headers or TRACE_HEADERS.get():
+            request.trace_headers = dict(headers)
+        self._refuse_if_dead()
+        if options.request_id in self._streams:
+            raise RequestError(f"request id {options.request_id!r} is in use by a running request", parameter="request_id")
+        stream = OutputStream(
+            request,
+            self._tokenizer,
+            self._texts,
+            prompt=text,
+            lora_request=options.lora,
+            stream_interval=self.plan.settings.engine.stream_interval,
+        )
+        live = self._streams[options.request_id] = _Live(stream)
+        self._engine.send(Add(request))
+        return live
+
+    def _refuse_if_dead(self) -> None:
+        if self._dead is not None:
+            raise EngineDeadError(str(self._dead))
+
+    def beam_search(self, prompt: Prompt, params: BeamSearchParams, request: RequestOptions) -> AsyncIterator[RequestOutput]:
+        """One final output with the `beam_width` best completions; see `pegboard.front.beam_search`."""
+        return beam_search_online(self, prompt, params, request, self._builder.eos_token_ids)
+
+    def prepare(self, params: SamplingParams, parsing: Parsing, prompt_token_ids: Sequence[int]) -> SamplingParams:
+        return self._reader().prepare(params, parsing, prompt_token_ids)
+
+    def events(self, outputs: AsyncIterator[RequestOutput], parsing: Parsing) -> AsyncIterator[ParsedOutput]:
+        return self._reader().events(outputs, parsing)
+
+    def parsers(self) -> Mapping[str, str | None]:
+        return self._reader().parsers()
+
+    def _reader(self) -> OutputReader:
+        """Reads answers with the plan's parsers; raises RequestError under `skip_tokenizer_init`."""
+        if self._output_reader is None:
+            raise RequestError("without a tokenizer (skip_tokenizer_init) answers cannot be read")
+        return self._output_reader
+
+    def encode(self, prompt: Prompt, params: "PoolingParams", request: RequestOptions) -> AsyncIterator[PoolingRequestOutput]:
+        """Refused: the served model generates."""
+        raise RequestError("this model generates text and does not pool; serve a pooling model for embeddings", parameter="model")
+
+    async def abort(self, request_id: str | Sequence[str]) -> None:
+        """End requests with finish reason "abort"; unknown ids are ignored."""
+        ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        running = [name for name in ids if name in self._streams]
+        if running:
+            self._engine.send(Abort(running))
+
+    # --- everything else -------------------------------------------------------------------------------------------------
+
+    def tokenizer(self) -> "Tokenizer":
+        """The served model's tokenizer. Raises RequestError under `skip_tokenizer_init`."""
+        if self._tokenizer is None:
+            raise RequestError("no tokenizer: skip_tokenizer_init is set, so only token ids are served")
+        return self._tokenizer
+
+    get_tokenizer = tokenizer
+
+    def models(self) -> Sequence[ServedModel]:
+        """One entry per served name."""
+        root = self.plan.model_names[0] if self.plan.settings.engine.model is None else self.plan.settings.engine.model
+        return [ServedModel(name, root, self.plan.max_model_len, self._created) for name in self.plan.model_names]
+
+    def default_params(self) -> Mapping[str, Any]:
+        return self.plan.default_params
+
+    def publish(self, sample: Sample) -> None:
+        """Hand something measured in this process to the sinks, here and in the other API processes of the server."""
+        self._all_sinks.publish(sample)
+        self._engine.share(sample)
+
+    def health(self) -> Health:
+        return Health(self._dead is None, str(self._dead or ""))
+
+    @property
+    def is_running(self) -> bool:
+        return self._dead is None and not self._is_shut_down
+
+    @property
+    def errored(self) -> bool:
+        return self._dead is not None
+
+    @property
+    def dead_error(self) -> EngineDeadError:
+        return self._dead or EngineDeadError("the engine is alive")
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError when the engine is gone."""
+        self._refuse_if_dead()
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; False when some are in use."""
+        return bool(await self.control("reset_prefix_cache"))
+
+    async def control(self, action: str, **arguments: object) -> object:
+        """ "abort" (request_ids), "plugins", "settings" and "load" (running prompts) are answered here, anything else by
+        `Engine.control`."""
+        if action == "plugins":
+            return self._plugins()
+        if action == "settings":
+            return describe_settings(self.plan.settings)
+        if action == "load":
+            return len(self._streams)
+        if action == "abort":
+            await self.abort(arguments.get("request_ids") or arguments.get("request_id") or [])  # type: ignore[arg-type]
+            return None
+        await self.start()
+        self._refuse_if_dead()
+        call_id = next(self._call_ids)
+        future = self._calls[call_id] = asyncio.get_running_loop().create_future()
+        self._engine.send(Control(call_id, action, dict(arguments)))
+        try:
+            return await future
+        finally:
+            self._calls.pop(call_id, None)
+
+    def _plugins(self) -> dict[str, Any]:
+        if self.registry is None:
+            return {"installed": [], "decisions": []}
+        return {"installed": self.registry.describe(), "decisions": self.registry.describe_decisions()}
+
+
+def _failure(stream: OutputStream) -> PegboardError:
+    """Why the engine gave the request up: the request's own fault where it names the field."""
+    message = stream.error or "the engine gave the request up"
+    parameter = stream.error_parameter
+    return PegboardError(message) if parameter is None else RequestError(message, parameter=parameter)
+
+
+class _Live:
+    """A running request: its stream, and what wakes its consumer."""
+
+    __slots__ = ("stream", "wake", "error")
+
+    def __init__(self, stream: OutputStream) -> None:
+        self.stream = stream
+        self.wake = asyncio.Event()
+        self.error: PegboardError | None = None
+
+    def fail(self, error: PegboardError) -> None:
+        """End the stream with an exception, at the consumer's next wake-up."""
+        if not self.stream.is_finished and self.error is None:
+            self.error = error
+            self.wake.set()
+
+
+def _mark_retrieved(future: asyncio.Future[None]) -> None:
+    """Nobody may be waiting for the start when it fails; asyncio must not complain about that."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,195 @@
+"""Beam search over an engine that knows nothing of it: one token per round for every beam (vLLM's rules).
+
+Score of a beam: cumulative logprob / length ** length_penalty, the length counting the prompt but not a final
+end-of-sequence token. Each round asks for 2 * beam_width logprobs, so `max_logprobs` must allow that many.
+
+`BeamSearch` decides; `beam_search` drives it over `LLM`, `beam_search_online` over an `EngineClient`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pegboard.data.output import CompletionOutput, Logprob, RequestOutput
+from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from pegboard.errors import PegboardError, RequestError
+from pegboard.front.prompts import PromptInput
+from pegboard.interfaces.api import EngineClient, Prompt, RequestOptions
+
+if TYPE_CHECKING:
+    from pegboard.front.llm import LLM
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """tokens: prompt and output. text: the decoded `tokens`. logprobs: one entry per output token."""
+
+    tokens: list[int]
+    logprobs: list[dict[int, Logprob]]
+    cum_logprob: float = 0.0
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The best sequences of one prompt, best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+def score(beam: BeamSearchSequence, length_penalty: float, eos_token_ids: Collection[int]) -> float:
+    """Length-normalized logprob; higher is better."""
+    length = len(beam.tokens)
+    if beam.tokens[-1] in eos_token_ids:
+        length -= 1
+    return beam.cum_logprob / float(max(1, length) ** length_penalty)
+
+
+class BeamSearch:
+    """The search of one prompt. beams: what to extend by one token each; empty when nothing is left to do."""
+
+    def __init__(
+        self, prompt_token_ids: Sequence[int], params: BeamSearchParams, eos_token_ids: Collection[int], max_model_len: int
+    ) -> None:
+        self.beams = [BeamSearchSequence(list(prompt_token_ids), [])]
+        self._params = params
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._max_model_len = max_model_len
+        self._completed: list[BeamSearchSequence] = []
+        self._num_rounds_left = params.max_tokens
+
+    def extend(self, logprobs: Sequence[Mapping[int, Logprob]]) -> None:
+        """One round is over: the most likely next tokens of every beam, in their order."""
+        longer = [
+            BeamSearchSequence([*beam.tokens, token], [*beam.logprobs, dict(found)], beam.cum_logprob + entry.logprob)
+            for beam, found in zip(self.beams, logprobs, strict=True)
+            for token, entry in found.items()
+        ]
+        ends = [not self._params.ignore_eos and beam.tokens[-1] in self._eos_token_ids for beam in longer]
+        for beam, is_end in zip(longer, ends, strict=True):
+            if is_end:
+                beam.finish_reason = "stop"
+                self._completed.append(beam)
+        going_on = [beam for beam, is_end in zip(longer, ends, strict=True) if not is_end]
+        kept = sorted(going_on, key=self._rank, reverse=True)[: self._params.beam_width]
+        self._num_rounds_left -= 1
+        # all beams of a search have the same length, so they reach the limit together
+        is_over = self._num_rounds_left == 0 or bool(kept and len(kept[0].tokens) >= self._max_model_len)
+        self._completed += kept if is_over else []
+        self.beams = [] if is_over else kept
+
+    def best(self) -> list[BeamSearchSequence]:
+        """The `beam_width` best of all, best first; those that no end of sequence ended have "length" as their reason."""
+        best = sorted(self._completed, key=self._rank, reverse=True)[: self._params.beam_width]
+        for beam in best:
+            beam.finish_reason = beam.finish_reason or "length"
+        return best
+
+    def shown(self, beam: BeamSearchSequence) -> list[int]:
+        """The tokens to show: without the end of sequence unless it is asked for."""
+        hides_end = beam.finish_reason == "stop" and not self._params.include_stop_str_in_output
+        return beam.tokens[:-1] if hides_end else beam.tokens
+
+    def _rank(self, beam: BeamSearchSequence) -> float:
+        return score(beam, self._params.length_penalty, self._eos_token_ids)
+
+
+def step_params(params: BeamSearchParams) -> SamplingParams:
+    """What one round asks of the engine. Raises RequestError for parameters that cannot be searched with."""
+    if not isinstance(params, BeamSearchParams):
+        raise RequestError(f"params must be BeamSearchParams, got {type(params).__name__}", parameter="params")
+    return SamplingParams(
+        max_tokens=1,
+        logprobs=2 * params.beam_width,
+        temperature=params.temperature,
+        ignore_eos=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def beam_search(
+    llm: "LLM", prompts: Sequence[PromptInput], params: BeamSearchParams, *, use_tqdm: Any = False
+) -> list[BeamSearchOutput]:
+    """Search all prompts together. Raises RequestError as `LLM.generate`."""
+    asked = step_params(params)
+    engine, tokenizer = llm.llm_engine, llm.get_tokenizer()
+    first = [engine.prepare(f"beam-{index}", prompt, asked) for index, prompt in enumerate(prompts)]
+    length = engine.plan.max_model_len
+    searches = [BeamSearch(request.prompt_token_ids, params, engine.eos_token_ids, length) for request in first]
+    while live := [search for search in searches if search.beams]:
+        inputs = [{"prompt_token_ids": beam.tokens} for search in live for beam in search.beams]
+        outputs = iter(llm.generate(inputs, asked, use_tqdm=use_tqdm))
+        for search in live:
+            search.extend([_logprobs(next(outputs)) for _ in search.beams])
+    results = []
+    for search in searches:
+        best = search.best()
+        for beam in best:
+            beam.text = tokenizer.decode(search.shown(beam), skip_special_tokens=params.skip_special_tokens)
+        results.append(BeamSearchOutput(best))
+    return results
+
+
+async def beam_search_online(
+    client: EngineClient, prompt: Prompt, params: BeamSearchParams, request: RequestOptions, eos_token_ids: Collection[int]
+) -> AsyncIterator[RequestOutput]:
+    """One final output with the `beam_width` best completions; `text` and `token_ids` without the prompt. All beams of a round
+    run at once. Raises as `EngineClient.generate`; closing the iterator aborts."""
+    asked = step_params(params)
+    try:
+        first = await _last(client.generate(prompt, asked, request))
+    except RequestError as error:
+        if error.parameter != "logprobs":
+            raise
+        reason = f"{params.beam_width} beams need {asked.logprobs} logprobs in every round: {error}"
+        raise RequestError(reason, parameter="n") from error
+    prompt_token_ids = list(first.prompt_token_ids or ())
+    search = BeamSearch(prompt_token_ids, params, eos_token_ids, client.models()[0].max_model_len)
+    search.extend([_logprobs(first)])
+    number = 0
+    while search.beams:
+        number += 1
+        prompts = [replace(prompt, text=None, token_ids=beam.tokens) for beam in search.beams]
+        names = [replace(request, request_id=f"{request.request_id}-{number}-{index}") for index in range(len(prompts))]
+        rounds = [_last(client.generate(longer, asked, name)) for longer, name in zip(prompts, names, strict=True)]
+        search.extend([_logprobs(output) for output in await _all(rounds)])
+    completions = []
+    for index, beam in enumerate(search.best()):
+        token_ids = search.shown(beam)[len(prompt_token_ids) :]
+        text = client.tokenizer().decode(token_ids, skip_special_tokens=params.skip_special_tokens)
+        logprobs = beam.logprobs[: len(token_ids)]
+        stop = beam.stop_reason
+        completions.append(CompletionOutput(index, text, token_ids, beam.cum_logprob, logprobs, beam.finish_reason, stop))
+    yield RequestOutput(request.request_id, prompt.text, prompt_token_ids, completions, True)
+
+
+async def _last(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
+    async with aclosing(outputs) as stream:  # type: ignore[type-var]
+        async for output in stream:
+            if output.finished:
+                return output
+    raise PegboardError("the engine ended a beam without an output")
+
+
+async def _all(rounds: Sequence[Any]) -> list[RequestOutput]:
+    """All results in order; the first failure, or being cancelled, ends the others too."""
+    tasks = [asyncio.ensure_future(one) for one in rounds]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _logprobs(output: RequestOutput) -> Mapping[int, Logprob]:
+    completion = output.outputs[0]
+    if completion.finish_reason in ("error", "abort"):
+        raise PegboardError(f"beam search was ended by the engine ({completion.finish_reason})")
+    return (completion.logprobs or [{}])[0]

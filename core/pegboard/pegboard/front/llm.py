@@ -1,0 +1,296 @@
+"""LLM: offline generation in the caller's process.
+
+llm = LLM("org/model")
+outputs = llm.generate(["Hello, my name is"], SamplingParams(max_tokens=32))
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from pegboard.data.output import MetricValue, RequestOutput
+from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from pegboard.errors import EngineDeadError, RequestError
+from pegboard.front.llm_engine import LLMEngine
+from pegboard.front.prompts import PromptInput, prompt_text
+from pegboard.interfaces.tokenizer import Chat
+from pegboard.log import get_logger
+
+if TYPE_CHECKING:
+    from pegboard.data.request_parts import AdapterRef
+    from pegboard.front.beam_search import BeamSearchOutput
+    from pegboard.interfaces.tokenizer import Tokenizer
+
+log = get_logger(__name__)
+
+Messages = Sequence[Mapping[str, Any]]
+UseTqdm = bool | Callable[..., Any]
+
+
+class LLM:
+    """One model, loaded here, for batches of prompts.
+
+    settings: fields of `EngineConfig` by name, and `plugin_options={"kind.name": {field: value}}`. model None loads the
+    default model. Use as a context manager, or call `shutdown`, to give the memory back. Not thread-safe.
+    """
+
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
+        from pegboard.config.sources import engine_settings
+
+        settings.setdefault("disable_log_stats", True)
+        self.llm_engine = LLMEngine.from_settings(engine_settings(model, settings))
+        self._request_ids = count()
+
+    @classmethod
+    def from_engine(cls, engine: LLMEngine) -> "LLM":
+        """An LLM on an engine that is already built."""
+        self = cls.__new__(cls)
+        self.llm_engine = engine
+        self._request_ids = count()
+        return self
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """Stop the engine and free its memory."""
+        self.llm_engine.shutdown()
+
+    def generate(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: "AdapterRef | Sequence[AdapterRef | None] | None" = None,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts; outputs in the order of the prompts. One list of token ids is one prompt.
+
+        sampling_params, lora_request and priority: one for all, or one per prompt; params None = the model's defaults.
+        use_tqdm: show a progress bar, or a function to make one with. Raises RequestError before anything runs when one
+        prompt is wrong. Ctrl-C gives all of them up and leaves the LLM usable.
+        """
+        all_prompts = _as_list(prompts)
+        default = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        all_params = _per_prompt("sampling_params", default, len(all_prompts))
+        loras = _per_prompt("lora_request", lora_request, len(all_prompts))
+        priorities = _per_prompt("priority", 0 if priority is None else priority, len(all_prompts))
+        requests = []
+        for prompt, params, lora, value in zip(all_prompts, all_params, loras, priorities, strict=True):
+            if isinstance(params, SamplingParams):
+                params = params.clone(output_kind=RequestOutputKind.FINAL_ONLY)
+            request_id = str(next(self._request_ids))
+            requests.append(self.llm_engine.prepare(request_id, prompt, params, priority=value or 0, lora=lora))
+        try:
+            for request, prompt in zip(requests, all_prompts, strict=True):
+                self.llm_engine.submit(request, prompt_text(prompt))
+            done = self._run(len(requests), use_tqdm)
+        except BaseException:  # also Ctrl-C: nothing of this call may live on in the engine
+            with suppress(EngineDeadError):
+                self.llm_engine.abort_all()
+            raise
+        return [done[request.request_id] for request in requests]
+
+    def _run(self, num_requests: int, use_tqdm: UseTqdm) -> dict[str, RequestOutput]:
+        done: dict[str, RequestOutput] = {}
+        with _Progress(num_requests, use_tqdm) as progress, _InterruptBetweenSteps() as interrupt:
+            while self.llm_engine.has_unfinished_requests():
+                interrupt.check()
+                for output in self.llm_engine.step():
+                    if output.finished:
+                        done[output.request_id] = output
+                        progress.advance(output)
+        return done
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: "AdapterRef | None" = None,
+        priority: int | Sequence[int] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, rendered with the model's chat template (or `chat_template`, Jinja source).
+        Structured output starts behind the reasoning, if the model has a reasoning parser. Raises RequestError as `generate`,
+        and for a conversation the template refuses."""
+        if continue_final_message and add_generation_prompt:
+            message = "continue_final_message and add_generation_prompt exclude each other: set add_generation_prompt=False"
+            raise RequestError(message, parameter="add_generation_prompt")
+        tokenizer = self.get_tokenizer()
+        prompts: list[PromptInput] = []
+        for conversation in _conversations(messages):
+            chat = Chat(
+                messages=conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template=chat_template,
+                template_kwargs=chat_template_kwargs or {},
+            )
+            rendered = tokenizer.render(chat)
+            if rendered.token_ids is not None:
+                prompts.append({"prompt_token_ids": list(rendered.token_ids), "prompt": rendered.text})
+            else:  # the template writes the special tokens itself
+                token_ids = tokenizer.encode(rendered.text or "", add_special_tokens=False)
+                prompts.append({"prompt_token_ids": token_ids, "prompt": rendered.text})
+        if sampling_params is not None:
+            sampling_params = self._behind_reasoning(prompts, sampling_params, chat_template_kwargs or {})
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request, priority=priority)
+
+    def _behind_reasoning(
+        self, prompts: Sequence[Any], params: Any, template_kwargs: Mapping[str, Any]
+    ) -> SamplingParams | Sequence[SamplingParams]:
+        """Parameters with structured output that know what ends the reasoning of their prompt."""
+        from pegboard.interfaces.api import Parsing
+        from pegboard_chat.output_events import OutputReader
+
+        engine = self.llm_engine
+        given = _per_prompt("sampling_params", params, len(prompts))
+        if engine.plan.reasoning_parser is None or not any(getattr(one, "structured_outputs", None) for one in given):
+            return params
+        reader = OutputReader.of_plan(engine.plan, engine.registry, self.get_tokenizer())
+        parsing = Parsing(template_kwargs=template_kwargs)
+        pairs = zip(given, prompts, strict=True)
+        return [reader.prepare(one, parsing, prompt["prompt_token_ids"]) for one, prompt in pairs]
+
+    def beam_search(
+        self, prompts: PromptInput | Sequence[PromptInput], params: BeamSearchParams, *, use_tqdm: UseTqdm = False
+    ) -> "list[BeamSearchOutput]":
+        """The `beam_width` best continuations of each prompt; see `pegboard.front.beam_search`."""
+        from pegboard.front.beam_search import beam_search
+
+        return beam_search(self, _as_list(prompts), params, use_tqdm=use_tqdm)
+
+    def get_tokenizer(self) -> "Tokenizer":
+        return self.llm_engine.get_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """SamplingParams with the model's own defaults (generation_config and overrides)."""
+        return SamplingParams(**self.llm_engine.default_params())
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; False when some are in use."""
+        return self.llm_engine.reset_prefix_cache()
+
+    def get_metrics(self) -> list[MetricValue]:
+        """Everything measured so far: Counter, Gauge, Histogram and Vector objects of `pegboard.data.output`, names as in vLLM.
+        Raises ConfigError unless the LLM was made with disable_log_stats=False."""
+        return self.llm_engine.get_metrics()
+
+
+def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
+    is_many = isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes)
+    if not is_many or (prompts and all(isinstance(item, int) for item in prompts)):  # type: ignore[union-attr]
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
+    """One conversation or several as several. Raises RequestError for anything else."""
+    many = messages if isinstance(messages, Sequence) else [messages]
+    several = [messages] if many and isinstance(many[0], Mapping) else many
+    for conversation in several:
+        is_list = isinstance(conversation, Sequence) and not isinstance(conversation, str)
+        if not is_list or not all(isinstance(message, Mapping) for message in conversation):
+            got = f"got {str(messages)[:100]!r}"
+            raise RequestError(
+                f"messages must be mappings with role and content, in one list or a list of lists; {got}", parameter="messages"
+            )
+    return list(several)  # type: ignore[arg-type]
+
+
+def _per_prompt(name: str, value: Any, num_prompts: int) -> list[Any]:
+    """`value` for each prompt: itself, or its items when it is a sequence of that length."""
+    if not isinstance(value, Sequence):
+        return [value] * num_prompts
+    if len(value) != num_prompts:
+        raise RequestError(
+            f"{name} has {len(value)} entries for {num_prompts} prompts: give one for all, or one each", parameter=name
+        )
+    return list(value)
+
+
+class _InterruptBetweenSteps:
+    """Holds Ctrl-C back while a step runs: interrupted in the middle, the engine would be of no more use.
+
+    Does nothing where Ctrl-C is not Python's own KeyboardInterrupt (another thread, another handler).
+    """
+
+    def __init__(self) -> None:
+        self._is_pending = False
+        self._is_ours = False
+
+    def __enter__(self) -> "_InterruptBetweenSteps":
+        is_main = threading.current_thread() is threading.main_thread()
+        self._is_ours = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self._is_ours:
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self._is_pending = True
+
+    def check(self) -> None:
+        """Raise what was held back."""
+        if self._is_pending:
+            self._is_pending = False
+            raise KeyboardInterrupt
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._is_ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if exc_info[0] is None:
+                self.check()
+
+
+class _Progress:
+    """The bar: requests done, and the speed in tokens."""
+
+    def __init__(self, total: int, use_tqdm: UseTqdm) -> None:
+        self._bar: Any = None
+        self._start_s = time.perf_counter()
+        self._num_prompt_tokens = self._num_output_tokens = 0
+        if use_tqdm and total:
+            if use_tqdm is True:
+                from tqdm import tqdm
+
+                make: Callable[..., Any] = tqdm
+            else:
+                make = use_tqdm
+            self._bar = make(total=total, desc="Processed prompts", dynamic_ncols=True, file=sys.stderr)
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def advance(self, output: RequestOutput) -> None:
+        if self._bar is None:
+            return
+        self._num_prompt_tokens += len(output.prompt_token_ids or ())
+        self._num_output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        elapsed_s = max(time.perf_counter() - self._start_s, 1e-9)
+        self._bar.set_postfix_str(
+            f"input {self._num_prompt_tokens / elapsed_s:.0f} tok/s, output {self._num_output_tokens / elapsed_s:.0f} tok/s"
+        )
+        self._bar.update(1)

@@ -1,0 +1,296 @@
+"""From token ids to outputs, for one request: incremental text, stop strings, logprobs, output kinds.
+
+Runs where the text is wanted: in the API process, or in the caller for `LLM`. Deltas are fed as they come; `take` makes an
+output of whatever is new since the last one, so a slow consumer gets fewer and larger outputs and no queue grows.
+Knows no engine: who feeds it sends the abort when a stop string ends a completion early.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from pegboard.data.logprobs import FlatLogprobs, TokenTexts, row_of
+from pegboard.data.output import CompletionOutput, RequestOutput, RequestStats
+from pegboard.data.request import EngineRequest, PositionLogprobs, RequestDelta
+from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
+from pegboard.interfaces.tokenizer import TextStream, Tokenizer
+
+
+class OutputStream:
+    """All n completions of one request.
+
+    has_news: an output is worth taking now. is_finished: every completion ended. error: why the engine gave the request up;
+    error_parameter: its field at fault, if one is.
+    prompt: its text, if it came as text. stream_interval: tokens to gather before an output that is neither first nor last.
+    """
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        tokenizer: Tokenizer | None,
+        texts: TokenTexts | None = None,
+        *,
+        prompt: str | None = None,
+        lora_request: Any = None,
+        stream_interval: int = 1,
+    ) -> None:
+        params = request.params
+        assert isinstance(params, SamplingParams), "pooling requests have no output stream"
+        self.request_id = request.request_id
+        self.params = params
+        self.prompt = prompt
+        self.prompt_token_ids = request.prompt_token_ids
+        self.lora_request = lora_request
+        self.has_news = False
+        self.error: str | None = None
+        self.error_parameter: str | None = None
+        self.num_cached_tokens: int | None = None
+        self.kv_transfer_params: dict[str, Any] | None = None
+        self.stats = RequestStats(arrival_time=request.arrival_s or time.time())
+        self.texts = texts if params.detokenize else None
+        self.completions = [self._completion(index, tokenizer) for index in range(params.n)]
+        self.prompt_logprobs: Any = None
+        if params.prompt_logprobs is not None:
+            self.prompt_logprobs = FlatLogprobs() if params.flat_logprobs else []
+            self.prompt_logprobs.append(None)
+        self._num_running = params.n
+        self._interval = stream_interval
+
+    def _completion(self, index: int, tokenizer: Tokenizer | None) -> "Completion":
+        params = self.params
+        text_stream = None
+        if params.detokenize and tokenizer is not None:
+            text_stream = tokenizer.stream(self.prompt_token_ids, skip_special_tokens=params.skip_special_tokens)
+            if not params.spaces_between_special_tokens and not params.skip_special_tokens:
+                text_stream = TightSpecials(text_stream, tokenizer)
+        return Completion(index, params, text_stream, self.texts)
+
+    @property
+    def is_finished(self) -> bool:
+        return self._num_running == 0
+
+    def key(self, index: int) -> str:
+        """The engine's name of one completion (see `pegboard.data.request.Request.key`)."""
+        return self.request_id if self.params.n == 1 else f"{index}_{self.request_id}"
+
+    def feed(self, delta: RequestDelta) -> bool:
+        """Take in what one completion gained; True = a stop string ended it, so the engine must be told to abort its `key`."""
+        completion = self.completions[delta.index]
+        if completion.finish_reason is not None:  # the engine ran on until the abort reached it
+            return False
+        if delta.num_cached_tokens is not None and self.num_cached_tokens is None:
+            self.num_cached_tokens = delta.num_cached_tokens
+        if delta.kv_transfer_params is not None:
+            self.kv_transfer_params = delta.kv_transfer_params
+        if delta.prompt_logprobs and self.prompt_logprobs is not None and delta.index == 0:
+            _extend(self.prompt_logprobs, delta.prompt_logprobs, self.texts)
+        before = len(completion.token_ids)
+        is_hit = completion.feed(delta)
+        self._count(len(completion.token_ids) - before)
+        if completion.finish_reason is not None:
+            self._num_running -= 1
+            self.error = self.error or delta.error
+            self.error_parameter = self.error_parameter or delta.error_parameter
+        self._judge_news(completion)
+        return is_hit and delta.finish_reason is None
+
+    def _count(self, num_new: int) -> None:
+        if not num_new:
+            return
+        stats = self.stats
+        stats.last_token_ts = time.time()
+        stats.num_generation_tokens += num_new
+        if not stats.first_token_ts:
+            stats.first_token_ts = stats.last_token_ts
+
+    def _judge_news(self, completion: "Completion") -> None:
+        if self.params.output_kind is RequestOutputKind.FINAL_ONLY:
+            self.has_news = self.is_finished
+            return
+        num_waiting = len(completion.token_ids) - completion.num_given_tokens
+        due = num_waiting >= (self._interval if completion.num_given_tokens else 1)
+        self.has_news = self.has_news or due or completion.finish_reason is not None
+
+    def take(self) -> RequestOutput | None:
+        """The output for now, as `params.output_kind` says; None when there is no news."""
+        if not self.has_news:
+            return None
+        self.has_news = False
+        if self.params.output_kind is RequestOutputKind.DELTA:
+            outputs = [completion.delta() for completion in self.completions if completion.is_changed]
+            prompt_logprobs = self.prompt_logprobs
+            self.prompt_logprobs = None  # only once
+        else:
+            outputs = [completion.whole() for completion in self.completions]
+            prompt_logprobs = self.prompt_logprobs
+        for output in outputs:
+            output.lora_request = self.lora_request
+        return RequestOutput(
+            self.request_id,
+            self.prompt,
+            self.prompt_token_ids,
+            outputs,
+            self.is_finished,
+            prompt_logprobs,
+            self.stats,
+            self.lora_request,
+            self.num_cached_tokens,
+            self.kv_transfer_params,
+        )
+
+
+class TightSpecials:
+    """A text stream without the space that some decoders put in front of every token: a special token right behind another one
+    is its bare text."""
+
+    def __init__(self, stream: TextStream, tokenizer: Tokenizer) -> None:
+        self._stream = stream
+        self._tokenizer = tokenizer
+        self._special = tokenizer.vocabulary().special_token_ids
+        self._is_behind_special = False
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        pieces = []
+        for token in token_ids:
+            piece = self._stream.push((token,))
+            is_special = token in self._special
+            if is_special and self._is_behind_special:
+                piece = self._tokenizer.decode((token,), skip_special_tokens=False)
+            self._is_behind_special = is_special
+            pieces.append(piece)
+        return "".join(pieces)
+
+    def flush(self) -> str:
+        return self._stream.flush()
+
+
+class Completion:
+    """One completion as it grows. `text` is all of it; `num_given_*` is what earlier outputs held."""
+
+    __slots__ = (
+        "index", "params", "text", "token_ids", "logprobs", "cumulative_logprob", "finish_reason", "stop_reason",
+        "num_given_chars", "num_given_tokens", "_stream", "_texts", "_stop", "_min_tokens", "_hold_back", "_has_given_end",
+    )  # fmt: skip
+
+    def __init__(self, index: int, params: SamplingParams, stream: TextStream | None, texts: TokenTexts | None) -> None:
+        self.index = index
+        self.params = params
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: Any = None
+        self.cumulative_logprob: float | None = None
+        if params.logprobs is not None:
+            self.logprobs = FlatLogprobs() if params.flat_logprobs else []
+            self.cumulative_logprob = 0.0
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.num_given_chars = 0
+        self.num_given_tokens = 0
+        self._stream = stream
+        self._texts = texts
+        self._stop: Sequence[str] = params.stop or () if stream is not None else ()
+        self._min_tokens = params.min_tokens
+        self._hold_back = params.text_hold_back
+        self._has_given_end = False
+
+    def feed(self, delta: RequestDelta) -> bool:
+        """Grow by a delta; True when a stop string ends it. The ids of the token that completed the stop string are kept,
+        later ones of the same delta are dropped."""
+        token_ids = delta.token_ids
+        shown = token_ids
+        if delta.finish_reason == "stop" and not (self.params.include_stop_str_in_output or delta.ends_whole):
+            shown = token_ids[:-1]  # a token ended it: the id is kept, its text is not
+        hit = None
+        if self._stop:
+            hit = self._feed_and_search(token_ids, shown)
+        else:
+            self._feed_all(token_ids, shown)
+        if hit is None and delta.finish_reason is not None and self._stream is not None:
+            hit = self._grow(self._stream.flush())
+        if delta.logprobs is not None and self.logprobs is not None:
+            self._add_logprobs(delta.logprobs[: len(self.token_ids) - len(self.logprobs)])
+        if hit is not None:
+            self.finish_reason, self.stop_reason = "stop", hit
+            return True
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        return False
+
+    def _feed_all(self, token_ids: list[int], shown: list[int]) -> None:
+        self.token_ids += token_ids
+        if shown and self._stream is not None:
+            self._grow(self._stream.push(shown))
+
+    def _feed_and_search(self, token_ids: list[int], shown: list[int]) -> str | None:
+        """Token by token, so that the cut does not depend on how tokens were grouped into deltas."""
+        assert self._stream is not None
+        for position, token_id in enumerate(token_ids):
+            self.token_ids.append(token_id)
+            if position < len(shown) and (hit := self._grow(self._stream.push((token_id,)))) is not None:
+                return hit
+        return None
+
+    def _grow(self, piece: str) -> str | None:
+        """Append text; the stop string found in it, if any, after cutting the text there."""
+        if not piece:
+            return None
+        text, self.text = self.text, ""  # the only reference is local, so += grows in place
+        text += piece
+        self.text = text
+        if self._stop and len(self.token_ids) > self._min_tokens:
+            return self._cut(len(piece))
+        return None
+
+    def _cut(self, num_new: int) -> str | None:
+        text = self.text
+        for stop in self._stop:
+            found = text.find(stop, max(0, len(text) - num_new - len(stop) + 1))
+            if found >= 0:
+                self.text = text[: found + len(stop) if self.params.include_stop_str_in_output else found]
+                return stop
+        return None
+
+    def _add_logprobs(self, positions: Sequence[PositionLogprobs]) -> None:
+        _extend(self.logprobs, positions, self._texts)
+        self.cumulative_logprob += sum(position.values[0] for position in positions)  # type: ignore[operator]
+
+    @property
+    def is_changed(self) -> bool:
+        """True when `delta` would say something."""
+        return len(self.token_ids) > self.num_given_tokens or (self.finish_reason is not None and not self._has_given_end)
+
+    def _visible(self) -> int:
+        """Characters that no stop string can take back any more."""
+        return len(self.text) if self.finish_reason is not None else max(0, len(self.text) - self._hold_back)
+
+    def whole(self) -> CompletionOutput:
+        """Everything so far."""
+        self.num_given_tokens = len(self.token_ids)
+        text = self.text if self.finish_reason is not None or not self._hold_back else self.text[: self._visible()]
+        logprobs = self.logprobs if self.logprobs is None or self.finish_reason is not None else self.logprobs[:]
+        return self._output(text, self.token_ids[:], logprobs)
+
+    def delta(self) -> CompletionOutput:
+        """What is new since the last one."""
+        end = max(self._visible(), self.num_given_chars)
+        text = self.text[self.num_given_chars : end]
+        token_ids = self.token_ids[self.num_given_tokens :]
+        logprobs = None if self.logprobs is None else self.logprobs[self.num_given_tokens :]
+        self.num_given_chars = end
+        self.num_given_tokens = len(self.token_ids)
+        self._has_given_end = self.finish_reason is not None
+        return self._output(text, token_ids, logprobs)
+
+    def _output(self, text: str, token_ids: list[int], logprobs: Any) -> CompletionOutput:
+        return CompletionOutput(
+            self.index, text, token_ids, self.cumulative_logprob, logprobs, self.finish_reason, self.stop_reason
+        )  # fmt: skip
+
+
+def _extend(container: Any, positions: Sequence[PositionLogprobs], texts: TokenTexts | None) -> None:
+    if isinstance(container, FlatLogprobs):
+        for position in positions:
+            container.append_position(position, texts)
+    else:
+        container.extend(row_of(position, texts) for position in positions)

@@ -1,0 +1,217 @@
+"""Prompts as users write them → `EngineRequest`s as the engine takes them. Everything wrong with a request is found here.
+
+Accepted forms of a prompt: text, a list of token ids, {"prompt": text}, {"prompt_token_ids": [...]} (both with an optional
+"cache_salt"), or an `interfaces.api.Prompt`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pegboard.data.request import EngineRequest
+from pegboard.data.request_parts import AdapterRef
+from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
+from pegboard.errors import RequestError, blame
+from pegboard.front.parser_maker import PromptReasoning
+from pegboard.interfaces.api import Prompt
+from pegboard.interfaces.logits_processor import LogitsProcessorSpec
+from pegboard.plugins.importing import import_part
+
+if TYPE_CHECKING:
+    from pegboard.interfaces.tokenizer import Tokenizer
+    from pegboard.plan.engine_plan import EnginePlan
+    from pegboard.plugins.registry import Registry
+
+PromptInput = str | Sequence[int] | Mapping[str, Any] | Prompt
+
+_MEDIA_KEYS = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids")
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+
+
+def as_prompt(value: PromptInput) -> Prompt:
+    """Any accepted form as one `Prompt`. Raises RequestError that names what is wrong with it."""
+    if isinstance(value, Prompt):
+        prompt = value
+    elif isinstance(value, str):
+        prompt = Prompt(text=value)
+    elif isinstance(value, Mapping):
+        prompt = _from_mapping(value)
+    elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        prompt = Prompt(token_ids=value)  # type: ignore[arg-type]  # no str: that case is above
+    else:
+        raise RequestError(f"prompt must be text, token ids or a mapping, got {type(value).__name__}", parameter="prompt")
+    if (prompt.text is None) == (prompt.token_ids is None):
+        raise RequestError("a prompt needs exactly one of text and token ids", parameter="prompt")
+    if prompt.text is not None and not isinstance(prompt.text, str):
+        raise RequestError(f"prompt must be text, got {type(prompt.text).__name__}", parameter="prompt")
+    return prompt
+
+
+def _from_mapping(value: Mapping[str, Any]) -> Prompt:
+    given = {key: item for key, item in value.items() if item is not None}
+    for key in _MEDIA_KEYS:
+        if given.pop(key, None):
+            raise RequestError(f"{key}: this model takes text only", parameter=key)
+    if "prompt_embeds" in given:
+        raise RequestError("prompt_embeds: prompts as embeddings are not supported by this engine", parameter="prompt_embeds")
+    unknown = [key for key in given if key not in _PROMPT_KEYS]
+    if unknown:
+        raise RequestError(f"unknown prompt field {unknown[0]!r}; expected {', '.join(_PROMPT_KEYS)}", parameter=unknown[0])
+    token_ids = given.get("prompt_token_ids")
+    # with ids given, the text beside them is only what they came from
+    return Prompt(
+        text=None if token_ids is not None else given.get("prompt"), token_ids=token_ids, cache_salt=given.get("cache_salt")
+    )
+
+
+def prompt_text(value: PromptInput) -> str | None:
+    """The text that came with a prompt, for `RequestOutput.prompt`."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Prompt):
+        return value.text
+    return value.get("prompt") if isinstance(value, Mapping) else None
+
+
+class RequestBuilder:
+    """Builds engine requests for one model. Stateless after construction, so any thread may use it.
+
+    tokenizer: None when the engine serves token ids only (`skip_tokenizer_init`). registry: where the plan's logits processors
+    are, which may judge parameters; None = there are none.
+    """
+
+    def __init__(self, plan: "EnginePlan", tokenizer: "Tokenizer | None", registry: "Registry | None" = None) -> None:
+        self.plan = plan
+        self.tokenizer = tokenizer
+        self._reasoning = PromptReasoning.of_plan(plan, registry, tokenizer)
+        self._judges = _judges(plan, registry)
+        own = tokenizer.vocabulary().eos_token_ids if tokenizer is not None else ()
+        self.eos_token_ids = list(dict.fromkeys([*plan.eos_token_ids, *own]))
+
+    def build(
+        self,
+        prompt: PromptInput,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        lora: "AdapterRef | None" = None,
+    ) -> EngineRequest:
+        """The engine's form of a request. Raises RequestError naming the field at fault."""
+        arrival_s = time.time()  # before the text is tokenized: that is part of the time to the first token
+        self._check(params, priority, lora)
+        prompt = as_prompt(prompt)
+        token_ids = self._truncate(self._token_ids(prompt), params.truncate_prompt_tokens)
+        self._check_token_ids(token_ids)
+        params = params.clone(
+            max_tokens=self.plan.max_model_len - len(token_ids) if params.max_tokens is None else params.max_tokens,
+            eos_token_ids=self.eos_token_ids,
+            bad_words_token_ids=self._bad_words(params.bad_words or ()),
+            structured_outputs=self._behind_reasoning(params.structured_outputs, token_ids),
+        )
+        return EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            params=params,
+            arrival_s=arrival_s,
+            priority=priority,
+            cache_salt=prompt.cache_salt,
+            lora=lora,
+        )
+
+    def _behind_reasoning(
+        self, structure: StructuredOutputsParams | None, token_ids: list[int]
+    ) -> StructuredOutputsParams | None:
+        """The fronts of chats have said already what ends the reasoning; for other prompts it is found here."""
+        if structure is None or structure.reasoning_end_token_ids is not None or self._reasoning is None:
+            return structure
+        return msgspec.structs.replace(structure, reasoning_end_token_ids=self._reasoning.ends(token_ids))
+
+    def _check(self, params: SamplingParams, priority: int, lora: "AdapterRef | None") -> None:
+        if not isinstance(params, SamplingParams):
+            raise RequestError(
+                f"sampling parameters must be SamplingParams, got {type(params).__name__}", parameter="sampling_params"
+            )
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise RequestError(f"priority must be an integer, got {priority!r}", parameter="priority")
+        if lora is not None and not isinstance(lora, AdapterRef):
+            raise RequestError(f"lora_request must be an AdapterRef, got {type(lora).__name__}", parameter="lora_request")
+        params.check_against_model(vocab_size=self.plan.vocab_size, max_logprobs=self.plan.settings.engine.max_logprobs)
+        if self.tokenizer is None:
+            needs = [name for name in ("stop", "bad_words", "structured_outputs") if getattr(params, name)]
+            if needs:
+                raise RequestError(f"{needs[0]} needs a tokenizer, but skip_tokenizer_init is set", parameter=needs[0])
+        for name, judge in self._judges.items():
+            with blame(name):
+                reason = judge(params)
+            if reason is not None:
+                raise RequestError(f"{name}: {reason}", parameter="extra_args")
+
+    def _token_ids(self, prompt: Prompt) -> list[int]:
+        if prompt.token_ids is not None:
+            token_ids = list(prompt.token_ids)
+            wrong = next((token for token in token_ids if not isinstance(token, int) or isinstance(token, bool)), None)
+            if wrong is not None:
+                raise RequestError(f"prompt token ids must be integers, got {wrong!r}", parameter="prompt")
+            return token_ids
+        if self.tokenizer is None:
+            raise RequestError("this engine takes token ids only (skip_tokenizer_init is set)", parameter="prompt")
+        return self.tokenizer.encode(prompt.text or "", add_special_tokens=prompt.add_special_tokens)
+
+    def _truncate(self, token_ids: list[int], limit: int | None) -> list[int]:
+        """Keep the last `limit` tokens; -1 keeps as many as leave room for one output token."""
+        if limit is None:
+            return token_ids
+        longest = self.plan.max_model_len
+        if limit > longest:
+            raise RequestError(
+                f"truncate_prompt_tokens={limit} is over the model's max_model_len of {longest}",
+                parameter="truncate_prompt_tokens",
+            )
+        return token_ids[-(longest - 1 if limit == -1 else limit) :]
+
+    def _check_token_ids(self, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise RequestError("the prompt is empty: it has no tokens", parameter="prompt")
+        longest = self.plan.max_model_len
+        if len(token_ids) >= longest:
+            raise RequestError(
+                f"the prompt has {len(token_ids)} tokens, but max_model_len is {longest} and must hold at least one output "
+                "token too: shorten the prompt or set truncate_prompt_tokens",
+                parameter="prompt",
+            )
+        if min(token_ids) < 0 or max(token_ids) >= self.plan.vocab_size:
+            outside = next(token for token in token_ids if not 0 <= token < self.plan.vocab_size)
+            raise RequestError(f"token id {outside} is out of vocabulary (size {self.plan.vocab_size})", parameter="prompt")
+
+    def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Each word as it starts a text and as it follows a space. The second form counts only when the space changes the
+        first token and not the length: otherwise it would ban the space (vLLM's rule)."""
+        banned: list[list[int]] = []
+        for word in words:
+            assert self.tokenizer is not None, "checked before"
+            plain = self.tokenizer.encode(word.lstrip(), add_special_tokens=False)
+            spaced = self.tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+            if not plain:
+                raise RequestError(f"bad_words: {word!r} has no tokens", parameter="bad_words")
+            banned.append(plain)
+            if len(spaced) == len(plain) and spaced[0] != plain[0]:
+                banned.append(spaced)
+        return banned
+
+
+def _judges(plan: "EnginePlan", registry: "Registry | None") -> dict[str, Callable[[SamplingParams], str | None]]:
+    """By name, what the configured logits processors say of a request's parameters. Raises PluginError."""
+    found = {}
+    for name in plan.settings.engine.logits_processors or ():
+        assert registry is not None, "a plan with plugins comes with their registry"
+        entry = registry.find("logits_processor", name)
+        spec = registry.spec(entry)
+        assert isinstance(spec, LogitsProcessorSpec)
+        if spec.validate is not None:
+            found[name] = import_part(entry, spec.validate, "validate")
+    return found

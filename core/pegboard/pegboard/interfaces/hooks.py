@@ -1,0 +1,67 @@
+"""Hooks (group `pegboard.hooks.v1`): few, cold, additive. They observe or add; they never pick an implementation.
+
+An entry point of the group names an object (or a module) with functions of the names below; any other name that starts
+with `pegboard_` is an error. Hooks are ambient: they run only when enabled (`plugins.enable: ["hooks:name"]`). A hook that
+raises is left out for the rest of the run, with one warning; the others go on.
+
+    pegboard.hooks.v1:  audit = "acme_audit.hooks:AUDIT"
+
+    class Audit:
+        def pegboard_role_started(self, role): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing `pegboard plugins doctor` says. A "problem" makes it exit with 1; a "note" does not. subject: the plugin's
+    id or what else it is about."""
+
+    level: Literal["problem", "note"]
+    subject: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A process that starts or stops. role: "api", "engine" or "worker"; rank: of a worker, else 0."""
+
+    role: Literal["api", "engine", "worker"]
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to run. load_s: seconds from the first byte to ready."""
+
+    name: str
+    architecture: str
+    num_layers: int
+    weight_bytes: int
+    load_s: float
+
+
+def pegboard_doctor_checks() -> Sequence[Finding]:  # type: ignore[empty-body]
+    """What the plugin finds wrong with its surroundings. Called by `pegboard plugins doctor`."""
+
+
+def pegboard_amend_config(draft: MutableMapping[str, Any]) -> None:
+    """Change settings before they are frozen: engine settings by field name. Each change is remembered and shown with the
+    plugin's name. What a failing hook changed is undone."""
+
+
+def pegboard_role_started(role: Role) -> None:
+    """A process of this role is about to serve."""
+
+
+def pegboard_role_stopping(role: Role) -> None:
+    """A process of this role is about to end; called for each `pegboard_role_started`, unless it crashes."""
+
+
+def pegboard_model_loaded(model: LoadedModel) -> None:
+    """The model is loaded and bound."""

@@ -1,0 +1,31 @@
+"""Kind `lora_resolver` (provisional): finds an adapter by name; an ordered chain, first hit wins. Runs in A."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from pegboard.interfaces.spec import Need, Spec
+
+if TYPE_CHECKING:
+    from pegboard.data.request_parts import AdapterRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoRAResolverSpec(Spec):
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoRAResolverNeed(Need):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class LoRAResolverSetup:
+    base_model: str
+
+
+class LoRAResolver(Protocol):
+    async def resolve(self, name: str) -> "AdapterRef | None":
+        """A local directory with the adapter, or None = not mine. Time limit and single flight are core's."""

@@ -1,0 +1,429 @@
+"""From settings to an engine plan: find the model, describe it, and refuse what cannot work before anything heavy happens.
+
+Runs in A, in well under a second when the files are there: no torch, no weights. The plan is plain data; with the plugin
+lock in it the engine process makes the same choices without looking at the installation again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pegboard import env
+from pegboard.config.schema import Settings, check_engine, structured_outputs_config
+from pegboard.errors import ConfigError, ModelError, PluginError
+from pegboard.interfaces.model import ModelNeed
+from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelSourceNeed, ModelSourceSetup, Progress
+from pegboard.interfaces.quantization import QuantizationNeed
+from pegboard.interfaces.tokenizer import TokenizerNeed, TokenizerSetup
+from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoaderNeed, WeightLoaderSetup, WeightLoaderSpec
+from pegboard.log import get_logger
+from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
+from pegboard.plan.metrics_plugins import with_traces
+from pegboard.plan.tool_plugins import with_tool_servers
+from pegboard.plugins.defaults import default_model, default_name
+from pegboard.plugins.discovery import Entry
+from pegboard.plugins.names import missing_providers, not_found
+from pegboard.plugins.policy import PluginPolicy
+from pegboard.plugins.registry import Registry
+from pegboard.plugins.selection import Decision
+
+if TYPE_CHECKING:
+    from pegboard.interfaces.tokenizer import Tokenizer
+    from pegboard.interfaces.weight_loader import WeightLoader
+
+log = get_logger(__name__)
+
+FALLBACK_MAX_MODEL_LEN = 2048
+TOKENIZER_FILES = ("*.json", "*.model", "*.model.v*", "*.jinja", "*.txt", "*.tiktoken")
+
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
+_DEFAULTS = {
+    "repetition_penalty": "repetition_penalty",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "max_new_tokens": "max_tokens",
+    "max_tokens": "max_tokens",
+}
+"""Names in a generation_config → SamplingParams field."""
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """Everything the engine process needs. Picklable.
+
+    lock_json: the plugin lock. max_model_len, vocab_size: in tokens. eos_token_ids: ids that end an output, by the
+    checkpoint's word. default_params: sampling defaults by SamplingParams field. model_names: names clients may use.
+    family: what the model's family recommends. tool_parser, reasoning_parser: qualified names of the chosen parsers.
+    """
+
+    settings: Settings
+    lock_json: str
+    checkpoint: Checkpoint
+    model_names: tuple[str, ...]
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+    default_params: Mapping[str, Any] = field(default_factory=dict)
+    architectures: tuple[str, ...] = ()
+    family: Family = Family()
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+
+
+def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[EnginePlan, Registry]:
+    """Find, fetch and describe the model and make every choice that needs no device.
+
+    progress: told how far a download is; None shows a bar on stderr if that is a terminal. Raises ConfigError, ModelError,
+    PluginError. Each choice is one INFO line.
+    """
+    registry = Registry.discover(PluginPolicy.from_config(settings.plugins))
+    settings = _amend(registry, settings)
+    check_engine(settings.engine)
+    registry = with_tool_servers(with_traces(registry, settings), settings)
+    _check_names(registry, settings)
+    registry.check_options()
+    engine = settings.engine
+    reference = engine.model or default_model()
+    with _Bar() if progress is None else _NoBar(progress) as report:
+        checkpoint = _checkpoint(registry, settings, reference, report)
+        if engine.tokenizer is not None:
+            payload = _tokenizer_payload(registry, settings, engine.tokenizer, report)
+            checkpoint = replace(checkpoint, tokenizer=payload)
+    if engine.hf_overrides:
+        config = {**checkpoint.config, **engine.hf_overrides}
+        checkpoint = replace(
+            checkpoint, config=config, architectures=tuple(config.get("architectures") or checkpoint.architectures)
+        )
+    generation = _generation_config(settings, checkpoint)
+    _choose_model(registry, settings, checkpoint)
+    family = choose_family(registry, need_of(checkpoint))
+    plan = EnginePlan(
+        settings=settings,
+        lock_json="",
+        checkpoint=checkpoint,
+        model_names=tuple(engine.served_model_name or [reference]),
+        max_model_len=max_model_len(checkpoint.config, engine.max_model_len),
+        vocab_size=_vocab_size(checkpoint),
+        eos_token_ids=_eos_token_ids(checkpoint.config, generation, engine.override_generation_config or {}),
+        default_params=_default_params(settings, generation),
+        architectures=checkpoint.architectures,
+        family=family,
+        tool_parser=choose_parser(registry, "tool_parser", engine.tool_call_parser, family),
+        reasoning_parser=choose_parser(registry, "reasoning_parser", engine.reasoning_parser, family),
+    )
+    return replace(plan, lock_json=registry.lock().to_json()), registry
+
+
+def make_tokenizer(registry: Registry, plan: EnginePlan) -> "Tokenizer":
+    """The tokenizer for the plan's checkpoint: the one asked for, or one that reads what the checkpoint carries."""
+    payload = plan.checkpoint.tokenizer.format
+    mode = plan.settings.engine.tokenizer_mode
+    need = TokenizerNeed(payload=payload)
+    prefers = [name for name in [plan.family.recommends.get("tokenizer")] if name]
+    if mode == "auto" and (absent := [name for name in prefers if name not in registry.names("tokenizer")]):
+        advice = not_found("tokenizer", absent[0], registry.names("tokenizer"), typed=False)
+        log.warning("the model family %s recommends the tokenizer %r, but %s", plan.family.name, absent[0], advice)
+    if mode == "auto":
+        among = [entry for entry in registry.entries("tokenizer") if _reads_files(registry, entry, plan.checkpoint.tokenizer)]
+        decision = registry.choose("tokenizer", need, prefers=prefers, among=among, required=False)
+    else:
+        decision = registry.choose("tokenizer", need, explicit=mode, required=False)
+    if decision.winner is None and payload not in registry.names("tokenizer"):  # payloads bear the name of who reads them
+        raise not_found("tokenizer", payload, registry.names("tokenizer"), typed=False)
+    _announce(decision)
+    setup = TokenizerSetup(plan.checkpoint, _chat_template(plan.settings.engine.chat_template) or plan.family.chat_template)
+    tokenizer: Tokenizer = registry.build(decision.require(), setup)
+    return tokenizer
+
+
+def _reads_files(registry: Registry, entry: Entry, payload: TokenizerPayload) -> bool:
+    """The files that the tokenizer asks for are there."""
+    try:
+        patterns = registry.spec(entry).file_patterns  # type: ignore[attr-defined]  # discovery checks the spec's class
+    except PluginError:
+        return True  # broken: the choice tells
+    if not patterns:
+        return True
+    directory = payload.directory
+    return directory is not None and any(next(directory.glob(pattern), None) for pattern in patterns)
+
+
+def _announce(decision: Decision) -> None:
+    log.info("%s", decision.line())
+
+
+def _amend(registry: Registry, settings: Settings) -> Settings:
+    """Let enabled hook plugins change engine settings; each change is logged and remembered with the plugin's name."""
+    if not registry.enabled_hooks():
+        return settings
+    from pegboard.plugins.hooks import Hooks
+
+    draft = msgspec.structs.asdict(settings.engine)
+    for change in Hooks(registry).amend_config(draft):
+        log.info("setting %s: %r → %r, by %s", change.field, change.before, change.after, change.plugin)
+        settings = settings.with_engine(f"plugin {change.plugin}", **{change.field: change.after})
+    return settings
+
+
+# --- files and description ---------------------------------------------------------------------------------------------------
+
+
+def _fetch(
+    registry: Registry, settings: Settings, text: str, wanted: FileFilter, progress: Progress, revision: str | None
+) -> LocalFiles:
+    from pegboard.plan.model_reference import parse_reference
+
+    engine = settings.engine
+    reference = parse_reference(text, registry, revision=revision)  # type: ignore[arg-type]  # entries come from the registry
+    decision = registry.choose("model_source", ModelSourceNeed(), explicit=reference.scheme, key=reference.scheme)
+    _announce(decision)
+    folder = Path(engine.download_dir).expanduser() if engine.download_dir else env.cache_dir()
+    setup = ModelSourceSetup(cache_dir=folder, token=engine.hf_token or env.hub_token())
+    files: LocalFiles = registry.build(decision.require(), setup).fetch(reference, wanted, progress)
+    return files
+
+
+def _checkpoint(registry: Registry, settings: Settings, reference: str, progress: Progress) -> Checkpoint:
+    files = _fetch(registry, settings, reference, FileFilter(), progress, settings.engine.revision)
+    return _describe(registry, settings, files)
+
+
+def _describe(registry: Registry, settings: Settings, files: LocalFiles) -> Checkpoint:
+    decision = _choose_loader(registry, settings, files.root)
+    loader: WeightLoader = registry.build(decision.require(), WeightLoaderSetup(seed=settings.engine.seed))
+    return loader.describe(files)
+
+
+def _choose_loader(registry: Registry, settings: Settings, root: Path) -> Decision:
+    """The loader asked for, or one whose file patterns or magic match what is there; ranked when several do."""
+    asked = settings.engine.load_format
+    if asked != "auto":
+        decision = registry.choose("weight_loader", WeightLoaderNeed(), explicit=asked)
+    else:
+        entries = registry.entries("weight_loader")
+        suited = [entry for entry in entries if _reads(registry.spec(entry), root)]  # type: ignore[arg-type]
+        if entries and not suited:
+            advice = missing_providers("weight_loader", registry.names("weight_loader"))
+            raise ModelError(
+                f"{root}: no installed weight loader reads what is there ({_listing(root)}); "
+                f"installed: {', '.join(entry.name for entry in entries)}{f'; {advice}' if advice else ''}"
+            )
+        decision = registry.choose("weight_loader", WeightLoaderNeed(), among=suited if entries else None)
+    _announce(decision)
+    return decision
+
+
+def _reads(spec: WeightLoaderSpec, root: Path) -> bool:
+    if not spec.file_patterns:
+        return False
+    files = [root] if root.is_file() else sorted({path for pattern in spec.file_patterns for path in root.glob(pattern)})
+    return any(_is_weight_file(spec, path) for path in files)
+
+
+def _is_weight_file(spec: WeightLoaderSpec, path: Path) -> bool:
+    if not any(path.match(pattern) for pattern in spec.file_patterns) or not path.is_file():
+        return False
+    if spec.magic is None:
+        return True
+    with path.open("rb") as file:
+        return file.read(len(spec.magic)) == spec.magic
+
+
+def _listing(root: Path) -> str:
+    names = [root.name] if root.is_file() else sorted(path.name for path in root.iterdir())
+    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "") if names else "nothing"
+
+
+def _tokenizer_payload(registry: Registry, settings: Settings, text: str, progress: Progress) -> TokenizerPayload:
+    """What --tokenizer points at: a checkpoint file's own payload, or the files of a directory."""
+    files = _fetch(registry, settings, text, FileFilter(TOKENIZER_FILES), progress, None)
+    if files.root.is_file():
+        return _describe(registry, settings, files).tokenizer
+    return TokenizerPayload("hf", files.root)
+
+
+# --- early choices -----------------------------------------------------------------------------------------------------------
+
+
+def _check_names(registry: Registry, settings: Settings) -> None:
+    """Every plugin that the user asked for by name must be there: said before anything is fetched or loaded."""
+    engine = settings.engine
+    asked: dict[str, Sequence[str | None]] = {
+        "platform": [engine.device],
+        "executor": [engine.distributed_executor_backend],
+        "scheduling_policy": [engine.scheduling_policy],
+        "sampler": [engine.sampler],
+        "attention": [engine.attention_backend],
+        "draft": [engine.spec_method],
+        "logits_processor": engine.logits_processors or (),
+        "structured_output": structured_outputs_config(engine).names,
+        "kv_connector": engine.kv_connectors or (),
+        "encoder_connector": [engine.encoder_connector],
+        "tool_parser": [engine.tool_call_parser if engine.tool_call_parser != NONE else None],
+        "reasoning_parser": [engine.reasoning_parser if engine.reasoning_parser != NONE else None],
+    }
+    for kind, names in asked.items():
+        for name in names:
+            if name not in (None, "auto"):
+                registry.find(kind, str(name))
+
+
+def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint) -> None:
+    """Architecture and quantization must be installed: said now, with what to install, not after loading."""
+    if not checkpoint.architectures:
+        raise ModelError(f"{checkpoint.path}: the checkpoint names no architecture; give one with --hf-overrides architectures")
+    _announce(registry.choose_keyed("model", checkpoint.architectures, ModelNeed()))
+    stored = (checkpoint.quantization or {}).get("quant_method")
+    asked = settings.engine.quantization
+    if asked and stored and asked != stored and "online" not in registry.spec(registry.find("quantization", asked)).flags:
+        raise ConfigError(f"quantization {asked!r} was asked for, but the checkpoint is quantized with {stored!r}")
+    method = asked or stored or default_name("quantization")
+    if method is not None:
+        _announce(registry.choose_keyed("quantization", [str(method)], QuantizationNeed()))
+
+
+# --- numbers of the model ----------------------------------------------------------------------------------------------------
+
+
+def max_model_len(config: Mapping[str, Any], asked: int | None) -> int:
+    """Longest prompt plus output: what the user asked for, within what the config allows. Raises ConfigError beyond that."""
+    limit = _config_limit(_text_config(config))
+    if limit is None:
+        if asked is None:
+            log.warning(
+                "the checkpoint names no maximum length; taking %d (set max_model_len to change it)", FALLBACK_MAX_MODEL_LEN
+            )
+        return asked or FALLBACK_MAX_MODEL_LEN
+    if asked is not None and asked > limit:
+        raise ConfigError(
+            f"max_model_len={asked} is over the model's limit of {limit} tokens; lower it, or change the model's own limit with "
+            "hf_overrides={'max_position_embeddings': …} if you know that it holds"
+        )
+    return asked or limit
+
+
+def _config_limit(config: Mapping[str, Any]) -> int | None:
+    lengths = [int(config[key]) for key in _LENGTH_KEYS if config.get(key)]
+    if not lengths:
+        return None
+    limit = min(lengths)
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, Mapping) else "default"
+    if kind == "yarn":
+        original = scaling.get("original_max_position_embeddings")
+        return int(original * scaling.get("factor", 1.0)) if original else limit
+    return int(limit * scaling.get("factor", 1.0)) if kind in ("linear", "dynamic", "ntk") else limit
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a multimodal config; the config itself otherwise."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, Mapping) else config
+
+
+def _vocab_size(checkpoint: Checkpoint) -> int:
+    size = _text_config(checkpoint.config).get("vocab_size")
+    if not isinstance(size, int) or size < 1:
+        raise ModelError(f"{checkpoint.path}: the checkpoint's config has vocab_size={size!r}, expected a positive number")
+    return size
+
+
+def _eos_token_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
+    found: list[int] = []
+    for config in configs:
+        for part in (config, _text_config(config)):
+            value = part.get("eos_token_id")
+            found += value if isinstance(value, list | tuple) else [] if value is None else [value]
+    return tuple(dict.fromkeys(int(token) for token in found))
+
+
+def _generation_config(settings: Settings, checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """The generation config the user chose: the checkpoint's, none, or one in a directory."""
+    choice = settings.engine.generation_config
+    if choice == "auto":
+        return checkpoint.generation_config
+    if choice == "vllm":
+        return {}
+    path = Path(choice).expanduser() / "generation_config.json"
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"generation_config={choice!r}: cannot read {path} ({error.strerror}); expected auto, vllm or a directory"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error
+    return dict(content)
+
+
+def _default_params(settings: Settings, generation: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling defaults by SamplingParams field, the user's overrides on top."""
+    overrides = settings.engine.override_generation_config or {}
+    unknown = [name for name in overrides if name not in _DEFAULTS and name != "eos_token_id"]
+    if unknown:
+        raise ConfigError(f"override_generation_config: {unknown[0]!r} is no sampling default; expected {', '.join(_DEFAULTS)}")
+    merged = {**generation, **overrides}
+    return {field: merged[name] for name, field in _DEFAULTS.items() if merged.get(name) is not None}
+
+
+def _chat_template(value: str | None) -> str | None:
+    """Jinja source from a file name or from the template itself. Raises ConfigError for a file that is not there."""
+    if value is None:
+        return None
+    is_source = any(mark in value for mark in "{}\n")
+    if not is_source or (len(value) < 4096 and Path(value).is_file()):
+        try:
+            return Path(value).expanduser().read_text("utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"chat_template: cannot read {value!r}: {error.strerror}; expected a file or a Jinja template"
+            ) from error
+    return value
+
+
+# --- progress ----------------------------------------------------------------------------------------------------------------
+
+
+class _Bar:
+    """One tqdm bar per file that is being fetched, on stderr, if that is a terminal."""
+
+    def __init__(self) -> None:
+        self._bars: dict[str, Any] = {}
+        self._is_shown = sys.stderr.isatty()
+
+    def __enter__(self) -> Progress:
+        return self._report
+
+    def __exit__(self, *exc_info: object) -> None:
+        for bar in self._bars.values():
+            bar.close()
+
+    def _report(self, what: str, done: int, total: int | None) -> None:
+        if not self._is_shown:
+            return
+        bar = self._bars.get(what)
+        if bar is None:
+            from tqdm import tqdm
+
+            bar = self._bars[what] = tqdm(desc=what, total=total, unit="B", unit_scale=True, file=sys.stderr)
+        bar.update(done - bar.n)
+
+
+class _NoBar:
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def __enter__(self) -> Progress:
+        return self._progress
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass

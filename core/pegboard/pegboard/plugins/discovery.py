@@ -1,0 +1,190 @@
+"""Tier 0: which plugins are installed, read from package metadata alone. No plugin code runs here.
+
+`scan()` walks every installed distribution once per process. Entry points of kinds this core does not serve are kept
+with the reason, so that `pegboard plugins list` can show them; nothing is dropped in silence.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from pegboard.interfaces import HOOKS_GROUP, KINDS
+
+if TYPE_CHECKING:
+    from importlib_metadata import Distribution
+
+PREFIX = "pegboard."
+HOOKS_KIND = "hooks"
+_GROUP = re.compile(r"pegboard\.([a-z0-9_]+)\.v(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry point as metadata: `value` is "module:OBJECT" of the spec; `group` is "pegboard.<kind>.v<major>"."""
+
+    kind: str
+    name: str
+    distribution: str
+    version: str
+    value: str
+    group: str
+
+    @property
+    def id(self) -> str:
+        """What messages call it: "kind:name (distribution version)"."""
+        return f"{self.kind}:{self.name} ({self.distribution} {self.version})"
+
+    @property
+    def qualified(self) -> str:
+        """The long form that is never ambiguous within a kind: "distribution:name"."""
+        return f"{self.distribution}:{self.name}"
+
+    @property
+    def sort_key(self) -> tuple[str, str, str, str]:
+        return (self.kind, self.name, self.distribution, self.group)
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """An entry this core cannot serve: unknown kind, or another major of the interface."""
+
+    entry: Entry
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """A distribution found a second time, later on sys.path (a stale .egg-info, an editable install). The first one counts.
+
+    same: both say the same about version and entry points; if not, the shadowed one may be what the user expects to run.
+    """
+
+    distribution: str
+    version: str
+    location: str
+    used_version: str
+    used_location: str
+    same: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Everything found, sorted by kind, name and distribution, never by install order."""
+
+    entries: tuple[Entry, ...] = ()
+    hooks: tuple[Entry, ...] = ()
+    unusable: tuple[Unusable, ...] = ()
+    duplicates: tuple[Duplicate, ...] = ()
+
+    def all_entries(self) -> Iterator[Entry]:
+        """Usable, hooks and unusable ones."""
+        yield from self.entries
+        yield from self.hooks
+        yield from (unusable.entry for unusable in self.unusable)
+
+
+def normalized(distribution: str) -> str:
+    """The comparable form of a distribution's name (PEP 503): "Acme_Llama" and "acme-llama" are one."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+@cache
+def scan() -> Scan:
+    """The scan of this process: made on first use, then kept."""
+    return scan_path(None)
+
+
+def scan_path(path: Sequence[str] | None) -> Scan:
+    """Scan the folders of `path` (None = sys.path) now, uncached."""
+    from importlib_metadata import Distribution
+
+    return _collect(Distribution.discover() if path is None else Distribution.discover(path=list(path)))
+
+
+def summary(distribution: str) -> str:
+    """The one line in which a distribution's metadata describes it."""
+    from importlib_metadata import metadata
+
+    return metadata(distribution)["Summary"] or ""
+
+
+def _collect(distributions: Iterable[Distribution]) -> Scan:
+    used: dict[str, tuple[Distribution, list[Entry]]] = {}
+    duplicates = []
+    for distribution in distributions:
+        text = distribution.read_text("entry_points.txt")
+        if not text or PREFIX not in text:  # reading names and versions of all the others would cost most of the time
+            continue
+        entries = sorted(_entries_of(distribution), key=lambda entry: entry.sort_key)
+        if not entries:
+            continue
+        name = entries[0].distribution
+        if name not in used:
+            used[name] = (distribution, entries)
+        elif _location(used[name][0]) != _location(distribution) or used[name][1] != entries:
+            duplicates.append(_duplicate(distribution, entries, *used[name]))
+    return _sorted_scan([entry for _, entries in used.values() for entry in entries], duplicates)
+
+
+def _sorted_scan(found: list[Entry], duplicates: list[Duplicate]) -> Scan:
+    found = sorted(set(found), key=lambda entry: entry.sort_key)
+    unusable = [Unusable(entry, reason) for entry in found if (reason := unserved_group(entry.group, entry.distribution))]
+    refused = {item.entry for item in unusable}
+    return Scan(
+        entries=tuple(entry for entry in found if entry not in refused and entry.kind != HOOKS_KIND),
+        hooks=tuple(entry for entry in found if entry not in refused and entry.kind == HOOKS_KIND),
+        unusable=tuple(unusable),
+        duplicates=tuple(sorted(duplicates, key=lambda item: (item.distribution, item.location))),
+    )
+
+
+def _entries_of(distribution: Distribution) -> Iterator[Entry]:
+    points = [point for point in distribution.entry_points if point.group.startswith(PREFIX)]
+    if not points:
+        return
+    name, version = normalized(distribution.name), distribution.version
+    for point in points:
+        match = _GROUP.fullmatch(point.group)
+        kind = match.group(1) if match else point.group.removeprefix(PREFIX)
+        yield Entry(kind, point.name, name, version, point.value, point.group)
+
+
+def unserved_group(group: str, distribution: str) -> str | None:
+    """Why this core does not serve an entry-point group; None = it does."""
+    if group == HOOKS_GROUP:
+        return None
+    match = _GROUP.fullmatch(group)
+    if match is None:
+        return f"group {group!r} is not of the form pegboard.<kind>.v<major>"
+    kind, major = match.group(1), int(match.group(2))
+    if kind == HOOKS_KIND:
+        served = int(HOOKS_GROUP.rpartition("v")[2])
+    elif kind in KINDS:
+        served = KINDS[kind].major
+    else:
+        return f"unknown kind {kind!r}: made for another version of pegboard, or misspelled"
+    if major == served:
+        return None
+    upgrade = "pegboard" if major > served else distribution
+    return f"made for interface {kind} v{major}, this pegboard serves v{served}: upgrade {upgrade}"
+
+
+def _duplicate(later: Distribution, entries: list[Entry], first: Distribution, first_entries: list[Entry]) -> Duplicate:
+    return Duplicate(
+        distribution=entries[0].distribution,
+        version=entries[0].version,
+        location=_location(later),
+        used_version=first_entries[0].version,
+        used_location=_location(first),
+        same=entries == first_entries,
+    )
+
+
+def _location(distribution: Distribution) -> str:
+    """The folder on sys.path the distribution was found in."""
+    return str(distribution.locate_file("")) or sys.prefix

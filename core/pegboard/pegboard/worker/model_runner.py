@@ -1,0 +1,221 @@
+"""One rank's step: batch → forward → token ids. Owns the persistent buffers and the per-row state; knows no policy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pegboard.data.batch import CSR, Batch, NewRequest, StepOutput, StepTimes, TokenMasks
+from pegboard.data.sampling_params import SamplingParams
+from pegboard.interfaces.attention import AttentionBackend, KVPlan
+from pegboard.interfaces.draft import DraftProposer, DraftStep
+from pegboard.interfaces.encoder_connector import EncoderConnectorWorker
+from pegboard.interfaces.kv_connector import KVConnectorWorker
+from pegboard.interfaces.sampler import Sampled, Sampler, SampleStep
+from pegboard.worker.media import EmbeddingSources
+from pegboard.worker.memory import copy_blocks
+from pegboard.worker.prompt_logprobs import PromptScores
+from pegboard.worker.recording import Recording
+from pegboard.worker.row_state import RowState
+from pegboard.worker.step_inputs import InputBuilder, StepInputs
+
+Masks = Callable[[], TokenMasks]
+
+
+@dataclass(slots=True)
+class RunnerParts:
+    """What a runner is made of; everything is built and bound already."""
+
+    model: Any
+    backends: list[tuple[int, AttentionBackend]]  # with the index of the KV group each serves
+    plan: KVPlan
+    views: Mapping[int, Mapping[str, Tensor]]
+    sampler: Sampler
+    device: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    max_drafts: int = 0
+    draft: DraftProposer | None = None
+    connectors: Mapping[str, KVConnectorWorker] = field(default_factory=dict)
+    encoder_connector: EncoderConnectorWorker | None = None
+    load_adapter: Callable[[int, Any], None] | None = None
+
+
+class ModelRunner:
+    """`run` is the whole life of a step."""
+
+    def __init__(self, parts: RunnerParts) -> None:
+        self.parts = parts
+        self.model, self.sampler, self.draft = parts.model, parts.sampler, parts.draft
+        self.state = RowState(parts.max_num_seqs, parts.max_model_len + parts.max_drafts + 1, parts.plan)
+        self.inputs = InputBuilder(
+            parts.plan,
+            max_tokens=parts.max_num_batched_tokens,
+            max_rows=parts.max_num_seqs,
+            state=self.state,
+            device=parts.device,
+        )
+        self.sources = EmbeddingSources(getattr(parts.model, "encode", None), parts.encoder_connector)
+        self.scores = PromptScores(parts.sampler, parts.model.logits, self.state)
+        self.token_lora_slots = torch.zeros(0, dtype=torch.int64)
+        self.recording: Recording | None = None
+        self._ready_logits: Tensor | None = None  # of this step, where one call of the program gave them too
+        self._planned = 0.0
+
+    @torch.inference_mode()
+    def run(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
+        """Compute `batch`. masks() waits for the grammar masks of a batch that needs them."""
+        started = time.perf_counter()
+        self._apply(batch)
+        transfer_s = self._begin_transfers(batch)
+        encoded = self.sources.run_encoder(batch)
+        if batch.num_rows == 0:
+            return self._empty(batch, encoded)
+        inputs = self.inputs.build(batch)
+        prepared = time.perf_counter()
+        hidden = self.forward(batch, inputs)
+        computed = time.perf_counter()
+        transfers = {name: connector.end() for name, connector in self.parts.connectors.items()}
+        forwarded = time.perf_counter()
+        prompt_logprobs = self.scores.collect(batch, inputs, hidden) if self.scores.wanted else {}
+        output = StepOutput(
+            step=batch.step, rows=inputs.sample_rows, token_ids=CSR.empty(), prompt_logprobs=prompt_logprobs,
+            transfers=transfers, encoded=encoded,
+        )  # fmt: skip
+        last_hidden = self._sample(inputs, hidden, masks, output)
+        sampled = time.perf_counter()
+        if self.draft is not None and len(inputs.sample_rows):
+            output.draft_token_ids = self._propose(inputs, last_hidden)
+        drafted = time.perf_counter()
+        output.times = StepTimes(
+            prepare_s=prepared - started - transfer_s,
+            forward_s=computed - prepared,
+            sample_s=sampled - forwarded,
+            draft_s=drafted - sampled,
+            plan_s=self._planned - prepared,
+            transfer_s=transfer_s + forwarded - computed,
+        )
+        return output
+
+    def _begin_transfers(self, batch: Batch) -> float:
+        """Tell the connectors what this step loads and saves; seconds that took."""
+        started = time.perf_counter()
+        for name, connector in self.parts.connectors.items():
+            connector.begin(batch.connector.get(name, b""))
+        return time.perf_counter() - started
+
+    def forward(self, batch: Batch, inputs: StepInputs) -> Tensor:
+        """Hidden states [T, size] behind the final norm."""
+        for group, backend in self.parts.backends:
+            backend.plan(inputs.groups[group])
+        self._planned = time.perf_counter()
+        recording, ids, positions = self.recording, inputs.input_ids, inputs.positions
+        if recording is not None and recording.takes_token_ids and not self.sources.in_use:
+            if recording.has_logits and inputs.samples_all and len(ids) <= recording.max_rows:
+                hidden, self._ready_logits = recording.program.step(ids, positions)
+                return hidden
+            return recording.program(ids, positions)
+        hidden = self.sources.merge(self.model.embed(ids), batch, inputs)
+        if recording is not None and recording.has_forward:
+            return recording.program(hidden, positions)
+        return self.model.forward(hidden, positions)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [N, vocabulary] to sample from, valid until the next call."""
+        ready, self._ready_logits = self._ready_logits, None
+        if ready is not None:
+            return ready
+        recording = self.recording
+        if recording is not None and recording.has_logits and hidden.shape[0] <= recording.max_rows:
+            return recording.program.logits(hidden)
+        return self.model.logits(hidden)
+
+    def _apply(self, batch: Batch) -> None:
+        """Bring the per-row state up to date: rows that left, rows that came, new blocks, copies, adapters."""
+        if len(batch.removed_rows):
+            self._remove(batch.removed_rows)
+        for new in batch.new:
+            self._add(new)
+        self.state.append_blocks(batch)
+        if len(batch.copy_blocks):
+            self._copy_blocks(batch.copy_blocks)
+        for slot, adapter in batch.lora_loads:
+            assert self.parts.load_adapter is not None, "adapters are only sent when LoRA is on"
+            self.parts.load_adapter(slot, adapter)
+        if batch.lora_slots is not None:
+            self.token_lora_slots = torch.from_numpy(np.repeat(batch.lora_slots, batch.num_scheduled_tokens).astype(np.int64))
+
+    def _remove(self, rows: np.ndarray) -> None:
+        self.state.remove(rows)
+        self.sampler.remove(rows)
+        if self.draft is not None:
+            self.draft.remove(rows)
+        for row in rows.tolist():
+            self.sources.remove(row)
+            self.scores.remove(row)
+
+    def _add(self, new: NewRequest) -> None:
+        self.state.add(new)
+        self.sources.add(new)
+        self.scores.add(new)
+        if isinstance(new.params, SamplingParams):
+            self.sampler.add(new.row, new.params, new.seed, new.token_ids, new.num_prompt_tokens)
+        if self.draft is not None:
+            self.draft.add(new.row, new.token_ids)
+
+    def _copy_blocks(self, copies: np.ndarray) -> None:
+        for index, group in enumerate(self.parts.plan.groups):
+            pairs = copies[copies[:, 0] == index]
+            if len(pairs):
+                source, destination = (torch.from_numpy(pairs[:, c].astype(np.int64)).to(self.parts.device) for c in (1, 2))
+                copy_blocks(self.parts.views, group, source, destination)
+
+    def _sample(self, inputs: StepInputs, hidden: Tensor, masks: Masks | None, output: StepOutput) -> Tensor:
+        """Sample the rows that want a token, into `output` and the rows' history. Returns the hidden states [N, size] sampled
+        from."""
+        if not len(inputs.sample_rows):
+            return hidden[:0]
+        last_hidden = hidden if inputs.samples_all else hidden[inputs.logits_index]
+        step = SampleStep(inputs.sample_rows, inputs.offsets, inputs.draft_token_ids, None, masks() if masks else None)
+        sampled: Sampled = self.sampler.sample(self.logits(last_hidden), step)
+        tokens, counts = sampled.token_ids.cpu().numpy(), sampled.counts.cpu().numpy()
+        if inputs.draft_token_ids is None:  # one each
+            flat, offsets = tokens[:, 0].astype(np.int32), inputs.offsets
+        else:
+            offsets = np.zeros(len(counts) + 1, np.int32)
+            np.cumsum(counts, out=offsets[1:])
+            flat = tokens[np.arange(tokens.shape[1]) < counts[:, None]].astype(np.int32)
+        output.token_ids, output.logprobs = CSR(flat, offsets), sampled.logprobs
+        self.state.append_tokens(inputs.sample_rows, tokens, counts)
+        if inputs.draft_token_ids is None:
+            return last_hidden
+        return last_hidden[torch.from_numpy(inputs.offsets[:-1] + counts - 1).to(self.parts.device)]
+
+    def _propose(self, inputs: StepInputs, last_hidden: Tensor) -> CSR:
+        """Ask the draft plugin for the next step's proposals and keep them."""
+        state, rows = self.state, inputs.sample_rows
+        room = self.parts.max_model_len - state.num_tokens[rows] - 1
+        step = DraftStep(
+            rows=rows,
+            history=[state.token_ids[row, : state.num_tokens[row]] for row in rows],
+            max_drafts=np.clip(room, 0, self.parts.max_drafts),
+            hidden=last_hidden,
+        )
+        assert self.draft is not None
+        proposals = self.draft.propose(step).token_ids
+        for row, proposal in zip(rows.tolist(), proposals, strict=True):
+            state.drafts[row] = proposal
+        return CSR.of(proposals)
+
+    def _empty(self, batch: Batch, encoded: tuple[str, ...]) -> StepOutput:
+        """A step without tokens still moves transfers along."""
+        transfers = {name: connector.end() for name, connector in self.parts.connectors.items()}
+        none = np.zeros(0, np.int32)
+        return StepOutput(step=batch.step, rows=none, token_ids=CSR.empty(), transfers=transfers, encoded=encoded)

@@ -1,0 +1,58 @@
+"""Logprobs of prompt tokens, gathered chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pegboard.data.batch import Batch, Logprobs, NewRequest
+from pegboard.data.sampling_params import SamplingParams
+from pegboard.interfaces.sampler import Sampler
+from pegboard.worker.row_state import RowState
+from pegboard.worker.step_inputs import StepInputs
+
+CHUNK = 256
+"""Positions scored at once: bounds the logits held in memory to 256 × vocabulary."""
+
+
+class PromptScores:
+    """Rows that asked for prompt logprobs, and what is known of theirs so far."""
+
+    def __init__(self, sampler: Sampler, logits: Callable[[Tensor], Tensor], state: RowState) -> None:
+        self.sampler, self.logits, self.state = sampler, logits, state
+        self.wanted: dict[int, int] = {}
+        self.parts: dict[int, list[Logprobs]] = {}
+
+    def add(self, new: NewRequest) -> None:
+        """Only requests at their very start are scored: a resumed one has delivered already, a fork never does."""
+        self.remove(new.row)
+        params = new.params
+        is_start = new.num_computed_tokens == 0 and len(new.token_ids) == new.num_prompt_tokens > 1
+        if is_start and isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
+            self.wanted[new.row] = params.prompt_logprobs
+            self.parts[new.row] = []
+
+    def remove(self, row: int) -> None:
+        self.wanted.pop(row, None)
+        self.parts.pop(row, None)
+
+    def collect(self, batch: Batch, inputs: StepInputs, hidden: Tensor) -> dict[int, Logprobs]:
+        """Score this step's prompt positions (hidden [T, size]); returns the rows that are complete now."""
+        finished: dict[int, Logprobs] = {}
+        for index, row in enumerate(batch.rows.tolist()):
+            if row not in self.wanted:
+                continue
+            start, num_prompt = int(inputs.starts[index]), int(self.state.num_prompt_tokens[row])
+            first = int(inputs.query_start_loc[index])
+            count = min(int(batch.num_scheduled_tokens[index]), num_prompt - 1 - start)
+            for offset in range(0, count, CHUNK):
+                stop = min(offset + CHUNK, count)
+                targets = self.state.token_ids[row, start + offset + 1 : start + stop + 1]
+                scores = self.logits(hidden[first + offset : first + stop])
+                self.parts[row].append(self.sampler.score(scores, torch.from_numpy(targets).long(), self.wanted[row]))
+            if start + count >= num_prompt - 1:
+                finished[row] = Logprobs.concat(self.parts[row])
+                self.remove(row)
+        return finished

@@ -1,0 +1,61 @@
+"""What a rank remembers of every running row, in arrays indexed by row."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pegboard.data.batch import Batch, NewRequest
+from pegboard.interfaces.attention import KVPlan
+
+
+class RowState:
+    """R rows. token_ids [R, capacity]: prompt and outputs, then room for drafts. num_tokens [R]: how many are known.
+    block_tables[g] [R, max_blocks of group g] and num_blocks[g] [R]. drafts: proposals kept for the next step."""
+
+    def __init__(self, max_num_seqs: int, capacity: int, plan: KVPlan) -> None:
+        self.token_ids = np.zeros((max_num_seqs, capacity), np.int32)
+        self.num_tokens = np.zeros(max_num_seqs, np.int64)
+        self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
+        self.lora_slots = np.zeros(max_num_seqs, np.int32)
+        self.drafts: dict[int, np.ndarray] = {}
+        self.block_tables = []
+        self.num_blocks = []
+        for group in plan.groups:
+            width = -(-capacity // group.block_size) + 1 if group.spec.unit == "token" else capacity
+            self.block_tables.append(np.zeros((max_num_seqs, width), np.int32))
+            self.num_blocks.append(np.zeros(max_num_seqs, np.int64))
+
+    def add(self, new: NewRequest) -> None:
+        """Fill a row."""
+        row, count = new.row, len(new.token_ids)
+        self.token_ids[row, :count] = new.token_ids
+        self.num_tokens[row] = count
+        self.num_prompt_tokens[row] = new.num_prompt_tokens
+        self.drafts.pop(row, None)
+        for group, block_ids in enumerate(new.block_ids):
+            self.block_tables[group][row, : len(block_ids)] = block_ids
+            self.num_blocks[group][row] = len(block_ids)
+
+    def append_blocks(self, batch: Batch) -> None:
+        """Apply the batch's `new_blocks`."""
+        delta = batch.new_blocks
+        for index in range(len(delta.rows)):
+            row, group, block_ids = int(delta.rows[index]), int(delta.groups[index]), delta.block_ids.row(index)
+            first = self.num_blocks[group][row]
+            self.block_tables[group][row, first : first + len(block_ids)] = block_ids
+            self.num_blocks[group][row] = first + len(block_ids)
+
+    def remove(self, rows: np.ndarray) -> None:
+        """Rows are free."""
+        for row in rows.tolist():
+            self.drafts.pop(row, None)
+
+    def append_tokens(self, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> None:
+        """tokens [B, m], of which the first counts[i] belong to rows[i], one at least."""
+        self.token_ids[rows, self.num_tokens[rows]] = tokens[:, 0]
+        self.num_tokens[rows] += 1
+        for column in range(1, tokens.shape[1]):
+            has = counts > column
+            taking = rows[has]
+            self.token_ids[taking, self.num_tokens[taking]] = tokens[has, column]
+            self.num_tokens[taking] += 1

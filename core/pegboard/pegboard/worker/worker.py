@@ -1,0 +1,308 @@
+"""The worker: everything one rank holds, from start to stop. Executors drive it; it knows no scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pegboard.config.schema import EngineConfig
+from pegboard.data.batch import Batch, StepOutput
+from pegboard.env import cache_dir
+from pegboard.errors import CannotRecord, ConfigError, blame
+from pegboard.interfaces.attention import KVPlan
+from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
+from pegboard.interfaces.encoder_connector import (
+    EncoderConnectorNeed,
+    EncoderConnectorSetup,
+    EncoderConnectorSpec,
+    EncoderConnectorWorker,
+)
+from pegboard.interfaces.executor import WorkerReady
+from pegboard.interfaces.kernel import Recorder
+from pegboard.interfaces.kv_connector import KVConnectorNeed, KVConnectorSetup, KVConnectorSpec, KVConnectorWorker
+from pegboard.interfaces.logits_processor import LogitsProcessorNeed, LogitsProcessorSetup
+from pegboard.interfaces.model import ModelNeed
+from pegboard.interfaces.platform import PlatformNeed, PlatformSetup
+from pegboard.interfaces.quantization import QuantizationNeed, QuantizationSetup
+from pegboard.interfaces.sampler import Sampler, SamplerNeed, SamplerSetup
+from pegboard.interfaces.weight_loader import Checkpoint, WeightLoaderNeed, WeightLoaderSetup
+from pegboard.layers import Build
+from pegboard.layers.build import LoRALimits
+from pegboard.log import get_logger
+from pegboard.plugins.defaults import default_name
+from pegboard.plugins.discovery import Entry
+from pegboard.plugins.importing import import_part
+from pegboard.plugins.lock import PluginLock
+from pegboard.plugins.registry import Registry
+from pegboard.worker import memory
+from pegboard.worker.adapters import load_adapter
+from pegboard.worker.attention_groups import AttentionGroups, AttentionLimits
+from pegboard.worker.kernels import choose_kernels
+from pegboard.worker.model_loader import bind_layers, load_weights
+from pegboard.worker.model_runner import Masks, ModelRunner, RunnerParts
+from pegboard.worker.recording import record
+from pegboard.worker.repack_cache import MappedRepackCache
+
+log = get_logger(__name__)
+
+CALLS = frozenset({"allocate", "warm_up", "profile", "memory"})
+"""Methods that may be asked for through `call`."""
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """What a rank needs to build itself; picklable. config holds no "auto": the engine has filled in the platform's defaults."""
+
+    config: EngineConfig
+    lock_json: str
+    checkpoint: Checkpoint
+    max_model_len: int
+    vocab_size: int
+
+    def make_worker(self, rank: int) -> "Worker":
+        """The rank's worker in a process that has nothing but this plan: the parent's plugin choices, no scan."""
+        return Worker(Registry.from_lock(PluginLock.from_json(self.lock_json)), self, rank)
+
+
+class Worker:
+    """load → allocate → warm_up → run … → stop."""
+
+    def __init__(self, registry: Registry, plan: WorkerPlan, rank: int) -> None:
+        self.registry, self.plan, self.rank = registry, plan, rank
+        self.config = plan.config
+        self.runner: ModelRunner | None = None
+
+    # --- start-up ----------------------------------------------------------------------------------------------------------
+
+    def load(self) -> WorkerReady:
+        """Take the device, build the model, load its weights. Raises ModelError, ConfigError or PluginError."""
+        config = self.config
+        entry = self.registry.choose("platform", PlatformNeed(), explicit=config.device).require()
+        self.platform_name = entry.name
+        self.platform = self.registry.build(entry, PlatformSetup(num_threads=config.num_threads))
+        self.device = self.platform.start(self.rank)
+        asked = config.sampler or default_name("sampler")
+        self.sampler_entry = self.registry.choose("sampler", SamplerNeed(platform=entry.name), explicit=asked).require()
+        self.kernels = choose_kernels(self.registry, platform=entry.name, dtype=config.dtype)
+        self._build_model()
+        limits = AttentionLimits(
+            platform=entry.name,
+            dtype=config.dtype,
+            kv_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+            device=self.device.name,
+            block_size=config.block_size or 1,
+            max_num_batched_tokens=config.max_num_batched_tokens or 1,
+            max_num_seqs=config.max_num_seqs or 1,
+            max_model_len=self.plan.max_model_len,
+            num_threads=self.device.num_threads,
+            explicit=config.attention_backend,
+        )
+        declared = self.build.declared
+        self.attention = AttentionGroups(self.registry, declared.attention, limits, self.build.quantization, self.kernels)
+        methods: list[Any] = [getattr(layer, "method", None) for layer in declared.layers]
+        weight_bytes = sum(method.sizes().resident_bytes for method in methods if method is not None)
+        return WorkerReady(self.rank, self.attention.kv_specs(), self._kv_memory_bytes(), weight_bytes)
+
+    def _build_model(self) -> None:
+        config, checkpoint = self.config, self.plan.checkpoint
+        quantization = self._quantization(checkpoint.quantization or {}, config.quantization)
+        plain_name = default_name("quantization")
+        is_plain = not checkpoint.quantization and config.quantization in (None, plain_name)
+        plain = quantization if is_plain else self._quantization({}, plain_name)
+        self.build = Build(
+            dtype=config.dtype,
+            device=self.device.name,
+            quantization=quantization,
+            plain=plain,
+            kernels=self.kernels,
+            rope_style=checkpoint.rope_style,
+            lora=LoRALimits(config.max_loras, config.max_lora_rank) if config.max_loras else None,
+            lora_slots=lambda: self.running.token_lora_slots,
+        )
+        entry = self.registry.choose_keyed("model", checkpoint.architectures, ModelNeed()).require()
+        implementation = self.registry.load(entry)
+        with blame(entry.id):
+            self.model = implementation(checkpoint.config, self.build)
+        loader_entry = self.registry.choose("weight_loader", WeightLoaderNeed(), explicit=checkpoint.format).require()
+        loader = self.registry.build(loader_entry, WeightLoaderSetup(seed=config.seed))
+        with self.platform.pool("weights"):
+            load_weights(self.build.declared.layers, self.model.WEIGHTS, loader, checkpoint)
+
+    def _quantization(self, stored: Any, asked: str | None) -> Any:
+        """The quantization method: what the checkpoint says, or the user's choice for a plain checkpoint."""
+        name = asked or stored.get("quant_method") or default_name("quantization")
+        need = QuantizationNeed(platform=self.platform_name, dtype=self.config.dtype)
+        entry = self.registry.choose("quantization", need, explicit=str(name), key=str(name)).require()
+        setup = QuantizationSetup(
+            config=stored,
+            dtype=self.config.dtype,
+            device=self.device.name,
+            kernels=self.kernels,
+            repack_cache=self._repack_cache(),
+        )
+        return self.registry.build(entry, setup)
+
+    def _repack_cache(self) -> MappedRepackCache | None:
+        config, digest = self.config, self.plan.checkpoint.digest
+        if not config.repack_cache_gb or not digest:
+            return None
+        folder = Path(config.download_dir).expanduser() if config.download_dir else cache_dir()
+        return MappedRepackCache(folder / "repacked", digest, int(config.repack_cache_gb * 2**30))
+
+    def _kv_memory_bytes(self) -> int:
+        """Bytes for the KV cache: what the user or the platform said, else the share of the device that a step leaves free."""
+        if self.config.kv_cache_memory_bytes is not None:
+            return self.config.kv_cache_memory_bytes
+        numbers = self.platform.memory()
+        busy = max(numbers.total_bytes - numbers.free_bytes, numbers.peak_bytes)
+        return max(0, int(numbers.total_bytes * self.config.gpu_memory_utilization) - busy)
+
+    def allocate(self, kv_plan: KVPlan) -> None:
+        """Take the KV memory, bind every layer and make the runner."""
+        config = self.config
+        with self.platform.pool("kv"):
+            views = memory.allocate(kv_plan, self.device.name)
+        self.build.attention.update(self.attention.attach(kv_plan, views))
+        bind_layers(self.build.declared.layers)
+        self.runner = ModelRunner(
+            RunnerParts(
+                model=self.model,
+                backends=self.attention.backends,
+                plan=kv_plan,
+                views=views,
+                sampler=self._sampler(),
+                device=self.device.name,
+                max_num_seqs=config.max_num_seqs or 1,
+                max_num_batched_tokens=config.max_num_batched_tokens or 1,
+                max_model_len=self.plan.max_model_len,
+                max_drafts=config.spec_tokens,
+                draft=self._draft(),
+                connectors=self._connectors(kv_plan, views),
+                encoder_connector=self._encoder_connector(),
+                load_adapter=self._load_adapter if config.max_loras else None,
+            )
+        )
+
+    def _sampler(self) -> Sampler:
+        config = self.config
+        rows = config.max_num_seqs or 1
+        processors = []
+        for name in config.logits_processors or ():
+            chosen = self.registry.choose("logits_processor", LogitsProcessorNeed(), explicit=name, key=name).require()
+            setup = LogitsProcessorSetup(self.plan.vocab_size, self.device.name, rows)
+            processors.append(self.registry.build(chosen, setup))
+        return self.registry.build(
+            self.sampler_entry,
+            SamplerSetup(
+                vocab_size=self.plan.vocab_size,
+                max_num_seqs=rows,
+                device=self.device.name,
+                seed=config.seed,
+                logprobs_mode=config.logprobs_mode,
+                processors=tuple(processors),
+                kernels=self.kernels,
+            ),
+        )
+
+    def _draft(self) -> DraftProposer | None:
+        config = self.config
+        if config.spec_method is None:
+            return None
+        need = DraftNeed(platform=self.platform_name, max_drafts=config.spec_tokens)
+        entry = self.registry.choose("draft", need, explicit=config.spec_method).require()
+        rows = config.max_num_seqs or 1
+        setup = DraftSetup(config.spec_tokens, rows, self.plan.max_model_len, self.plan.vocab_size, target=self.model)
+        return self.registry.build(entry, setup)
+
+    def _connectors(self, kv_plan: KVPlan, views: Any) -> dict[str, KVConnectorWorker]:
+        """The worker halves of the configured KV connectors."""
+        setup = KVConnectorSetup(tuple(group.block_size for group in kv_plan.groups))
+        connectors = {}
+        for name in self.config.kv_connectors or ():
+            entry = self.registry.choose("kv_connector", KVConnectorNeed(), explicit=name, key=name).require()
+            connectors[name] = self._worker_half(entry, setup)
+            with blame(entry.id):
+                connectors[name].register(views, kv_plan.groups)
+        return connectors
+
+    def _encoder_connector(self) -> EncoderConnectorWorker | None:
+        name = self.config.encoder_connector
+        if name is None:
+            return None
+        entry = self.registry.choose("encoder_connector", EncoderConnectorNeed(), explicit=name).require()
+        return self._worker_half(entry, EncoderConnectorSetup(self.plan.checkpoint.digest))
+
+    def _worker_half(self, entry: Entry, setup: object) -> Any:
+        """Build the half of a connector that runs here; its spec names it as `worker`."""
+        spec = self.registry.spec(entry)
+        assert isinstance(spec, KVConnectorSpec | EncoderConnectorSpec)
+        half = import_part(entry, spec.worker, "worker")
+        options = self.registry.options(entry)
+        with blame(entry.id):
+            return half(options, setup)
+
+    def _load_adapter(self, slot: int, adapter: Any) -> None:
+        load_adapter(self.registry, self.build.declared.layers, slot, adapter)
+
+    def warm_up(self) -> None:
+        """Record the forward where a kernel plugin or the platform can; otherwise it runs eagerly, and the log says why."""
+        make_recorder = self.kernels.get("program")
+        if make_recorder is not None and not self.config.enforce_eager:
+            self._record(make_recorder)
+            return
+        ladder = self.platform.graph_runner().ladder(self.config.max_num_batched_tokens or 1, self.config.max_num_seqs or 1)
+        if ladder and not self.config.enforce_eager:
+            raise ConfigError("this platform records forwards, which this version of Pegboard cannot replay; set enforce_eager")
+
+    def _record(self, make_recorder: Callable[[int], Recorder]) -> None:
+        layers, max_rows = self.build.declared.layers, self.config.max_num_seqs or 1
+        max_tokens = self.config.max_num_batched_tokens or 1
+        try:
+            recording = self.running.recording = record(self.model, layers, make_recorder, max_tokens, max_rows)
+            refusals = recording.refusals
+        except CannotRecord as refusal:
+            refusals = (str(refusal),)
+        for reason in refusals:
+            log.info("%s", reason)
+
+    # --- serving -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> ModelRunner:
+        """The runner; only there after `allocate`."""
+        assert self.runner is not None, "allocate() comes before the first step"
+        return self.runner
+
+    def run(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
+        """One step."""
+        return self.running.run(batch, masks)
+
+    def call(self, method: str, *args: object) -> object:
+        """Control plane: one of `CALLS`."""
+        if method not in CALLS:
+            raise ConfigError(f"workers have no method {method!r}; known: {', '.join(sorted(CALLS))}")
+        return getattr(self, method)(*args)
+
+    def profile(self, path: str | None) -> None:
+        """Start the profiler writing below `path`, or stop it."""
+        self.platform.profile(Path(path) if path else None)
+
+    def memory(self) -> dict[str, int]:
+        """The platform's numbers, in bytes."""
+        numbers = self.platform.memory()
+        return {"free": numbers.free_bytes, "total": numbers.total_bytes, "used": numbers.used_bytes, "peak": numbers.peak_bytes}
+
+    def stop(self) -> None:
+        """Let go of connectors; memory goes with the object."""
+        if self.runner is not None:
+            for connector in self.runner.parts.connectors.values():
+                connector.close()
+            self.runner = None
+
+
+def make_worker(registry: Registry, plan: WorkerPlan) -> Any:
+    """`ExecutorSetup.make_worker` for the calling process."""
+    return partial(Worker, registry, plan)

@@ -1,0 +1,346 @@
+"""AsyncLLM over a real engine process (without a model): streams, aborts, failures, deaths, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
+from pegboard.engine.boundary.client import EngineProcess
+from pegboard.errors import EngineDeadError, ModelError, PegboardError, RequestError
+from pegboard.front.async_llm import AsyncLLM
+from pegboard.interfaces.api import Parsing, Prompt, RequestOptions
+from pegboard.interfaces.metrics import Metric, Sample
+from pegboard.plugins.discovery import Entry, Scan
+from pegboard.plugins.registry import Registry
+from pegboard_chat.parsing import fold
+from pegboard_testing.echo_engine import BUILDER, REFUSED_PRIORITY, echo_plan
+from pegboard_testing.fake_client import ByteTokenizer
+
+DELTA = RequestOutputKind.DELTA
+ENDLESS = SamplingParams(max_tokens=None, output_kind=DELTA, ignore_eos=True)
+
+
+def open_client(**engine) -> AsyncLLM:
+    plan = echo_plan(**engine)
+    process = EngineProcess(BUILDER)
+    process.start(plan)
+    return AsyncLLM.from_parts(plan, None, ByteTokenizer(), process)
+
+
+def with_client(body: Callable, **engine) -> None:
+    """Run `body(client)` on a loop of its own; the engine process must be gone afterwards."""
+
+    async def main() -> None:
+        client = open_client(**engine)
+        async with client:
+            await asyncio.wait_for(body(client), 60)
+
+    asyncio.run(main())
+
+
+async def collect(stream) -> list:
+    return [output async for output in stream]
+
+
+def test_events_of_a_running_engine_are_read_by_the_plans_parsers():
+    """The echo engine says the prompt again: whole, streamed and slowly read, the fold is the same."""
+    text = '<think>hm é</think>So <call add>{"x": "ü"}</call>.'
+    entries = [
+        Entry(kind, "fake", "acme", "1.0", f"pegboard_testing.fake_parsers:{name}", f"pegboard.{kind}.v1")
+        for kind, name in (("reasoning_parser", "REASONING"), ("tool_parser", "TOOLS"))
+    ]
+    registry = Registry(Scan(entries=tuple(entries)))
+
+    async def read(client: AsyncLLM, kind: RequestOutputKind, choice: str, pause_s: float = 0.0) -> tuple:
+        parsing = Parsing(tools=[{"type": "function", "function": {"name": "add"}}], tool_choice=choice)
+        prompt = list(text.encode())
+        params = client.prepare(SamplingParams(max_tokens=len(prompt), output_kind=kind), parsing, prompt)
+        outputs = client.generate(Prompt(token_ids=prompt), params, f"{kind}-{choice}-{pause_s}")
+        events = []
+        async for output in client.events(outputs, parsing):
+            events += output.events[0]
+            await asyncio.sleep(pause_s)
+        message = fold(events)
+        return message.content, message.reasoning, [(call.name, call.arguments) for call in message.tool_calls]
+
+    async def body() -> None:
+        process = EngineProcess(BUILDER)
+        plan = replace(echo_plan(), tool_parser="acme:fake", reasoning_parser="acme:fake")
+        process.start(plan)
+        async with AsyncLLM.from_parts(plan, registry, ByteTokenizer(), process) as client:
+            assert client.parsers() == {"tool_parser": "fake", "reasoning_parser": "fake"}
+            for choice, content in (("auto", "So ."), ("none", text.partition("</think>")[2])):
+                calls = [("add", '{"x": "ü"}')] if choice == "auto" else []
+                for kind, pause_s in ((RequestOutputKind.FINAL_ONLY, 0.0), (DELTA, 0.0), (DELTA, 0.004)):
+                    assert await read(client, kind, choice, pause_s) == (content, "hm é", calls)
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat")
+    return not (state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.02)
+
+
+def test_requests_run_and_the_rest_is_answered():
+    async def body(client: AsyncLLM) -> None:
+        await check_many_streams(client)
+        await check_call_forms(client)
+        await check_refusals(client)
+        await check_aborts(client)
+        await check_control(client)
+
+    with_client(body)
+
+
+async def check_many_streams(client: AsyncLLM) -> None:
+    params = SamplingParams(max_tokens=20, output_kind=DELTA, stop=["9"])
+    prompts = [f"prompt {number}." for number in range(12)]
+
+    async def text_of(index: int) -> str:
+        stream = client.generate(
+            Prompt(text=prompts[index], add_special_tokens=False), params, RequestOptions(request_id=f"m{index}")
+        )
+        return "".join([output.outputs[0].text async for output in stream])
+
+    texts = await asyncio.gather(*(text_of(index) for index in range(12)))
+    assert texts == [(prompt * 20)[:20].partition("9")[0] for prompt in prompts]
+
+
+async def check_call_forms(client: AsyncLLM) -> None:
+    final = (await collect(client.generate([97, 98], SamplingParams(max_tokens=3), "vllm-style")))[-1]
+    assert (final.request_id, final.outputs[0].text, final.outputs[0].finish_reason) == ("vllm-style", "aba", "length")
+    assert final.num_cached_tokens == 0 and final.metrics.num_generation_tokens == 3
+    final = (await collect(client.generate({"prompt": "xy"}, sampling_params=SamplingParams(n=2, max_tokens=3), request_id="n")))[
+        -1
+    ]
+    assert [completion.text for completion in final.outputs] == ["xy"] * 2  # <s> is special and not shown
+    final = (await collect(client.generate("x" * 5000, SamplingParams(truncate_prompt_tokens=-1))))[-1]
+    assert len(final.prompt_token_ids) == 4095 and final.finished
+    assert client.models()[0].name == "echo" and client.health().is_alive and client.is_running
+
+
+async def check_refusals(client: AsyncLLM) -> None:
+    for prompt, params, words in [
+        ([], SamplingParams(), "empty"),
+        ([1] * 4096, SamplingParams(), "max_model_len"),
+        ([999], SamplingParams(), "out of vocabulary"),
+        ("a", SamplingParams(logprobs=50), "max_logprobs|max-logprobs"),
+        ({"prompt": "a", "multi_modal_data": {"image": 1}}, SamplingParams(), "text only"),
+    ]:
+        with pytest.raises(RequestError, match=words):
+            await collect(client.generate(prompt, params))
+    with pytest.raises(RequestError, match="refused on purpose") as caught:
+        await collect(client.generate("a", SamplingParams(), priority=REFUSED_PRIORITY))
+    assert caught.value.parameter == "priority"
+
+
+async def check_aborts(client: AsyncLLM) -> None:
+    async with aclosing(client.generate("a", ENDLESS, "closed")) as stream:
+        await anext(stream)
+        with pytest.raises(RequestError, match="in use"):
+            await collect(client.generate("a", ENDLESS, "closed"))
+    task = asyncio.create_task(collect(client.generate("a", ENDLESS, "cancelled")))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    task = asyncio.create_task(collect(client.generate("a", ENDLESS, "told")))
+    await asyncio.sleep(0.05)
+    await client.abort("told")
+    assert (await task)[-1].outputs[0].finish_reason == "abort"
+    await collect(client.generate("ab", SamplingParams(stop=["b"], max_tokens=50), "stopped"))
+    assert await client.control("aborted") == ["m9", "closed", "cancelled", "told", "stopped"]
+
+
+async def check_control(client: AsyncLLM) -> None:
+    assert await client.control("echo", a=[1, {"b": None}]) == {"a": [1, {"b": None}]}
+    assert await client.reset_prefix_cache() is True
+    with pytest.raises(RequestError, match="unknown action"):
+        await client.control("nonsense")
+
+
+def test_a_slow_consumer_gets_fewer_larger_outputs():
+    async def body(client: AsyncLLM) -> None:
+        params = SamplingParams(max_tokens=300, output_kind=DELTA)
+        sizes = []
+        async for output in client.generate([97], params):
+            sizes.append(len(output.outputs[0].token_ids))
+            for _ in range(8):  # the engine makes a step between two answers
+                await client.control("echo")
+        assert sum(sizes) == 300
+        assert len(sizes) < 100
+
+    with_client(body)
+
+
+def test_a_failing_step_ends_everything():
+    async def body(client: AsyncLLM) -> None:
+        stream = client.generate("a", ENDLESS)
+        await anext(stream)
+        await client.control("fail")
+        with pytest.raises(EngineDeadError, match="failed on purpose"):
+            await collect(stream)
+        assert not client.health().is_alive and client.errored
+        with pytest.raises(EngineDeadError):
+            await collect(client.generate("a", SamplingParams()))
+        with pytest.raises(EngineDeadError):
+            await client.control("echo")
+
+    with_client(body)
+
+
+def test_a_killed_engine_ends_everything():
+    async def body(client: AsyncLLM) -> None:
+        streams = [client.generate("a", ENDLESS) for _ in range(3)]
+        for stream in streams:
+            await anext(stream)
+        os.kill(client._engine.pid, signal.SIGKILL)
+        for stream in streams:
+            with pytest.raises(EngineDeadError, match="SIGKILL"):
+                await collect(stream)
+        assert "SIGKILL" in client.health().reason
+
+    with_client(body)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"), [("broken", ModelError, "broken on purpose"), ("bug", PegboardError, "ZeroDivisionError")]
+)
+def test_errors_at_start_are_raised_here(name, error, words):
+    async def body() -> None:
+        client = open_client(served_model_name=[name])
+        with pytest.raises(error, match=words):
+            async with client:
+                pass
+        assert not is_running(client._engine.pid)
+        assert not client._engine.folder.exists()
+
+    asyncio.run(body())
+
+
+def test_shutdown_leaves_nothing_and_may_be_repeated():
+    async def body() -> None:
+        client = open_client()
+        await client.start()
+        stream = client.generate("a", ENDLESS)
+        await anext(stream)
+        pid, folder = client._engine.pid, client._engine.folder
+        assert folder.stat().st_mode & 0o777 == 0o700
+        client.shutdown()
+        client.shutdown()
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await collect(stream)
+        assert not is_running(pid) and not folder.exists()
+
+    asyncio.run(body())
+
+
+PROGRAM = """
+import asyncio, sys
+from pegboard.front.async_llm import AsyncLLM
+from pegboard.engine.boundary.client import EngineProcess
+from pegboard.data.sampling_params import SamplingParams
+from pegboard_testing.echo_engine import BUILDER, echo_plan
+from pegboard_testing.fake_client import ByteTokenizer
+
+async def main():
+    plan = echo_plan()
+    engine = EngineProcess(BUILDER)
+    engine.start(plan)
+    async with AsyncLLM.from_parts(plan, None, ByteTokenizer(), engine) as client:
+        print(engine.pid, engine.folder, flush=True)
+        async for _ in client.generate("a", SamplingParams(max_tokens=None, ignore_eos=True)):
+            pass
+
+asyncio.run(main())  # without a guard: the engine process does not run this file again
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_when_the_parent_ends(tmp_path, number):
+    """SIGKILL: the engine notices by itself. SIGINT goes to the whole group, as Ctrl-C does: the parent decides."""
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM.replace("max_tokens=None", "max_tokens=4000"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    with program:
+        pid, _, folder = program.stdout.readline().partition(" ")
+        assert is_running(int(pid))
+        if number == signal.SIGINT:
+            os.killpg(program.pid, number)
+        else:
+            program.kill()
+        program.communicate(timeout=30)
+    wait_until(lambda: not is_running(int(pid)), "the engine process is gone")
+    wait_until(lambda: not Path(folder.strip()).exists(), "its socket folder is gone")
+
+
+class CountingSink:
+    """Adds up tokens. fails_after: samples it takes before it breaks."""
+
+    def __init__(self, fails_after: int | None = None) -> None:
+        self.metrics: list[str] = []
+        self.tokens = 0.0
+        self.num_samples = 0
+        self.is_closed = False
+        self._fails_after = fails_after
+
+    def declare(self, metrics) -> None:
+        self.metrics += [metric.name for metric in metrics]
+
+    def publish(self, sample) -> None:
+        self.num_samples += 1
+        if self.num_samples == self._fails_after:
+            raise OSError("disk full")
+        self.tokens += sample.counters.get("generation_tokens_total", 0)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_samples_reach_the_sinks_of_this_process_and_a_failing_one_harms_nobody():
+    async def main() -> None:
+        plan, process = echo_plan(), EngineProcess(BUILDER)
+        process.start(plan, wants_samples=True)
+        good, bad = CountingSink(), CountingSink(fails_after=2)
+        own = [Metric("http_requests_total", "counter", "")]
+        client = AsyncLLM.from_parts(plan, None, ByteTokenizer(), process, sinks={"good": good, "bad": bad}, metrics=own)
+        async with client:
+            outputs = await asyncio.wait_for(collect(client.generate("ab", SamplingParams(max_tokens=1000))), 60)
+            assert outputs[-1].outputs[0].finish_reason == "length"
+            client.publish(Sample(1.0, counters={"http_requests_total": 1}))
+            assert good.metrics == ["http_requests_total", "generation_tokens_total"] and good.num_samples > 2
+            assert 0 < good.tokens <= 1000 and bad.num_samples == 2
+        assert good.is_closed and not bad.is_closed
+
+    asyncio.run(main())

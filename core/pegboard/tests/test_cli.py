@@ -1,0 +1,333 @@
+"""The command line: flags made of settings, config files, errors as one line, and what it costs to ask for help."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pegboard_command_talk.command import chat, complete
+
+from pegboard.cli import help_command
+from pegboard.cli.flags import FlagParser, UsageError, number, parse_settings, split_dotted
+from pegboard.cli.main import commands, main
+from pegboard.config.schema import SECTIONS, settings_of
+from pegboard.config.sources import engine_settings
+from pegboard.errors import ConfigError, PegboardError
+from pegboard_server.serve import make_parser
+
+
+def parse(*argv: str):
+    settings, _ = parse_settings(make_parser(), argv)
+    return settings
+
+
+@pytest.fixture(autouse=True)
+def no_config_file(monkeypatch):
+    monkeypatch.delenv("PEGBOARD_CONFIG", raising=False)
+
+
+def example(setting):
+    """(value, words of the command line) for a setting."""
+    text = str(setting.type)
+    flag = f"--{'plugins-' if setting.section == 'plugins' else ''}{setting.name}"
+    if setting.type is bool:
+        value = not setting.default
+        return value, [flag if value else flag.replace("--", "--no-", 1)]
+    if setting.name == "structured_outputs_config":
+        return {"backend": "x"}, [flag, '{"backend": "x"}']
+    if "dict" in text:
+        return {"a": {"b": 1}}, [flag, '{"a": {"b": 1}}']
+    if "list" in text:
+        return ["x", "y"], [flag, "x", "y"]
+    if "Literal" in text:
+        value = text.split("'")[3]
+        return value, [flag, value]
+    for name, value in [("int", 7), ("float", 0.5), ("str", "word")]:
+        if setting.type == {"int": int, "float": float, "str": str}[name] or text.startswith(name):
+            return value, [flag, str(value)]
+    raise AssertionError(text)
+
+
+EVERY = [setting for section in SECTIONS for setting in settings_of(section) if setting.name != "options"]
+
+
+@pytest.mark.parametrize("setting", EVERY, ids=lambda setting: f"{setting.section}.{setting.name}")
+@pytest.mark.parametrize("style", ["_", "-"])
+def test_every_setting_has_a_flag_that_sets_it(setting, style):
+    value, words = example(setting)
+    words = [words[0].replace("_", style), *words[1:]]
+    more = {
+        "trust_remote_code": None,
+        "spec_method": ["--spec-tokens", "1"],
+        "spec_tokens": ["--spec-method", "x"],
+        "max_long_partial_prefills": ["--max-num-partial-prefills", "7"],
+        "collect_detailed_traces": ["--otlp-traces-endpoint", "http://x"],
+    }.get(setting.name, [])
+    if more is None:
+        with pytest.raises(ConfigError, match="never runs code"):
+            parse(*words)
+        return
+    settings = parse(*words, *more)
+    assert getattr(getattr(settings, setting.section), setting.name) == value
+    assert settings.sources[setting.name] == "the command line"
+
+
+def test_defaults_and_the_model():
+    assert parse().engine == parse("--no-trust-remote-code").engine
+    assert parse("org/name", "--enforce-eager").engine.model == "org/name"
+    assert parse("--model", "org/name").engine.model == "org/name"
+    with pytest.raises(UsageError, match="two models"):
+        parse("a", "--model", "b")
+
+
+def test_options_of_plugins_and_parts_of_mappings():
+    settings = parse(
+        "--attention.triton.num_splits", "4", "--model-source.hub.retry-count=3", "--hf-overrides.rope.factor", "2.0"
+    )
+    assert settings.plugins.options == {"attention.triton": {"num_splits": "4"}, "model_source.hub": {"retry_count": "3"}}
+    assert settings.engine.hf_overrides == {"rope": {"factor": 2.0}}
+    for words, message in [
+        (["--atention.triton.x", "1"], "did you mean 'attention'"),
+        (["--attention.triton.x"], "needs a value"),
+        (["--attention.x", "1"], "expected --kind.name.field"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            parse(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max-modl-len", "3"], "unknown flag --max-modl-len, did you mean '--max-model-len'"),
+        (["--max-model", "3"], "unknown flag --max-model"),  # no abbreviations
+        (["m", "extra"], "unexpected argument 'extra'"),
+        (["--port", "many"], "no number"),
+        (["--port", "0.5k2"], "no number"),
+        (["--logprobs-mode", "x"], "invalid choice"),
+        (["--hf-overrides", "{"], "no JSON"),
+        (["--hf-overrides", "[]"], "no JSON object"),
+    ],
+)
+def test_wrong_usage(words, message):
+    with pytest.raises(UsageError, match=message):
+        parse(*words)
+
+
+@given(st.integers(0, 10**6))
+def test_human_numbers(value):
+    assert number(str(value)) == value
+    assert number(f"{value}k") == value * 1000
+    assert number(f"{value}K") == value * 1024
+    assert number("-1") == -1 and number("25.6k") == 25600
+
+
+@given(st.lists(st.sampled_from(["--port", "1", "model", "--seed=0.5", "-tp"]), max_size=6))
+def test_words_without_dots_pass_through(words):
+    assert split_dotted(words) == (words, [])
+
+
+def test_files_then_command_line(tmp_path, monkeypatch):
+    low = tmp_path / "low.toml"
+    low.write_text('model = "low"\nport = 1\nmax-num-seqs = 3\n[attention.triton]\nnum_splits = 2\nother = 1\n')
+    high = tmp_path / "high.yaml"
+    high.write_text("engine: {model: high}\nserver:\n  port: 2\nplugins: {deny: [acme]}\nattention: {triton: {num_splits: 3}}\n")
+    monkeypatch.setenv("PEGBOARD_CONFIG", str(low))
+    settings = parse("--config", str(high), "--port", "3", "--attention.triton.other", "9")
+    assert (settings.engine.model, settings.server.port, settings.engine.max_num_seqs) == ("high", 3, 3)
+    assert settings.plugins.options == {"attention.triton": {"num_splits": 3, "other": "9"}}
+    assert settings.plugins.deny == ["acme"]
+    assert settings.sources["model"] == str(high) and settings.sources["port"] == "the command line"
+    assert settings.sources["max_num_seqs"] == str(low)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.toml", "max_model_length = 3", "did you mean 'max_model_len'"),
+        ("a.toml", "port = 'x'", "a.toml"),
+        ("a.toml", "port = ", "a.toml"),
+        ("a.yaml", "a: [", "a.yaml"),
+        ("a.yaml", "- 1", "expected settings by name"),
+        ("a.ini", "", "ends in .toml"),
+        ("missing/a.toml", None, "No such file"),
+    ],
+)
+def test_bad_config_files_are_named(tmp_path, name, content, message):
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        parse("--config", str(path))
+
+
+def test_errors_are_one_line_and_a_status(capsys, monkeypatch):
+    assert main(["serve", "--zzzz"]) == 2
+    assert capsys.readouterr().err == "pegboard: error: unknown flag --zzzz\n"
+    assert main(["srve"]) == 2
+    assert "did you mean 'serve'" in capsys.readouterr().err
+    assert main(["help", "max_modl_len"]) == 2
+    assert main(["chat", "--url", "http://127.0.0.1:9/v1", "-q", "hi"]) == 1
+    assert "is the server running?" in capsys.readouterr().err
+    monkeypatch.setenv("PEGBOARD_LOG_LEVEL", "DEBUG")
+    with pytest.raises(UsageError):
+        main(["serve", "--nonsense"])
+
+
+def test_help(capsys):
+    assert main([]) == 2
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in commands())
+    assert main(["--help"]) == main(["help"]) == main(["help", "--max-model-len"]) == 0
+    assert "Longest prompt plus output" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        help_command.main(["serve"])
+    assert "--max-model-len" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["serve", "--help"]])
+def test_help_imports_nothing_heavy(words):
+    script = (
+        "import sys\nfrom pegboard.cli.main import main\n"
+        f"try:\n    main({words!r})\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'pydantic', 'uvicorn', 'starlette', 'zmq', 'tokenizers'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "from pegboard.interfaces import KINDS\n"
+        "plugins = [name for name in sys.modules if name.startswith('pegboard_')]\nassert not plugins, plugins\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_front_imports_no_torch_and_no_numpy():
+    script = (
+        "import sys, pegboard.front.llm, pegboard.front.async_llm, pegboard.engine.boundary.client, pegboard_server.server\n"
+        "import pegboard_server.serve\n"
+        "heavy = {'torch', 'transformers', 'numpy'} & set(sys.modules)\nassert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+# --- chat and complete against a server that answers with what it was sent ---------------------------------------------------
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Streams the request's own last text back, in two pieces."""
+
+    def log_message(self, *arguments):
+        pass
+
+    def do_GET(self):
+        self._send(json.dumps({"data": [{"id": "first"}, {"id": "second"}]}).encode())
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.bodies.append((self.path, self.headers.get("Authorization"), body))
+        if body["model"] == "missing":
+            self._send(b'{"error": {"message": "no such model"}}', 404)
+            return
+        text = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
+        lines = []
+        for piece in (text[:2], text[2:]):
+            choice = {"delta": {"content": piece}} if "messages" in body else {"text": piece}
+            lines.append(f"data: {json.dumps({'choices': [choice]})}\n\n")
+        self._send(("".join(lines) + "data: [DONE]\n\n").encode())
+
+    def _send(self, payload, status=200):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+
+@pytest.fixture
+def server():
+    httpd = HTTPServer(("127.0.0.1", 0), Answers)
+    httpd.bodies = []
+    thread = threading.Thread(target=httpd.serve_forever)
+    thread.start()
+    yield httpd
+    httpd.shutdown()
+    thread.join()
+    httpd.server_close()
+
+
+def test_chat_and_complete(server, capsys):
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    assert chat(["--url", url, "-q", "hello", "--system_prompt", "be nice", "--api-key", "key", "--max-tokens", "5"]) == 0
+    assert capsys.readouterr().out == "hello\n"
+    path, key, body = server.bodies.pop()
+    assert (path, key, body["model"], body["max_completion_tokens"]) == ("/v1/chat/completions", "Bearer key", "first", 5)
+    assert [message["role"] for message in body["messages"]] == ["system", "user"]
+    assert complete(["--url", url, "--quick", "abcd", "--model-name", "second"]) == 0
+    assert capsys.readouterr().out == "abcd\n"
+    assert server.bodies.pop()[2] == {"prompt": "abcd", "model": "second", "stream": True}
+    with pytest.raises(PegboardError, match="answered 404: no such model"):
+        complete(["--url", url, "-q", "x", "--model-name", "missing"])
+
+
+def test_a_conversation_remembers(server, capsys, monkeypatch):
+    lines = ["one", " ", "two"]
+
+    def read(prompt=""):
+        if not lines:
+            raise EOFError
+        return lines.pop(0)
+
+    monkeypatch.setattr("builtins.input", read)
+    assert chat(["--url", f"http://127.0.0.1:{server.server_port}/v1"]) == 0
+    assert [message["content"] for message in server.bodies[-1][2]["messages"]] == ["one", "one", "two"]
+    assert capsys.readouterr().out.split() == ["one", "two"]
+
+
+def test_parsers_keep_values_with_underscores():
+    parser = FlagParser(prog="x")
+    parser.add_argument("--some-name")
+    assert parser.parse(["--some_name", "a_b"]).some_name == "a_b"
+    assert parser.parse(["--some_name=a_b"]).some_name == "a_b"
+
+
+def test_terminated_while_starting_leaves_nothing(tmp_path):
+    """SIGTERM before the server runs: the process ends by itself and takes the engine process along."""
+    script = (
+        "import sys, time\n"
+        "from pegboard.cli import serve\n"
+        "def slow(settings, engine):\n"
+        "    print(engine.pid, engine.folder, flush=True)\n"
+        "    time.sleep(60)\n"
+        "if __name__ == '__main__':\n"
+        "    serve._start_engine = slow\n"
+        "    sys.exit(serve.main(['--port', '0']))\n"
+    )
+    path = tmp_path / "program.py"
+    path.write_text(script)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = subprocess.Popen(
+        [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    with program:
+        pid, _, folder = program.stdout.readline().strip().partition(" ")
+        program.send_signal(signal.SIGTERM)
+        _, errors = program.communicate(timeout=60)
+    assert program.returncode == 143
+    assert "Traceback" not in errors
+    assert not os.path.exists(folder) and not os.path.exists(f"/proc/{pid}")
+
+
+def test_a_server_bounds_its_queue_and_llm_does_not(monkeypatch):
+    from pegboard_server import serve
+
+    seen = []
+    monkeypatch.setattr(serve, "_serve", lambda settings: seen.append(settings.engine.max_num_queued_reqs) or 0)
+    assert serve.main(["model"]) == serve.main(["model", "--max-num-queued-reqs", "7"]) == 0
+    assert seen == [serve.MAX_QUEUED, 7] and engine_settings("model", {}).engine.max_num_queued_reqs is None
+    with pytest.raises(ConfigError, match="max_num_queued_reqs must be at least 1"):
+        serve.main(["model", "--max-num-queued-reqs", "0"])

@@ -1,0 +1,363 @@
+"""Block hashes, retention rules, the KV plan, and KVCache's own promises."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pegboard.data.request import EngineRequest, Request
+from pegboard.data.request_parts import AdapterRef, Blob, MediaRef
+from pegboard.data.sampling_params import SamplingParams
+from pegboard.engine.kv.cache import KVCache
+from pegboard.engine.kv.hashes import ROOT_HASH, BlockHasher, sha256_block, sha256_cbor_block
+from pegboard.engine.kv.plan import blocks_per_request, plan_kv
+from pegboard.engine.kv.rules import make_rule
+from pegboard.errors import ConfigError, KVCacheTooSmall
+from pegboard.interfaces.attention import Chunk, Full, KVGroup, Retain, State, Window
+from pegboard_testing.fake_model import FakeModel, fake_kv_spec
+
+
+def make_request(tokens: list[int], **fields: Any) -> Request:
+    return Request(EngineRequest(request_id=fields.pop("id", "r"), prompt_token_ids=tokens, params=SamplingParams(), **fields))
+
+
+def hashes(tokens: list[int], algo: str = "sha256", **fields: Any) -> list[bytes]:
+    request = make_request(tokens, **fields)
+    BlockHasher(algo, 4).extend(request)
+    return request.block_hashes
+
+
+def small_plan(*retains: Retain, num_blocks: int = 40, max_model_len: int = 32, block_size: int = 4, **more: Any) -> Any:
+    specs = {i: fake_kv_spec(retain) for i, retain in enumerate(retains)}
+    return plan_kv(specs, 0, block_size=block_size, max_model_len=max_model_len, num_blocks_override=num_blocks, **more)
+
+
+# --- hashes -------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_chain_is_what_the_docstring_says() -> None:
+    first = hashlib.sha256(ROOT_HASH + b"".join(t.to_bytes(8, "little") for t in (1, 2, 3, 4))).digest()
+    assert hashes([1, 2, 3, 4, 5, 6, 7, 8, 9])[0] == first == sha256_block(ROOT_HASH, [1, 2, 3, 4], b"")
+    assert len(hashes([1, 2, 3, 4, 5, 6, 7, 8, 9])) == 2
+
+
+def test_cbor_is_canonical() -> None:
+    encoded = b"\x83\x41p\x83\x01\x18\x18\x19\x01\x00\xf6"  # [h'70', [1, 24, 256], null], by hand from RFC 8949
+    assert sha256_cbor_block(b"p", [1, 24, 256], b"") == hashlib.sha256(encoded).digest()
+
+
+few_tokens = st.lists(st.integers(0, 2), max_size=30)
+
+
+@given(few_tokens, few_tokens, st.sampled_from(["sha256", "sha256_cbor"]))
+def test_equal_hash_means_equal_history(a: list[int], b: list[int], algo: str) -> None:
+    for i, (x, y) in enumerate(zip(hashes(a, algo), hashes(b, algo), strict=False)):
+        assert (x == y) == (a[: 4 * i + 4] == b[: 4 * i + 4])
+
+
+def test_hashes_grow_with_the_outputs() -> None:
+    request = make_request([1, 2, 3])
+    hasher = BlockHasher("sha256", 4)
+    hasher.extend(request)
+    assert request.block_hashes == []
+    request.append_tokens([4, 5])
+    hasher.extend(request)
+    assert request.block_hashes == hashes([1, 2, 3, 4])
+
+
+def test_everything_that_decides_a_block_enters_its_hash() -> None:
+    tokens = list(range(12))
+    image = MediaRef("cat", 5, 2)
+    other = MediaRef("dog", 5, 2)
+    variants = [
+        hashes(tokens),
+        hashes(tokens, cache_salt="a"),
+        hashes(tokens, cache_salt="b"),
+        hashes(tokens, lora=AdapterRef(1, "x", "/p", "1")),
+        hashes(tokens, lora=AdapterRef(1, "x", "/p", "2")),
+        hashes(tokens, prompt_embeds=Blob(b"a" * 12, "uint8", (12, 1))),
+    ]
+    assert len({chain[0] for chain in variants}) == len(variants)
+    plain, cat, dog = hashes(tokens), hashes(tokens, media=(image,)), hashes(tokens, media=(other,))
+    assert plain[0] == cat[0] == dog[0], "an item counts from the first block it touches"
+    assert len({plain[1], cat[1], dog[1]}) == 3
+    assert len({plain[2], cat[2], dog[2]}) == 3, "and the chain carries it on"
+
+
+def test_unknown_hash_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="sha256_cbor"):
+        BlockHasher("md5", 4)
+
+
+# --- rules --------------------------------------------------------------------------------------------------------------------
+
+retains = st.one_of(
+    st.just(Full()),
+    st.builds(Window, st.integers(1, 12), st.integers(0, 5)),
+    st.builds(Chunk, st.integers(1, 12)),
+)
+
+
+@given(retains, st.integers(1, 5), st.integers(0, 40))
+def test_expired_blocks_hold_nothing_a_later_token_sees(retain: Retain, block_size: int, num_computed: int) -> None:
+    rule = make_rule(KVGroup((0,), fake_kv_spec(retain), block_size), 1)
+    model = FakeModel([retain])
+    seen = {int(p) // block_size for later in range(num_computed, num_computed + 20) for p in model.seen(retain, later)}
+    assert not seen & set(rule.expired(num_computed))
+
+
+@given(retains, st.integers(1, 5), st.integers(0, 40))
+def test_next_expiry_misses_nothing(retain: Retain, block_size: int, num_computed: int) -> None:
+    rule = make_rule(KVGroup((0,), fake_kv_spec(retain), block_size), 1)
+    until = min(rule.next_expiry(num_computed), num_computed + 30)
+    assert until > num_computed
+    for n in range(num_computed, until):
+        assert rule.expired(n).stop <= max(rule.expired(num_computed).stop, rule.expired(num_computed).start)
+
+
+@given(retains, st.integers(1, 4), st.sets(st.integers(0, 11)), st.integers(0, 12))
+def test_a_hit_is_the_longest_prefix_whose_needed_blocks_are_there(
+    retain: Retain, block_size: int, cached: set[int], max_blocks: int
+) -> None:
+    rule = make_rule(KVGroup((0,), fake_kv_spec(retain), block_size), block_size)
+    chain = [bytes([i]) for i in range(12)]
+    max_tokens = max_blocks * block_size
+
+    def servable(num_tokens: int) -> bool:
+        needed = set(range(num_tokens // block_size)) - set(rule.expired(num_tokens))
+        return needed <= cached
+
+    best = max(n for n in range(0, max_tokens + 1, block_size) if servable(n))
+    assert rule.hit(lambda h: h[0] + 1 if h[0] in cached else None, chain, max_tokens, block_size) == best
+
+
+# --- the plan -----------------------------------------------------------------------------------------------------------------
+
+
+def test_one_type_is_one_group() -> None:
+    specs = {layer: fake_kv_spec(slot_bytes=8) for layer in range(6)}
+    plan = plan_kv(specs, 100_000, block_size=16, max_model_len=128)
+    assert [group.layers for group in plan.groups] == [(0, 1, 2, 3, 4, 5)]
+    assert plan.block_bytes == 6 * 8 * 16 and plan.num_blocks == 100_000 // plan.block_bytes
+    assert plan.hash_block_size == 16
+
+
+def test_mixed_layers_become_groups_of_equal_size() -> None:
+    specs = {layer: fake_kv_spec(Full() if layer % 4 == 3 else Window(64)) for layer in range(32)}
+    plan = plan_kv(specs, 10_000_000, block_size=16, max_model_len=1024)
+    assert sorted(len(group.layers) for group in plan.groups) == [8, 8, 8, 8]
+    assert sum(isinstance(group.spec.retain, Window) for group in plan.groups) == 3
+    assert sorted(layer for group in plan.groups for layer in group.layers) == list(range(32))
+
+
+@given(st.lists(st.tuples(retains, st.integers(1, 9)), min_size=1, max_size=8), st.integers(1, 8))
+def test_every_group_fits_a_block(layers: list[tuple[Retain, int]], block_size: int) -> None:
+    specs = {i: fake_kv_spec(retain, slot_bytes=size) for i, (retain, size) in enumerate(layers)}
+    plan = plan_kv(specs, 0, block_size=block_size, max_model_len=20, num_blocks_override=1000)
+    for group in plan.groups:
+        assert len(group.layers) * group.spec.slot_bytes() * group.block_size <= plan.block_bytes
+        assert group.block_size % plan.hash_block_size == 0 and group.block_size >= block_size
+    assert sorted(layer for group in plan.groups for layer in group.layers) == list(range(len(layers)))
+
+
+def test_a_large_state_makes_the_blocks_of_attention_larger() -> None:
+    specs = {0: fake_kv_spec(slot_bytes=4), 1: fake_kv_spec(State(checkpoint_every=32), slot_bytes=1000)}
+    plan = plan_kv(specs, 100_000, block_size=16, max_model_len=128)
+    assert plan.block_bytes == 1000
+    assert [group.block_size for group in plan.groups] == [240, 32]
+    assert plan.hash_block_size == 16
+
+
+def test_block_size_is_what_the_kernels_need() -> None:
+    spec = type(fake_kv_spec())(tensors=fake_kv_spec().tensors, block_size_multiple=32)
+    assert plan_kv({0: spec}, 100_000, block_size=16, max_model_len=64).groups[0].block_size == 32
+
+
+def test_too_little_memory_says_what_would_do() -> None:
+    specs = {0: fake_kv_spec(slot_bytes=4)}
+    with pytest.raises(KVCacheTooSmall, match=r"max_model_len=1000 tokens needs 4096 bytes.*at most 48, or") as error:
+        plan_kv(specs, 4 * 16 * 4, block_size=16, max_model_len=1000)
+    assert "4 blocks" in str(error.value)
+    assert plan_kv(specs, 4 * 16 * 4, block_size=16, max_model_len=48).num_blocks == 4
+    with pytest.raises(KVCacheTooSmall):
+        plan_kv(specs, 1 << 30, block_size=16, max_model_len=1000, num_blocks_override=3)
+    with pytest.raises(ConfigError):
+        plan_kv({}, 1 << 30, block_size=16, max_model_len=1000)
+
+
+def test_a_window_needs_few_blocks_however_long_the_text() -> None:
+    plan = small_plan(Window(8), num_blocks=12, max_model_len=10_000, max_num_batched_tokens=16)
+    assert blocks_per_request(plan, 10_000, 16) <= 7
+
+
+# --- the cache ----------------------------------------------------------------------------------------------------------------
+
+
+def test_allocate_is_all_groups_or_nothing() -> None:
+    cache = KVCache(small_plan(Full(), Window(8), num_blocks=20))
+    a, b = make_request([1] * 30, id="a"), make_request([2] * 30, id="b")
+    assert [len(ids) for ids in cache.allocate(a, 30) or ()] == [8, 8]
+    before = cache.pool.num_free
+    assert cache.allocate(b, 30) is None
+    assert cache.pool.num_free == before and not cache.holds(b)
+    assert cache.allocate(a, 31) == ([], [])
+    cache.release(a)
+    assert cache.pool.num_free == 19
+
+
+def test_a_finished_prompt_is_found_again_but_for_its_last_token() -> None:
+    cache = KVCache(small_plan(Full()))
+    first = make_request(list(range(13)), id="a")
+    cache.allocate(first, 13)
+    cache.commit(first, 13)
+    cache.release(first)
+    assert cache.lookup(make_request(list(range(13)), id="b")).num_tokens == 12
+    assert cache.lookup(make_request(list(range(12)), id="b")).num_tokens == 8, "a fully cached prompt computes its last block"
+    assert cache.lookup(make_request([0, 1, 2, 3, 9, 9, 9, 9, 9], id="b")).num_tokens == 4
+    assert cache.lookup(make_request(list(range(13)), id="b", cache_salt="x")).num_tokens == 0
+
+
+def test_only_committed_tokens_are_found() -> None:
+    cache = KVCache(small_plan(Full()))
+    request = make_request(list(range(13)), id="a")
+    cache.allocate(request, 13)
+    cache.commit(request, 7)
+    assert cache.lookup(make_request(list(range(13)), id="b")).num_tokens == 4
+
+
+def test_a_shared_prefix_is_held_once_and_survives_its_first_owner() -> None:
+    cache = KVCache(small_plan(Full()))
+    a, b = make_request(list(range(13)), id="a"), make_request(list(range(13)), id="b")
+    cache.allocate(a, 13)
+    cache.commit(a, 13)
+    hit = cache.lookup(b)
+    cache.allocate(b, 13, hit=hit, num_computed_tokens=hit.num_tokens)
+    assert cache.tables(a)[0][:3] == cache.tables(b)[0][:3]
+    assert cache.pool.num_free == 39 - 5
+    cache.release(a)
+    assert cache.pool.num_free == 39 - 4
+    cache.release(b)
+    assert cache.pool.num_free == 39
+
+
+def test_blocks_behind_the_window_go_back_and_a_window_hit_needs_no_more() -> None:
+    cache = KVCache(small_plan(Window(6)))
+    request = make_request(list(range(25)), id="a")
+    cache.allocate(request, 25)
+    cache.commit(request, 24)
+    assert cache.tables(request)[0][:4] == [0, 0, 0, 0] and all(cache.tables(request)[0][4:])
+    assert cache.pool.num_free == 39 - 3
+    cache.release(request)
+    hit = cache.lookup(make_request(list(range(25)), id="b"))
+    assert hit.num_tokens == 24 and [bool(block) for block in hit.block_ids[0]] == [False] * 4 + [True] * 2
+
+
+def test_groups_agree_on_the_shortest_hit() -> None:
+    cache = KVCache(small_plan(Full(), Window(6), num_blocks=60))
+    request = make_request(list(range(25)), id="a")
+    cache.allocate(request, 25)
+    cache.commit(request, 24)
+    window_blocks = cache.tables(request)[1]
+    cache.release(request)
+    taken = cache.pool.take(59 - cache.pool.num_cached) or []
+    while cache.pool.find(1, request.block_hashes[5]) is not None:  # evict until the window's last block is gone
+        taken += cache.pool.take(1) or []
+    assert window_blocks[5] in taken
+    hit = cache.lookup(make_request(list(range(25)), id="b"))
+    assert hit.num_tokens < 24
+    for group in (0, 1):
+        found = cache.rules[group].hit(lambda h, g=group: cache.pool.find(g, h), request.block_hashes, hit.num_tokens, 4)
+        assert found == hit.num_tokens
+
+
+def test_fork_shares_full_blocks_and_copies_the_partial_one() -> None:
+    cache = KVCache(small_plan(Full()))
+    parent, child = make_request(list(range(10)), id="a"), make_request(list(range(10)), id="b")
+    cache.allocate(parent, 10)
+    assert cache.fork(parent, child)
+    old, new = cache.tables(parent)[0], cache.tables(child)[0]
+    assert old[:2] == new[:2] and old[2] != new[2] and len(new) == 3
+    assert cache.take_copies() == [(0, old[2], new[2])]
+    cache.release(parent)
+    assert cache.pool.num_free == 39 - 4, "the copy's source is held until its step is over"
+    cache.copies_done([(0, old[2], new[2])])
+    cache.release(child)
+    assert cache.pool.num_free == 39
+
+
+def test_fork_at_a_block_border_copies_nothing() -> None:
+    cache = KVCache(small_plan(Full()))
+    parent, child = make_request(list(range(9)), id="a"), make_request(list(range(9)), id="b")
+    cache.allocate(parent, 9)
+    assert cache.fork(parent, child)
+    assert cache.take_copies() == []
+
+
+def test_fork_is_refused_when_the_window_has_moved_on() -> None:
+    cache = KVCache(small_plan(Window(3)))
+    parent, child = make_request(list(range(10)), id="a"), make_request(list(range(10)), id="b")
+    cache.allocate(parent, 20)
+    parent.append_tokens(list(range(9)))
+    cache.commit(parent, 18)
+    before = cache.pool.num_free
+    assert not cache.fork(parent, child)
+    assert cache.pool.num_free == before and not cache.holds(child)
+
+
+def test_a_pin_outlives_the_request() -> None:
+    cache = KVCache(small_plan(Full()))
+    request = make_request(list(range(10)), id="a")
+    cache.allocate(request, 10)
+    cache.pin(request, "c")
+    cache.release(request)
+    assert cache.pool.num_free == 39 - 3 and cache.has_pins and not cache.reset()
+    assert cache.unpin("c", "a") and not cache.unpin("c", "a")
+    assert cache.pool.num_free == 39 and not cache.has_pins
+
+
+def test_a_released_request_takes_its_waiting_copies_along() -> None:
+    cache = KVCache(small_plan(Full()))
+    parent, child = make_request(list(range(10)), id="a"), make_request(list(range(10)), id="b")
+    cache.allocate(parent, 10)
+    cache.fork(parent, child)
+    cache.release(child)
+    assert cache.take_copies() == []
+    cache.release(parent)
+    assert cache.pool.num_free == 39
+
+
+def test_a_state_is_cached_at_its_checkpoints() -> None:
+    cache = KVCache(small_plan(State(checkpoint_every=4)))
+    request = make_request(list(range(10)), id="a")
+    cache.allocate(request, 4)
+    cache.checkpoint(request, 3)
+    assert cache.take_copies() == []
+    cache.checkpoint(request, 4)
+    ((group, source, destination),) = cache.take_copies()
+    assert (group, source) == (0, cache.tables(request)[0][0])
+    cache.commit(request, 4)
+    assert cache.lookup(make_request(list(range(10)), id="b")).num_tokens == 0, "the copy may not have run yet"
+    cache.copies_done([(group, source, destination)])
+    cache.commit(request, 8)
+    hit = cache.lookup(make_request(list(range(10)), id="b"))
+    assert (hit.num_tokens, hit.block_ids) == (4, ([destination],))
+    cache.release(request)
+    assert cache.pool.num_free == 39
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(retains, min_size=1, max_size=3), st.lists(st.integers(0, 3), min_size=1, max_size=31), st.data())
+def test_a_request_never_holds_more_than_the_plan_reckons(layers: list[Retain], tokens: list[int], data: Any) -> None:
+    chunk = data.draw(st.integers(1, 9))
+    plan = small_plan(*layers, num_blocks=60, block_size=2, max_num_batched_tokens=chunk)
+    cache = KVCache(plan)
+    request = make_request(tokens)
+    for start in range(0, len(tokens), chunk):
+        end = min(start + chunk, len(tokens))
+        assert cache.allocate(request, end) is not None
+        assert 59 - cache.pool.num_free <= blocks_per_request(plan, len(tokens), chunk)
+        cache.commit(request, end)

@@ -1,0 +1,146 @@
+"""Norms, rotary embedding and the layer stack, against their formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pegboard.errors import ModelError
+from pegboard.layers import Activation, LayerStack, Norm, Rope, Stage
+from pegboard.ops import rope
+from pegboard_testing.fake_build import fake_build, load_layers
+
+
+@pytest.mark.parametrize("kind", ["rms", "gemma", "layer"])
+def test_norm_alone_and_with_a_residual(kind: str) -> None:
+    random = torch.Generator().manual_seed(0)
+    tensors = {"n.weight": torch.randn(6, generator=random), "n.bias": torch.randn(6, generator=random)}
+    norm = Norm(fake_build().at("n"), 6, 1e-3, kind=kind)  # type: ignore[arg-type]
+    load_layers([norm], tensors)
+    x, residual = torch.randn(4, 6, generator=random), torch.randn(4, 6, generator=random)
+
+    def formula(value: Tensor) -> Tensor:
+        weight = tensors["n.weight"] + (1 if kind == "gemma" else 0)
+        if kind == "layer":
+            centered = value - value.mean(-1, keepdim=True)
+            return centered / (centered.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight + tensors["n.bias"]
+        return value / (value.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight
+
+    torch.testing.assert_close(norm(x), formula(x))
+    total = x + residual
+    hidden, kept = norm(x, residual)
+    torch.testing.assert_close(hidden, formula(total))
+    torch.testing.assert_close(kept, total)
+    assert kept.data_ptr() == residual.data_ptr(), "the residual is overwritten with the sum"
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    half=st.sampled_from([1, 2, 5]), extra=st.sampled_from([0, 3]), pairs=st.booleans(), position=st.integers(0, 63),
+    base=st.sampled_from([100.0, 10000.0]),
+)  # fmt: skip
+def test_rope_turns_each_pair_by_its_angle(half: int, extra: int, pairs: bool, position: int, base: float) -> None:
+    """x_i, x_j → rotated by position · base^(−2i/d); channels behind the rotary ones pass."""
+    layer = Rope(fake_build(), 2 * half, max_positions=64, base=base, style="pairs" if pairs else "halves")
+    layer.bind()
+    cos, sin = layer(torch.tensor([position]))
+    x = torch.randn(1, 2, 2 * half + extra, generator=torch.Generator().manual_seed(position))
+    turned = rope(x.clone(), cos, sin, layer.pairs)
+    expected = x.clone()
+    for i in range(half):
+        angle = position * base ** (-2 * i / (2 * half))
+        first, second = (2 * i, 2 * i + 1) if pairs else (i, i + half)
+        for head in range(2):
+            a, b = float(x[0, head, first]), float(x[0, head, second])
+            expected[0, head, first] = a * math.cos(angle) - b * math.sin(angle)
+            expected[0, head, second] = a * math.sin(angle) + b * math.cos(angle)
+    torch.testing.assert_close(turned, expected, atol=1e-4, rtol=1e-4)
+
+
+@given(first=st.integers(0, 40), second=st.integers(0, 40), shift=st.integers(0, 20))
+@settings(max_examples=30, deadline=None)
+def test_rope_scores_depend_on_the_distance_alone(first: int, second: int, shift: int) -> None:
+    layer = Rope(fake_build(), 8, max_positions=64)
+    layer.bind()
+    random = torch.Generator().manual_seed(first)
+    q, k = torch.randn(1, 1, 8, generator=random), torch.randn(1, 1, 8, generator=random)
+
+    def score(at_q: int, at_k: int) -> float:
+        turned = [rope(x.clone(), *layer(torch.tensor([at])), False) for x, at in ((q, at_q), (k, at_k))]
+        return float((turned[0] * turned[1]).sum())
+
+    assert score(first, second) == pytest.approx(score(first + shift, second + shift), abs=1e-4)
+
+
+def test_rope_style_follows_the_checkpoint() -> None:
+    assert Rope(fake_build(rope_style="pairs"), 4, max_positions=8).pairs
+    assert not Rope(fake_build(), 4, max_positions=8).pairs
+    assert not Rope(fake_build(rope_style="pairs"), 4, max_positions=8, style="halves").pairs
+
+
+def test_an_unknown_scaling_is_refused() -> None:
+    layer = Rope(fake_build(), 4, max_positions=8, scaling={"rope_type": "warp"})
+    with pytest.raises(ModelError, match="'warp'"):
+        layer.bind()
+
+
+def test_activation() -> None:
+    layer = Activation(fake_build(), "silu")
+    layer.bind()
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(layer(x.clone()), nn.functional.silu(x[:, :4]) * x[:, 4:])
+    with pytest.raises(ModelError, match="'mish'"):
+        Activation(fake_build().at("a"), "mish")
+
+
+# --- the stack ---------------------------------------------------------------------------------------------------------------
+
+
+class Step(nn.Module):
+    """hidden = previous hidden · 2 + index, residual = sum of all before."""
+
+    def __init__(self, path: str, index: int) -> None:
+        super().__init__()
+        self.path, self.index = path, index
+
+    def forward(self, hidden: Tensor, residual: Tensor | None, extra: float) -> tuple[Tensor, Tensor]:
+        residual = hidden if residual is None else hidden + residual
+        return residual * 2 + self.index + extra, residual
+
+
+def run(num_layers: int, **more: object) -> tuple[LayerStack, Tensor]:
+    stack = LayerStack(fake_build(**more).at("layers"), num_layers, lambda build, index: Step(build.path, index))
+    hidden, residual = stack(torch.ones(1, 1), 0.5)
+    return stack, hidden if residual is None else hidden + residual
+
+
+@settings(max_examples=30, deadline=None)
+@given(num_layers=st.integers(1, 6), data=st.data())
+def test_taps_see_what_a_shorter_stack_gives_and_change_nothing(num_layers: int, data: st.DataObject) -> None:
+    taps = data.draw(st.sets(st.integers(0, num_layers - 1), max_size=3))
+    tapped, output = run(num_layers, taps=tuple(taps))
+    assert torch.equal(output, run(num_layers)[1])
+    assert tapped.tapped.keys() == taps
+    for index in taps:
+        assert torch.equal(tapped.tapped[index], run(index + 1)[1])
+
+
+@settings(max_examples=30, deadline=None)
+@given(num_layers=st.integers(1, 6), data=st.data())
+def test_stages_one_after_the_other_are_the_whole_stack(num_layers: int, data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, num_layers))
+    hidden = torch.ones(1, 1)
+    paths = []
+    for start, stop in ((0, cut), (cut, None)):
+        stage = Stage(is_first=start == 0, is_last=stop is None, start=start, stop=stop)
+        stack = LayerStack(fake_build(stage=stage).at("layers"), num_layers, lambda build, index: Step(build.path, index))
+        out, residual = stack(hidden, 0.5)
+        hidden = out if residual is None else out + residual
+        paths += [layer.path for layer in stack.layers]
+    assert paths == [f"layers.{index}" for index in range(num_layers)]
+    assert torch.equal(hidden, run(num_layers)[1])

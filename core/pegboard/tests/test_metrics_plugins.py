@@ -1,0 +1,137 @@
+"""Which metrics sinks run where, and what `otlp_traces_endpoint` switches on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pegboard.config.schema import EngineConfig, PluginConfig, Settings, check_engine
+from pegboard.errors import ConfigError, PluginNotFound
+from pegboard.plan.metrics_plugins import build_sinks, sink_entries, wants_records, with_traces
+from pegboard.plugins.policy import PluginPolicy
+from pegboard.plugins.registry import Registry
+from pegboard_testing.fake_distributions import FakeDistributions
+
+SOURCE = """
+from pegboard.interfaces.metrics import MetricsSpec
+
+HERE = "acme_sinks_{number}:Sink"
+E = MetricsSpec(api="1.0", implementation=HERE)
+A = MetricsSpec(api="1.0", implementation=HERE, process="api")
+T = MetricsSpec(
+    api="1.0", implementation=HERE, options="acme_sinks_{number}:Options", flags=frozenset({{"requests", "traces"}})
+)
+
+
+class Sink:
+    def __init__(self, options, setup):
+        self.options, self.setup = options, setup
+
+
+def __getattr__(name):
+    if name != "Options":
+        raise AttributeError(name)
+    from pydantic import BaseModel, ConfigDict
+
+    class Options(BaseModel):
+        model_config = ConfigDict(frozen=True, extra="forbid")
+        endpoint: str | None = None
+        collect: tuple[str, ...] = ()
+
+    return Options
+"""
+
+Make = Callable[..., tuple[Registry, Settings]]
+numbers = iter(range(1000))
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Three sinks: for the engine, for the API process, for traces."""
+    number = next(numbers)  # a module's name can be imported once
+    module = f"acme_sinks_{number}"
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(*, has_traces: bool = True, plugins: dict[str, Any] | None = None, **engine: Any) -> tuple[Registry, Settings]:
+        names = {"engine": "E", "api": "A", **({"spans": "T"} if has_traces else {})}
+        fakes = FakeDistributions(tmp_path)
+        points = {"metrics": {name: f"{module}:{spec}" for name, spec in names.items()}}
+        fakes.add("acme-sinks", points, {module: SOURCE.format(number=number)})
+        config = PluginConfig(**{"enable": ["metrics:engine", "metrics:api"], **(plugins or {})})
+        registry = Registry(fakes.scan(), PluginPolicy.from_config(config))
+        return registry, Settings(EngineConfig(**engine), plugins=config)
+
+    yield make
+    sys.modules.pop(module, None)
+
+
+def names_of(registry: Registry, settings: Settings) -> dict[str, list[str]]:
+    plan: Any = SimpleNamespace(settings=settings, model_names=("m",))
+    return {process: [entry.name for entry in sink_entries(registry, plan, process)] for process in ("engine", "api")}
+
+
+def test_each_sink_is_built_in_its_process(make: Make) -> None:
+    registry, settings = make()
+    registry = with_traces(registry, settings)
+    assert names_of(registry, settings) == {"engine": ["engine"], "api": ["api"]} and not wants_records(registry)
+    plan: Any = SimpleNamespace(settings=settings, model_names=("m", "alias"))
+    (sink,) = build_sinks(registry, plan, "api").values()
+    assert sink.setup.model_name == "m"  # type: ignore[attr-defined]
+
+
+def test_an_endpoint_switches_traces_on(make: Make) -> None:
+    registry, settings = make(otlp_traces_endpoint="grpc://here:1", collect_detailed_traces=["model"])
+    registry = with_traces(registry, settings)
+    assert names_of(registry, settings)["engine"] == ["engine", "spans"] and wants_records(registry)
+    options = registry.options(registry.find("metrics", "spans"))
+    assert options.endpoint == "grpc://here:1" and options.collect == ("model",)
+    again = Registry.from_lock(registry.lock())
+    same = again.options(again.find("metrics", "spans"))
+    assert same.model_dump() == options.model_dump() and wants_records(again), "the engine process does the same"
+
+
+def test_without_statistics_requests_are_still_traced(make: Make) -> None:
+    registry, settings = make(otlp_traces_endpoint="grpc://here:1", disable_log_stats=True)
+    registry = with_traces(registry, settings)
+    assert names_of(registry, settings) == {"engine": ["spans"], "api": ["api"]}
+
+
+def test_an_option_wins_over_the_setting(make: Make) -> None:
+    plugins = {"options": {"metrics.spans": {"endpoint": "grpc://there:2"}}}
+    registry, settings = make(plugins=plugins, otlp_traces_endpoint="grpc://here:1")
+    registry = with_traces(registry, settings)
+    assert registry.options(registry.find("metrics", "spans")).endpoint == "grpc://there:2"
+
+
+def test_nobody_to_export_traces(make: Make) -> None:
+    registry, settings = make(has_traces=False, otlp_traces_endpoint="grpc://here:1")
+    with pytest.raises(PluginNotFound, match="otlp_traces_endpoint needs a metrics plugin that exports traces"):
+        with_traces(registry, settings)
+
+
+def test_a_disabled_sink_stays_off(make: Make) -> None:
+    registry, settings = make(plugins={"disable": ["metrics:spans"]}, otlp_traces_endpoint="grpc://here:1")
+    with pytest.raises(PluginNotFound, match="none runs"):
+        with_traces(registry, settings)
+
+
+def test_traces_without_an_endpoint_are_refused_before_the_model_loads(make: Make) -> None:
+    registry, settings = make(plugins={"enable": ["metrics:spans"]})
+    with pytest.raises(ConfigError, match="metrics:spans exports traces, but not where to: set otlp_traces_endpoint"):
+        with_traces(registry, settings)
+
+
+def test_details_need_traces() -> None:
+    with pytest.raises(ConfigError, match="collect_detailed_traces needs otlp_traces_endpoint"):
+        check_engine(EngineConfig(collect_detailed_traces=["all"]))
+
+
+def test_a_wrong_version_is_refused_before_the_model_loads(make: Make) -> None:
+    registry, settings = make(show_hidden_metrics_for_version="latest")
+    with pytest.raises(ConfigError, match="show_hidden_metrics_for_version"):
+        with_traces(registry, settings)

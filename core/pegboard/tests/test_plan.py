@@ -1,0 +1,216 @@
+"""From settings to a plan, over plugins made of nothing."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+
+import pytest
+
+from pegboard.cli.main import main
+from pegboard.config.sources import engine_settings
+from pegboard.errors import ConfigError, ModelError, PluginNotFound
+from pegboard.plan.engine_plan import make_tokenizer, max_model_len, resolve
+from pegboard.plugins import discovery
+from pegboard.plugins.lock import PluginLock
+from pegboard.plugins.registry import Registry
+from pegboard_testing.fake_distributions import FakeDistributions
+
+PLUGINS = """
+import json
+from pathlib import Path
+from pegboard.interfaces.model import ModelSpec
+from pegboard.interfaces.model_source import LocalFiles, ModelSourceSpec
+from pegboard.interfaces.quantization import QuantizationSpec
+from pegboard.interfaces.tokenizer import TokenizerSpec
+from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoaderSpec
+
+DISK = ModelSourceSpec(api="1.0", implementation="acme_plugins:Disk", flags=frozenset({"directory"}))
+TOY = WeightLoaderSpec(api="1.0", implementation="acme_plugins:Loader", file_patterns=("*.toy",), magic=b"TOY!")
+OTHER = WeightLoaderSpec(api="1.0", implementation="acme_plugins:Loader", file_patterns=("*.other",))
+MODEL = ModelSpec(api="1.0", implementation="acme_plugins:nothing")
+NONE = QuantizationSpec(api="1.0", implementation="acme_plugins:nothing")
+BYTES = TokenizerSpec(api="1.0", implementation="acme_plugins:Bytes", supports={"payload": {"bytes", "hf"}})
+
+
+class Disk:
+    def __init__(self, options, setup):
+        self.setup = setup
+
+    def fetch(self, reference, wanted, progress):
+        progress("weights", 1, 2)
+        return LocalFiles(Path(reference.name))
+
+
+class Loader:
+    def __init__(self, options, setup):
+        pass
+
+    def describe(self, files):
+        config = json.loads((files.root / "config.json").read_text())
+        return Checkpoint(
+            format="toy", path=files.root, config=config, architectures=tuple(config["architectures"]), tensors={},
+            tokenizer=TokenizerPayload("bytes", files.root), quantization=config.get("quantization_config"),
+            generation_config=config.get("generation", {}),
+        )
+
+
+class Bytes:
+    def __init__(self, options, setup):
+        self.setup = setup
+"""
+
+CONFIG = {
+    "architectures": ["ToyForCausalLM"],
+    "vocab_size": 300,
+    "max_position_embeddings": 128,
+    "eos_token_id": 2,
+    "generation": {"temperature": 0.6, "top_k": 5, "eos_token_id": [2, 7], "max_new_tokens": 9, "do_sample": True},
+}
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    """Write a toy model with the given config; its plugins are all that is installed."""
+    fakes = FakeDistributions(tmp_path / "site")
+    points = {
+        "model_source": {"disk": "acme_plugins:DISK"},
+        "weight_loader": {"toy": "acme_plugins:TOY", "other": "acme_plugins:OTHER"},
+        "model": {"ToyForCausalLM": "acme_plugins:MODEL"},
+        "quantization": {"none": "acme_plugins:NONE"},
+        "tokenizer": {"bytes": "acme_plugins:BYTES"},
+    }
+    fakes.add("acme-plugins", points, {"acme_plugins": PLUGINS})
+    scan = fakes.scan()
+    monkeypatch.setattr(discovery, "scan", lambda: scan)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.delitem(sys.modules, "acme_plugins", raising=False)
+
+    def write(*, weights: str = "model.toy", data: bytes = b"TOY!rest", **changes):
+        folder = tmp_path / "model"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+        (folder / weights).write_bytes(data)
+        return str(folder)
+
+    return write
+
+
+def test_a_plan_from_a_folder(model):
+    path = model()
+    seen = []
+    plan, registry = resolve(engine_settings(path, {}), progress=lambda *step: seen.append(step))
+    assert seen == [("weights", 1, 2)]
+    assert (plan.max_model_len, plan.vocab_size, plan.eos_token_ids) == (128, 300, (2, 7))
+    assert plan.default_params == {"temperature": 0.6, "top_k": 5, "max_tokens": 9}
+    assert (plan.model_names, plan.architectures) == ((path,), ("ToyForCausalLM",))
+    again = pickle.loads(pickle.dumps(plan))
+    assert again == plan
+    child = Registry.from_lock(PluginLock.from_json(again.lock_json))
+    assert child.lock().decisions == ()
+    made = {"model_source", "weight_loader", "model", "quantization", "model_family", "tool_parser", "reasoning_parser"}
+    assert {kind for kind, _ in child.locked} == made
+    assert {kind for kind, _ in registry.decisions} == made
+
+
+def test_settings_change_the_plan(model):
+    settings = {
+        "served_model_name": ["a", "b"],
+        "max_model_len": 64,
+        "generation_config": "vllm",
+        "override_generation_config": {"top_p": 0.5, "eos_token_id": 9},
+        "hf_overrides": {"vocab_size": 400},
+    }
+    plan, _ = resolve(engine_settings(model(), settings))
+    assert plan.model_names == ("a", "b")
+    assert (plan.max_model_len, plan.vocab_size) == (64, 400)
+    assert plan.default_params == {"top_p": 0.5} and plan.eos_token_ids == (2, 9)
+
+
+def test_generation_config_of_another_folder(model, tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"min_p": 0.1}')
+    plan, _ = resolve(engine_settings(model(), {"generation_config": str(tmp_path)}))
+    assert plan.default_params == {"min_p": 0.1}
+    with pytest.raises(ConfigError, match="expected auto, vllm or a directory"):
+        resolve(engine_settings(model(), {"generation_config": str(tmp_path / "missing")}))
+
+
+def test_the_tokenizer_and_its_template(model, tmp_path):
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ hello }}")
+    for value, source in [(str(template), "{{ hello }}"), ("{% inline %}", "{% inline %}"), (None, None)]:
+        plan, registry = resolve(engine_settings(model(), {"chat_template": value}))
+        assert make_tokenizer(registry, plan).setup.chat_template == source
+    plan, registry = resolve(engine_settings(model(), {"chat_template": "missing.jinja"}))
+    with pytest.raises(ConfigError, match="missing.jinja"):
+        make_tokenizer(registry, plan)
+    other = tmp_path / "other"
+    other.mkdir()
+    plan, _ = resolve(engine_settings(model(), {"tokenizer": str(other)}))
+    assert (plan.checkpoint.tokenizer.format, plan.checkpoint.tokenizer.directory) == ("hf", other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "error", "words"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, {}, PluginNotFound, "pip install pegboard-model-llama"),
+        ({"quantization_config": {"quant_method": "odd"}}, {}, PluginNotFound, "odd"),
+        ({"architectures": []}, {}, ModelError, "no architecture"),
+        ({"vocab_size": None}, {}, ModelError, "vocab_size=None"),
+        ({"weights": "model.bin"}, {}, ModelError, "no installed weight loader reads .*model.bin"),
+        ({"data": b"nonsense"}, {}, ModelError, "no installed weight loader"),
+        ({}, {"max_model_len": 129}, ConfigError, "over the model's limit of 128"),
+        ({}, {"load_format": "gguf"}, PluginNotFound, "pip install pegboard-pack-gguf"),
+        ({}, {"quantization": "none"}, None, ""),
+        ({}, {"override_generation_config": {"nonsense": 1}}, ConfigError, "'nonsense' is no sampling default"),
+        ({}, {"trust_remote_code": True}, ConfigError, "never runs code"),
+    ],
+)
+def test_what_cannot_work_is_said_early(model, changes, settings, error, words):
+    if error is None:
+        resolve(engine_settings(model(**changes), settings))
+        return
+    with pytest.raises(error, match=words):
+        resolve(engine_settings(model(**changes), settings))
+
+
+def test_asking_for_another_quantization_than_the_checkpoints(model):
+    with pytest.raises(ConfigError, match="'none' was asked for, but the checkpoint is quantized with 'toy4'"):
+        resolve(engine_settings(model(quantization_config={"quant_method": "toy4"}), {"quantization": "none"}))
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"max_position_embeddings": 100}, 100),
+        ({"max_position_embeddings": 100, "n_positions": 90}, 90),
+        ({"max_position_embeddings": 100, "rope_scaling": {"type": "linear", "factor": 2.0}}, 200),
+        ({"max_position_embeddings": 100, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 100),
+        (
+            {
+                "max_position_embeddings": 400,
+                "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 50},
+            },
+            200,
+        ),
+        ({"text_config": {"max_position_embeddings": 70}}, 70),
+        ({}, 2048),
+    ],
+)
+def test_longest_length(config, length):
+    assert max_model_len(config, None) == length
+    assert max_model_len(config, 10) == 10
+    if config:
+        with pytest.raises(ConfigError):
+            max_model_len(config, length + 1)
+
+
+def test_why_explains_what_was_chosen_for_a_model(model, capsys):
+    path = model()
+    assert main(["plugins", "why", "model", "--model", path]) == 0
+    assert "model ToyForCausalLM → ToyForCausalLM" in capsys.readouterr().out
+    assert main(["plugins", "why", "tool_parser", "--model", path, "--json"]) == 0
+    (facts,) = json.loads(capsys.readouterr().out)
+    assert (facts["winner"], facts["rank"]) == (None, "no installed family fits")
+    assert main(["plugins", "why", "sampler", "--model", path]) == 1

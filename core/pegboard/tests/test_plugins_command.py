@@ -1,0 +1,179 @@
+"""`pegboard plugins …`: list runs no plugin code; show, why and doctor explain."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pegboard.cli import plugins_command
+from pegboard.cli.flags import FlagParser
+from pegboard.errors import ConfigError, PluginNotFound
+from pegboard.plugins import discovery
+from pegboard_testing.fake_distributions import FakeDistributions, spec_source
+
+Run = Callable[..., int]
+PARTS = """
+from pegboard.interfaces.spec import Absent, Broken, Ok
+def ok(facts): return Ok({"level": 3})
+def broken(facts): return Broken("library damaged")
+"""
+
+
+@pytest.fixture
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDistributions]:
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "command_parts.py").write_text(PARTS)
+    fakes = FakeDistributions(tmp_path)
+    monkeypatch.setattr(discovery, "scan", fakes.scan)
+    yield fakes
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def run(*arguments: str) -> int:
+    parser = FlagParser()
+    plugins_command.add_parser(parser.add_subparsers())
+    parsed = parser.parse(["plugins", *arguments])
+    assert parsed.run is plugins_command.run
+    return plugins_command.run(parsed)
+
+
+def add_attention(fakes: FakeDistributions) -> None:
+    wide = spec_source("attention", "WIDE", supports={"head_dim": True}, probe="command_parts:ok")
+    narrow = spec_source("attention", "NARROW", supports={"head_dim": frozenset({64})}, tier="tuned")
+    points = {"attention": {"wide": "command_specs:WIDE", "narrow": "command_specs:NARROW"}}
+    fakes.add("acme", points, {"command_specs": wide + narrow}, version="2.0")
+
+
+def test_list_runs_no_plugin_code(
+    fakes: FakeDistributions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = {"attention": {"a": "deadly:A"}, "hooks": {"h": "deadly"}, "metrics": {"m": "deadly:M"}}
+    fakes.add("acme", {**points, "pegboard.sampler.v8": {"s": "deadly:S"}}, {"deadly": "raise SystemExit('imported')\n"})
+    monkeypatch.setenv("PEGBOARD_PLUGINS", "attention:a")
+    assert run("list") == 0
+    lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines()[1:]}
+    assert "acme" in lines["a"] and "upgrade pegboard" in lines["s"]
+    assert "not enabled" in lines["h"] and "not enabled" in lines["m"]
+    assert "deadly" not in sys.modules
+    assert run("list", "--kind", "attention", "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["name"] == "a" and row["enabled"] is True
+    with pytest.raises(PluginNotFound, match="did you mean 'attention'"):
+        run("list", "--kind", "atention")
+
+
+def test_list_without_plugins(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("list") == 0 and "no plugins are installed" in capsys.readouterr().out
+    assert run("list", "--json") == 0 and json.loads(capsys.readouterr().out) == []
+
+
+def test_show(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
+    add_attention(fakes)
+    assert run("show", "attention:wide", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["id"] == "attention:wide (acme 2.0)" and facts["probe"] == {"verdict": "ok", "facts": {"level": 3}}
+    assert run("show", "attention:acme:narrow") == 0
+    assert "head_dim={64}" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="KIND:NAME"):
+        run("show", "wide")
+
+
+def test_why(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
+    add_attention(fakes)
+    assert run("why", "attention", "--need", "head_dim=80", "--need", "dtype=float16") == 1
+    captured = capsys.readouterr()
+    assert "nothing suits" in captured.out and "dtype='float16' is not declared" in captured.out
+    assert run("why", "attention", "--need", "head_dim=64") == 0
+    assert capsys.readouterr().out.startswith("attention → narrow")
+    assert run("why", "attention", "--need", "head_dim=80", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["winner"]["name"] == "wide" and facts["candidates"][1]["state"] == "unsuitable"
+    assert run("why", "attention", "--need", "head_dim=80", "--name", "narrow") == 1
+    assert "what would work here: wide" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="did you mean 'head_dim'"):
+        run("why", "attention", "--need", "headdim=80")
+    with pytest.raises(PluginNotFound):
+        run("why", "sampler")
+
+
+def test_why_kernel_tells_of_each_op(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
+    """Kernels of different ops do not stand against each other."""
+    assert run("why", "kernel") == 0 and "core's torch operators" in capsys.readouterr().out
+    kernels = {"silu_mul.fast": ("FAST", "tuned"), "silu_mul.slow": ("SLOW", "reference"), "rms_norm.fast": ("NORM", "tuned")}
+    source = "".join(
+        spec_source("kernel", name, supports={"op": True, "dtype": frozenset({"float32"})}, tier=tier, probe="command_parts:ok")
+        for name, tier in kernels.values()
+    )
+    fakes.add("acme", {"kernel": {n: f"kernel_specs:{name}" for n, (name, _) in kernels.items()}}, {"kernel_specs": source})
+    assert run("why", "kernel", "--need", "dtype=float32") == 0
+    out = capsys.readouterr().out
+    assert "kernel rms_norm → rms_norm.fast" in out and "kernel silu_mul → silu_mul.fast" in out
+    assert out.count("outranked") == 1 and out.splitlines()[-1] == "acme: level 3"
+    assert run("why", "kernel", "--need", "dtype=bfloat16", "--json") == 0
+    assert [(made["key"], made["winner"]) for made in json.loads(capsys.readouterr().out)] == [
+        ("rms_norm", None),
+        ("silu_mul", None),
+    ]
+
+
+def test_why_of_a_keyed_kind(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
+    fakes.add("acme", {"model": {"Llama": "keyed_specs:SPEC", "*": "keyed_specs:SPEC"}}, {"keyed_specs": spec_source("model")})
+    assert run("why", "model", "--name", "Llama") == 0
+    assert "exact name" in capsys.readouterr().out
+    assert run("why", "model", "--name", "Mamba") == 0
+    assert "any name" in capsys.readouterr().out
+
+
+def test_doctor_is_content_with_good_plugins(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
+    add_attention(fakes)
+    assert run("doctor", "--json") == 0, capsys.readouterr().out
+
+
+def test_doctor_finds_what_is_wrong(
+    fakes: FakeDistributions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SICK", "0")  # so that what the sick plugin sets is undone after the test
+    monkeypatch.delenv("SICK")
+    modules = {
+        "sick_heavy": "import numpy\n" + spec_source("sampler"),
+        "sick_effects": "import os\nos.environ['SICK'] = '1'\n" + spec_source("sampler"),
+        "sick_probe": spec_source("sampler", probe="command_parts:broken"),
+        "sick_exit": "import os\nos._exit(3)\n",
+        "sick_part": spec_source("sampler", implementation="command_parts.nowhere:Sampler"),
+        "sick_after": spec_source("sampler"),
+    }
+    names = {name.removeprefix("sick_"): f"{name}:SPEC" for name in modules}
+    requires = ["nothing-of-this-name>=2", "pytest>=1"]
+    fakes.add("sick", {"sampler": {**names, "missing": "sick_none:SPEC"}}, modules, requires=requires)
+    fakes.add("twin", {"sampler": {"after": "sick_after:SPEC"}, "pegboard.attention.v7": {"far": "x:Y"}})
+    # The entry whose module ends the interpreter is judged by its missing answer, so the probing process must not import it.
+    from pegboard.plugins.doctor import examine
+    from pegboard.plugins.policy import PluginPolicy
+    from pegboard.plugins.registry import Registry
+
+    findings = examine(Registry(fakes.scan(), PluginPolicy()))
+    text = {(finding.subject, finding.text) for finding in findings if finding.level == "problem"}
+
+    def says(subject: str, words: str) -> bool:
+        return any(subject in where and words in what for where, what in text)
+
+    assert says("sampler:heavy", "imports numpy")
+    assert says("sampler:effects", "the environment")
+    assert says("sampler:probe", "library damaged")
+    assert says("sampler:part", "there is no module command_parts.nowhere")
+    assert says("sampler:exit", "ends the interpreter")
+    assert says("sampler:missing", "sick_none")
+    assert says("sampler:after", "'sick:after' or 'twin:after'")
+    assert says("attention:far", "upgrade pegboard")
+    assert says("sick", "nothing-of-this-name") and not says("sick", "pytest")
+    assert not says("sampler:after (sick", "")
+    monkeypatch.delenv("SICK")
+    assert run("doctor") == 1
+    assert f"{len(text)} problems" in capsys.readouterr().out

@@ -1,0 +1,97 @@
+"""The generic contract check accepts a good plugin and names what is wrong with a bad one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pegboard.errors import PluginBroken
+from pegboard.plugins import discovery
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.fake_distributions import FakeDistributions, spec_source
+
+PARTS = """
+from pydantic import BaseModel, ConfigDict
+from pegboard.interfaces.spec import Ok
+class Good(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    size: int = 4
+class Loose(BaseModel):
+    model_config = ConfigDict(frozen=True)
+class Thawed(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+class Wrong(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    size: int = "many"
+class Sampler:
+    def __init__(self, options, setup): pass
+class Odd:
+    def __init__(self, setup): pass
+def probe(facts): return Ok()
+def shy(facts): return None
+def suits(need): return []
+def suits_two(need, more): return []
+"""
+
+
+@pytest.fixture
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDistributions]:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "contract_parts.py").write_text(PARTS)
+    fakes = FakeDistributions(tmp_path)
+    monkeypatch.setattr(discovery, "scan", fakes.scan)
+    yield fakes
+    for name in ("contract_parts", "contract_spec"):
+        sys.modules.pop(name, None)
+
+
+def check(fakes: FakeDistributions, head: str = "", **fields: object) -> None:
+    given = {"implementation": "contract_parts:Sampler", **fields}
+    fakes.add("acme", {"sampler": {"s": "contract_spec:SPEC"}}, {"contract_spec": head + spec_source("sampler", **given)})
+    check_entry(installed_entry("sampler", "s"))
+
+
+def test_a_good_plugin_passes(fakes: FakeDistributions) -> None:
+    check(fakes, options="contract_parts:Good", probe="contract_parts:probe", suits="contract_parts:suits")
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"api": "1.9"}, "1.9"),
+        ({"api": "one"}, "major.minor"),
+        ({"tier": "best"}, "tier 'best'"),
+        ({"platforms": {"cpu"}}, "frozenset"),
+        ({"replaces": ("known",)}, "distribution:name"),
+        ({"implementation": "contract_parts:Odd"}, r"Implementation\(options, setup\)"),
+        ({"suits": "contract_parts:suits_two"}, "exactly one argument"),
+        ({"probe": "contract_parts:shy"}, "returned None"),
+        ({"options": "contract_parts:Loose"}, "forbid unknown keys"),
+        ({"options": "contract_parts:Thawed"}, "frozen"),
+        ({"options": "contract_parts:Sampler"}, "not a pydantic model"),
+        ({"head": "import pydantic\n"}, "imports pydantic"),
+        ({"head": "import logging\nlogging.getLogger().setLevel(5)\n"}, "the root logger"),
+        ({"head": "for _ in range(10**7): pass\n"}, "budget 20 ms"),
+    ],
+)
+def test_a_bad_plugin_is_told_why(fakes: FakeDistributions, fields: dict[str, object], match: str) -> None:
+    with pytest.raises(AssertionError, match=match):
+        check(fakes, **fields)  # type: ignore[arg-type]
+
+
+def test_wrong_default_and_missing_part(fakes: FakeDistributions) -> None:
+    with pytest.raises(ValueError, match="many"):
+        check(fakes, options="contract_parts:Wrong")
+
+
+def test_part_that_does_not_import(fakes: FakeDistributions) -> None:
+    with pytest.raises(PluginBroken, match="contract_parts:Nothing"):
+        check(fakes, implementation="contract_parts:Nothing")
+
+
+def test_not_installed(fakes: FakeDistributions) -> None:
+    with pytest.raises(AssertionError, match="not installed"):
+        installed_entry("sampler", "s")

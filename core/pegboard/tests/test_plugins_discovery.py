@@ -1,0 +1,124 @@
+"""Discovery reads metadata alone, keeps what it cannot use with the reason, and does not depend on install order."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pegboard.errors import PluginNotFound
+from pegboard.interfaces import KINDS
+from pegboard.plugins.defaults import catalogue
+from pegboard.plugins.discovery import Scan, normalized, scan_path
+from pegboard.plugins.registry import Registry
+from pegboard_testing.fake_distributions import FakeDistributions
+
+
+@pytest.fixture
+def fakes(tmp_path: Path) -> FakeDistributions:
+    return FakeDistributions(tmp_path)
+
+
+def test_entry_carries_its_ids(fakes: FakeDistributions) -> None:
+    fakes.add("Acme_Attention", {"attention": {"fast": "acme:FAST"}}, version="2.1")
+    (entry,) = fakes.scan().entries
+    assert entry.id == "attention:fast (acme-attention 2.1)"
+    assert entry.qualified == "acme-attention:fast"
+    assert entry.group == "pegboard.attention.v1"
+
+
+def test_distributions_without_our_groups_are_not_there(fakes: FakeDistributions) -> None:
+    fakes.add("empty", {"sampler": {}})
+    other = fakes.root / "other-1.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (other / "entry_points.txt").write_text("[console_scripts]\nother = pegboard.tool:main\n")
+    fakes.add("acme", {"sampler": {"s": "acme:S"}})
+    assert [entry.distribution for entry in fakes.scan().entries] == ["acme"]
+
+
+def test_entries_of_other_interfaces_are_kept_with_a_reason(fakes: FakeDistributions) -> None:
+    fakes.add(
+        "acme",
+        {
+            "pegboard.attention.v9": {"next": "acme:A"},
+            "pegboard.attention.v0": {"old": "acme:B"},
+            "pegboard.atention.v1": {"typo": "acme:C"},
+            "pegboard.strange": {"odd": "acme:D"},
+            "attention": {"good": "acme:E"},
+        },
+    )
+    scan = fakes.scan()
+    assert [entry.name for entry in scan.entries] == ["good"]
+    reasons = {item.entry.name: item.reason for item in scan.unusable}
+    assert "upgrade pegboard" in reasons["next"]
+    assert "upgrade acme" in reasons["old"]
+    assert "unknown kind 'atention'" in reasons["typo"]
+    assert "not of the form" in reasons["odd"]
+
+
+def test_duplicates_are_dropped_and_remembered(tmp_path: Path) -> None:
+    folders = []
+    for folder, version in (("first", "1.0"), ("same", "1.0"), ("stale", "0.9")):
+        FakeDistributions(tmp_path / folder).add("acme", {"sampler": {"s": "acme:S"}}, version=version)
+        folders.append(str(tmp_path / folder))
+    scan = scan_path(folders)
+    assert [entry.version for entry in scan.entries] == ["1.0"]
+    assert [(item.version, item.same) for item in scan.duplicates] == [("1.0", True), ("0.9", False)]
+    assert all(item.used_location == folders[0] for item in scan.duplicates)
+    assert scan_path([folders[0], folders[0]]).duplicates == ()
+
+
+def test_order_of_folders_does_not_matter(tmp_path: Path) -> None:
+    for number in range(4):
+        points = {"attention": {"a": f"m{number}:A", f"b{number}": f"m{number}:B"}}
+        FakeDistributions(tmp_path / str(number)).add(f"acme-{number}", points)
+    folders = [str(tmp_path / str(number)) for number in range(4)]
+    assert scan_path(folders) == scan_path(folders[::-1])
+
+
+def test_hooks_are_apart(fakes: FakeDistributions) -> None:
+    fakes.add("acme", {"hooks": {"audit": "acme:AUDIT"}})
+    scan = fakes.scan()
+    assert scan.entries == () and [entry.kind for entry in scan.hooks] == ["hooks"]
+
+
+def test_normalized_follows_pep_503() -> None:
+    assert normalized("Acme__Model.Llama") == "acme-model-llama"
+
+
+def test_without_plugins_errors_say_what_to_install() -> None:
+    registry = Registry(Scan())
+    for kind, names in catalogue().items():
+        for name, distribution in names.items():
+            with pytest.raises(PluginNotFound, match=f"pip install {distribution}"):
+                registry.find(kind, name)
+    with pytest.raises(PluginNotFound, match="did you mean 'attention'"):
+        registry.find("attentoin", "x")
+
+
+def test_unknown_name_suggests_a_catalogued_one() -> None:
+    kind, name = next((kind, name) for kind, names in catalogue().items() for name in names if len(name) > 3)
+    with pytest.raises(PluginNotFound, match=name):
+        Registry(Scan()).find(kind, name + "x")
+
+
+def test_importing_the_plugin_system_pulls_in_nothing_heavy() -> None:
+    source = (
+        "import sys, pegboard.plugins.registry, pegboard.plugins.doctor, pegboard.cli.plugins_command\n"
+        "print([m for m in ('torch', 'numpy', 'pydantic', 'transformers', 'msgspec') if m in sys.modules])"
+    )
+    path = str(Path(__file__).parents[1])
+    result = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env={"PYTHONPATH": path}, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_every_kind_has_its_spec_and_need() -> None:
+    from pegboard.interfaces.spec import Need, Spec
+    from pegboard.plugins.importing import import_object
+
+    for kind in KINDS.values():
+        assert issubclass(import_object(kind.spec), Spec)
+        assert issubclass(import_object(kind.spec.removesuffix("Spec") + "Need"), Need)

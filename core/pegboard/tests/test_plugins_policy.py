@@ -1,0 +1,100 @@
+"""Allow, deny, enable: rules that name unknowns are errors, and no rule is ignored in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pegboard.config.schema import PluginConfig
+from pegboard.errors import ConfigError, PluginConflict, PluginUnsuitable
+from pegboard.plugins.defaults import catalogue, default_enabled
+from pegboard.plugins.discovery import Scan
+from pegboard.plugins.policy import PluginPolicy
+from pegboard.plugins.registry import Registry
+from pegboard_testing.fake_distributions import FakeDistributions
+
+
+@pytest.fixture
+def scan(tmp_path: Path) -> Scan:
+    fakes = FakeDistributions(tmp_path)
+    fakes.add("acme-fast", {"sampler": {"fast": "a:A"}, "attention": {"fast": "a:B"}})
+    fakes.add("acme-slow", {"sampler": {"slow": "b:A"}, "hooks": {"audit": "b:H"}, "metrics": {"statsd": "b:M"}})
+    default = default_enabled("metrics")[0]
+    fakes.add("acme-metrics", {"metrics": {default: "c:M"}})
+    return fakes.scan()
+
+
+def allowed(scan: Scan, policy: PluginPolicy) -> list[str]:
+    policy.check(scan)
+    registry = Registry(scan, policy)
+    return [entry.qualified for kind in ("attention", "sampler") for entry in registry.entries(kind)]
+
+
+def test_allow_and_deny(scan: Scan) -> None:
+    everything = ["acme-fast:fast", "acme-fast:fast", "acme-slow:slow"]
+    assert allowed(scan, PluginPolicy()) == everything
+    assert allowed(scan, PluginPolicy(allow=())) == []
+    assert allowed(scan, PluginPolicy(allow=("Acme_Fast",))) == everything[:2]
+    assert allowed(scan, PluginPolicy(allow=("acme-fast", "sampler:slow"), deny=("attention:fast",))) == everything[1:]
+    assert allowed(scan, PluginPolicy(deny=("sampler:acme-fast:fast",))) == ["acme-fast:fast", "acme-slow:slow"]
+
+
+def test_naming_one_kind_leaves_the_others_alone(scan: Scan) -> None:
+    assert allowed(scan, PluginPolicy(allow=("sampler:slow",))) == ["acme-fast:fast", "acme-slow:slow"]
+
+
+def test_blocked_by_name_says_so(scan: Scan) -> None:
+    with pytest.raises(PluginUnsuitable, match="denied by 'acme-slow'"):
+        Registry(scan, PluginPolicy(deny=("acme-slow",))).find("sampler", "slow")
+
+
+@pytest.mark.parametrize("setting", ["allow", "deny", "override", "enable", "disable"])
+@pytest.mark.parametrize(("pattern", "meant"), [("acme-fsat", "acme-fast"), ("sampler:fst", "sampler:fast")])
+def test_unknown_patterns_are_errors(scan: Scan, setting: str, pattern: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"plugins.{setting}.*did you mean '{meant}'"):
+        PluginPolicy(**{setting: (pattern,)}).check(scan)  # type: ignore[arg-type]
+
+
+def test_rules_about_known_but_missing_plugins(scan: Scan) -> None:
+    kind, name, distribution = next((kind, name, dist) for kind, names in catalogue().items() for name, dist in names.items())
+    PluginPolicy(deny=(distribution, f"{kind}:{name}")).check(scan)
+    with pytest.raises(ConfigError, match=f"pip install {distribution}"):
+        PluginPolicy(enable=(distribution,)).check(scan)
+
+
+def test_ambient_kinds_run_only_when_enabled(scan: Scan) -> None:
+    default = default_enabled("metrics")[0]
+    assert [entry.name for entry in Registry(scan).enabled("metrics")] == [default]
+    assert Registry(scan).enabled_hooks() == []
+    policy = PluginPolicy(enable=("metrics:statsd", "hooks:audit"), disable=(f"metrics:{default}",))
+    policy.check(scan)
+    assert [entry.name for entry in Registry(scan, policy).enabled("metrics")] == ["statsd"]
+    assert [entry.name for entry in Registry(scan, policy).enabled_hooks()] == ["audit"]
+    denied = PluginPolicy(enable=("hooks:audit",), deny=("acme-slow",))
+    assert Registry(scan, denied).enabled_hooks() == []
+    with pytest.raises(ConfigError, match="not of an ambient kind"):
+        PluginPolicy(enable=("sampler:fast",)).check(scan)
+
+
+def test_two_enabled_of_one_name_conflict(tmp_path: Path) -> None:
+    fakes = FakeDistributions(tmp_path)
+    for name in ("one", "two"):
+        fakes.add(name, {"metrics": {"statsd": "m:M"}})
+    with pytest.raises(PluginConflict, match="'one:statsd' or 'two:statsd'"):
+        Registry(fakes.scan(), PluginPolicy(enable=("metrics:statsd",))).enabled("metrics")
+    both = Registry(fakes.scan(), PluginPolicy(enable=("metrics:two:statsd",)))
+    assert [entry.distribution for entry in both.enabled("metrics")] == ["two"]
+
+
+def test_from_config(monkeypatch: pytest.MonkeyPatch, scan: Scan) -> None:
+    config = PluginConfig(deny=["acme-slow"], options={"kernel.rms_norm.avx2": {"threads": 2}})
+    policy = PluginPolicy.from_config(config)
+    assert policy.deny == ("acme-slow",) and policy.options == {("kernel", "rms_norm.avx2"): {"threads": 2}}
+    monkeypatch.setenv("PEGBOARD_PLUGINS", "acme-fast")
+    assert PluginPolicy.from_config(PluginConfig()).allow == ("acme-fast",)
+    assert PluginPolicy.from_config(PluginConfig(allow=["acme-slow"])).allow == ("acme-slow",)
+    with pytest.raises(ConfigError, match="kind.name"):
+        PluginPolicy.from_config(PluginConfig(options={"attention": {}}))
+    with pytest.raises(ConfigError, match="did you mean 'sampler.fast'"):
+        PluginPolicy(options={("sampler", "fist"): {"x": 1}}).check(scan)

@@ -1,0 +1,420 @@
+"""What the scheduler puts into each batch: order, budgets, chunks, preemption, forks, rows. Seen through the batches a fake
+executor gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pegboard.data.batch import Batch
+from pegboard.data.request_parts import AdapterRef, Blob, MediaRef
+from pegboard.data.sampling_params import SamplingParams
+from pegboard.engine.encoder_cache import EncoderCache
+from pegboard.errors import RequestError
+from pegboard.interfaces.attention import Full, State, Window
+from pegboard_testing.fake_engine import EOS, FakeEngine
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
+
+
+def greedy(max_tokens: int | None = 4, **fields: Any) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, **fields)
+
+
+def tokens_per_step(engine: FakeEngine) -> list[list[int]]:
+    return [batch.num_scheduled_tokens.tolist() for batch in engine.executor.batches]
+
+
+def last(engine: FakeEngine) -> Batch:
+    return engine.executor.batches[-1]
+
+
+# --- budgets and chunks -------------------------------------------------------------------------------------------------------
+
+
+def test_a_long_prompt_is_cut_by_the_budget_and_samples_only_at_its_end() -> None:
+    engine = FakeEngine(max_num_batched_tokens=8)
+    engine.add("a", range(20), greedy(2))
+    engine.run()
+    assert tokens_per_step(engine) == [[8], [8], [4], [1]]
+    assert [batch.samples.tolist() for batch in engine.executor.batches] == [[False], [False], [True], [True]]
+
+
+def test_decodes_come_first_and_share_the_step_with_a_prefill() -> None:
+    engine = FakeEngine(max_num_batched_tokens=8)
+    engine.add("a", range(3), greedy(20))
+    engine.step()
+    engine.add("b", range(12), GREEDY)
+    engine.step()
+    assert tokens_per_step(engine)[-1] == [1, 7]
+    engine.step()
+    assert tokens_per_step(engine)[-1] == [1, 5]
+
+
+def test_rows_with_few_tokens_precede_prefills_whatever_was_admitted_first() -> None:
+    engine = FakeEngine(max_num_batched_tokens=8, max_num_seqs=3)
+    engine.add("long", range(30), greedy(3))
+    engine.step()
+    engine.add("short", [5], greedy(9))
+    for _ in range(4):
+        engine.step()
+        counts = last(engine).num_scheduled_tokens
+        assert (np.diff((counts > 1).astype(int)) >= 0).all()
+
+
+def test_the_chunk_limit_leaves_room_for_others() -> None:
+    engine = FakeEngine(
+        max_num_batched_tokens=16, policy_setup={"long_prefill_token_threshold": 5, "max_num_partial_prefills": 2}
+    )
+    engine.add("long", range(20), GREEDY)
+    engine.add("short", range(3), GREEDY)
+    engine.step()
+    assert tokens_per_step(engine) == [[5, 3]]
+
+
+def test_a_second_partial_prefill_waits_and_a_short_prompt_passes_it() -> None:
+    setup = {"long_prefill_token_threshold": 5, "max_num_partial_prefills": 1}
+    engine = FakeEngine(max_num_batched_tokens=16, policy_setup=setup)
+    engine.add("long", range(20), GREEDY)
+    engine.add("also long", range(1, 21), GREEDY)
+    engine.add("short", range(3), GREEDY)
+    engine.step()
+    assert [new.request_id for new in last(engine).new] == ["long", "short"]
+
+
+def test_without_chunked_prefill_a_prompt_gets_a_whole_step_and_blocks_the_line() -> None:
+    engine = FakeEngine(max_num_batched_tokens=16, enable_chunked_prefill=False)
+    engine.add("a", range(10), greedy(1))
+    engine.add("b", range(10, 20), greedy(1))
+    engine.add("c", range(2), greedy(1))
+    engine.run()
+    assert tokens_per_step(engine) == [[10], [10, 2]]
+
+
+def test_no_more_rows_than_max_num_seqs() -> None:
+    engine = FakeEngine(max_num_seqs=2)
+    for i in range(5):
+        engine.add(str(i), [i + 3], greedy(3))
+    engine.run()
+    assert max(len(batch.rows) for batch in engine.executor.batches) == 2
+
+
+def test_never_a_token_past_max_tokens_or_max_model_len_also_ahead() -> None:
+    for depth in (1, 2, 3):
+        engine = FakeEngine(max_in_flight=depth, max_model_len=16)
+        engine.add("a", range(3), greedy(5))
+        engine.add("b", range(10), greedy(None))
+        engine.run()
+        assert engine.worker.num_tokens == (3 + 4) + (10 + 5), "a certain end is never overrun"
+        assert [len(engine.results[name, 0].token_ids) for name in "ab"] == [5, 6]
+        assert {engine.results[name, 0].finish_reason for name in "ab"} == {"length"}
+        assert engine.executor.max_in_flight == depth
+
+
+# --- preemption ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_admitted_gives_its_blocks_back_and_resumes_with_all_its_tokens() -> None:
+    engine = FakeEngine(num_blocks=9, block_size=4, max_model_len=32, max_num_batched_tokens=32, enable_prefix_caching=False)
+    engine.add("a", range(8), greedy(16))
+    engine.add("b", range(8, 16), greedy(12))
+    results = engine.run()
+    assert engine.engine.stats()["num_preemptions"] == 1
+    assert [len(results[name, 0].token_ids) for name in "ab"] == [16, 12]
+    resumed = [new for batch in engine.executor.batches for new in batch.new if new.request_id == "b"]
+    assert len(resumed) == 2 and len(resumed[1].token_ids) > 8 and resumed[1].num_computed_tokens == 0
+    assert resumed[1].num_prompt_tokens == 8
+
+
+def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+    engine = FakeEngine(num_blocks=9, block_size=4, max_model_len=32, max_num_batched_tokens=32, enable_prefix_caching=False)
+    for name, first in (("a", 0), ("b", 8), ("c", 16)):
+        engine.add(name, range(first, first + 8), greedy(16))
+    before = 0
+    while engine.engine.has_work:
+        engine.step()
+        preempted = engine.engine.stats()["num_preemptions"]
+        if preempted > before:
+            assert not last(engine).new
+        before = preempted
+    assert before
+
+
+def test_priority_decides_who_goes_first_and_who_goes_back() -> None:
+    engine = FakeEngine(
+        num_blocks=9, block_size=4, max_model_len=32, max_num_batched_tokens=32, by_priority=True, enable_prefix_caching=False
+    )
+    engine.add("low", range(8), greedy(16), priority=5)
+    engine.add("high", range(8, 16), greedy(16), priority=1)
+    engine.step()
+    assert [new.request_id for new in last(engine).new] == ["high", "low"]
+    order = []
+    while engine.engine.has_work:
+        order += [delta.request_id for delta in engine.step() if delta.finish_reason]
+    assert order == ["high", "low"]
+    assert engine.engine.stats()["num_preemptions"] >= 1
+
+
+def test_a_preempted_row_is_not_reused_while_a_step_holds_it() -> None:
+    """The worker asserts this for every row; here the moment is forced: depth 2 and one block short."""
+    engine = FakeEngine(num_blocks=10, block_size=2, max_model_len=16, max_num_batched_tokens=8, max_in_flight=2)
+    for i in range(4):
+        engine.add(str(i), range(i, i + 4), greedy(12))
+    engine.run()
+    assert engine.engine.stats()["num_preemptions"]
+    engine.check_idle()
+
+
+def test_a_window_keeps_what_a_step_in_flight_reads() -> None:
+    engine = FakeEngine([Window(4)], block_size=1, max_in_flight=2, max_num_batched_tokens=5, max_model_len=48)
+    engine.add("a", range(30), greedy(9))
+    while engine.engine.has_work:
+        engine.step()
+        for request in engine.engine._roster.running:
+            first_read = max(0, request.num_confirmed_tokens - 3)
+            assert all(engine.engine._kv.tables(request)[0][first_read:])
+
+
+# --- prefix cache -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_shared_prompt_is_computed_once() -> None:
+    engine = FakeEngine(block_size=4)
+    first = engine.generate(range(14), GREEDY)
+    again = engine.generate(range(14), GREEDY)
+    assert first.token_ids == again.token_ids
+    assert [result.deltas[0].num_cached_tokens for result in (first, again)] == [0, 12]
+    assert engine.worker.num_tokens == (14 + 3) + (2 + 3)
+    assert engine.engine.stats()["prefix_cache_hits"] == 12
+
+
+def test_outputs_are_cached_as_well() -> None:
+    engine = FakeEngine(block_size=4)
+    outputs = engine.generate(range(6), greedy(11)).token_ids
+    follow_up = engine.generate([*range(6), *outputs, 3], GREEDY)
+    assert follow_up.deltas[0].num_cached_tokens == 16
+
+
+@pytest.mark.parametrize("fields", [{"cache_salt": "x"}, {"lora": AdapterRef(1, "l", "/p")}])
+def test_what_must_not_be_shared_is_not(fields: dict[str, Any]) -> None:
+    engine = FakeEngine(block_size=4, max_loras=1)
+    engine.generate(range(14), GREEDY)
+    assert engine.generate(range(14), GREEDY, **fields).deltas[0].num_cached_tokens == 0
+    assert engine.generate(range(14), GREEDY, **fields).deltas[0].num_cached_tokens == 12
+
+
+def test_prompt_logprobs_read_nothing_from_the_cache_but_write_to_it() -> None:
+    engine = FakeEngine(block_size=4)
+    params = greedy(prompt_logprobs=1)
+    for _ in range(2):
+        result = engine.generate(range(14), params)
+        assert result.deltas[0].num_cached_tokens == 0
+        assert [position.token_ids[0] for position in result.deltas[0].prompt_logprobs or ()] == list(range(1, 14))
+    assert engine.generate(range(14), GREEDY).deltas[0].num_cached_tokens == 12
+
+
+def test_states_are_reused_from_their_checkpoints() -> None:
+    engine = FakeEngine([Full(), State(checkpoint_every=8)], block_size=4)
+    first = engine.generate(range(21), GREEDY)
+    again = engine.generate(range(21), GREEDY)
+    assert first.token_ids == again.token_ids
+    assert again.deltas[0].num_cached_tokens == 16
+
+
+# --- n > 1 --------------------------------------------------------------------------------------------------------------------
+
+
+def test_completions_share_the_prompt_by_fork() -> None:
+    engine = FakeEngine(enable_prefix_caching=False, block_size=4)
+    engine.add("a", range(14), SamplingParams(n=3, seed=7, max_tokens=6))
+    results = engine.run()
+    assert engine.worker.num_tokens == (14 + 5) + 2 * (1 + 5)
+    assert len({tuple(results["a", i].token_ids) for i in range(3)}) == 3
+    children = [new for batch in engine.executor.batches for new in batch.new if new.parent_row is not None]
+    assert len(children) == 2 and all(new.num_computed_tokens == 13 for new in children)
+    assert sum(len(batch.copy_blocks) for batch in engine.executor.batches) == 2
+    engine.check_idle()
+
+
+def test_a_child_without_a_parent_to_fork_from_is_admitted_normally() -> None:
+    engine = FakeEngine(max_num_seqs=1)
+    engine.add("a", range(9), SamplingParams(n=3, seed=7, max_tokens=3))
+    results = engine.run()
+    assert all(results["a", i].finish_reason == "length" for i in range(3))
+    assert not any(new.parent_row is not None for batch in engine.executor.batches for new in batch.new)
+
+
+def test_a_window_is_kept_for_children_that_still_wait() -> None:
+    engine = FakeEngine([Window(4)], block_size=1, max_num_seqs=2, enable_prefix_caching=False)
+    engine.add("other", range(5), greedy(6))
+    engine.add("a", range(12), SamplingParams(n=2, seed=7, max_tokens=20))
+    engine.run()
+    assert sum(new.parent_row is not None for batch in engine.executor.batches for new in batch.new) == 1
+
+
+def test_a_parent_that_is_short_of_blocks_stops_keeping_its_window() -> None:
+    engine = FakeEngine(
+        [Window(4)], block_size=1, spare_blocks=0, max_num_batched_tokens=4, max_num_seqs=1, enable_prefix_caching=False
+    )
+    engine.add("a", range(12), SamplingParams(n=2, seed=7, max_tokens=40))
+    results = engine.run()
+    assert [len(results["a", i].token_ids) for i in range(2)] == [40, 40]
+
+
+def test_one_completion_can_be_aborted_alone() -> None:
+    engine = FakeEngine()
+    engine.add("a", range(5), SamplingParams(n=2, seed=1, max_tokens=20))
+    engine.step()
+    engine.step()
+    engine.engine.abort(["1_a"])
+    results = engine.run()
+    assert [results["a", i].finish_reason for i in range(2)] == ["length", "abort"]
+
+
+# --- drafts -------------------------------------------------------------------------------------------------------------------
+
+
+def test_right_drafts_save_steps_and_change_nothing() -> None:
+    plain = FakeEngine()
+    fast = FakeEngine(max_drafts=3, draft_accuracy=1.0)
+    assert plain.generate(range(5), greedy(30)).token_ids == fast.generate(range(5), greedy(30)).token_ids
+    assert fast.worker.num_steps < 0.7 * plain.worker.num_steps
+
+
+def test_wrong_drafts_are_taken_back() -> None:
+    plain = FakeEngine()
+    wrong = FakeEngine(max_drafts=3, draft_accuracy=0.0)
+    assert plain.generate(range(5), greedy(30)).token_ids == wrong.generate(range(5), greedy(30)).token_ids
+    assert wrong.worker.num_steps == plain.worker.num_steps
+
+
+def test_drafts_never_reach_beyond_the_last_token_that_may_come() -> None:
+    engine = FakeEngine(max_drafts=3, draft_accuracy=1.0, max_model_len=20)
+    engine.add("a", range(5), greedy(7))
+    engine.add("b", range(5, 12), greedy(None))
+    results = engine.run()
+    assert [len(results[name, 0].token_ids) for name in "ab"] == [7, 13]
+    for batch in engine.executor.batches:
+        assert (batch.num_computed_tokens + batch.num_scheduled_tokens <= 19).all()
+
+
+# --- adapters -----------------------------------------------------------------------------------------------------------------
+
+
+def adapter(number: int) -> AdapterRef:
+    return AdapterRef(number, f"lora{number}", f"/{number}", f"d{number}")
+
+
+def test_a_batch_never_wants_more_adapters_than_there_are_slots() -> None:
+    engine = FakeEngine(max_loras=2, max_num_seqs=4)
+    for i, number in enumerate((1, 2, 3, 1)):
+        engine.add(str(i), range(i, i + 5), greedy(6), lora=adapter(number))
+    engine.add("base", range(4), greedy(3))
+    engine.step()
+    assert [new.request_id for new in last(engine).new] == ["0", "1", "3", "base"], "the third adapter waits, others pass"
+    assert last(engine).lora_slots is not None and sorted(set(last(engine).lora_slots.tolist())) == [0, 1, 2]
+    engine.run()
+    for batch in engine.executor.batches:
+        assert len(set(batch.lora_slots.tolist()) - {0}) <= 2
+
+
+def test_the_least_recently_used_adapter_makes_room_unless_pinned() -> None:
+    engine = FakeEngine(max_loras=2)
+    for number in (1, 2, 1, 3, 1, 2):
+        engine.generate(range(number, number + 4), GREEDY, lora=adapter(number))
+    loads = [loaded.lora_id for batch in engine.executor.batches for _, loaded in batch.lora_loads]
+    assert loads == [1, 2, 3, 2]
+    engine.engine.control("pin_lora", lora_id=1)
+    for number in (2, 3, 2, 1):
+        engine.generate(range(number, number + 4), GREEDY, lora=adapter(number))
+    loads = [loaded.lora_id for batch in engine.executor.batches for _, loaded in batch.lora_loads]
+    assert loads == [1, 2, 3, 2, 3, 2], "adapter 1 stayed"
+    with pytest.raises(RequestError, match="max_loras=2"):
+        engine.engine.control("pin_lora", lora_id=2)
+    with pytest.raises(RequestError, match="not loaded"):
+        engine.engine.control("pin_lora", lora_id=9)
+
+
+# --- media --------------------------------------------------------------------------------------------------------------------
+
+
+def image(name: str, offset: int, num_tokens: int) -> MediaRef:
+    return MediaRef(name, offset, num_tokens, Blob(b"x", "uint8", (1,)))
+
+
+def test_media_are_encoded_before_the_first_chunk_that_touches_them_and_once() -> None:
+    engine = FakeEngine(max_num_batched_tokens=8, encoder_cache_tokens=20)
+    media = (image("cat", 2, 4), image("dog", 10, 5))
+    engine.generate(range(20), GREEDY, media=media)
+    encoded = [None if batch.encode is None else batch.encode.tolist() for batch in engine.executor.batches[:3]]
+    assert encoded == [[[3, 0]], [[3, 1]], None] or encoded == [[[0, 0]], [[0, 1]], None]
+    engine.add("again", [9, *range(19)], GREEDY, media=(image("cat", 3, 4), image("dog", 11, 5)))
+    engine.run()
+    assert engine.worker.num_encoded == 2
+
+
+def test_a_chunk_ends_before_an_item_that_does_not_fit_the_encoder_cache() -> None:
+    engine = FakeEngine(max_num_batched_tokens=32, encoder_cache_tokens=6, enable_prefix_caching=False)
+    engine.add("a", range(20), GREEDY, media=(image("cat", 2, 4), image("dog", 10, 5)))
+    engine.run()
+    assert tokens_per_step(engine)[:2] == [[10], [10]]
+    assert [hash_ for batch in engine.executor.batches for hash_ in batch.free_media] == ["cat"]
+
+
+def test_a_later_item_in_the_cache_does_not_keep_out_an_earlier_one() -> None:
+    engine = FakeEngine(encoder_cache_tokens=12, enable_prefix_caching=False)
+    engine.generate(range(20), GREEDY, media=(image("dog", 10, 8),))
+    engine.generate(range(20), GREEDY, media=(image("cat", 2, 8), image("dog", 10, 8)))
+    assert engine.worker.num_encoded == 3, "the second item made room for the first and came again"
+
+
+def test_media_are_never_split_when_asked() -> None:
+    engine = FakeEngine(max_num_batched_tokens=8, encoder_cache_tokens=20, never_split_media=True)
+    engine.add("a", range(20), GREEDY, media=(image("cat", 5, 6),))
+    engine.run()
+    assert tokens_per_step(engine)[:3] == [[5], [8], [7]]
+
+
+def test_too_large_media_are_refused() -> None:
+    with pytest.raises(RequestError, match="item 0 has 9 tokens; at most 8"):
+        FakeEngine(encoder_cache_tokens=8).add("a", range(20), GREEDY, media=(image("cat", 2, 9),))
+
+
+def test_what_is_held_is_never_pushed_out() -> None:
+    cache = EncoderCache(10)
+    cat, dog, cow = image("cat", 0, 4), image("dog", 0, 4), image("cow", 0, 4)
+    assert cache.add(cat, "a") and cache.add(dog, "b")
+    assert not cache.add(cow, "c"), "both are needed"
+    cache.release(cat, "a")
+    cache.release(dog, "b")
+    assert cache.hold(cat, "c") and cache.held_tokens == 4
+    assert cache.add(cow, "c") and cache.take_freed() == ("dog",)
+    assert cat.hash in cache and not cache.hold(dog, "d")
+    cache.release(cat, "someone else")
+    assert cache.held_tokens == 8
+
+
+# --- rows ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_row_is_reported_before_it_is_given_out_again() -> None:
+    engine = FakeEngine(max_num_seqs=1)
+    engine.add("a", range(3), greedy(1))
+    engine.add("b", range(3, 6), greedy(1))
+    engine.run()
+    second = engine.executor.batches[1]
+    assert second.removed_rows.tolist() == [0] and second.new[0].row == 0
+
+
+def test_the_extra_step_of_a_row_that_stopped_is_dropped() -> None:
+    probe = FakeEngine()
+    tokens = probe.generate(range(6), greedy(10)).token_ids
+    stop = tokens[3]
+    for depth in (1, 2):
+        engine = FakeEngine(max_in_flight=depth)
+        result = engine.generate(range(6), greedy(10, eos_token_ids=[EOS], stop_token_ids=[stop]))
+        assert result.token_ids == tokens[: tokens.index(stop) + 1] and result.stop_reason == stop
+        assert engine.worker.num_tokens == 6 + tokens.index(stop) + (depth - 1)
+        engine.check_idle()

@@ -1,0 +1,270 @@
+"""The tensors of a step, against the same worked out row by row and token by token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pegboard.data.batch import CSR, Batch, BlockDelta, Logprobs, NewRequest
+from pegboard.data.request_parts import Blob, MediaRef
+from pegboard.data.sampling_params import SamplingParams
+from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, KVTensor
+from pegboard.worker.media import EmbeddingSources
+from pegboard.worker.prompt_logprobs import PromptScores
+from pegboard.worker.row_state import RowState
+from pegboard.worker.step_inputs import InputBuilder, StepInputs
+
+ROWS, CAPACITY, MAX_DRAFTS = 4, 40, 2
+SPEC = KVCacheSpec(tensors=(KVTensor("k", (1,), "float32"),))
+
+
+@dataclass
+class Row:
+    """What one row should be: the naive twin of RowState."""
+
+    tokens: list[int]
+    num_prompt: int
+    num_computed: int = 0
+    tables: list[list[int]] = field(default_factory=lambda: [[], []])
+
+
+class Twin:
+    """Runs random steps through RowState and InputBuilder, and through lists."""
+
+    def __init__(self, sizes: tuple[int, int] = (4, 2)) -> None:
+        plan = KVPlan(tuple(KVGroup((i,), SPEC, size) for i, size in enumerate(sizes)), 999, 1, sizes[0])
+        self.sizes, self.plan = sizes, plan
+        self.state = RowState(ROWS, CAPACITY, plan)
+        self.builder = InputBuilder(plan, max_tokens=200, max_rows=ROWS, state=self.state, device="cpu")
+        self.rows: dict[int, Row] = {}
+        self.next_block = 1
+
+    def blocks(self, row: Row, num_tokens: int) -> list[list[int]]:
+        """New blocks per group so that `num_tokens` fit; they are added to the row."""
+        new = []
+        for table, size in zip(row.tables, self.sizes, strict=True):
+            need = -(-num_tokens // size) - len(table)
+            ids = list(range(self.next_block, self.next_block + max(0, need)))
+            self.next_block += len(ids)
+            table.extend(ids)
+            new.append(ids)
+        return new
+
+    def step(self, draw: st.DrawFn) -> tuple[Batch, StepInputs | None, list[tuple[int, int, list[int]]]]:
+        """A random step: some rows leave, some come, the rest goes on. Returns also (row, tokens, drafts) per batch row."""
+        removed = [r for r in sorted(self.rows) if draw(st.booleans()) and draw(st.booleans())]
+        for number in removed:
+            del self.rows[number]
+        new, deltas, order = [], [], []
+        for number in range(ROWS):
+            if number not in self.rows:
+                if not draw(st.booleans()):
+                    continue
+                tokens = draw(st.lists(st.integers(0, 99), min_size=1, max_size=12))
+                row = self.rows[number] = Row(list(tokens), len(tokens), draw(st.integers(0, len(tokens) - 1)))
+                self.blocks(row, row.num_computed)
+                fresh = True
+            else:
+                row, fresh = self.rows[number], False
+            room = len(row.tokens) - row.num_computed
+            count = draw(st.integers(1, room))
+            drafts = draw(st.lists(st.integers(0, 99), max_size=MAX_DRAFTS)) if count == room and not fresh else []
+            if len(row.tokens) + len(drafts) + 2 > CAPACITY:
+                drafts = []
+            added = self.blocks(row, row.num_computed + count + len(drafts))
+            if fresh:
+                tables = tuple(np.array(table, np.int32) for table in row.tables)
+                params = SamplingParams()
+                new.append(NewRequest(number, str(number), np.array(row.tokens, np.int32), row.num_prompt, row.num_computed,
+                                      params, None, tables))  # fmt: skip
+            else:
+                deltas += [(number, g, ids) for g, ids in enumerate(added) if ids]
+            order.append((number, count, drafts))
+        order.sort(key=lambda item: item[1] + len(item[2]) > 1 + MAX_DRAFTS)
+        batch = self.batch(order, new, deltas, removed)
+        self.state.remove(batch.removed_rows)
+        for request in batch.new:
+            self.state.add(request)
+        self.state.append_blocks(batch)
+        if draw(st.booleans()):  # the worker kept the proposals itself, maybe more of them than are verified
+            batch.draft_token_ids = None
+            self.state.drafts.update({number: np.array([*drafts, 5], np.int32) for number, _, drafts in order})
+        return batch, self.builder.build(batch) if order else None, order
+
+    def batch(self, order: list[tuple[int, int, list[int]]], new: list[NewRequest], deltas: list[tuple[int, int, list[int]]],
+              removed: list[int]) -> Batch:  # fmt: skip
+        numbers = [number for number, _, _ in order]
+        done = [self.rows[number].num_computed for number in numbers]
+        known = [len(self.rows[number].tokens) for number in numbers]
+        counts = [count for _, count, _ in order]
+        return Batch(
+            step=1,
+            rows=np.array(numbers, np.int32),
+            num_scheduled_tokens=np.array([count + len(drafts) for _, count, drafts in order], np.int32),
+            num_computed_tokens=np.array(done, np.int32),
+            num_draft_tokens=np.array([len(drafts) for _, _, drafts in order], np.int32),
+            samples=np.array([a + b == c for a, b, c in zip(done, counts, known, strict=True)], bool),
+            new=new,
+            removed_rows=np.array(removed, np.int32),
+            new_blocks=BlockDelta(np.array([d[0] for d in deltas], np.int32), np.array([d[1] for d in deltas], np.int32),
+                                  CSR.of([d[2] for d in deltas])),
+            copy_blocks=np.zeros((0, 3), np.int32),
+            draft_token_ids=CSR.of([drafts for _, _, drafts in order]),
+        )  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_inputs_equal_the_same_made_by_hand(data: st.DataObject) -> None:
+    """Over several steps with requests that come, go, chunk, decode, verify drafts and accept some of them."""
+    twin = Twin()
+    for _ in range(data.draw(st.integers(1, 6))):
+        batch, inputs, order = twin.step(data.draw)
+        if inputs is None:
+            continue
+        check(twin, inputs, order)
+        sampled = [(i, item) for i, item in enumerate(order) if batch.samples[i]]
+        width = 1 + MAX_DRAFTS
+        tokens, counts = np.full((len(sampled), width), -1), np.zeros(len(sampled), np.int64)
+        for place, (_, (number, count, drafts)) in enumerate(sampled):
+            accepted = [*drafts[: data.draw(st.integers(0, len(drafts)))], data.draw(st.integers(0, 99))]
+            row = twin.rows[number]
+            row.num_computed += count + len(accepted) - 1
+            row.tokens += accepted
+            tokens[place, : len(accepted)], counts[place] = accepted, len(accepted)
+        for i, (number, count, _) in enumerate(order):
+            if not batch.samples[i]:
+                twin.rows[number].num_computed += count
+        twin.state.append_tokens(inputs.sample_rows, tokens, counts)
+        for number in [n for n, row in twin.rows.items() if len(row.tokens) + width > CAPACITY]:
+            del twin.rows[number]
+        for number, row in twin.rows.items():
+            assert twin.state.token_ids[number, : twin.state.num_tokens[number]].tolist() == row.tokens
+
+
+def check(twin: Twin, inputs: StepInputs, order: list[tuple[int, int, list[int]]]) -> None:
+    ids, positions, index, drafts, offsets = [], [], [], [], [0]
+    slots: list[list[int]] = [[], []]
+    for number, count, proposed in order:
+        row = twin.rows[number]
+        span = range(row.num_computed, row.num_computed + count + len(proposed))
+        full = [*row.tokens[: row.num_computed + count], *proposed]
+        ids += [full[p] for p in span]
+        positions += span
+        for g, size in enumerate(twin.sizes):
+            slots[g] += [row.tables[g][p // size] * size + p % size for p in span]
+        if row.num_computed + count == len(row.tokens):
+            index += range(len(ids) - len(proposed) - 1, len(ids))
+            drafts += proposed
+            offsets.append(offsets[-1] + 1 + len(proposed))
+    assert inputs.input_ids.tolist() == ids
+    assert inputs.positions.tolist() == positions
+    assert inputs.logits_index.tolist() == index
+    assert inputs.offsets.tolist() == offsets
+    assert (inputs.draft_token_ids.tolist() if inputs.draft_token_ids is not None else []) == drafts
+    for g, seen in enumerate(inputs.groups):
+        assert seen.slot_mapping.tolist() == slots[g]
+        assert seen.num_tokens == len(ids) and seen.num_rows == len(order)
+        assert seen.query_start_loc.tolist() == seen.query_start_loc_cpu.tolist()
+        assert np.diff(seen.query_start_loc_cpu).tolist() == [count + len(proposed) for _, count, proposed in order]
+        ends = [twin.rows[number].num_computed + count + len(proposed) for number, count, proposed in order]
+        assert seen.seq_lens.tolist() == ends and seen.max_seq_len == max(ends)
+        for place, (number, _, _) in enumerate(order):
+            table = twin.rows[number].tables[g]
+            used = -(-ends[place] // twin.sizes[g])
+            assert seen.block_table[place, :used].tolist() == table[:used]
+
+
+def test_buffers_keep_their_addresses() -> None:
+    """Recordings of the forward depend on it."""
+    twin, addresses = Twin(), set()
+    for length in (3, 9, 1):
+        row = twin.rows[0] = Row(list(range(length)), length)
+        twin.blocks(row, length)
+        tables = tuple(np.array(table, np.int32) for table in row.tables)
+        twin.state.add(NewRequest(0, "a", np.array(row.tokens, np.int32), length, 0, SamplingParams(), None, tables))
+        inputs = twin.builder.build(twin.batch([(0, length, [])], [], [], []))
+        tensors = (inputs.input_ids, inputs.positions, inputs.groups[0].slot_mapping, inputs.groups[0].block_table)
+        addresses.add(tuple(tensor.data_ptr() for tensor in tensors))
+    assert len(addresses) == 1
+
+
+# --- what hangs on a row: prompt logprobs, media, prompt embeddings ----------------------------------------------------------
+
+
+class EchoSampler:
+    """score: the logits' first column and the targets themselves."""
+
+    def score(self, logits: torch.Tensor, targets: torch.Tensor, k: int) -> Logprobs:
+        ids = targets.numpy().astype(np.int32)[:, None].repeat(k + 1, 1)
+        return Logprobs(ids, logits[:, :1].numpy().repeat(k + 1, 1), np.ones(len(ids), np.int32))
+
+
+def chunks(draw: st.DrawFn, total: int) -> list[int]:
+    cuts = sorted(draw(st.sets(st.integers(1, max(1, total - 1)), max_size=4)))
+    borders = [0, *[cut for cut in cuts if cut < total], total]
+    return [b - a for a, b in zip(borders, borders[1:], strict=False)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), tokens=st.lists(st.integers(0, 99), min_size=2, max_size=20))
+def test_prompt_logprobs_do_not_depend_on_the_chunks(data: st.DataObject, tokens: list[int]) -> None:
+    """Position i is scored with the hidden state in front of it, once, and the row is delivered when it is complete."""
+    twin = Twin()
+    scores = PromptScores(EchoSampler(), lambda hidden: hidden * 10, twin.state)  # type: ignore[arg-type]
+    row = twin.rows[2] = Row(tokens, len(tokens))
+    twin.blocks(row, len(tokens))
+    params = SamplingParams(prompt_logprobs=1)
+    tables = tuple(np.array(table, np.int32) for table in row.tables)
+    new = NewRequest(2, "a", np.array(tokens, np.int32), len(tokens), 0, params, None, tables)
+    twin.state.add(new)
+    scores.add(new)
+    found = {}
+    sizes = chunks(data.draw, len(tokens))
+    for count in sizes:
+        assert not found, "delivered before the last position was scored"
+        batch = twin.batch([(2, count, [])], [], [], [])
+        inputs = twin.builder.build(batch)
+        hidden = inputs.positions[:, None].float().expand(-1, 3).contiguous()
+        found = scores.collect(batch, inputs, hidden) or found
+        row.num_computed += count
+        if row.num_computed >= len(tokens) - 1:
+            break
+    assert found[2].token_ids[:, 0].tolist() == tokens[1:]
+    assert found[2].values[:, 0].tolist() == [10.0 * position for position in range(len(tokens) - 1)]
+    assert not scores.wanted
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), num_tokens=st.integers(1, 12), has_embeds=st.booleans())
+def test_media_and_embeddings_land_on_their_positions(data: st.DataObject, num_tokens: int, has_embeds: bool) -> None:
+    """Whatever the chunks; positions with no source keep the vocabulary's embedding."""
+    offset = data.draw(st.integers(0, num_tokens - 1))
+    length = data.draw(st.integers(1, num_tokens - offset))
+    picture = Blob(np.arange(length, dtype=np.float32).tobytes(), "float32", (length, 1))
+    media = (MediaRef("h", offset, length, picture),)
+    embeds = Blob(np.full((num_tokens, 1), 7, np.float32).tobytes(), "float32", (num_tokens, 1)) if has_embeds else None
+    sources = EmbeddingSources(lambda items: [item + 100 for item in items])
+    twin = Twin()
+    row = twin.rows[1] = Row([0] * num_tokens, num_tokens)
+    twin.blocks(row, num_tokens)
+    tables = tuple(np.array(table, np.int32) for table in row.tables)
+    new = NewRequest(1, "a", np.zeros(num_tokens, np.int32), num_tokens, 0, SamplingParams(), None, tables, embeds, media=media)
+    twin.state.add(new)
+    sources.add(new)
+    seen: list[float] = []
+    for place, count in enumerate(chunks(data.draw, num_tokens)):
+        batch = twin.batch([(1, count, [])], [], [], [])
+        batch.encode = np.array([[1, 0]], np.int32) if place == 0 else None
+        assert sources.run_encoder(batch) == (("h",) if place == 0 else ())
+        seen += sources.merge(torch.full((count, 1), -1.0), batch, twin.builder.build(batch)).flatten().tolist()
+        row.num_computed += count
+    expected = [7.0 if has_embeds else -1.0] * num_tokens
+    expected[offset : offset + length] = [100.0 + i for i in range(length)]
+    assert seen == expected
+    sources.remove(1)
+    assert not sources.prompts and not sources.media

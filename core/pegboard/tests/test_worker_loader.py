@@ -1,0 +1,97 @@
+"""Filling a model from a checkpoint: every layer gets its pieces, is finished once, and what is missing is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightPiece
+from pegboard.layers import Linear, Norm
+from pegboard.worker.model_loader import bind_layers, load_weights
+from pegboard_testing.fake_build import FakeLoader, FakeWeight, fake_build
+
+
+def checkpoint_of(loader: FakeLoader) -> Checkpoint:
+    return Checkpoint(format="memory", path=Path("model"), config={}, architectures=("X",), tensors=loader.index(),
+                      tokenizer=TokenizerPayload("hf"))  # fmt: skip
+
+
+def tensors_of(num_layers: int) -> dict[str, Tensor]:
+    random = torch.Generator().manual_seed(0)
+    found = {}
+    for index in range(num_layers):
+        found[f"l{index}.a.weight"] = torch.randn(3, 4, generator=random)
+        found[f"l{index}.b.weight"] = torch.randn(2, 4, generator=random)
+        found[f"l{index}.n.weight"] = torch.randn(4, generator=random)
+    return found
+
+
+class Shuffled(FakeLoader):
+    """Delivers in an order of its own, as files do."""
+
+    def __init__(self, tensors: dict[str, Tensor], seed: int) -> None:
+        super().__init__(tensors)
+        self.seed = seed
+
+    def tensors(self, checkpoint: object, wanted: object) -> Iterator[WeightPiece]:
+        pieces = list(super().tensors(checkpoint, wanted))  # type: ignore[arg-type]
+        order = torch.randperm(len(pieces), generator=torch.Generator().manual_seed(self.seed))
+        yield from (pieces[index] for index in order.tolist())
+
+
+@settings(max_examples=25, deadline=None)
+@given(num_layers=st.integers(1, 4), seed=st.integers(0, 99))
+def test_any_order_of_delivery_fills_every_layer(num_layers: int, seed: int) -> None:
+    tensors, build = tensors_of(num_layers), fake_build()
+    linears = [Linear(build.at(f"l{i}"), 4, 5, parts={"a": 3, "b": 2}) for i in range(num_layers)]
+    norms = [Norm(build.at(f"l{i}").at("n"), 4, 1e-5) for i in range(num_layers)]
+    loader = Shuffled(tensors, seed)
+    load_weights(build.declared.layers, {}, loader, checkpoint_of(loader))
+    bind_layers(build.declared.layers)
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(seed))
+    for index, (linear, norm) in enumerate(zip(linears, norms, strict=True)):
+        matrix = torch.cat([tensors[f"l{index}.a.weight"], tensors[f"l{index}.b.weight"]])
+        torch.testing.assert_close(linear(x), x @ matrix.T)
+        assert isinstance(linear.method, FakeWeight) and linear.method.num_finishes == 1
+        assert norm.weight is not None and torch.equal(norm.weight.data, tensors[f"l{index}.n.weight"])
+
+
+def test_renamed_prefixes_are_read_from_where_the_checkpoint_has_them() -> None:
+    stored = {"transformer.h.a.weight": torch.ones(3, 4)}
+    build, loader = fake_build(), FakeLoader(stored)
+    linear = Linear(build.at("model").at("a"), 4, 3)
+    load_weights([linear], {"model.": "transformer.h."}, loader, checkpoint_of(loader))
+    linear.bind()
+    torch.testing.assert_close(linear(torch.ones(1, 4)), torch.full((1, 3), 4.0))
+
+
+def test_missing_tensors_are_named_and_counted() -> None:
+    build, loader = fake_build(), FakeLoader({"other.weight": torch.ones(1)})
+    layers = [Linear(build.at(f"l{i:02}"), 4, 3) for i in range(12)]
+    with pytest.raises(ModelError, match=r"model lacks 12 tensors .*: l00\.weight, .*l07\.weight and 4 more"):
+        load_weights(layers, {}, loader, checkpoint_of(loader))
+
+
+def test_a_loader_that_forgets_is_found_out() -> None:
+    class Forgetful(FakeLoader):
+        def tensors(self, checkpoint: object, wanted: object) -> Iterator[WeightPiece]:
+            return iter(())
+
+    build, loader = fake_build(), Forgetful({"a.weight": torch.ones(3, 4)})
+    with pytest.raises(ModelError, match=r"weight loader 'memory' did not deliver: a\.weight"):
+        load_weights([Linear(build.at("a"), 4, 3)], {}, loader, checkpoint_of(loader))
+
+
+@pytest.mark.parametrize("data", [torch.ones(2, 4), memoryview(b"1234")])
+def test_a_norm_that_does_not_fit_is_refused_by_name(data: object) -> None:
+    norm = Norm(fake_build().at("n"), 4, 1e-5)
+    norm.declare({})
+    with pytest.raises(ModelError, match=r"n\.weight"):
+        norm.accept(WeightPiece("n.weight", "Q4_1", (4,), data))  # type: ignore[arg-type]

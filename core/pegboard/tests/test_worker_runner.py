@@ -1,0 +1,219 @@
+"""The life of a step in the model runner, with a model that counts: what is embedded, sampled, verified, proposed and kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pegboard.data.batch import CSR, Batch, BlockDelta, NewRequest
+from pegboard.data.sampling_params import SamplingParams
+from pegboard.interfaces.attention import AttentionInputs, KVCacheSpec, KVGroup, KVPlan, KVTensor
+from pegboard.interfaces.draft import DraftStep
+from pegboard.interfaces.sampler import Sampled, SampleStep
+from pegboard.worker.memory import allocate
+from pegboard.worker.model_runner import ModelRunner, RunnerParts
+
+VOCAB, BLOCK = 50, 4
+
+
+class SumBackend:
+    """Stores each token's value and shows every position the sum of the row so far."""
+
+    def __init__(self, cache: Tensor) -> None:
+        self.cache = cache.flatten()
+        self.inputs: AttentionInputs | None = None
+
+    def plan(self, inputs: AttentionInputs) -> None:
+        self.inputs = inputs
+
+    def __call__(self, values: Tensor) -> Tensor:
+        inputs = self.inputs
+        assert inputs is not None
+        self.cache[inputs.slot_mapping] = values
+        sums = []
+        for row in range(inputs.num_rows):
+            length, start, stop = int(inputs.seq_lens[row]), *inputs.query_start_loc[row : row + 2].tolist()
+            places = torch.arange(length)
+            slots = inputs.block_table[row, places // BLOCK].long() * BLOCK + places % BLOCK
+            sums.append(self.cache[slots].cumsum(0)[length - (stop - start) :])
+        return torch.cat(sums)
+
+
+class SumModel:
+    """The next token is the sum of all tokens so far, modulo VOCAB."""
+
+    def __init__(self, backend: SumBackend) -> None:
+        self.backend = backend
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        return input_ids[:, None].float()
+
+    def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        return self.backend(hidden[:, 0])[:, None]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(hidden[:, 0].long() % VOCAB, VOCAB).float()
+
+
+class GreedySampler:
+    """Takes the largest logit; accepts drafts while they equal it."""
+
+    def __init__(self) -> None:
+        self.rows: set[int] = set()
+
+    def add(self, row: int, *more: object) -> None:
+        self.rows.add(row)
+
+    def remove(self, rows: np.ndarray) -> None:
+        self.rows -= set(rows.tolist())
+
+    def sample(self, logits: Tensor, step: SampleStep) -> Sampled:
+        best, drafts, found = logits.argmax(-1).tolist(), iter(()), []
+        if step.draft_token_ids is not None:
+            drafts = iter(step.draft_token_ids.tolist())
+        for start, stop in zip(step.offsets.tolist(), step.offsets[1:].tolist(), strict=False):
+            proposed = [next(drafts) for _ in range(stop - start - 1)]
+            count = next((i for i, token in enumerate(proposed) if token != best[start + i]), len(proposed))
+            found.append(best[start : start + count + 1])
+        width = max(map(len, found))
+        padded = torch.tensor([tokens + [-1] * (width - len(tokens)) for tokens in found])
+        return Sampled(padded, torch.tensor([len(tokens) for tokens in found]))
+
+
+class RepeatDraft:
+    """Proposes what really follows, but every third time something else."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def add(self, *more: object) -> None: ...
+
+    def remove(self, rows: np.ndarray) -> None: ...
+
+    def propose(self, step: DraftStep) -> Any:
+        self.num_calls += 1
+        proposals = []
+        for history, room in zip(step.history, step.max_drafts.tolist(), strict=True):
+            tokens = history.tolist()
+            for _ in range(room):
+                tokens.append((sum(tokens) + (self.num_calls % 3 == 0)) % VOCAB)
+            proposals.append(np.array(tokens[len(history) :], np.int32))
+        return type("Proposal", (), {"token_ids": proposals})
+
+
+def expected(prompt: list[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(sum(tokens) % VOCAB)
+    return tokens[len(prompt) :]
+
+
+def new_request(row: int, prompt: list[int], block_ids: np.ndarray) -> NewRequest:
+    return NewRequest(row, str(row), np.array(prompt, np.int32), len(prompt), 0, SamplingParams(), None, (block_ids,))
+
+
+def make_runner(max_drafts: int) -> ModelRunner:
+    spec = KVCacheSpec(tensors=(KVTensor("v", (1,), "float32"),))
+    plan = KVPlan((KVGroup((0,), spec, BLOCK),), 200, 4 * BLOCK, BLOCK)
+    views = allocate(plan, "cpu")
+    backend = SumBackend(views[0]["v"])
+    return ModelRunner(
+        RunnerParts(
+            model=SumModel(backend),
+            backends=[(0, backend)],
+            plan=plan,
+            views=views,
+            sampler=GreedySampler(),
+            device="cpu",
+            max_num_seqs=3,
+            max_num_batched_tokens=64,
+            max_model_len=60,
+            max_drafts=max_drafts,
+            draft=RepeatDraft() if max_drafts else None,
+        )  # fmt: skip
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    prompts=st.lists(st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=12), min_size=1, max_size=3),
+    max_drafts=st.sampled_from([0, 0, 1, 3]),
+    data=st.data(),
+)
+def test_tokens_are_those_of_the_model_whatever_the_chunks_and_drafts(
+    prompts: list[list[int]], max_drafts: int, data: st.DataObject
+) -> None:
+    runner = make_runner(max_drafts)
+    outputs: list[list[int]] = [[] for _ in prompts]
+    computed = [0] * len(prompts)
+    drafts: list[list[int]] = [[] for _ in prompts]
+    blocks_of = [np.arange(1 + 20 * row, 16 + 20 * row, dtype=np.int32) for row in range(len(prompts))]
+    for step in range(12):
+        rows, counts, num_drafts, samples = [], [], [], []
+        for row, prompt in enumerate(prompts):
+            left = len(prompt) + len(outputs[row]) - computed[row]
+            count = data.draw(st.integers(1, left)) if left > 1 else 1
+            proposed = len(drafts[row]) if count == left else 0
+            rows.append(row)
+            counts.append(count + proposed)
+            num_drafts.append(proposed)
+            samples.append(count == left)
+        new = []
+        if step == 0:
+            new = [new_request(row, prompt, blocks_of[row]) for row, prompt in enumerate(prompts)]
+        none = np.zeros(0, np.int32)
+        batch = Batch(
+            step=step, rows=np.array(rows, np.int32), num_scheduled_tokens=np.array(counts, np.int32),
+            num_computed_tokens=np.array(computed, np.int32), num_draft_tokens=np.array(num_drafts, np.int32),
+            samples=np.array(samples), new=new, removed_rows=none, new_blocks=BlockDelta.empty(),
+            copy_blocks=np.zeros((0, 3), np.int32),
+        )  # fmt: skip
+        result = runner.run(batch)
+        assert result.rows.tolist() == [row for row, wanted in zip(rows, samples, strict=True) if wanted]
+        assert (result.draft_token_ids is not None) == bool(max_drafts and len(result.rows))
+        for place, row in enumerate(result.rows.tolist()):
+            accepted = result.token_ids.row(place).tolist()
+            computed[row] += counts[row] - num_drafts[row] + len(accepted) - 1
+            outputs[row] += accepted
+            drafts[row] = result.draft_token_ids.row(place).tolist() if result.draft_token_ids is not None else []
+        for row in rows:
+            if not samples[row]:
+                computed[row] += counts[row]
+        if max(len(prompt) + len(out) for prompt, out in zip(prompts, outputs, strict=True)) > 40:
+            break
+    for prompt, out in zip(prompts, outputs, strict=True):
+        assert out == expected(prompt, len(out))
+
+
+def test_a_row_that_is_taken_again_knows_nothing_of_the_one_before() -> None:
+    runner, none = make_runner(0), np.zeros(0, np.int32)
+
+    def step(number: int, prompt: list[int], removed: np.ndarray) -> list[int]:
+        new = new_request(0, prompt, np.array([3, 4], np.int32))
+        batch = Batch(
+            step=number, rows=np.array([0], np.int32), num_scheduled_tokens=np.array([len(prompt)], np.int32),
+            num_computed_tokens=np.array([0], np.int32), num_draft_tokens=np.array([0], np.int32), samples=np.array([True]),
+            new=[new], removed_rows=removed, new_blocks=BlockDelta.empty(), copy_blocks=np.zeros((0, 3), np.int32),
+        )  # fmt: skip
+        return runner.run(batch).token_ids.row(0).tolist()
+
+    assert step(1, [1, 2, 3, 4, 5, 6], none) == [21]
+    assert step(2, [2, 2], np.array([0], np.int32)) == [4]
+
+
+def test_a_step_without_rows_only_cleans_up() -> None:
+    runner, none = make_runner(0), np.zeros(0, np.int32)
+    runner.sampler.rows.add(2)  # type: ignore[attr-defined]
+    batch = Batch(
+        step=5, rows=none, num_scheduled_tokens=none, num_computed_tokens=none, num_draft_tokens=none, samples=np.zeros(0, bool),
+        new=[], removed_rows=np.array([2], np.int32), new_blocks=BlockDelta.empty(), copy_blocks=np.zeros((0, 3), np.int32),
+        draft_token_ids=CSR.of([]),
+    )  # fmt: skip
+    output = runner.run(batch)
+    assert (output.step, len(output.rows), len(output.token_ids)) == (5, 0, 0)
+    assert not runner.sampler.rows  # type: ignore[attr-defined]

@@ -1,0 +1,1 @@
+"""The HTTP server around the API plugins: gateway, listening, TLS, access log, API processes, and the command `serve`."""

@@ -1,0 +1,126 @@
+"""Several API processes on one engine (`--api-server-count`): the parent starts them, passes messages, and ends them together.
+
+What each process counts by itself is per process: `max_running_requests` and metrics of HTTP. What the engine counts
+is shared: its queue limit, its metrics, its prefix cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import pickle
+import signal
+import socket
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING
+
+from pegboard import env
+from pegboard.engine.boundary.hub import EngineHub
+from pegboard.errors import ConfigError, EngineDeadError, PegboardError
+from pegboard.log import get_logger
+from pegboard_server.api_process import Announce, ApiTask, run_api
+from pegboard_server.server import BACKLOG, address_of
+
+if TYPE_CHECKING:
+    from pegboard.engine.boundary.client import EngineProcess
+    from pegboard.plan.engine_plan import EnginePlan
+
+log = get_logger(__name__)
+
+PATIENCE_S = 5.0
+"""How long API processes may take to leave, beyond the shutdown timeout."""
+
+TERMINATED = frozenset({signal.SIGINT, signal.SIGTERM})
+
+
+class ApiProcesses:
+    """The parent's work, on one event loop. Takes ownership of `listener`."""
+
+    def __init__(self, plan: "EnginePlan", engine: "EngineProcess", listener: socket.socket, on_ready: Announce) -> None:
+        self._config = plan.settings.server
+        self._count = self._config.api_server_count
+        self._plan = plan
+        self._listener = listener
+        self._on_ready = on_ready
+        self._children: list[BaseProcess] = []
+        self._ended = asyncio.Event()
+        self._died: str | None = None
+        self._hub = EngineHub(engine, self._count, self._announce, self._ended.set)
+
+    async def run(self) -> int:
+        """Serve until SIGINT or SIGTERM; the exit code of the program: 1 when the engine or an API process died. Raises what
+        stopped the engine from starting."""
+        loop = asyncio.get_running_loop()
+        before = {number: signal.getsignal(number) for number in TERMINATED}
+        try:
+            for number in TERMINATED:
+                loop.add_signal_handler(number, self._stop)
+            self._listen()
+            self._hub.attach()
+            self._start()
+            await self._ended.wait()
+            self._hub.stop_apis()
+            await self._wait_for_children()
+        finally:
+            for child in self._children:
+                if child.exitcode is None:
+                    child.kill()
+            for number, handler in before.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
+            self._hub.close()
+            self._listener.close()
+        return self._outcome()
+
+    def _listen(self) -> None:
+        """Before the children: they accept from the parent's queue of connections."""
+        try:
+            self._listener.listen(BACKLOG)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {address_of(self._listener, self._config)}: {error.strerror or error}"
+            ) from error
+
+    def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        plan = pickle.dumps(self._plan)
+        for index in range(self._count):
+            task = ApiTask(index, self._count, plan, self._hub.address, env.log_level())
+            child = multiprocessing.get_context("spawn").Process(
+                target=run_api, args=(task, self._listener), name=f"pegboard-api-{index}"
+            )
+            child.start()
+            self._children.append(child)
+            loop.add_reader(child.sentinel, self._child_ended, index)
+
+    def _child_ended(self, index: int) -> None:
+        child = self._children[index]
+        asyncio.get_running_loop().remove_reader(child.sentinel)
+        child.join()
+        if not self._ended.is_set():
+            self._died = f"API process {index} ended with code {child.exitcode}"
+            log.error("%s, so the server stops", self._died)
+            self._ended.set()
+
+    def _announce(self) -> None:
+        self._on_ready(address_of(self._listener, self._config))
+
+    def _stop(self) -> None:
+        """Asked a second time, do not wait."""
+        if self._ended.is_set():
+            for child in self._children:
+                child.kill()
+        self._ended.set()
+
+    async def _wait_for_children(self) -> None:
+        deadline = asyncio.get_running_loop().time() + self._config.shutdown_timeout_s + PATIENCE_S
+        while any(child.exitcode is None for child in self._children) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+
+    def _outcome(self) -> int:
+        failure = self._hub.failure
+        if failure is not None and not self._hub.started and isinstance(failure, PegboardError):
+            raise failure
+        if isinstance(failure, EngineDeadError):
+            log.error("the engine has died, so the server stops: %s", failure)
+        return 1 if failure is not None or self._died is not None else 0

@@ -1,0 +1,258 @@
+"""The HTTP server: sockets, signals, shutdown, and leaving when the engine has died. What it serves is built by `build_app`.
+
+listener = bind_socket(config)                    # before the model loads: a taken port shows at once
+code = await run_server(app, config, listener=listener, health=client.health, on_ready=print, traffic=traffic)
+
+Asked to stop, the server lets running requests finish: it goes on answering, new requests with 503, until the last one is done or
+`shutdown_timeout_s` is over; then it closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from pegboard.config.schema import ServerConfig
+from pegboard.errors import ConfigError
+from pegboard.interfaces.api import Health
+from pegboard.log import get_logger
+from pegboard_server.access_log import access_log
+from pegboard_server.gateway import build_app as build_app
+from pegboard_server.tls import keep_fresh, tls_arguments
+from pegboard_server.traffic import Traffic as Traffic
+
+log = get_logger(__name__)
+
+BACKLOG = 2048
+HEALTH_INTERVAL_S = 0.5
+CUT_OFF_S = 1.0
+"""How long cancelled requests may take to end."""
+
+
+def bind_socket(config: ServerConfig) -> socket.socket:
+    """The bound socket, not listening yet. Raises ConfigError naming the setting."""
+    return _bind_unix(config.uds) if config.uds else _bind_tcp(config.host, config.port)
+
+
+def _bind_tcp(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"port must be in [0, 65535], got {port}")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigError(f"host {host!r} cannot be resolved: {error}; expected an address of this machine") from error
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise _bind_error(error, host, port) from error
+    return listener
+
+
+def _bind_error(error: OSError, host: str, port: int) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(f"port {port} on {host} is already in use; choose another port, or 0 for any free one")
+    if error.errno == errno.EACCES:
+        return ConfigError(f"port {port} on {host} needs more rights than this process has; choose a port from 1024 on")
+    return ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}")
+
+
+def _bind_unix(path: str) -> socket.socket:
+    """A socket file left behind by a dead server is replaced; one that answers, or any other file, is not."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(Path(path).stat().st_mode):
+            raise ConfigError(f"uds {path!r} exists and is no socket")
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(path) == 0:
+                raise ConfigError(f"uds {path!r} is already in use by another server")
+        Path(path).unlink()
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(path)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on uds {path!r}: {error.strerror or error}") from error
+    return listener
+
+
+def address_of(listener: socket.socket, config: ServerConfig) -> str:
+    """What clients connect to: http://host:port with the real port, or unix:path."""
+    if config.uds:
+        return f"unix:{config.uds}"
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if config.ssl_certfile else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers (they end the process before the engine is shut down)."""
+
+    def __init__(self, config: uvicorn.Config, traffic: Traffic | None, timeout_s: float) -> None:
+        super().__init__(config)
+        self._traffic = traffic
+        self._timeout_s = timeout_s
+        self._draining: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def stop(self) -> None:
+        """Finish what runs, within the shutdown timeout; asked a second time, do not wait."""
+        if self._draining is not None or self._traffic is None:
+            self.force_exit = self.should_exit or self._draining is not None
+            self.should_exit = True
+            return
+        self._traffic.stop()
+        self._draining = asyncio.get_running_loop().create_task(self._drain(self._traffic))
+
+    async def _drain(self, traffic: Traffic) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(traffic.wait_until_idle(), self._timeout_s)
+        if traffic.num_running:  # what is left of the timeout is for uvicorn's own waiting
+            self.config.timeout_graceful_shutdown = max(0, deadline - time.monotonic())  # type: ignore[assignment]
+        self.should_exit = True
+
+
+async def run_server(
+    app: ASGIApp,
+    config: ServerConfig,
+    *,
+    listener: socket.socket | None = None,
+    health: Callable[[], Health] | None = None,
+    on_ready: Callable[[str], object] | None = None,
+    stop: asyncio.Event | None = None,
+    traffic: Traffic | None = None,
+    catch_signals: bool = True,
+) -> int:
+    """Serve until SIGINT or SIGTERM, until `stop` is set, or until `health` says that the engine is dead.
+
+    Returns the exit code of the program: 0, or 1 when the engine died. `on_ready` is called with the address once connections
+    are accepted. Running requests get `shutdown_timeout_s` to finish, then they are cancelled (and so aborted). Takes
+    ownership of `listener`. traffic: the application's; new requests get 503 meanwhile (without it they are not accepted).
+    Raises ConfigError if the address cannot be listened on or the TLS files cannot be used.
+    """
+    listener = listener or bind_socket(config)
+    try:
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise _bind_error(error, config.host, config.port) from error
+    address = address_of(listener, config)
+    try:
+        server = _Server(_uvicorn_config(app, config), traffic, config.shutdown_timeout_s)
+    except ConfigError:
+        listener.close()
+        raise
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    watching = asyncio.create_task(_watch(server, health, on_ready, address, stop))
+    context = server.config.ssl if config.enable_ssl_refresh else None
+    refreshing = asyncio.create_task(keep_fresh(context, config)) if context is not None else None
+    try:
+        with access_log(config), _signals(server.stop) if catch_signals else contextlib.nullcontext():
+            await asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done() and watching.exception() is not None:  # on_ready or health raised: stop, then say so
+                server.should_exit = True
+            await serving
+            await _cut_off(server)
+    finally:
+        watching.cancel()
+        serving.cancel()
+        if refreshing is not None:
+            refreshing.cancel()
+        outcome = (await asyncio.gather(watching, serving, return_exceptions=True))[0]
+        listener.close()
+        if config.uds:
+            Path(config.uds).unlink(missing_ok=True)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return 1 if outcome is False else 0
+
+
+async def _cut_off(server: _Server) -> None:
+    """End the requests that ran past the shutdown timeout, while the engine can still be told."""
+    tasks = list(server.server_state.tasks)
+    for task in tasks:
+        if not task.cancelling():  # uvicorn leaves them running when it was told not to wait
+            task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=CUT_OFF_S)
+
+
+async def _watch(
+    server: _Server,
+    health: Callable[[], Health] | None,
+    on_ready: Callable[[str], object] | None,
+    address: str,
+    stop: asyncio.Event | None,
+) -> bool:
+    """Announce readiness, then look after the engine. False: it died. True: asked to stop."""
+    while not server.started:
+        await asyncio.sleep(0.005)
+    if on_ready is not None:
+        on_ready(address)
+    while stop is None or not stop.is_set():
+        state = health() if health is not None else None
+        if state is not None and not state.is_alive:
+            log.error("the engine has died, so the server stops: %s", state.reason or "no reason known")
+            server.should_exit = True
+            return False
+        if stop is None:
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+        else:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(stop.wait(), HEALTH_INTERVAL_S)
+    server.stop()
+    return True
+
+
+def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
+    made = uvicorn.Config(
+        app,
+        http="h11",
+        log_config=None,
+        log_level=config.uvicorn_log_level,
+        access_log=not config.disable_access_log,
+        lifespan="off",
+        ws="none",
+        root_path=config.root_path,
+        server_header=False,
+        timeout_graceful_shutdown=config.shutdown_timeout_s,  # type: ignore[arg-type]  # typed int, used as a timeout
+        h11_max_incomplete_event_size=config.h11_max_incomplete_event_size,
+        **tls_arguments(config),
+    )
+    made.load()
+    return made
+
+
+@contextlib.contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` on SIGINT and SIGTERM; does nothing outside the main thread, where signals cannot be caught."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)

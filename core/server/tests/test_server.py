@@ -1,0 +1,307 @@
+"""The gateway in front of the apis, and the transport: ports, shutdown, leaving with the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import threading
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+from starlette.testclient import TestClient
+
+from pegboard.config.schema import ServerConfig
+from pegboard.errors import ConfigError, EngineDeadError, Overloaded, PluginFailure, RequestError, UnknownModel
+from pegboard.interfaces.api import ApiSpec
+from pegboard_server.server import bind_socket, build_app, run_server
+from pegboard_testing.fake_client import FakeEngineClient
+
+ERRORS: dict[str, tuple[Exception, int]] = {
+    "request": (RequestError("bad top_p", parameter="top_p"), 400),
+    "model": (UnknownModel("no such model"), 404),
+    "overloaded": (Overloaded("full", retry_after_s=0.2), 503),
+    "dead": (EngineDeadError("gone"), 500),
+    "plugin": (PluginFailure("plugin draft:x failed", plugin="draft:x"), 500),
+    "config": (ConfigError("wrong setting"), 500),
+    "unexpected": (KeyError("oops"), 500),
+}
+
+
+class EchoApi:
+    """Echoes bodies, raises on demand."""
+
+    def __init__(self, name: str, prefix: str = "") -> None:
+        self.name, self.prefix = name, prefix
+
+    def routes(self) -> Sequence[BaseRoute]:
+        return [
+            Route(self.prefix + "/echo", self.echo, methods=["POST"]),
+            Route(self.prefix + "/open", self.open, methods=["GET"]),
+            Route(self.prefix + "/id", self.show_id, methods=["GET"]),
+            Route(self.prefix + "/raise/{what}", self.fail, methods=["GET"]),
+            Route(self.prefix + "/broken", self.broken, methods=["GET"]),
+        ]
+
+    def error_body(self, status: int, message: str, parameter: str | None) -> dict[str, Any]:
+        return {"api": self.name, "status": status, "message": message, "parameter": parameter}
+
+    async def echo(self, request: Request) -> Response:
+        return JSONResponse({"length": len(await request.body())})
+
+    async def open(self, request: Request) -> Response:
+        return Response("open")
+
+    async def show_id(self, request: Request) -> Response:
+        return JSONResponse(request.state.request_id)
+
+    async def fail(self, request: Request) -> Response:
+        raise ERRORS[request.path_params["what"]][0]
+
+    async def broken(self, request: Request) -> Response:
+        async def parts():
+            yield b"begun"
+            raise KeyError("too late")
+
+        return StreamingResponse(parts())
+
+
+def make_client(engine: FakeEngineClient | None = None, **settings: Any) -> TestClient:
+    first, second = EchoApi("first"), EchoApi("second", "/second")
+    spec = ApiSpec(api="1.0", implementation="x:y", public_paths=("/open",))
+    other = ApiSpec(api="1.0", implementation="x:y", content_types=("text/plain",))
+    app = build_app([("first", first, spec), ("second", second, other)], engine or FakeEngineClient(), ServerConfig(**settings))
+    return TestClient(app, raise_server_exceptions=False)
+
+
+@pytest.mark.parametrize("what", ERRORS)
+def test_exceptions_become_error_bodies(what):
+    error, status = ERRORS[what]
+    response = make_client().get(f"/raise/{what}")
+    body = response.json()
+    assert (response.status_code, body["status"], body["api"]) == (status, status, "first")
+    assert body["parameter"] == getattr(error, "parameter", None)
+    if what == "unexpected":
+        assert "api:first" in body["message"] and "oops" not in body["message"]
+    else:
+        assert body["message"] == str(error)
+    assert response.headers.get("retry-after") == ("1" if what == "overloaded" else None)
+
+
+def test_errors_have_the_shape_of_the_api_they_belong_to():
+    client = make_client()
+    assert client.get("/second/raise/request").json()["api"] == "second"
+    assert client.get("/second/echo").json()["api"] == "second"
+    assert client.get("/nowhere").json() == {
+        "api": "first", "status": 404, "message": "Not Found: there is no route GET /nowhere", "parameter": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (None, 401), ("", 401), ("Bearer", 401), ("Bearer wrong", 401), ("Basic one", 401), ("one", 401), ("Bearer onetwo", 401),
+        ("Bearer one", 200), ("bearer two", 200), ("Bearer  two ", 200), ("Bearer schlüssel", 401),
+    ],
+)  # fmt: skip
+def test_api_keys(header, status):
+    client = make_client(api_key=["one", "two"])
+    headers = {} if header is None else {"Authorization": header.encode()}
+    response = client.post("/echo", json={}, headers=headers)
+    assert response.status_code == status
+    if status == 401:
+        assert response.json()["message"].startswith("Unauthorized") and response.headers["www-authenticate"] == "Bearer"
+
+
+def test_what_needs_no_key(monkeypatch):
+    client = make_client(api_key=["one"])
+    assert client.get("/open").status_code == 200
+    assert client.options("/echo").status_code == 405
+    for path in ("/nowhere", "/open/", "//open", "/open/../echo", "/second/open"):
+        assert client.get(path, follow_redirects=False).status_code == 401
+    monkeypatch.setenv("PEGBOARD_API_KEY", "from-env")
+    assert make_client().get("/id").status_code == 401
+    assert make_client().get("/id", headers={"Authorization": "Bearer from-env"}).status_code == 200
+
+
+def test_body_limit_by_length_and_by_counting():
+    client = make_client(max_body_bytes=100)
+    headers = {"Content-Type": "application/json"}
+    assert client.post("/echo", content=b"x" * 100, headers=headers).json() == {"length": 100}
+    by_length = client.post("/echo", content=b"x" * 101, headers=headers)
+    assert by_length.status_code == 413 and "101 bytes" in by_length.json()["message"]
+    by_count = client.post("/echo", content=iter([b"x" * 60, b"x" * 60]), headers=headers)
+    assert by_count.status_code == 413 and by_count.json()["status"] == 413
+
+
+def test_content_types_are_the_api_s_own():
+    client = make_client()
+    assert client.post("/echo", content=b"x", headers={"Content-Type": "Application/JSON; charset=utf-8"}).status_code == 200
+    assert client.post("/echo", content=b"").status_code == 200
+    wrong = client.post("/echo", content=b"x", headers={"Content-Type": "text/plain"})
+    assert wrong.status_code == 400 and "Only 'application/json' is allowed, got 'text/plain'" in wrong.json()["message"]
+    assert client.post("/second/echo", content=b"x", headers={"Content-Type": "text/plain"}).status_code == 200
+    assert client.post("/second/echo", json={}).status_code == 400
+
+
+def test_request_ids():
+    quiet, loud = make_client(), make_client(enable_request_id_headers=True)
+    given = quiet.get("/id", headers={"X-Request-Id": "abc"})
+    assert given.json() == "abc" and "x-request-id" not in given.headers
+    fresh = loud.get("/id")
+    assert fresh.json() == fresh.headers["x-request-id"] != loud.get("/id").json()
+    assert loud.get("/raise/request", headers={"X-Request-Id": "abc"}).headers["x-request-id"] == "abc"
+    assert loud.get("/id", headers={"X-Request-Id": "a b"}).status_code == 400
+    assert loud.get("/id", headers={"X-Request-Id": "a" * 257}).status_code == 400
+
+
+def test_dead_engine_refuses_all_but_public_paths():
+    engine = FakeEngineClient()
+    engine.die("out of memory")
+    client = make_client(engine)
+    response = client.post("/echo", json={})
+    assert response.status_code == 500 and "out of memory" in response.json()["message"]
+    assert client.get("/open").status_code == 200
+
+
+def test_root_path_is_no_part_of_the_route():
+    engine = FakeEngineClient()
+    spec = ApiSpec(api="1.0", implementation="x:y", public_paths=("/open",))
+    app = build_app([("first", EchoApi("first"), spec)], engine, ServerConfig(api_key=["k"]))
+    client = TestClient(app, root_path="/proxy")
+    assert client.get("/proxy/open").status_code == 200
+    assert client.get("/proxy/id").status_code == 401
+
+
+def app_and_engine() -> tuple[Any, FakeEngineClient]:
+    engine = FakeEngineClient()
+    spec = ApiSpec(api="1.0", implementation="x:y")
+    return build_app([("first", EchoApi("first"), spec)], engine, ServerConfig()), engine
+
+
+def config(**settings: Any) -> ServerConfig:
+    return ServerConfig(**{"port": 0, "uvicorn_log_level": "critical", "shutdown_timeout_s": 0.5, **settings})
+
+
+def fetch(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=20) as response:
+        return json.loads(response.read())
+
+
+def test_serves_on_a_free_port_until_told_to_stop():
+    app, engine = app_and_engine()
+    answers = []
+
+    async def main() -> int:
+        stop = asyncio.Event()
+        addresses: list[str] = []
+        server = asyncio.create_task(run_server(app, config(), health=engine.health, on_ready=addresses.append, stop=stop))
+        while not addresses:
+            await asyncio.sleep(0.001)
+        answers.append(await asyncio.to_thread(fetch, addresses[0] + "/id"))
+        stop.set()
+        return await server
+
+    assert asyncio.run(main()) == 0 and len(answers[0]) == 32
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_it_in_order(number):
+    assert threading.current_thread() is threading.main_thread()
+    app, engine = app_and_engine()
+    before = signal.getsignal(signal.SIGTERM)
+    run = run_server(app, config(), health=engine.health, on_ready=lambda _: os.kill(os.getpid(), number))
+    assert asyncio.run(run) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_exit_code_tells_that_the_engine_died():
+    app, engine = app_and_engine()
+    assert asyncio.run(run_server(app, config(), health=engine.health, on_ready=lambda _: engine.die())) == 1
+
+
+def test_error_in_on_ready_stops_the_server():
+    app, _ = app_and_engine()
+
+    def fail(address: str) -> None:
+        raise ConfigError("told to fail")
+
+    with pytest.raises(ConfigError, match="told to fail"):
+        asyncio.run(run_server(app, config(), on_ready=fail))
+
+
+def test_taken_port_and_other_bad_addresses():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is already in use"):
+            bind_socket(config(port=port))
+    with pytest.raises(ConfigError, match="port must be in"):
+        bind_socket(config(port=70000))
+    with pytest.raises(ConfigError, match="256.1.1.1"):
+        bind_socket(config(host="256.1.1.1"))
+
+
+def test_two_servers_that_bound_before_either_listened():
+    """Both may bind (SO_REUSEADDR); the second to listen gets the same error as one that comes late."""
+    app, engine = app_and_engine()
+    first = bind_socket(config())
+    port = first.getsockname()[1]
+    second = bind_socket(config(port=port))
+    first.listen()
+    with first, pytest.raises(ConfigError, match="already in use"):
+        asyncio.run(run_server(app, config(port=port), listener=second, on_ready=lambda _: engine.die()))
+
+
+def test_unix_socket(tmp_path):
+    path = str(tmp_path / "s")
+    bind_socket(config(uds=path)).close()  # leaves its file behind, as a killed server does
+    app, engine = app_and_engine()
+    answers: list[bytes] = []
+
+    def ask(address: str) -> None:
+        assert address == f"unix:{path}"
+        with pytest.raises(ConfigError, match="already in use"):
+            bind_socket(config(uds=path))
+        threading.Thread(target=talk).start()
+
+    def talk() -> None:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(path)
+            client.sendall(b"GET /id HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            answers.append(client.recv(100))
+        engine.die()
+
+    assert asyncio.run(run_server(app, config(uds=path), health=engine.health, on_ready=ask)) == 1
+    assert answers[0].startswith(b"HTTP/1.1 200") and not os.path.exists(path)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match="no socket"):
+        bind_socket(config(uds=str(tmp_path / "file")))
+
+
+def test_answer_that_breaks_after_it_began_breaks_the_connection():
+    app, engine = app_and_engine()
+    seen: list[bytes] = []
+
+    def talk(address: str) -> None:
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(b"GET /broken HTTP/1.1\r\nHost: x\r\n\r\n")
+            while part := client.recv(1000):
+                seen.append(part)
+        engine.die()
+
+    def on_ready(address: str) -> None:
+        threading.Thread(target=talk, args=(address,)).start()
+
+    asyncio.run(run_server(app, config(), health=engine.health, on_ready=on_ready))
+    text = b"".join(seen)
+    assert b"begun" in text and not text.endswith(b"0\r\n\r\n")

@@ -1,0 +1,149 @@
+"""Checks that hold for every plugin of every kind. A plugin's test is one line per entry:
+
+    from pegboard_testing.contract_generic import check_entry, installed_entry
+
+    def test_contract() -> None:
+        check_entry(installed_entry("attention", "triton"))
+
+The checks raise AssertionError that names the plugin. Options, probe and implementation are imported here; the spec is
+imported in a fresh interpreter, because this one has already imported too much.
+"""
+
+from __future__ import annotations
+
+import inspect
+from importlib.resources import files
+from typing import Any
+
+from pegboard.interfaces.kernel import KernelSpec
+from pegboard.interfaces.model_family import ModelFamilySpec
+from pegboard.interfaces.spec import TIERS, Absent, Broken, Ok, Spec
+from pegboard.plugins import discovery, options
+from pegboard.plugins.discovery import Entry
+from pegboard.plugins.importing import import_part, import_spec, incompatibility
+from pegboard.plugins.probing import probe_facts
+from pegboard.plugins.spec_cost import BUDGET_MS, measure
+
+
+def installed_entry(kind: str, name: str, distribution: str | None = None) -> Entry:
+    """The installed entry, found as the engine finds it."""
+    found = [
+        entry
+        for entry in discovery.scan().entries
+        if (entry.kind, entry.name) == (kind, name) and distribution in (None, entry.distribution)
+    ]
+    assert found, f"{kind}:{name} is not installed: is its entry point in pyproject.toml, and the package installed?"
+    assert len(found) == 1, f"{kind}:{name} is provided by {', '.join(entry.distribution for entry in found)}: name one"
+    return found[0]
+
+
+def check_entry(entry: Entry) -> None:
+    """All generic checks for one entry."""
+    check_metadata(entry)
+    check_spec_import(entry)
+    spec = import_spec(entry)
+    check_spec(entry, spec)
+    check_parts(entry, spec)
+    check_options(entry, spec)
+    check_probe(entry, spec)
+
+
+def check_metadata(entry: Entry) -> None:
+    """It is found through installed metadata, in a group this core serves."""
+    assert entry in discovery.scan().entries, f"{entry.id} is not found through installed metadata"
+    assert ":" in entry.value, f"{entry.id}: the entry point is {entry.value!r}, expected module:OBJECT"
+
+
+def check_spec_import(entry: Entry) -> None:
+    """The spec's module is light and changes nothing beside itself."""
+    cost = measure([entry])[entry]
+    assert not cost.error, cost.error
+    assert not cost.heavy, f"{entry.id}: the spec's module imports {', '.join(cost.heavy)}; name heavy parts as strings"
+    best_ms = cost.ms
+    for _ in range(4):  # a busy machine is slow now and then, a heavy module always
+        if best_ms > BUDGET_MS:
+            best_ms = min(best_ms, measure([entry])[entry].ms)
+    assert best_ms <= BUDGET_MS, f"{entry.id}: the spec's module takes {best_ms:.1f} ms to import, budget {BUDGET_MS:.0f} ms"
+    assert not cost.effects, f"{entry.id}: importing the spec's module changes {', '.join(cost.effects)}"
+
+
+def check_spec(entry: Entry, spec: Spec) -> None:
+    """The spec's own fields make sense."""
+    reason = incompatibility(entry, spec)
+    assert reason is None, f"{entry.id}: {reason}"
+    assert spec.tier in TIERS, f"{entry.id}: tier {spec.tier!r} is not one of {', '.join(TIERS)}"
+    for field in ("platforms", "flags"):
+        value = getattr(spec, field)
+        fits = value is None or isinstance(value, frozenset)
+        assert fits, f"{entry.id}: {field} is a {type(value).__name__}, expected a frozenset"
+    for qualified in spec.replaces:
+        assert ":" in qualified, f'{entry.id}: replaces {qualified!r}, expected "distribution:name"'
+
+
+def check_parts(entry: Entry, spec: Spec) -> None:
+    """Every "module:name" string leads to something callable."""
+    for part in ("implementation", "options", "probe", "suits", "validate"):
+        path = getattr(spec, part, None)  # not every kind has all of them
+        if path is None or (path == "" and isinstance(spec, ModelFamilySpec)):
+            continue
+        assert ":" in path, f"{entry.id}: {part} is {path!r}, expected module:NAME"
+        found = import_part(entry, path, part)
+        assert callable(found), f"{entry.id}: {part} {path!r} is a {type(found).__name__}, expected a class or function"
+        if part in ("probe", "suits", "validate"):
+            assert _takes(found, 1), f"{entry.id}: {part} {path!r} must take exactly one argument"
+    if isinstance(spec, ModelFamilySpec):
+        check_family(entry, spec)
+        return
+    implementation = import_part(entry, spec.implementation, "implementation")
+    # The class of a Protocol says nothing of use about its constructor, a kernel is a function with the op's signature.
+    is_op = isinstance(spec, KernelSpec)  # takes what the op takes
+    if inspect.isclass(implementation) and not inspect.isabstract(implementation) and not is_op:
+        assert _takes(implementation, 2), f"{entry.id}: {spec.implementation!r} must be built as Implementation(options, setup)"
+
+
+def check_family(entry: Entry, spec: ModelFamilySpec) -> None:
+    """A family is data: it names what it is matched on, recommends kinds of plugin that exist, and its template is there."""
+    assert spec.model_types or spec.architectures or spec.template_markers, f"{entry.id}: it names nothing to match"
+    wrong = [kind for kind in spec.recommends if kind not in ("tokenizer", "tool_parser", "reasoning_parser")]
+    assert not wrong, f"{entry.id}: recommends {wrong[0]!r}, expected tokenizer, tool_parser or reasoning_parser"
+    if spec.chat_template is not None:
+        package, colon, name = spec.chat_template.partition(":")
+        assert colon, f"{entry.id}: chat_template is {spec.chat_template!r}, expected package:file"
+        assert files(package).joinpath(name).is_file(), f"{entry.id}: chat_template {spec.chat_template!r} is not there"
+
+
+def check_options(entry: Entry, spec: Spec) -> None:
+    """A frozen pydantic model, unknown keys forbidden, valid without any value given unless a field is required."""
+    if spec.options is None:
+        return
+    from pydantic import BaseModel
+
+    model = import_part(entry, spec.options, "options")
+    assert inspect.isclass(model) and issubclass(model, BaseModel), f"{entry.id}: {spec.options!r} is not a pydantic model"
+    assert model.model_config.get("frozen") is True, f"{entry.id}: {spec.options!r} must be frozen"
+    assert model.model_config.get("extra") == "forbid", f"{entry.id}: {spec.options!r} must forbid unknown keys (extra='forbid')"
+    assert options.schema_text(entry), entry.id
+    if any(info.is_required() for info in model.model_fields.values()):
+        return
+    # Defaults are not validated by pydantic itself, so a wrong one would show only when a user repeats it.
+    values: dict[str, Any] = {name: getattr(model(), name) for name in model.model_fields}
+    assert model.model_validate(values) == model(), f"{entry.id}: the defaults of {spec.options!r} do not validate"
+
+
+def check_probe(entry: Entry, spec: Spec) -> None:
+    """The probe answers, here and now, and says why when it says no."""
+    if spec.probe is None:
+        return
+    verdict = import_part(entry, spec.probe, "probe")(probe_facts())
+    assert isinstance(verdict, Ok | Absent | Broken), f"{entry.id}: the probe returned {verdict!r}, expected Ok, Absent or Broken"
+    assert isinstance(verdict, Ok) or verdict.reason, f"{entry.id}: the probe gives no reason"
+
+
+def _takes(function: Any, count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*([None] * count))
+    except TypeError:
+        return False
+    except ValueError:  # built in C, without a signature
+        return True
+    return True

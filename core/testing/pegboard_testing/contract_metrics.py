@@ -1,0 +1,123 @@
+"""Contract tests of the kind `metrics`. A plugin's test file:
+
+class TestMySink(MetricsContract):
+    def sink(self, setup: MetricsSetup) -> MetricsSink:
+        return MySink(None, setup)
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+
+import numpy as np
+import pytest
+
+from pegboard.engine.metrics.catalogue import MeasuredEngine, engine_metrics
+from pegboard.interfaces.metrics import Metric, MetricsSetup, MetricsSink, RequestRecord, Sample, series
+from pegboard_server.http_metrics import HTTP_METRICS
+
+SETUP = MetricsSetup(model_name="org/model-1", interval_s=1.0)
+METRICS = engine_metrics(MeasuredEngine(4096, max_drafts=3, max_loras=2, cache_config={"block_size": "16"}, show_hidden="0.12"))
+OWN = (*METRICS, *HTTP_METRICS, Metric("plugin_things_total", "counter", "Declared by another plugin"))
+
+
+def random_series(rng: np.random.Generator, metric: Metric) -> str:
+    """One of the metric's series, with label values that came up before or did not."""
+    known = [*metric.initial, tuple(f"odd|value %{rng.integers(5)}" for _ in metric.labels)]
+    return series(metric.name, *known[rng.integers(len(known))])
+
+
+def random_sample(rng: np.random.Generator, time_s: float) -> Sample:
+    """A step's worth of what core publishes: any subset of the declared metrics."""
+    chosen = [(metric, random_series(rng, metric)) for metric in OWN if rng.random() < 0.5]
+    return Sample(
+        time_s=time_s,
+        gauges={key: float(rng.integers(0, 50)) for m, key in chosen if m.type == "gauge"},
+        counters={key: float(rng.integers(0, 500)) for m, key in chosen if m.type == "counter"},
+        observations={key: rng.exponential(1, int(rng.integers(0, 4))).tolist() for m, key in chosen if m.is_distribution},
+        engine=int(rng.integers(2)),
+        requests=[random_record(rng, time_s) for _ in range(rng.integers(3))],
+    )
+
+
+def random_record(rng: np.random.Generator, time_s: float) -> RequestRecord:
+    """A request that got as far as it got: to the queue, to a row, or to its last token."""
+    times = sorted((time_s - rng.exponential(1, 4)).tolist())
+    times = times[: rng.integers(1, 5)]
+    arrival_s, first_scheduled_s, first_token_s, last_token_s = [*times, 0.0, 0.0, 0.0][:4]
+    n = int(rng.integers(1, 4))
+    return RequestRecord(
+        request_id=f"request-{rng.integers(1000)}",
+        arrival_s=arrival_s,
+        first_scheduled_s=first_scheduled_s,
+        first_token_s=first_token_s,
+        last_token_s=last_token_s,
+        finished_s=time_s,
+        num_prompt_tokens=int(rng.integers(1, 100)),
+        num_cached_tokens=0,
+        num_generated_tokens=int(rng.integers(0, 100)),
+        finish_reasons=("stop",) * n,
+        n=n,
+        max_tokens=16,
+        temperature=1.0,
+        top_p=1.0,
+        trace_headers={"traceparent": "nonsense"} if rng.random() < 0.5 else None,
+    )
+
+
+class MetricsContract:
+    """Every metrics sink passes these. Override `sink`. What a sink makes of the numbers is its own affair and its own tests'."""
+
+    def sink(self, setup: MetricsSetup) -> MetricsSink:
+        """A new sink."""
+        raise AssertionError("override MetricsContract.sink")
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_a_day_of_samples(self, seed: int) -> None:
+        """declare, publish …, close: never raises, whatever subset of the metrics a step has, and leaves the sample alone."""
+        rng, sink, now = np.random.default_rng(seed), self.sink(SETUP), 1000.0
+        sink.declare(OWN)
+        for _ in range(100):
+            now += float(rng.choice([0.0, 0.01, 0.9, 30.0]))
+            sample = random_sample(rng, now)
+            before = copy.deepcopy(sample)
+            sink.publish(sample)
+            assert sample == before
+        sink.close()
+
+    def test_a_sink_may_be_closed_before_anything_happened(self) -> None:
+        sink = self.sink(SETUP)
+        sink.declare(METRICS)
+        sink.close()
+        self.sink(SETUP).close()
+
+    def test_an_empty_sample_and_a_metric_nobody_declared(self) -> None:
+        """A plugin that came later may publish what this sink was not told of: it is passed over."""
+        sink = self.sink(SETUP)
+        sink.declare(METRICS)
+        sink.publish(Sample(1.0))
+        sink.publish(Sample(2.0, {"unknown": 1.0}, {"unknown_total": 1.0}, {"unknown_seconds": [0.5]}))
+        sink.close()
+
+    def test_two_sinks_do_not_meet(self) -> None:
+        """Two engines in one process each have their own."""
+        first, second = self.sink(SETUP), self.sink(MetricsSetup("another", 1.0))
+        for sink in (first, second):
+            sink.declare(METRICS)
+        for sink in (first, second, first):
+            sink.publish(Sample(1.0, {"num_requests_running": 1.0}, {"generation_tokens_total": 5.0}))
+        first.close()
+        second.publish(Sample(2.0))
+        second.close()
+
+    def test_publishing_does_not_wait(self) -> None:
+        """It is called in the engine's step: on average a sample may cost at most 1 ms of computing."""
+        rng, sink = np.random.default_rng(0), self.sink(SETUP)
+        sink.declare(OWN)
+        samples = [random_sample(rng, index / 100) for index in range(300)]
+        started = time.thread_time()
+        for sample in samples:
+            sink.publish(sample)
+        assert time.thread_time() - started < 0.3
+        sink.close()

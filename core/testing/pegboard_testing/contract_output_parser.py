@@ -1,0 +1,289 @@
+"""Contract tests of the kinds `tool_parser` and `reasoning_parser`. A plugin's test file:
+
+class TestMine(OutputParserContract):
+    examples = load_examples(Path(__file__).with_name("examples.py"))["tool_parser", "mine"]
+
+    def parser(self, setup: OutputParserSetup) -> OutputParser:
+        return MyToolParser(None, setup)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pegboard.interfaces.output_parser import (
+    Content,
+    Event,
+    OutputParser,
+    OutputParserSetup,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from pegboard.interfaces.tokenizer import Vocabulary
+from pegboard_chat.parsing import Message, fold, merged
+from pegboard_testing.parser_examples import TOOLS, Example
+
+VOCABULARY = Vocabulary((b"a", b"b"), frozenset(), ())
+SENTINEL = "zq7x9"
+FILLERS = ("a", " ", "\n", '"', "\\", "1", "<", "{", "a=1,", "é🚀")
+LIGHT = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def setup_for(example: Example | None = None) -> OutputParserSetup:
+    """What a parser is built with for an example; without one, for any text."""
+    if example is None:
+        return OutputParserSetup(VOCABULARY, TOOLS)
+    return OutputParserSetup(VOCABULARY, example.tools, example.template_kwargs, example.prompt_end)
+
+
+def cut(text: str, places: Iterable[int]) -> list[str]:
+    """The text in pieces; places: any numbers."""
+    marks = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
+    return [text[a:b] for a, b in zip(marks, marks[1:], strict=False)]
+
+
+def tokens(text: str) -> list[str]:
+    """Pieces as a model's vocabulary would have them: words with the space before, single signs, up to four letters."""
+    return re.findall(r" ?\w{1,4}|\s|[^\w\s]{1,2}", text)
+
+
+def run(parser: OutputParser, pieces: Iterable[str]) -> list[Event]:
+    """All events, neighbors that continue one another joined."""
+    events = [event for piece in pieces for event in parser.feed(piece, ())]
+    return merged(events + parser.finish())
+
+
+def without_random_ids(events: Sequence[Event]) -> list[Event]:
+    return [
+        dataclasses.replace(event, id="") if isinstance(event, ToolCallStart) and event.id.startswith("chatcmpl-tool-") else event
+        for event in events
+    ]
+
+
+def check_order(events: Sequence[Event]) -> None:
+    """Calls are numbered from 0, one is open at a time, arguments and ends belong to the open one, nothing is empty."""
+    count, is_open, ids = 0, False, set()
+    for event in events:
+        match event:
+            case Content(text) | Reasoning(text):
+                assert text, "an empty event says nothing"
+            case ToolCallStart(index, id, name):
+                assert index == count and name and id and id not in ids, event
+                ids.add(id)
+                count, is_open = count + 1, True
+            case ToolCallArguments(index, text):
+                assert is_open and index == count - 1 and text, event
+            case ToolCallEnd(index):
+                assert is_open and index == count - 1, event
+                is_open = False
+
+
+def said(message: Message) -> str:
+    """All that a message says, in one text; an id that holds the name says it once."""
+    names = [call.id if call.name in call.id else f"{call.id} {call.name}" for call in message.tool_calls]
+    calls = [f"{name} {call.arguments}" for name, call in zip(names, message.tool_calls, strict=True)]
+    return "\n".join([message.content, message.reasoning, *calls])
+
+
+def least_text(form: Mapping[str, Any]) -> str:
+    """What a format of a structural tag is when everything that may be left out is, and the first of choices is taken."""
+    kind = form["type"]
+    if kind == "tag":
+        return f"{form['begin']}{least_text(form['content'])}{form['end']}"
+    if kind == "sequence":
+        return "".join(map(least_text, form["elements"]))
+    if kind == "or":
+        return least_text(form["elements"][0])
+    if kind == "json_schema":
+        return "{}"
+    if kind == "plus":
+        return least_text(form["content"])
+    if kind == "regex":
+        return next(text for text in ("", "0", "a" * 9) if re.fullmatch(form["pattern"], text))
+    assert kind in ("const_string", "optional", "star", "any_text"), form
+    return str(form.get("value", ""))
+
+
+class OutputParserContract:
+    """Every output parser passes these. Set `examples`, override `parser`."""
+
+    examples: ClassVar[Sequence[Example]] = ()
+    plain_is_reasoning: ClassVar[bool] = False
+    """Text without any marker is reasoning (the output begins inside it)."""
+
+    def parser(self, setup: OutputParserSetup) -> OutputParser:
+        """A new parser."""
+        raise AssertionError("override OutputParserContract.parser")
+
+    def parse(self, example: Example, pieces: Iterable[str]) -> list[Event]:
+        events = run(self.parser(setup_for(example)), pieces)
+        check_order(events)
+        return without_random_ids(events)
+
+    def test_examples_mean_what_they_say(self) -> None:
+        assert self.examples, "set `examples`"
+        for example in self.examples:
+            message = fold(self.parse(example, [example.text]))
+            closed = [(call.name, json.loads(call.arguments)) for call in message.tool_calls if call.is_complete]
+            opened = [(call.name, call.arguments) for call in message.tool_calls if not call.is_complete]
+            assert closed == list(example.calls), (example, message)
+            assert opened == ([example.open_call] if example.open_call else []), (example, message)
+            assert message.reasoning.strip() == example.reasoning.strip(), (example, message)
+            if example.calls:
+                assert message.content.split() == example.content.split(), (example, message)
+            else:
+                assert message.content.strip() == example.content.strip(), (example, message)
+
+    def test_every_chunking_gives_the_same_events(self) -> None:
+        for example in self.examples:
+            whole, rng = self.parse(example, [example.text]), random.Random(example.text)
+            assert self.parse(example, example.text) == whole, example
+            assert self.parse(example, tokens(example.text)) == whole, example
+            for _ in range(4):
+                places = rng.choices(range(len(example.text) + 1), k=rng.randint(1, 12))
+                assert self.parse(example, cut(example.text, places)) == whole, example
+            assert self.parse(example, ["", *cut(example.text, range(0, len(example.text), 3)), ""]) == whole, example
+
+    @LIGHT
+    @given(st.data())
+    def test_broken_examples(self, data: st.DataObject) -> None:
+        """Parts left out, doubled, exchanged: no exception, the same events in every chunking, and what is whole stays whole."""
+        example = data.draw(st.sampled_from(list(self.examples)))
+        other = data.draw(st.sampled_from(list(self.examples))).text
+        a, b = sorted(data.draw(st.tuples(*[st.integers(0, len(example.text))] * 2)))
+        c, d = sorted(data.draw(st.tuples(*[st.integers(0, len(other))] * 2)))
+        for text in (
+            example.text[:a],
+            example.text[:a] + example.text[b:],
+            example.text[:b] + example.text[a:],
+            example.text[:a] + other[c:d] + example.text[b:],
+            example.text[a:] + other,
+        ):
+            broken = dataclasses.replace(example, text=text)
+            whole = self.parse(broken, [text])
+            assert self.parse(broken, text) == whole, text
+            assert self.parse(broken, cut(text, data.draw(st.lists(st.integers(0, 999), max_size=8)))) == whole, text
+
+    @LIGHT
+    @given(st.data())
+    def test_any_text(self, data: st.DataObject) -> None:
+        signs = sorted({sign for example in self.examples for sign in re.findall(r"[^\w\s]+|\w+|\s", example.text[:600])})
+        parts = st.sampled_from(signs) | st.text(max_size=5)
+        text = data.draw(st.lists(parts, max_size=40).map("".join))
+        example = Example("any", text)
+        whole = self.parse(example, [text])
+        assert self.parse(example, text) == whole, text
+        assert self.parse(example, cut(text, data.draw(st.lists(st.integers(0, 999), max_size=8)))) == whole, text
+
+    @LIGHT
+    @given(st.data())
+    def test_nothing_is_lost_or_doubled(self, data: st.DataObject) -> None:
+        """A word put anywhere into an example is somewhere in the message, once, whatever it broke."""
+        example = data.draw(st.sampled_from(list(self.examples)))
+        place = data.draw(st.integers(0, len(example.text)))
+        text = example.text[:place] + SENTINEL + example.text[place:]
+        for pieces in ([text], tokens(text)):
+            message = fold(self.parse(dataclasses.replace(example, text=text), pieces))
+            assert said(message).count(SENTINEL) == 1, (text, message)
+
+    @LIGHT
+    @given(st.text(st.sampled_from("abc DEF\nå🚀.,:;"), min_size=1))
+    def test_plain_text_stays_as_it_is(self, text: str) -> None:
+        message = fold(self.parse(Example("plain", text), text))
+        assert not message.tool_calls
+        assert (message.reasoning if self.plain_is_reasoning else message.content) == text, message
+
+    @LIGHT
+    @given(st.data())
+    def test_cut_off_examples(self, data: st.DataObject) -> None:
+        """Calls that are complete in the beginning of an output are those of the whole output."""
+        example = data.draw(st.sampled_from(list(self.examples)))
+        text = example.text[: data.draw(st.integers(0, len(example.text)))]
+        calls = fold(self.parse(dataclasses.replace(example, text=text), [text])).tool_calls
+        complete = [(call.name, json.loads(call.arguments)) for call in calls if call.is_complete]
+        assert complete == list(example.calls[: len(complete)]), (text, calls)
+        assert len(calls) <= len(example.calls) + (example.open_call is not None), (text, calls)
+
+    def test_long_output_in_time(self) -> None:
+        """32,000 tokens, fed one by one, with calls: under half a second of computing, the same as all at once."""
+        texts = [example.text for example in self.examples if len(example.text) < 4000]
+        filling = [text for text in texts for _ in range(4)][:60]
+        while len(pieces := tokens("\n".join(filling))) < 32000:
+            filling += ["Some words, in between. " * 60, *filling[:10]]
+        pieces = pieces[:32000]
+        example, text = Example("long", "".join(pieces)), "".join(pieces)
+        best = min(self.seconds(pieces) for _ in range(2))
+        assert best < 0.5, best
+        assert self.parse(example, pieces) == self.parse(example, [text])
+
+    @pytest.mark.parametrize("filler", FILLERS)
+    def test_time_is_linear(self, filler: str) -> None:
+        """Whatever repeats behind whatever beginning: eight times the text takes about eight times as long, not 64 times."""
+        rng = random.Random(filler)
+        longest = max(self.examples, key=lambda example: len(example.text))
+        for text in (longest.text, rng.choice(self.examples).text):
+            start = text[: rng.randint(0, len(text))]
+            short, long = ([start, *[filler * (4 // len(filler) or 1)] * count] for count in (1000, 8000))
+            times = [[self.seconds(pieces) for pieces in (short, long)] for _ in range(2)]
+            (a, b) = (min(column) for column in zip(*times, strict=True))
+            assert b < 0.05 or b < 8 * a * 3, (start, filler, a, b)
+
+    def test_reasoning_end_is_text(self) -> None:
+        for example in self.examples[:5]:
+            ends = self.parser(setup_for(example)).reasoning_end()
+            assert isinstance(ends, tuple) and all(isinstance(end, str) and end for end in ends)
+
+    def test_ids_of_forced_calls_differ(self) -> None:
+        parser = self.parser(setup_for())
+        ids = [parser.call_id(index, "f") for index in range(3)]
+        assert all(ids) and len(set(ids)) == 3
+
+    def test_constraint_describes_calls_that_are_read(self) -> None:
+        """What a structural tag lets the model write for a tool is a call of that tool."""
+        constraint = self.parser(setup_for()).constraint(TOOLS, "auto")
+        if constraint is None or constraint.kind != "structural_tag":
+            return
+        tag = json.loads(constraint.text)
+        if "structures" not in tag:
+            return self.least_texts_are_read(tag["format"])
+        for tool, structure in zip(TOOLS, tag["structures"], strict=True):
+            assert any(structure["begin"].startswith(trigger) for trigger in tag["triggers"])
+            text = structure["begin"] + '{"x": 1}' + structure["end"]
+            message = fold(self.parse(Example("constrained", text), [text]))
+            assert [(call.name, call.arguments, call.is_complete) for call in message.tool_calls] == [
+                (tool["function"]["name"], '{"x": 1}', True)
+            ]
+            assert not message.content
+
+    def least_texts_are_read(self, form: Mapping[str, Any]) -> None:
+        names = {tool["function"]["name"] for tool in TOOLS}
+        tags = form.get("tags", [form])
+        assert all(tag["begin"].startswith(tuple(form["triggers"])) for tag in tags if "begin" in tag)
+        read = set()
+        for text in map(least_text, tags):
+            message = fold(self.parse(Example("constrained", text), [text]))
+            assert [(call.arguments, call.is_complete) for call in message.tool_calls] == [("{}", True)], text
+            assert not message.content.strip()
+            read.add(message.tool_calls[0].name)
+        assert read <= names
+
+    def seconds(self, pieces: Sequence[str]) -> float:
+        """Computing time of one pass."""
+        parser = self.parser(setup_for())
+        started = time.process_time()
+        for piece in pieces:
+            parser.feed(piece, ())
+        parser.finish()
+        return time.process_time() - started

@@ -1,0 +1,467 @@
+"""Contract tests of the kind `sampler`. A plugin's test file:
+
+    class TestMySampler(SamplerContract):
+        def sampler(self, setup: SamplerSetup) -> Sampler:
+            return MySampler(None, setup)
+
+The meaning of every parameter is written out once more here, for one row and in plain Python (`processed_logits`), and the
+sampler is held against it: exactly where it shows its distribution (processed logprobs), by chi-square where it draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pegboard.data.batch import Logprobs, TokenMasks
+from pegboard.data.sampling_params import SamplingParams
+from pegboard.interfaces.sampler import Sampled, Sampler, SamplerSetup, SampleStep
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NEG_INF = float("-inf")
+VOCAB_SIZE = 96
+TOLERANCE = 2e-4
+Params = SamplingParams
+
+
+def processed_logits(
+    logits: Sequence[float] | np.ndarray,
+    params: Params,
+    prompt: Sequence[int],
+    outputs: Sequence[int],
+    *,
+    allowed: Sequence[bool] | None = None,
+) -> np.ndarray:
+    """float64 [V]: what the next token is drawn from, one row, one operation after the other, in the documented order."""
+    x = [float(value) for value in logits]
+    ids = range(len(x))
+    if allowed is not None:
+        x = [value if ok else NEG_INF for value, ok in zip(x, allowed, strict=True)]
+    if params.allowed_token_ids is not None:
+        x = [x[t] if t in params.allowed_token_ids else NEG_INF for t in ids]
+    for word in params.bad_words_token_ids:
+        before = list(word[:-1])
+        if not before or list(outputs[-len(before) :]) == before:
+            x[word[-1]] = NEG_INF
+    if len(outputs) < params.min_tokens:
+        for token in params.all_stop_token_ids:
+            x[token] = NEG_INF
+    for token, bias in (params.logit_bias or {}).items():
+        x[token] += bias
+    for token in {*prompt, *outputs}:
+        r = params.repetition_penalty
+        x[token] = x[token] / r if x[token] > 0 else x[token] * r
+    for token in set(outputs):
+        x[token] -= params.frequency_penalty * list(outputs).count(token) + params.presence_penalty
+    if params.is_greedy:
+        return np.array(x)
+    x = [value / params.temperature for value in x]
+    x = [value if math.exp(value - max(x)) >= params.min_p else NEG_INF for value in x]
+    if 0 < params.top_k < len(x):
+        kth = sorted(x, reverse=True)[params.top_k - 1]
+        x = [value if value >= kth else NEG_INF for value in x]
+    if params.top_p < 1:
+        probs = softmax(np.array(x))
+        cumulative, dropped = 0.0, set()
+        for token in sorted(ids, key=lambda t: x[t])[:-1]:
+            cumulative += probs[token]
+            if cumulative <= 1 - params.top_p:
+                dropped.add(token)
+        x = [NEG_INF if t in dropped else x[t] for t in ids]
+    return np.array(x)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    """Over the last dimension, float64."""
+    weights = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
+    return np.asarray(weights / weights.sum(-1, keepdims=True))
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    """[V] → [V], float64; −inf stays."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(softmax(x)))
+
+
+def chi_square_fits(observed: np.ndarray, probs: np.ndarray) -> bool:
+    """counts [V] are a plausible sample of probs [V]: chi-square, wrong once in about 10⁵ (Wilson and Hilferty 1931). Tokens
+    expected under five times count as one; tokens with probability 0 must not occur."""
+    expected = probs * observed.sum()
+    if observed[probs == 0].any():
+        return False
+    rare = expected < 5
+    groups = [(observed[t], expected[t]) for t in np.flatnonzero(~rare)]
+    if expected[rare].sum() >= 1:
+        groups.append((observed[rare].sum(), expected[rare].sum()))
+    degrees = len(groups) - 1
+    if degrees < 1:
+        return True
+    statistic = sum((o - e) ** 2 / e for o, e in groups)
+    spread = 2 / (9 * degrees)
+    return bool((statistic / degrees) ** (1 / 3) < 1 - spread + 4.3 * math.sqrt(spread))
+
+
+def random_params(rng: np.random.Generator, **fixed: Any) -> Params:
+    """Parameters with a random set of features on."""
+
+    def token(n: int) -> list[int]:
+        return [int(value) for value in rng.integers(0, VOCAB_SIZE, n)]
+
+    features: dict[str, Callable[[], Any]] = {
+        "temperature": lambda: float(rng.choice([0.0, 0.5, 1.7])),
+        "top_k": lambda: int(rng.integers(1, VOCAB_SIZE + 4)),
+        "top_p": lambda: float(rng.uniform(0.05, 1)),
+        "min_p": lambda: float(rng.uniform(0, 0.5)),
+        "repetition_penalty": lambda: float(rng.uniform(0.5, 2)),
+        "frequency_penalty": lambda: float(rng.uniform(-2, 2)),
+        "presence_penalty": lambda: float(rng.uniform(-2, 2)),
+        "logit_bias": lambda: dict(zip(token(5), rng.uniform(-9, 9, 5).tolist(), strict=True)),
+        "allowed_token_ids": lambda: token(60),
+        "bad_words_token_ids": lambda: [token(1), token(1), *([a, b] for a in range(0, VOCAB_SIZE, 2) for b in token(2))],
+        "min_tokens": lambda: 4,
+    }
+    chosen = {name: make() for name, make in features.items() if rng.random() < 0.35}
+    return Params(**{"max_tokens": None, "stop_token_ids": token(3), "eos_token_ids": token(1), **chosen, **fixed})
+
+
+def tensor(array: Any, dtype: str) -> "Tensor":
+    """A new torch tensor; torch is imported here only, so that importing the contract stays light."""
+    import torch
+
+    return torch.tensor(np.asarray(array), dtype=getattr(torch, dtype))
+
+
+class SamplerContract:
+    """Every sampler passes these. Override `sampler`; `device` too when it does not run on the CPU."""
+
+    device = "cpu"
+
+    def sampler(self, setup: SamplerSetup) -> Sampler:
+        """A new sampler."""
+        raise AssertionError("override SamplerContract.sampler")
+
+    def make(self, *, rows: int = 8, vocab_size: int = VOCAB_SIZE, seed: int = 0, **more: Any) -> Sampler:
+        return self.sampler(SamplerSetup(vocab_size, rows, self.device, seed, **more))
+
+    def run(
+        self,
+        sampler: Sampler,
+        logits: np.ndarray,
+        rows: Sequence[int],
+        drafts: Sequence[Sequence[int]] | None = None,
+        draft_probs: np.ndarray | None = None,
+        masks: TokenMasks | None = None,
+    ) -> Sampled:
+        """One step; logits [N, V], drafts per row."""
+        lengths = [1 + len(d) for d in drafts] if drafts is not None else [1] * len(rows)
+        step = SampleStep(np.array(rows, np.int32), np.cumsum([0, *lengths]).astype(np.int32), masks=masks)
+        if drafts is not None:
+            step.draft_token_ids = tensor([t for d in drafts for t in d], "int64").to(self.device)
+        if draft_probs is not None:
+            step.draft_probs = tensor(draft_probs, "float32").to(self.device)
+        return sampler.sample(tensor(logits, "float32").to(self.device), step)
+
+    def tokens(self, sampled: Sampled) -> list[list[int]]:
+        counts = sampled.counts.tolist()
+        return [ids[:n] for ids, n in zip(sampled.token_ids.tolist(), counts, strict=True)]
+
+    def add(self, sampler: Sampler, row: int, params: Params, prompt: Sequence[int] = (1,), outputs: Sequence[int] = ()) -> None:
+        sampler.add(row, params, params.seed, np.array([*prompt, *outputs], np.int32), len(prompt))
+
+    def test_processed_distribution_equals_the_definition(self) -> None:
+        for trial in range(12):
+            rng = np.random.default_rng(trial)
+            sampler = self.make(logprobs_mode="processed_logprobs")
+            state = {}
+            for row in rng.permutation(8)[:6].tolist():
+                prompt, outputs = (rng.integers(0, VOCAB_SIZE, n).tolist() for n in rng.integers(1, 9, 2))
+                state[row] = (random_params(rng, logprobs=-1), prompt, outputs)
+                self.add(sampler, row, *state[row])
+            for _ in range(4):
+                logits = rng.normal(0, 3, (len(state), VOCAB_SIZE)).astype(np.float32)
+                sampled = self.run(sampler, logits, list(state))
+                assert sampled.logprobs is not None
+                for x, (params, prompt, outputs), [token], shown in zip(
+                    logits, state.values(), self.tokens(sampled), sampled.logprobs, strict=True
+                ):
+                    expected = processed_logits(x, params, prompt, outputs)
+                    self.check_distribution(shown, expected, token)
+                    assert not params.is_greedy or token == int(expected.argmax())
+                    outputs.append(token)
+
+    def check_distribution(self, shown: Logprobs | None, expected: np.ndarray, token: int) -> None:
+        """The whole-vocabulary logprobs of one position are log_softmax(expected), and `token` may be drawn."""
+        assert shown is not None
+        assert expected[token] > NEG_INF
+        found = np.empty(len(expected))
+        found[shown.token_ids[0, 1:]] = shown.values[0, 1:]
+        np.testing.assert_allclose(found, log_softmax(expected), rtol=TOLERANCE, atol=TOLERANCE)
+
+    def test_draws_follow_the_distribution(self) -> None:
+        rng = np.random.default_rng(1)
+        cases: list[dict[str, Any]] = [
+            {},
+            {"temperature": 0.6},
+            {"top_k": 4},
+            {"top_p": 0.7},
+            {"min_p": 0.2},
+            {"top_k": 6, "top_p": 0.8, "temperature": 2.0},
+        ]
+        for case in cases:
+            for seeded in (False, True):
+                sampler, x = self.make(rows=256, vocab_size=12), rng.normal(0, 1.5, 12)
+                params = Params(max_tokens=None, **case)
+                for row in range(256):
+                    sampler.add(row, params, 1000 + row if seeded else None, np.array([1], np.int32), 1)
+                drawn = [self.run(sampler, np.tile(x, (256, 1)), range(256)).token_ids for _ in range(16)]
+                counts = np.bincount(np.concatenate([d.cpu().numpy().ravel() for d in drawn]), minlength=12)
+                assert chi_square_fits(counts, softmax(processed_logits(x, params, [1], []))), (case, seeded, counts)
+
+    def test_speculation_is_lossless(self) -> None:
+        """Whatever is proposed, the first and the second token are distributed as without drafts."""
+        rng = np.random.default_rng(2)
+        for with_probs in (False, True):
+            sampler, (p0, p1), q = self.make(rows=256, vocab_size=6), rng.normal(0, 1, (2, 6)), softmax(rng.normal(0, 1, 6))
+            params = Params(max_tokens=None, temperature=0.8)
+            for row in range(256):
+                self.add(sampler, row, params)
+            first, second = np.zeros(6), np.zeros(6)
+            for _ in range(16):
+                drafts = rng.choice(6, (256, 1), p=q) if with_probs else np.full((256, 1), 2)
+                probs = np.tile(q, (256, 1)) if with_probs else None
+                for ids in self.tokens(self.run(sampler, np.tile([p0, p1], (256, 1)), range(256), drafts.tolist(), probs)):
+                    first[ids[0]] += 1
+                    for token in ids[1:]:
+                        second[token] += 1
+            assert chi_square_fits(first, softmax(p0 / 0.8)), (with_probs, first)
+            assert second.sum() > 0 and chi_square_fits(second, softmax(p1 / 0.8)), (with_probs, second)
+
+    def test_greedy_drafts_are_accepted_while_they_are_the_argmax(self) -> None:
+        rng = np.random.default_rng(3)
+        sampler, logits = self.make(), rng.normal(0, 1, (9, VOCAB_SIZE))
+        best = logits.argmax(-1).tolist()
+        for row in range(3):
+            self.add(sampler, row, Params(temperature=0))
+        drafts = [best[0:3], [best[4], (best[5] + 1) % VOCAB_SIZE, best[6]], []]
+        assert self.tokens(self.run(sampler, logits[:9], [2, 0, 1], drafts)) == [best[0:4], best[4:6], best[8:9]]
+
+    def test_drafts_count_as_outputs_for_the_positions_after_them(self) -> None:
+        for trial in range(8):
+            rng = np.random.default_rng(100 + trial)
+            sampler = self.make(logprobs_mode="processed_logprobs")
+            params, prompt, outputs = random_params(rng, logprobs=-1, temperature=0), [1, 2, 3], [4, 5]
+            self.add(sampler, 3, params, prompt, outputs)
+            for _ in range(2):
+                logits = rng.normal(0, 3, (4, VOCAB_SIZE)).astype(np.float32)
+                drafts: list[int] = []
+                for x in logits[:3]:
+                    drafts.append(int(processed_logits(x, params, prompt, [*outputs, *drafts]).argmax()))
+                sampled = self.run(sampler, logits, [3], [drafts])
+                [tokens], shown = self.tokens(sampled), sampled.logprobs
+                assert tokens[:3] == drafts and len(tokens) == 4 and shown is not None and shown[0] is not None
+                assert len(shown[0].values) == 4
+                for depth, token in enumerate(tokens):
+                    expected = processed_logits(logits[depth], params, prompt, [*outputs, *drafts[:depth]])
+                    part = Logprobs(*(a[depth : depth + 1] for a in (shown[0].token_ids, shown[0].values, shown[0].ranks)))
+                    self.check_distribution(part, expected, token)
+                outputs += tokens
+
+    def test_logprobs_are_raw_and_ranked(self) -> None:
+        rng = np.random.default_rng(4)
+        sampler, logits = self.make(), rng.normal(0, 2, (5, VOCAB_SIZE)).astype(np.float32)
+        asked: list[int | None] = [0, 3, -1, None, 7]
+        for row, k in enumerate(asked):
+            self.add(sampler, row, Params(logprobs=k, temperature=0.9, top_k=2, logit_bias={5: 50.0}, repetition_penalty=1.5))
+        sampled = self.run(sampler, logits, range(5))
+        assert sampled.logprobs is not None
+        for x, k, [token], shown in zip(logits, asked, self.tokens(sampled), sampled.logprobs, strict=True):
+            if k is None:
+                assert shown is None
+                continue
+            assert shown is not None
+            expected, best = log_softmax(x), np.argsort(-x, kind="stable")[: VOCAB_SIZE if k < 0 else k]
+            assert shown.token_ids.tolist() == [[token, *best.tolist()]]
+            np.testing.assert_allclose(shown.values[0], expected[[token, *best]], atol=1e-4)
+            assert shown.ranks.tolist() == [1 + int((x > x[token]).sum())]
+
+    def test_nobody_asking_means_no_logprobs(self) -> None:
+        sampler = self.make()
+        self.add(sampler, 0, Params())
+        assert self.run(sampler, np.zeros((1, VOCAB_SIZE)), [0]).logprobs is None
+
+    def test_score(self) -> None:
+        rng = np.random.default_rng(5)
+        logits, targets = rng.normal(0, 2, (300, VOCAB_SIZE)).astype(np.float32), rng.integers(0, VOCAB_SIZE, 300)
+        for top in (0, 4, -1):
+            shown = self.make().score(tensor(logits, "float32").to(self.device), tensor(targets, "int64").to(self.device), top)
+            best = np.argsort(-logits, -1, kind="stable")[:, : VOCAB_SIZE if top < 0 else top]
+            assert shown.token_ids.tolist() == np.column_stack([targets, best]).tolist()
+            expected = np.take_along_axis(np.stack([log_softmax(x) for x in logits]), shown.token_ids.astype(np.int64), -1)
+            np.testing.assert_allclose(shown.values, expected, atol=1e-4)
+            assert shown.ranks.tolist() == [1 + int((x > x[t]).sum()) for x, t in zip(logits, targets, strict=True)]
+
+    def test_seeded_rows_do_not_depend_on_the_batch_and_resume(self) -> None:
+        rng = np.random.default_rng(6)
+        logits = rng.normal(0, 1, (12, VOCAB_SIZE))
+        params = Params(seed=7, temperature=1.3, top_p=0.95)
+        alone = self.make()
+        self.add(alone, 0, params)
+        expected = [self.tokens(self.run(alone, x[None], [0]))[0][0] for x in logits]
+        assert len(set(expected)) > 3
+        crowd = self.make(seed=99)
+        for row, other in enumerate([Params(), Params(seed=8), Params(temperature=0)]):
+            self.add(crowd, row, other)
+        self.add(crowd, 5, params)
+        found: list[int] = []
+        for step, x in enumerate(logits):
+            if step == 6:  # preempted, resumed in another row with its outputs as known tokens
+                crowd.remove(np.array([5], np.int32))
+                self.add(crowd, 4, params, [1], found)
+            rows = [0, 4 if step >= 6 else 5, 2, 1]
+            found.append(self.tokens(self.run(crowd, np.stack([x * 0.5, x, x, x]), rows))[1][0])
+        assert found == expected
+
+    def test_two_runs_with_one_seed_agree_and_other_seeds_differ(self) -> None:
+        def run(engine_seed: int, request_seed: int | None) -> list[int]:
+            sampler = self.make(seed=engine_seed)
+            self.add(sampler, 0, Params(seed=request_seed))
+            return [self.tokens(self.run(sampler, np.zeros((1, VOCAB_SIZE)), [0]))[0][0] for _ in range(12)]
+
+        assert run(1, None) == run(1, None) != run(2, None)
+        assert run(1, 5) == run(2, 5) != run(1, 6)
+
+    def test_a_batch_gives_each_row_what_it_gets_alone(self) -> None:
+        for trial in range(6):
+            rng = np.random.default_rng(200 + trial)
+            asked = [random_params(rng, seed=int(rng.integers(1000)), logprobs=2) for _ in range(6)]
+            together, singles = self.make(), [self.make() for _ in asked]
+            for row, params in enumerate(asked):
+                self.add(together, row, params)
+                self.add(singles[row], row, params)
+            for _ in range(3):
+                order = rng.permutation(6)[: int(rng.integers(1, 7))].tolist()
+                logits = rng.normal(0, 3, (len(order), VOCAB_SIZE))
+                batch = self.run(together, logits, order)
+                for i, row in enumerate(order):
+                    single = self.run(singles[row], logits[i : i + 1], [row])
+                    assert self.tokens(batch)[i] == self.tokens(single)[0]
+                    assert batch.logprobs is not None and single.logprobs is not None
+                    a, b = batch.logprobs[i], single.logprobs[0]
+                    assert a is not None and b is not None
+                    assert a.token_ids.tolist() == b.token_ids.tolist() and a.ranks.tolist() == b.ranks.tolist()
+
+    def test_a_reused_row_remembers_nothing(self) -> None:
+        for trial in range(8):
+            rng = np.random.default_rng(300 + trial)
+            used = self.make(rows=2, logprobs_mode="processed_logprobs")
+            for _ in range(3):
+                self.add(used, 0, random_params(rng, logprobs=-1), [1, 2], [3, 4])
+                self.run(used, rng.normal(0, 3, (1, VOCAB_SIZE)), [0])
+                used.remove(np.array([0, 1], np.int32))
+            params, x = random_params(rng, logprobs=-1), rng.normal(0, 3, VOCAB_SIZE).astype(np.float32)
+            self.add(used, 0, params, [5], [6])
+            sampled = self.run(used, x[None], [0])
+            assert sampled.logprobs is not None
+            self.check_distribution(sampled.logprobs[0], processed_logits(x, params, [5], [6]), self.tokens(sampled)[0][0])
+
+    def test_removing_unknown_rows_is_harmless(self) -> None:
+        self.make().remove(np.array([0, 3], np.int32))
+
+    def test_masks_hold_for_their_row_and_depth(self) -> None:
+        rng = np.random.default_rng(7)
+        logits = rng.normal(0, 2, (4, VOCAB_SIZE))
+        allowed = rng.random((2, VOCAB_SIZE)) < 0.3
+        bits = np.packbits(allowed, -1, bitorder="little").view(np.uint32)
+        masks = TokenMasks(np.array([6, 2], np.int32), np.array([1, 0], np.int32), bits)
+        sampler = self.make()
+        for row in (2, 6):
+            self.add(sampler, row, Params(temperature=0, logprobs=-1))
+        draft = int(logits[1].argmax())
+        sampled = self.run(sampler, logits[:3], [2, 6], [[], [draft]], None, masks)
+        masked = [np.where(allowed[1], logits[0], NEG_INF), logits[1], np.where(allowed[0], logits[2], NEG_INF)]
+        assert self.tokens(sampled) == [[int(masked[0].argmax())], [draft, int(masked[2].argmax())]]
+        assert sampled.logprobs is not None
+        self.check_distribution(sampled.logprobs[0], masked[0], int(masked[0].argmax()))
+
+    def test_rows_with_nothing_to_draw_do_not_fail(self) -> None:
+        sampler, x = self.make(), np.full((4, VOCAB_SIZE), NEG_INF)
+        x[2:] = np.nan
+        for row in range(4):
+            self.add(sampler, row, Params(temperature=0 if row % 2 else 1.0, top_p=0.9, top_k=3, logprobs=1))
+        assert all(0 <= ids[0] < VOCAB_SIZE for ids in self.tokens(self.run(sampler, x, range(4))))
+
+    def test_processors_run_in_their_stage(self) -> None:
+        """A changing one comes after the bias and before penalties and is seen by greedy rows; an invariant one after the
+        temperature, for rows that draw. Both are told of rows before they meet them."""
+        rng = np.random.default_rng(8)
+        x = rng.normal(0, 2, (2, VOCAB_SIZE)).astype(np.float32)
+        changing, invariant = RecordingProcessor(False), RecordingProcessor(True)
+        sampler = self.make(processors=(invariant, changing), logprobs_mode="processed_logprobs")
+        params = [
+            Params(logprobs=-1, temperature=0, logit_bias={1: 3.0}, repetition_penalty=1.7),
+            Params(logprobs=-1, temperature=0.5, logit_bias={1: 3.0}, repetition_penalty=1.7),
+        ]
+        for row, each in zip((4, 2), params, strict=True):
+            self.add(sampler, row, each, [1, 2], [3])
+        sampled = self.run(sampler, x, [4, 2])
+        assert {row for row, *_ in changing.added} == {4, 2} and changing.rows == [4, 2] and invariant.rows == [2]
+        assert sampled.logprobs is not None
+        plain = Params(temperature=0, repetition_penalty=1.7)
+        for i, scale in enumerate((1, 0.5)):
+            biased = x[i].astype(np.float64)
+            biased[1] += 3
+            biased *= RecordingProcessor.FACTOR
+            expected = processed_logits(biased, plain, [1, 2], [3]) / scale
+            expected = expected if i == 0 else expected * RecordingProcessor.FACTOR
+            self.check_distribution(sampled.logprobs[i], expected, self.tokens(sampled)[i][0])
+        sampler.remove(np.array([4], np.int32))
+        self.add(sampler, 4, params[0], [9])
+        self.run(sampler, x, [4, 2])
+        assert changing.removed == [4] and [row for row, *_ in changing.added] == [4, 2, 4]
+
+    def test_processors_that_read_tokens_get_every_new_one(self) -> None:
+        """Accepted drafts included, rejected ones not; the others are told nothing."""
+        rng = np.random.default_rng(9)
+        listening, deaf = RecordingProcessor(True, host_tokens=True), RecordingProcessor(True)
+        sampler = self.make(processors=(listening, deaf))
+        for row in (4, 2):
+            self.add(sampler, row, Params(temperature=0), [1, 2])
+        expected: dict[int, list[int]] = {4: [], 2: []}
+        for _ in range(4):
+            x = rng.normal(0, 2, (4, VOCAB_SIZE)).astype(np.float32)
+            drafts = [[], [int(x[1].argmax()), int(rng.integers(VOCAB_SIZE))]]
+            for row, tokens in zip((4, 2), self.tokens(self.run(sampler, x, [4, 2], drafts)), strict=True):
+                expected[row] += tokens
+        assert listening.tokens == expected and len(expected[2]) > 4 and not deaf.tokens
+
+
+class RecordingProcessor:
+    """Multiplies all logits by FACTOR and records what it is told."""
+
+    FACTOR = 0.75
+
+    def __init__(self, argmax_invariant: bool, host_tokens: bool = False) -> None:
+        self.argmax_invariant = argmax_invariant
+        self.host_tokens = host_tokens
+        self.added: list[tuple[int, Params, np.ndarray]] = []
+        self.removed: list[int] = []
+        self.rows: list[int] = []
+        self.tokens: dict[int, list[int]] = {}
+
+    def update(self, added: Sequence[tuple[int, Params, np.ndarray]], removed: np.ndarray) -> None:
+        self.added += added
+        self.removed += removed.tolist()
+
+    def apply(self, logits: "Tensor", rows: "Tensor", depth: "Tensor") -> "Tensor":
+        assert len(rows) == len(depth) == len(logits)
+        self.rows = rows.tolist()
+        return logits.mul_(self.FACTOR)
+
+    def extend(self, rows: np.ndarray, token_ids: Sequence[Sequence[int]]) -> None:
+        for row, tokens in zip(rows.tolist(), token_ids, strict=True):
+            self.tokens.setdefault(row, []).extend(tokens)

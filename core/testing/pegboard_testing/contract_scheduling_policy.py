@@ -1,0 +1,215 @@
+"""Contract tests of the kind `scheduling_policy`. A plugin's test file:
+
+    class TestMyPolicy(SchedulingPolicyContract):
+        spec = MY_POLICY
+
+        def policy(self, setup: SchedulingPolicySetup) -> SchedulingPolicy:
+            return MyPolicy(None, setup)
+
+The order is the policy's own affair. What every policy owes the engine: it holds exactly the requests that wait, it is
+deterministic, it lets everybody finish, and it stays within the engine's limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pegboard.data.batch import StepTimes
+from pegboard.data.request import RequestStatus, RequestView
+from pegboard.data.request_parts import AdapterRef
+from pegboard.interfaces.scheduling_policy import SchedulingPolicy, SchedulingPolicySetup, SchedulingPolicySpec, StepLoad
+
+SETUP = SchedulingPolicySetup(max_num_batched_tokens=512, max_num_seqs=4, max_num_partial_prefills=2)
+MAX_STEPS = 5000
+
+
+@dataclass(eq=True)
+class View:
+    """What a policy sees of a request. Equal and unhashable on purpose: two completions of one request look the same, so a
+    policy must go by identity."""
+
+    request_id: str = "a"
+    index: int = 0
+    status: RequestStatus = RequestStatus.WAITING
+    priority: int = 0
+    arrival_s: float = 0.0
+    num_prompt_tokens: int = 1
+    num_tokens: int = 1
+    num_computed_tokens: int = 0
+    num_confirmed_tokens: int = 0
+    num_preemptions: int = 0
+    lora: AdapterRef | None = None
+    key: str = "a"
+    all_token_ids: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+def random_view(rng: np.random.Generator) -> View:
+    status = RequestStatus.PREEMPTED if rng.random() < 0.2 else RequestStatus.WAITING
+    return View(str(rng.choice(list("abc"))), int(rng.integers(2)), status, int(rng.integers(-1, 2)), float(rng.integers(3)))
+
+
+class Engine:
+    """A toy engine: `blocks` blocks, four rows, a request needs one block per step it has run, and ends after `work` of them."""
+
+    def __init__(self, policy: SchedulingPolicy, arrivals: Sequence[tuple[int, View, int]], blocks: int) -> None:
+        self.policy, self.arrivals, self.blocks = policy, list(arrivals), blocks
+        self.work = {id(view): work for _, view, work in arrivals}
+        self.running: list[RequestView] = []
+        self.log: list[tuple[str, int]] = []
+
+    def name(self, view: RequestView) -> int:
+        return next(index for index, (_, other, _) in enumerate(self.arrivals) if other is view)
+
+    def run(self) -> list[tuple[str, int]]:
+        """Until everything has finished; the log of what happened."""
+        num_finished = 0
+        for step in range(MAX_STEPS):
+            for when, view, _ in self.arrivals:
+                if when == step:
+                    self.policy.add(view)
+            load = StepLoad(len(self.running), 0, sum(1 for _ in self.policy.waiting()), self.used() / self.blocks)
+            self.policy.budget(load)
+            self.grow()
+            self.admit()
+            for done in [view for view in self.running if view.num_computed_tokens >= self.work[id(view)]]:
+                self.log.append(("finished", self.name(done)))
+                self.drop(done)
+                num_finished += 1
+            self.policy.observe(load, StepTimes(forward_s=0.001))
+            if num_finished == len(self.arrivals):
+                return self.log
+        raise AssertionError(f"{len(self.arrivals) - num_finished} requests never finish: {self.log[-8:]}")
+
+    def used(self) -> int:
+        return sum(view.num_computed_tokens + 1 for view in self.running)
+
+    def drop(self, view: RequestView) -> None:
+        self.running = [other for other in self.running if other is not view]
+
+    def grow(self) -> None:
+        """Every running request takes one block more; where none is left somebody gives theirs back."""
+        for view in list(self.running):
+            while any(view is other for other in self.running) and self.used() + 1 > self.blocks:
+                victim = self.policy.victim(list(self.running), view)
+                if victim is None:
+                    break
+                assert any(victim is other for other in self.running), "a victim must be running"
+                self.log.append(("preempted", self.name(victim)))
+                self.drop(victim)
+                victim.status, victim.num_computed_tokens = RequestStatus.PREEMPTED, 0
+                victim.num_preemptions += 1
+                self.policy.add(victim)
+            else:
+                if any(view is other for other in self.running):
+                    view.num_computed_tokens += 1
+
+    def admit(self) -> None:
+        admitted: list[RequestView] = []
+        for view in self.policy.waiting():
+            if len(self.running) + len(admitted) == SETUP.max_num_seqs or self.used() + len(admitted) + 1 > self.blocks:
+                break
+            admitted.append(view)
+        for view in admitted:
+            self.policy.remove(view)
+            view.status = RequestStatus.RUNNING
+            self.running.append(view)
+            self.log.append(("admitted", self.name(view)))
+
+
+class SchedulingPolicyContract:
+    """Every scheduling policy passes these. Override `spec` and `policy`."""
+
+    spec: SchedulingPolicySpec
+
+    def policy(self, setup: SchedulingPolicySetup) -> SchedulingPolicy:
+        """A new policy."""
+        raise AssertionError("override SchedulingPolicyContract.policy")
+
+    @pytest.mark.parametrize("seed", range(10))
+    def test_exactly_the_waiting_requests_are_held(self, seed: int) -> None:
+        """Under random adds and removes, by identity; looking changes nothing."""
+        rng, policy, held = np.random.default_rng(seed), self.policy(SETUP), list[View]()
+        for _ in range(150):
+            if held and rng.random() < 0.45:
+                policy.remove(held.pop(int(rng.integers(len(held)))))
+            else:
+                held.append(random_view(rng))
+                policy.add(held[-1])
+            seen = [id(view) for view in policy.waiting()]
+            assert sorted(seen) == sorted(map(id, held))
+            assert seen == [id(view) for view in policy.waiting()]
+
+    def test_the_first_can_be_had_without_the_rest(self) -> None:
+        """The scheduler takes a few and stops; a walk that was left must not spoil the next one."""
+        policy, rng = self.policy(SETUP), np.random.default_rng(0)
+        views = [random_view(rng) for _ in range(20)]
+        for view in views:
+            policy.add(view)
+        first = next(iter(policy.waiting()))
+        assert next(iter(policy.waiting())) is first
+        policy.remove(first)
+        assert all(view is not first for view in policy.waiting())
+
+    def test_a_preempted_request_goes_before_its_equals(self) -> None:
+        policy, fresh = self.policy(SETUP), [View("a"), View("b")]
+        for view in fresh:
+            policy.add(view)
+        preempted = View("c", status=RequestStatus.PREEMPTED, num_preemptions=1)
+        policy.add(preempted)
+        assert next(iter(policy.waiting())) is preempted
+
+    def test_priorities_are_honoured_where_claimed(self) -> None:
+        """Flag "priority": lower values first, and the victim never has a better one than somebody else."""
+        if "priority" not in self.spec.flags:
+            return
+        policy, rng = self.policy(SETUP), np.random.default_rng(1)
+        views = [View(str(i), priority=int(rng.integers(-5, 5)), arrival_s=float(i)) for i in range(30)]
+        for view in views:
+            policy.add(view)
+        assert [v.priority for v in policy.waiting()] == sorted(v.priority for v in views)
+        victim = policy.victim(views, views[3])
+        assert victim is not None and victim.priority == max(view.priority for view in views)
+
+    def test_nobody_running_gives_no_victim(self) -> None:
+        assert self.policy(SETUP).victim([], View()) is None
+
+    def test_the_victim_among_equals_is_the_last_admitted(self) -> None:
+        """Or two requests could take each other's blocks for ever."""
+        running = [View("a"), View("a"), View("a")]
+        assert self.policy(SETUP).victim(running, running[0]) is running[-1]
+
+    def workload(self, seed: int) -> tuple[list[tuple[int, View, int]], int]:
+        """(step of arrival, request, steps it needs) …, and blocks that hold the longest request but never all of them."""
+        rng = np.random.default_rng(seed)
+        arrivals = []
+        for index in range(int(rng.integers(2, 25))):
+            when, work = int(rng.integers(0, 30)), int(rng.integers(1, 12))
+            arrivals.append((when, View(str(index), 0, priority=int(rng.integers(3)), arrival_s=float(when)), work))
+        return arrivals, max(work for _, _, work in arrivals) + int(rng.integers(2, 6))
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_everybody_finishes_when_blocks_are_short(self, seed: int) -> None:
+        """No starvation and no endless preemption, and the same story every time."""
+        stories = [Engine(self.policy(SETUP), *self.workload(seed)).run() for _ in range(2)]
+        assert stories[0] == stories[1]
+
+    @pytest.mark.parametrize("threshold", [0, 1, 64, 4096])
+    def test_the_budget_stays_within_the_limits(self, threshold: int) -> None:
+        """Whatever the load and the times so far, a step may do something, and never more than the engine allows."""
+        setup = SchedulingPolicySetup(512, 8, threshold, max_num_partial_prefills=3, max_long_partial_prefills=2)
+        policy, rng = self.policy(setup), np.random.default_rng(threshold)
+        for _ in range(50):
+            load = StepLoad(int(rng.integers(9)), int(rng.integers(9)), int(rng.integers(99)), float(rng.random()))
+            budget = policy.budget(load)
+            assert 1 <= budget.max_tokens <= 512
+            assert 1 <= budget.max_chunk <= (threshold or 512)
+            assert 1 <= budget.max_prefills <= 3
+            assert 0 <= budget.max_long_prefills <= 2
+            policy.observe(load, StepTimes(*(float(x) for x in rng.exponential(0.01, 4))))

@@ -1,0 +1,375 @@
+"""Contract tests of the kind `structured_output`. A plugin's test file:
+
+    class TestMyBackend(StructuredOutputContract):
+        kinds = ("json", "json_object", "regex", "choice")
+
+        def backend(self, setup: StructuredOutputSetup) -> StructuredOutput:
+            return MyBackend(None, setup)
+
+What a backend takes, it must enforce: texts drawn at random from its masks are judged by `jsonschema`, by `re`, or by the list of
+choices. Refusing (`reject`, or a RequestError when compiling) is always allowed, but for `takes`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from pegboard.errors import RequestError
+from pegboard.interfaces.structured_output import Constraint, Grammar, StructuredOutput, StructuredOutputSetup
+from pegboard.interfaces.tokenizer import Vocabulary
+from pegboard_testing import structured_output_cases as cases
+
+EOS = 256
+WORDS = (
+    b'{"', b'":', b'": ', b'",', b'", "', b'"}', b"},", b"}]", b"[]", b"{}", b"true", b"false", b"null", b"name", b"age", b"10",
+    b" hello", b"world", b"ab", b"abc", b"yes", b" please", "é".encode(), "👍".encode(), b"\n\n", b"  ", b'\\"', b"positive",
+    b"-1",
+)  # fmt: skip
+VOCAB_SIZE = 256 + 1 + len(WORDS) + 6
+"""Every byte, end of sequence, some longer tokens, and ids that no token has."""
+
+CLOSING = tuple(b'"}]')
+
+
+@cache
+def small_setup() -> StructuredOutputSetup:
+    token_bytes = [bytes([value]) for value in range(256)] + [b"", *WORDS]
+    vocabulary = Vocabulary(token_bytes, frozenset({EOS}), (EOS,))
+    return StructuredOutputSetup(VOCAB_SIZE, lambda: vocabulary, (EOS,), num_threads=2)
+
+
+def mask_of(backend: StructuredOutput, grammar: Grammar, vocab_size: int) -> np.ndarray:
+    """bool [V]."""
+    bits = np.zeros((1, -(-vocab_size // 32)), np.uint32)
+    backend.fill([grammar], bits)
+    return np.unpackbits(bits.view(np.uint8), bitorder="little")[:vocab_size].astype(bool)
+
+
+def draw(
+    backend: StructuredOutput, grammar: Grammar, setup: StructuredOutputSetup, rng: np.random.Generator, patience: int = 24
+) -> bytes | None:
+    """A text at temperature 1 from random logits under the masks; None when it was not complete after many tokens. After
+    `patience` tokens whatever closes something gets likelier and likelier, and what goes on without end less likely."""
+    stops, token_bytes = list(setup.stop_token_ids), setup.vocabulary.token_bytes
+    text = b""
+    for step in range(40 * patience):
+        allowed = mask_of(backend, grammar, setup.vocab_size)
+        assert allowed.any(), f"no token is allowed behind {text!r}"
+        may_stop = bool(allowed[stops].any())
+        allowed[stops] = False
+        tokens = np.flatnonzero(allowed)
+        if may_stop and (step > patience or not len(tokens) or rng.random() < 1 / (1 + len(tokens))):
+            return text
+        weights = rng.normal(size=len(tokens)) * 2 + rng.gumbel(size=len(tokens))
+        if step > patience:
+            weights += (step - patience) * _closing(token_bytes)[tokens] - 20 * _endless(token_bytes)[tokens]
+        token = int(tokens[np.argmax(weights)])
+        assert grammar.accept([token]) == 1, f"token {token_bytes[token]!r} was allowed behind {text!r}"
+        text += token_bytes[token]
+    return None
+
+
+_MADE: dict[type, StructuredOutput] = {}
+
+
+def _closing(token_bytes: Sequence[bytes]) -> np.ndarray:
+    return _belongs(id(token_bytes), token_bytes, lambda text: len(text) == 1 and text[0] in CLOSING)
+
+
+def _endless(token_bytes: Sequence[bytes]) -> np.ndarray:
+    return _belongs(
+        -id(token_bytes), token_bytes, lambda text: not text.strip() or text.strip().isdigit() or not {*b"[{"}.isdisjoint(text)
+    )
+
+
+_KNOWN: dict[int, np.ndarray] = {}
+
+
+def _belongs(key: int, token_bytes: Sequence[bytes], rule: Callable[[bytes], bool]) -> np.ndarray:
+    """float [V], made once per vocabulary."""
+    if key not in _KNOWN:
+        _KNOWN[key] = np.array([float(rule(text)) for text in token_bytes])
+    return _KNOWN[key]
+
+
+def json_judge(schema: Mapping[str, Any]) -> Callable[[str], bool]:
+    """True for texts that are JSON and fit the schema, formats included."""
+    import jsonschema  # type: ignore[import-untyped]
+
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    validator = jsonschema.Draft202012Validator(schema, format_checker=checker)
+
+    def judge(text: str) -> bool:
+        try:
+            return bool(validator.is_valid(json.loads(text, parse_constant=_refuse)))
+        except ValueError:
+            return False
+
+    return judge
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def compile_or_none(backend: StructuredOutput, constraint: Constraint) -> Grammar | None:
+    """The grammar; None when the backend refuses the constraint, in either way."""
+    if backend.reject(constraint) is not None:
+        return None
+    try:
+        return backend.compile(constraint)
+    except RequestError:
+        return None
+
+
+class StructuredOutputContract:
+    """Every backend passes these. kinds: what its spec supports. takes: names of cases.JSON_SCHEMAS that it must not refuse.
+    num_samples: texts per constraint."""
+
+    kinds: ClassVar[tuple[str, ...]] = ()
+    takes: ClassVar[tuple[str, ...]] = ("person", "array sizes", "enum", "boolean")
+    num_samples: ClassVar[int] = 6
+
+    def backend(self, setup: StructuredOutputSetup) -> StructuredOutput:
+        raise AssertionError("override StructuredOutputContract.backend")
+
+    @pytest.fixture
+    def small(self) -> StructuredOutputSetup:
+        return small_setup()
+
+    @pytest.fixture
+    def made(self, small: StructuredOutputSetup) -> StructuredOutput:
+        """One per class: its tokenizer tables are what costs time."""
+        if type(self) not in _MADE:
+            _MADE[type(self)] = self.backend(small)
+        return _MADE[type(self)]
+
+    def samples_satisfy(
+        self,
+        made: StructuredOutput,
+        small: StructuredOutputSetup,
+        constraint: Constraint,
+        judge: Callable[[str], bool],
+        seed: int = 0,
+    ) -> None:
+        grammar = compile_or_none(made, constraint)
+        if grammar is None:
+            pytest.skip("refused")
+        rng = np.random.default_rng(seed)
+        complete = 0
+        for _ in range(self.num_samples):
+            text = draw(made, grammar.fork(), small, rng)
+            if text is not None:
+                complete += 1
+                assert judge(text.decode("utf-8", "surrogatepass")), f"{constraint}: {text!r}"
+        assert complete, "no text was complete"
+
+    def test_built_without_a_vocabulary(self) -> None:
+        def load() -> Vocabulary:
+            raise AssertionError("the vocabulary is read with the first constraint, not before")
+
+        backend = self.backend(StructuredOutputSetup(VOCAB_SIZE, load))
+        for kind in ("json_object", "choice", "regex"):
+            backend.reject(Constraint(kind, '["a"]'))
+
+    @pytest.mark.parametrize("name", cases.JSON_SCHEMAS)
+    def test_json(self, made: StructuredOutput, small: StructuredOutputSetup, name: str) -> None:
+        schema = cases.JSON_SCHEMAS[name]
+        constraint = Constraint("json", json.dumps(schema))
+        if "json" in self.kinds and name in self.takes:
+            assert made.reject(constraint) is None
+            made.compile(constraint)
+        self.samples_satisfy(made, small, constraint, json_judge(schema))
+
+    @pytest.mark.parametrize("index", range(len(cases.SUITE)))
+    def test_json_instances(self, made: StructuredOutput, small: StructuredOutputSetup, index: int) -> None:
+        schema, valid, invalid = cases.SUITE[index]
+        judge = json_judge(schema)
+        grammar = compile_or_none(made, Constraint("json", json.dumps(schema)))
+        if grammar is None:
+            pytest.skip("refused")
+        for instance in invalid:
+            text = json.dumps(instance, ensure_ascii=False)
+            assert not judge(text) and not self.accepts(made, small, grammar, text), f"{schema}: {text}"
+        assert any(self.accepts(made, small, grammar, json.dumps(instance, ensure_ascii=False)) for instance in valid), schema
+
+    def accepts(self, made: StructuredOutput, small: StructuredOutputSetup, grammar: Grammar, text: str) -> bool:
+        """The text, byte by byte, and then a stop token."""
+        state, data = grammar.fork(), text.encode()
+        return state.accept(list(data)) == len(data) and bool(mask_of(made, state, small.vocab_size)[EOS])
+
+    def test_json_object(self, made: StructuredOutput, small: StructuredOutputSetup) -> None:
+        self.samples_satisfy(made, small, Constraint("json_object", ""), json_judge({"type": "object"}))
+
+    @pytest.mark.parametrize("pattern", [*cases.REGEXES, *cases.ODD_REGEXES])
+    def test_regex(self, made: StructuredOutput, small: StructuredOutputSetup, pattern: str) -> None:
+        if "regex" in self.kinds and pattern in cases.REGEXES[:4]:
+            made.compile(Constraint("regex", pattern))
+        self.samples_satisfy(made, small, Constraint("regex", pattern), lambda text: bool(re.fullmatch(pattern, text)))
+
+    @pytest.mark.parametrize("index", range(len(cases.CHOICES)))
+    def test_choice(self, made: StructuredOutput, small: StructuredOutputSetup, index: int) -> None:
+        choices = cases.CHOICES[index]
+        constraint = Constraint("choice", json.dumps(choices))
+        if index in (0, 1, 3):
+            made.compile(constraint)
+        self.samples_satisfy(made, small, constraint, choices.__contains__)
+        grammar = made.compile(constraint)  # not refused, or the samples were skipped
+        for text in choices:
+            assert self.accepts(made, small, grammar, text) and not self.accepts(made, small, grammar, text + "?")
+
+    @pytest.mark.parametrize(
+        "constraint",
+        [
+            *(Constraint("json", json.dumps(schema)) for schema in cases.BAD_SCHEMAS),
+            *(Constraint("regex", pattern) for pattern in cases.BAD_REGEXES),
+            Constraint("grammar", 'root ::= "a" missing'),
+            Constraint("grammar", "start: missing"),
+            Constraint("grammar", 'root ::= "a'),
+            Constraint("structural_tag", "{}"),
+            Constraint("structural_tag", '{"structures": 3, "triggers": []}'),
+            Constraint("structural_tag", '{"type": "structural_tag", "format": {"type": "nonsense"}}'),
+        ],
+        ids=lambda constraint: f"{constraint.kind} {constraint.text}",
+    )
+    def test_what_is_wrong_is_refused_in_words(self, made: StructuredOutput, constraint: Constraint) -> None:
+        if (reason := made.reject(constraint)) is not None:
+            assert len(reason) > 5
+            return
+        with pytest.raises(RequestError) as caught:
+            made.compile(constraint)
+        assert len(str(caught.value)) > 5 and caught.value.parameter == "structured_outputs"
+
+    def test_kinds_that_are_not_supported_are_refused(self, made: StructuredOutput) -> None:
+        texts = {
+            "json": "{}",
+            "choice": '["a"]',
+            "regex": "a",
+            "grammar": 'root ::= "a"',
+            "structural_tag": "{}",
+            "json_object": "",
+        }
+        for kind, text in texts.items():
+            if kind not in self.kinds:
+                assert made.reject(Constraint(kind, text)) is not None, kind  # type: ignore[arg-type]
+
+    def test_options_are_honoured_or_refused(self, made: StructuredOutput, small: StructuredOutputSetup) -> None:
+        schema = {
+            "type": "object",
+            "properties": {"a": {"type": "array", "items": {"type": "boolean"}, "minItems": 2}},
+            "required": ["a"],
+        }
+        text = json.dumps(schema)
+        rng = np.random.default_rng(0)
+        if grammar := compile_or_none(made, Constraint("json", text, disable_any_whitespace=True)):
+            for _ in range(10):
+                drawn = draw(made, grammar.fork(), small, rng)
+                assert drawn is None or not re.search(rb"\s\s|\n|\t|[\[{] | [\]}]", drawn)
+        if grammar := compile_or_none(made, Constraint("json", text, disable_additional_properties=True)):
+            assert not self.accepts(made, small, grammar, '{"a": [true, true], "b": 1}')
+        if grammar := compile_or_none(made, Constraint("json", text, whitespace_pattern="_?")):
+            assert not self.accepts(made, small, grammar, '{ "a": [true, true]}')
+
+    # --- states -------------------------------------------------------------------------------------------------------------
+
+    def some_constraint(self) -> Constraint:
+        if "json" in self.kinds:
+            return Constraint("json", json.dumps(cases.PERSON))
+        return Constraint("regex", cases.REGEXES[3])
+
+    def walk(
+        self, made: StructuredOutput, small: StructuredOutputSetup, grammar: Grammar, rng: np.random.Generator, length: int
+    ) -> tuple[list[int], list[np.ndarray]]:
+        """Accept random allowed tokens; the tokens, and the mask before each and behind the last."""
+        tokens: list[int] = []
+        masks = [mask_of(made, grammar, small.vocab_size)]
+        while len(tokens) < length:
+            allowed = np.flatnonzero(masks[-1])
+            allowed = allowed[allowed != EOS]
+            if not len(allowed):
+                break
+            tokens.append(int(rng.choice(allowed)))
+            assert grammar.accept(tokens[-1:]) == 1
+            masks.append(mask_of(made, grammar, small.vocab_size))
+        return tokens, masks
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_rollback_undoes(self, made: StructuredOutput, small: StructuredOutputSetup, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        grammar = made.compile(self.some_constraint()).fork()
+        tokens, masks = self.walk(made, small, grammar, rng, 24)
+        for _ in range(6):
+            back = int(rng.integers(0, len(tokens) + 1))
+            grammar.rollback(back)
+            at = len(tokens) - back
+            assert (mask_of(made, grammar, small.vocab_size) == masks[at]).all()
+            assert grammar.accept(tokens[at:]) == back
+        assert (mask_of(made, grammar, small.vocab_size) == masks[-1]).all()
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_forks_are_independent(self, made: StructuredOutput, small: StructuredOutputSetup, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        root = made.compile(self.some_constraint())
+        before = mask_of(made, root, small.vocab_size)
+        grammar = root.fork()
+        _, masks = self.walk(made, small, grammar, rng, 9)
+        copy = grammar.fork()
+        assert (mask_of(made, copy, small.vocab_size) == masks[-1]).all()
+        more, _ = self.walk(made, small, copy, rng, 5)
+        assert (mask_of(made, grammar, small.vocab_size) == masks[-1]).all()
+        assert grammar.accept(more) == len(more)
+        assert (mask_of(made, root, small.vocab_size) == before).all()
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_accept_agrees_with_the_mask(self, made: StructuredOutput, small: StructuredOutputSetup, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        grammar = made.compile(self.some_constraint()).fork()
+        self.walk(made, small, grammar, rng, int(rng.integers(0, 20)))
+        mask = mask_of(made, grammar, small.vocab_size)
+        known = [token for token in range(small.vocab_size) if token != EOS and small.vocabulary.token_bytes[token]]
+        for token in rng.choice(known, 60, replace=False).tolist():
+            assert grammar.fork().accept([token]) == mask[token], small.vocabulary.token_bytes[token]
+        first = next(token for token in known if mask[token])
+        forbidden = next(token for token in known if not mask[token])
+        assert grammar.fork().accept([forbidden]) == 0
+        tried = grammar.fork()
+        assert tried.accept([first, forbidden, forbidden]) in (1, 2, 3)
+        assert not mask[VOCAB_SIZE - 6 :].any(), "ids without a token are never allowed"
+
+    def test_a_batch_is_filled_as_its_rows(self, made: StructuredOutput, small: StructuredOutputSetup) -> None:
+        rng = np.random.default_rng(1)
+        constraints = [self.some_constraint(), Constraint("choice", json.dumps(cases.CHOICES[0])), Constraint("regex", "a+b")]
+        roots = [made.compile(constraint) for constraint in constraints]
+        grammars = [roots[i % len(roots)].fork() for i in range(11)]
+        for grammar in grammars:
+            self.walk(made, small, grammar, rng, int(rng.integers(0, 4)))
+        bits = np.zeros((len(grammars), -(-small.vocab_size // 32)), np.uint32)
+        made.fill(grammars, bits)
+        whole = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, : small.vocab_size].astype(bool)
+        for grammar, row in zip(grammars, whole, strict=True):
+            assert (mask_of(made, grammar, small.vocab_size) == row).all()
+
+    def test_a_model_without_end_of_sequence(self) -> None:
+        """The text ends where nothing may follow; or the backend says that it cannot."""
+        vocabulary = Vocabulary(small_setup().vocabulary.token_bytes, frozenset({EOS}), ())
+        setup = StructuredOutputSetup(VOCAB_SIZE, lambda: vocabulary)
+        made = self.backend(setup)
+        grammar = compile_or_none(made, Constraint("choice", '["ab"]'))
+        if grammar is not None:
+            assert grammar.accept(list(b"ab")) == 2 and not mask_of(made, grammar, VOCAB_SIZE).any()
+
+    def test_compiling_in_several_threads(self, small: StructuredOutputSetup) -> None:
+        made = self.backend(small)
+        constraints = [Constraint("choice", json.dumps([f"x{i}", f"y{i}"])) for i in range(8)]
+        with ThreadPoolExecutor(4) as threads:
+            grammars = list(threads.map(made.compile, constraints))
+        for i, grammar in enumerate(grammars):
+            assert self.accepts(made, small, grammar, f"x{i}") and not self.accepts(made, small, grammar, f"x{i + 1}")

@@ -1,0 +1,208 @@
+"""Fake KV and encoder connectors: both halves over a dictionary, with delays, failures and pinned saves on demand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from pegboard.data.batch import Batch, TransferReport
+from pegboard.data.request import RequestView
+from pegboard.data.request_parts import AdapterRef
+from pegboard.engine.kv.rules import make_rule
+from pegboard.interfaces.attention import KVGroup, KVPlan, KVView
+from pegboard.interfaces.kv_connector import BlockView, Match, Release
+
+Place = tuple[int, int, int, bytes]
+"""(group, index in the table, block id, hash)."""
+
+
+class _Plan(msgspec.Struct):
+    """What the scheduler half tells the worker half. By request key."""
+
+    loads: dict[str, list[Place]] = {}
+    saves: dict[str, list[Place]] = {}
+
+
+class FakeKVConnector:
+    """Scheduler half. store: (group, hash) → block contents, shared with the worker half. Saves the full blocks of finished
+    requests (their blocks stay pinned meanwhile), and finds prefixes by hash. hesitate: answers None that many times first."""
+
+    def __init__(
+        self,
+        plan: KVPlan,
+        store: dict[tuple[int, bytes], Any],
+        *,
+        load: Literal["in_step", "between_steps"] = "in_step",
+        hesitate: int = 0,
+    ) -> None:
+        self._sizes = [group.block_size for group in plan.groups]
+        self._stride = plan.hash_block_size
+        self._rules = [make_rule(group, plan.hash_block_size) for group in plan.groups]
+        self._store = store
+        self._load = load
+        self._hesitate = hesitate
+        self._local: dict[str, int] = {}
+        self._plan = _Plan()
+        self._loading: set[str] = set()
+        self.num_loads = 0
+        self.num_resets = 0
+
+    def match(self, request: RequestView, num_local_tokens: int) -> Match | None:
+        if self._hesitate:
+            self._hesitate -= 1
+            return None
+        step = math.lcm(*self._sizes)
+        longest = min(request.num_tokens - 1, len(request.block_hashes) * self._stride) // step * step
+        ends = range(longest, num_local_tokens, -step)
+        end = next((end for end in ends if self._has_all(request, num_local_tokens, end)), num_local_tokens)
+        self._local[request.key] = num_local_tokens
+        return Match(end - num_local_tokens, self._load)
+
+    def _has_all(self, request: RequestView, start: int, stop: int) -> bool:
+        """Everything a request with `stop` computed tokens still reads is stored (behind a window, less than all)."""
+        return all(
+            self._is_stored(request, group, index)
+            for group, size in enumerate(self._sizes)
+            for index in range(start // size, stop // size)
+            if index not in self._rules[group].expired(stop)
+        )
+
+    def _is_stored(self, request: RequestView, group: int, index: int) -> bool:
+        return (group, self._hash(request, self._sizes[group], index)) in self._store
+
+    def _hash(self, request: RequestView, size: int, index: int) -> bytes:
+        return request.block_hashes[(index + 1) * size // self._stride - 1]
+
+    def allocated(self, request: RequestView, blocks: BlockView, num_external_tokens: int) -> None:
+        start = self._local.pop(request.key, 0)
+        if not num_external_tokens:
+            return
+        self.num_loads += 1
+        self._loading.add(request.key)
+        places = self._places(request, blocks, start, start + num_external_tokens)
+        self._plan.loads[request.key] = [place for place in places if (place[0], place[3]) in self._store]
+
+    def _places(self, request: RequestView, blocks: BlockView, start: int, stop: int) -> list[Place]:
+        return [
+            (group, index, blocks.block_ids[group][index], self._hash(request, size, index))
+            for group, size in enumerate(self._sizes)
+            for index in range(start // size, stop // size)
+            if blocks.block_ids[group][index]
+        ]
+
+    def plan(self, batch: Batch) -> bytes:
+        plan, self._plan = self._plan, _Plan()
+        return msgspec.msgpack.encode(plan)
+
+    def released(self, request: RequestView, blocks: BlockView, why: str) -> Release:
+        if request.key in self._loading:  # the load may still be writing
+            return Release(later=True)
+        num_valid = min(request.num_confirmed_tokens, request.num_tokens, len(request.block_hashes) * self._stride)
+        places = self._places(request, blocks, 0, num_valid)
+        if why != "finished" or not places:
+            return Release()
+        self._plan.saves[request.key] = places
+        return Release(later=True, parameters={"num_saved_blocks": len(places)})
+
+    def update(self, reports: Sequence[TransferReport]) -> None:
+        for report in reports:
+            self._loading -= {*report.loaded, *report.failed}
+
+    def reset(self) -> None:
+        self.num_resets += 1
+
+
+class FakeKVConnectorWorker:
+    """Worker half. delay: steps until a load or save is over (loads "in_step" are always at once). fails: key → first bad token
+    of this load, or None when it succeeds."""
+
+    def __init__(
+        self,
+        plan: KVPlan,
+        store: dict[tuple[int, bytes], Any],
+        *,
+        load: Literal["in_step", "between_steps"] = "in_step",
+        delay: int = 1,
+        fails: Callable[[str], int | None] = lambda key: None,
+    ) -> None:
+        self._sizes = [group.block_size for group in plan.groups]
+        self._store = store
+        self._delay = 0 if load == "in_step" else delay
+        self._save_delay = delay
+        self._fails = fails
+        self._memory: np.ndarray = np.zeros((0, 0))
+        self._loads: list[list[Any]] = []
+        self._saves: list[list[Any]] = []
+
+    def register(self, views: Mapping[int, KVView], groups: Sequence[KVGroup]) -> None:
+        self._memory = views[groups[0].layers[0]]["kv"]
+
+    def begin(self, plan: bytes) -> None:
+        decoded = msgspec.msgpack.decode(plan, type=_Plan)
+        self._loads.extend([self._delay, key, places] for key, places in decoded.loads.items())
+        self._saves.extend([self._save_delay, key, places] for key, places in decoded.saves.items())
+        self._report = TransferReport([], [], {})
+        for load in self._loads:
+            if load[0] == 0:
+                self._copy_in(load[1], load[2])
+        self._loads = [load for load in self._loads if load[0] > 0]
+
+    def _copy_in(self, key: str, places: list[Place]) -> None:
+        bad = self._fails(key)
+        for group, index, block_id, block_hash in places:
+            self._memory[block_id] = self._store[group, block_hash]
+            if bad is not None:
+                self._memory[block_id, max(0, bad - index * self._sizes[group]) :] = -7
+        if bad is None:
+            self._report.loaded.append(key)
+        else:
+            self._report.failed[key] = bad
+
+    def end(self) -> TransferReport:
+        for save in self._saves:
+            if save[0] <= 0:
+                for group, _, block_id, block_hash in save[2]:
+                    self._store[group, block_hash] = self._memory[block_id].copy()
+                self._report.saved.append(save[1])
+        self._saves = [save for save in self._saves if save[0] > 0]
+        for entry in (*self._loads, *self._saves):
+            entry[0] -= 1
+        return self._report
+
+    def close(self) -> None:
+        self._loads.clear()
+        self._saves.clear()
+
+
+class FakeEncoderConnector:
+    """Both halves over one dictionary: media hash → encoded item."""
+
+    def __init__(self, store: dict[str, Any] | None = None) -> None:
+        self.store: dict[str, Any] = {} if store is None else store
+        self.num_loaded = 0
+
+    def has(self, media_hashes: Sequence[str]) -> list[bool]:
+        return [media_hash in self.store for media_hash in media_hashes]
+
+    def load(self, media_hash: str) -> Any | None:
+        self.num_loaded += media_hash in self.store
+        return self.store.get(media_hash)
+
+    def save(self, media_hash: str, encoded: Any) -> None:
+        self.store[media_hash] = encoded
+
+
+class FakeLoRAResolver:
+    """Knows the adapters it is given, by name; counts what it is asked."""
+
+    def __init__(self, adapters: Sequence[AdapterRef]) -> None:
+        self._adapters = {adapter.name: adapter for adapter in adapters}
+        self.num_asked = 0
+
+    async def resolve(self, name: str) -> AdapterRef | None:
+        self.num_asked += 1
+        return self._adapters.get(name)

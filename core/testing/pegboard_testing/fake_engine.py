@@ -1,0 +1,225 @@
+"""A whole engine on fakes, and the answers it must give: what the engine's own tests, and tests of the front, build on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pegboard.config.limits import EngineLimits
+from pegboard.data.request import EngineRequest, RequestDelta
+from pegboard.data.sampling_params import SamplingParams
+from pegboard.engine.engine import Engine
+from pegboard.engine.grammar.grammars import Grammars
+from pegboard.engine.kv.plan import blocks_per_request, plan_kv
+from pegboard.engine.metrics.catalogue import MeasuredEngine
+from pegboard.interfaces.attention import Full, KVPlan, Retain
+from pegboard.interfaces.draft import DraftSetup
+from pegboard.interfaces.metrics import MetricsSink
+from pegboard.interfaces.scheduling_policy import SchedulingPolicy, SchedulingPolicySetup
+from pegboard_testing.fake_connectors import FakeEncoderConnector, FakeKVConnector, FakeKVConnectorWorker
+from pegboard_testing.fake_draft import FakeDraft
+from pegboard_testing.fake_executor import FakeExecutor
+from pegboard_testing.fake_model import FakeModel, fake_kv_spec
+from pegboard_testing.fake_policy import FakePolicy
+from pegboard_testing.fake_structured_output import FakeStructuredOutput
+from pegboard_testing.fake_worker import FakeWorker
+
+EOS = 1
+"""End of sequence in the fake vocabulary."""
+
+
+@dataclass(slots=True)
+class Result:
+    """All deltas of one completion, folded."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    deltas: list[RequestDelta] = field(default_factory=list)
+
+
+class FakeEngine:
+    """An Engine with its fakes at hand. Anything not named gets a small default.
+
+    retains: retention rule of each layer of the model; slot_bytes: bytes per token (or state) of each. num_blocks: exactly;
+    otherwise spare_blocks more than one longest request needs. draft_accuracy with max_drafts > 0 turns drafts on. kv_load: a KV
+    connector that loads this way; kv_store shares its contents between engines. kv_fails: see FakeKVConnectorWorker.
+    """
+
+    def __init__(
+        self,
+        retains: Sequence[Retain] = (Full(),),
+        *,
+        slot_bytes: Sequence[int] = (),
+        num_blocks: int | None = None,
+        spare_blocks: int = 40,
+        block_size: int = 4,
+        max_model_len: int = 64,
+        max_num_batched_tokens: int = 32,
+        max_num_seqs: int = 4,
+        vocab_size: int = 64,
+        max_drafts: int = 0,
+        draft_accuracy: float = 0.7,
+        policy: SchedulingPolicy | None = None,
+        by_priority: bool = False,
+        policy_setup: Mapping[str, int] | None = None,
+        structured_output: FakeStructuredOutput | None = None,
+        kv_load: Literal["in_step", "between_steps"] | None = None,
+        kv_store: dict[tuple[int, bytes], Any] | None = None,
+        kv_fails: Callable[[str], int | None] = lambda key: None,
+        kv_hesitate: int = 0,
+        encoder_connector: FakeEncoderConnector | None = None,
+        metrics: Sequence[MetricsSink] = (),
+        measured: MeasuredEngine | None = None,
+        wants_records: bool = False,
+        failing_step: int | None = None,
+        clock: Callable[[], float] | None = None,
+        plan: KVPlan | None = None,
+        **limits: Any,
+    ) -> None:
+        self.limits = EngineLimits(
+            max_model_len=max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            vocab_size=vocab_size,
+            max_drafts=max_drafts,
+            **limits,
+        )
+        self.plan = plan or self._plan(retains, slot_bytes or [4] * len(retains), block_size, num_blocks, spare_blocks)
+        self.model = FakeModel([group.spec.retain for group in self.plan.groups], vocab_size)
+        store = {} if kv_store is None else kv_store
+        self.connector = FakeKVConnector(self.plan, store, load=kv_load, hesitate=kv_hesitate) if kv_load else None
+        worker_half = FakeKVConnectorWorker(self.plan, store, load=kv_load, fails=kv_fails) if kv_load else None
+        self.draft = FakeDraft(DraftSetup(max_drafts, max_num_seqs, max_model_len, vocab_size), accuracy=draft_accuracy)
+        self.worker = FakeWorker(
+            self.model,
+            self.plan,
+            max_num_seqs,
+            draft=self.draft if max_drafts else None,
+            max_drafts=max_drafts,
+            connectors={"fake": worker_half} if worker_half else None,
+            encoder_connector=encoder_connector,
+            failing_step=failing_step,
+        )
+        self.draft.target = self.worker.next_of_row
+        self.executor = FakeExecutor(self.worker)
+        setup = SchedulingPolicySetup(max_num_batched_tokens, max_num_seqs, **(policy_setup or {}))
+        self.policy = policy or FakePolicy(setup, by_priority=by_priority)
+        self.engine = Engine(
+            executor=self.executor,
+            policy=self.policy,
+            kv_plan=self.plan,
+            limits=self.limits,
+            connectors={"fake": self.connector} if self.connector else None,
+            grammars=self._grammars(structured_output),
+            encoder_connector=encoder_connector,
+            metrics=metrics,
+            has_priority=by_priority,
+            measured=measured,
+            wants_records=wants_records,
+            clock=clock or time.time,
+        )
+        self.results: dict[tuple[str, int], Result] = {}
+
+    def _grammars(self, backend: FakeStructuredOutput | None) -> Grammars | None:
+        if backend is None:
+            return None
+        return Grammars({"fake": backend}, vocab_size=self.limits.vocab_size, timeout_s=self.limits.grammar_timeout_s)
+
+    def _plan(
+        self, retains: Sequence[Retain], slot_bytes: Sequence[int], block_size: int, num_blocks: int | None, spare_blocks: int
+    ) -> KVPlan:
+        limits = self.limits
+        layers = enumerate(zip(retains, slot_bytes, strict=True))
+        specs = {i: fake_kv_spec(retain, slot_bytes=size) for i, (retain, size) in layers}
+
+        def with_blocks(count: int) -> KVPlan:
+            return plan_kv(
+                specs,
+                0,
+                block_size=block_size,
+                max_model_len=limits.max_model_len,
+                max_num_batched_tokens=limits.max_num_batched_tokens,
+                max_in_flight=limits.max_in_flight,
+                num_blocks_override=count,
+            )
+
+        if num_blocks is not None:
+            return with_blocks(num_blocks)
+        roomy = with_blocks(1 << 20)
+        return with_blocks(1 + blocks_per_request(roomy, limits.max_model_len, limits.chunk_tokens) + spare_blocks)
+
+    def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams | None = None, **fields: Any) -> None:
+        """Add a request with the given prompt tokens."""
+        params = params or SamplingParams(temperature=0.0)
+        self.engine.add(EngineRequest(request_id=request_id, prompt_token_ids=list(prompt), params=params, **fields))
+
+    def step(self) -> list[RequestDelta]:
+        """One engine step; its deltas are folded into `results`."""
+        deltas = self.engine.step()
+        for delta in deltas:
+            result = self.results.setdefault((delta.request_id, delta.index), Result())
+            assert result.finish_reason is None, f"{delta.request_id} got a delta after its last one"
+            result.token_ids.extend(delta.token_ids)
+            result.finish_reason, result.stop_reason = delta.finish_reason, delta.stop_reason
+            result.deltas.append(delta)
+        return deltas
+
+    def run(self, max_steps: int = 5000) -> dict[tuple[str, int], Result]:
+        """Step until nothing is left to do."""
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                return self.results
+            self.step()
+        raise AssertionError(f"no end after {max_steps} steps: {self.engine.stats()}")
+
+    def generate(self, prompt: Sequence[int], params: SamplingParams | None = None, **fields: Any) -> Result:
+        """Run one request to its end, beside whatever else is there."""
+        request_id = f"r{len(self.results)}-{len(prompt)}"
+        self.add(request_id, prompt, params, **fields)
+        self.run()
+        return self.results[request_id, 0]
+
+    def check_idle(self) -> None:
+        """Everything has been given back: no references, no rows, no pins, no adapters in use, nothing remembered."""
+        stats, roster = self.engine.stats(), self.engine._roster
+        assert stats["num_free_blocks"] == stats["num_blocks"] - 1, f"blocks are still held: {stats}"
+        assert stats["num_requests_running"] == stats["num_requests_waiting"] == stats["num_steps_in_flight"] == 0
+        assert sorted(roster.free_rows) == list(range(len(roster.by_row))) and not any(roster.by_row)
+        assert not roster.requests and not roster.completions and not roster.draining and not roster.loading
+        assert roster.encoder_cache.held_tokens == 0
+        assert not any(self.engine._kv.pool._num_refs)
+
+
+def expected_tokens(
+    model: FakeModel,
+    request: EngineRequest,
+    *,
+    index: int = 0,
+    max_model_len: int = 64,
+    allowed: Callable[[list[int]], list[int]] | None = None,
+) -> tuple[list[int], str]:
+    """(output tokens, finish reason) that completion `index` must get, computed without an engine. allowed: outputs so far →
+    token ids a grammar leaves."""
+    params = request.params
+    outputs: list[int] = []
+    assert isinstance(params, SamplingParams)
+    seed = None if params.seed is None else params.seed + index
+    tokens = list(request.prompt_token_ids)
+    while True:
+        token = model.next_token(
+            tokens,
+            seed=seed,
+            lora_id=request.lora.lora_id if request.lora else 0,
+            media=request.media,
+            embeds=request.prompt_embeds,
+            allowed=allowed(outputs) if allowed else None,
+        )
+        tokens.append(token)
+        outputs.append(token)
+        if len(outputs) >= params.min_tokens and token in params.all_stop_token_ids:
+            return outputs, "stop"
+        if len(tokens) >= max_model_len or (params.max_tokens is not None and len(outputs) >= params.max_tokens):
+            return outputs, "length"

@@ -1,0 +1,127 @@
+"""A model without weights: the next token is a hash of everything the model may see, and of nothing else.
+
+What a position stores is a hash of its token, its place, its adapter (and of the media item or embedding under it). What the
+model says next is a hash of the stored values its KV groups let it see: all of them, a window, a chunk, a folded state. So a
+single wrong slot anywhere in the history changes every later token, and `FakeModel.next_token` over a plain list of tokens
+says what a correct engine must produce.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from pegboard.data.request_parts import Blob, MediaRef
+from pegboard.interfaces.attention import Chunk, Encoder, Full, KVCacheSpec, KVTensor, Retain, State, Window
+
+
+def fake_kv_spec(retain: Retain | None = None, *, slot_bytes: int = 4) -> KVCacheSpec:
+    """What one layer of a fake model stores, under any retention rule."""
+    retain = retain if retain is not None else Full()
+    unit: Literal["token", "request"] = "request" if isinstance(retain, State) else "token"
+    return KVCacheSpec(tensors=(KVTensor("kv", (slot_bytes,), "uint8"),), retain=retain, unit=unit)
+
+
+class FakeModel:
+    """retains: the rule of each KV group, in order."""
+
+    def __init__(self, retains: Sequence[Retain], vocab_size: int = 64) -> None:
+        self.retains = tuple(retains)
+        self.vocab_size = vocab_size
+
+    # --- what is stored -----------------------------------------------------------------------------------------------------
+
+    def value(self, token: int, position: int, lora_id: int = 0) -> int:
+        """Stored value of a text token."""
+        return zlib.crc32(struct.pack("<qqq", token, position, lora_id))
+
+    def media_value(self, media_hash: str, index: int, position: int, lora_id: int = 0) -> int:
+        """Stored value of placeholder `index` of a media item."""
+        return self.value(zlib.crc32(media_hash.encode()) + index, position, lora_id)
+
+    def embeds_value(self, embeds: Blob, position: int, lora_id: int = 0) -> int:
+        """Stored value of a position given as an embedding."""
+        size = len(embeds.data) // embeds.shape[0]
+        return self.value(zlib.crc32(embeds.data[position * size : (position + 1) * size]), position, lora_id)
+
+    def encoder_values(self, media: Sequence[MediaRef]) -> list[int]:
+        """What an encoder group stores for all media of a request."""
+        return [self.media_value(item.hash, i, i) for item in media for i in range(item.num_tokens)]
+
+    def fold(self, state: int, value: int) -> int:
+        """A state group's state after one more position; the empty state is 0."""
+        return zlib.crc32(struct.pack("<q", value), state)
+
+    # --- what is seen -------------------------------------------------------------------------------------------------------
+
+    def seen(self, retain: Retain, position: int) -> np.ndarray:
+        """Positions whose stored values the token after `position` depends on, in this group."""
+        match retain:
+            case Window(tokens, sinks):
+                start = max(0, position - tokens + 1)
+                return np.concatenate([np.arange(min(sinks, start)), np.arange(start, position + 1)])
+            case Chunk(tokens):
+                return np.arange(position // tokens * tokens, position + 1)
+            case _:
+                return np.arange(position + 1)
+
+    def choose(
+        self, views: Sequence[Sequence[int] | np.ndarray], position: int, seed: int | None, allowed: Sequence[int] | None
+    ) -> int:
+        """The token after `position`. views: per group the seen values (one value, the state, in a state group). allowed: ids a
+        token mask leaves, None = all."""
+        mixed = zlib.crc32(struct.pack("<qq", position, -1 if seed is None else seed))
+        for view in views:
+            mixed = zlib.crc32(np.asarray(view, np.int64).tobytes(), mixed)
+        if allowed is None:
+            return mixed % self.vocab_size
+        return allowed[mixed % len(allowed)]
+
+    # --- the answer a correct engine gives ----------------------------------------------------------------------------------
+
+    def stored(
+        self, token_ids: Sequence[int], lora_id: int = 0, media: Sequence[MediaRef] = (), embeds: Blob | None = None
+    ) -> list[int]:
+        """Stored values of a whole history (media under an encoder group are not part of the prompt)."""
+        values = [self.value(token, position, lora_id) for position, token in enumerate(token_ids)]
+        if embeds is not None:
+            values[: embeds.shape[0]] = [self.embeds_value(embeds, p, lora_id) for p in range(embeds.shape[0])]
+        if not self.has_encoder:
+            for item in media:
+                for i in range(item.num_tokens):
+                    values[item.offset + i] = self.media_value(item.hash, i, item.offset + i, lora_id)
+        return values
+
+    @property
+    def has_encoder(self) -> bool:
+        return any(isinstance(retain, Encoder) for retain in self.retains)
+
+    def next_token(
+        self,
+        token_ids: Sequence[int],
+        *,
+        seed: int | None = None,
+        lora_id: int = 0,
+        media: Sequence[MediaRef] = (),
+        embeds: Blob | None = None,
+        allowed: Sequence[int] | None = None,
+    ) -> int:
+        """What follows `token_ids`, computed without any KV cache."""
+        position = len(token_ids) - 1
+        values = np.array(self.stored(token_ids, lora_id, media, embeds), np.int64)
+        views: list[Sequence[int] | np.ndarray] = []
+        for retain in self.retains:
+            if isinstance(retain, Encoder):
+                views.append(self.encoder_values(media))
+            elif isinstance(retain, State):
+                state = 0
+                for value in values.tolist():
+                    state = self.fold(state, value)
+                views.append([state])
+            else:
+                views.append(values[self.seen(retain, position)])
+        return self.choose(views, position, seed, allowed)

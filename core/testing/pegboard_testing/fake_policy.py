@@ -1,0 +1,50 @@
+"""The reference scheduling policy: first come first served, or by priority, in the plainest code that is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pegboard.data.batch import StepTimes
+from pegboard.data.request import RequestStatus, RequestView
+from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup, StepBudget, StepLoad
+
+
+class FakePolicy:
+    """by_priority: lowest `priority` first, then arrival; the victim is the worst of all. Otherwise the order of `add`, preempted
+    requests first, and the last admitted one is the victim. loads: every StepLoad seen."""
+
+    def __init__(self, setup: SchedulingPolicySetup, *, by_priority: bool = False) -> None:
+        self._setup = setup
+        self._by_priority = by_priority
+        self._waiting: list[RequestView] = []
+        self.loads: list[StepLoad] = []
+
+    def add(self, request: RequestView) -> None:
+        if request.status is RequestStatus.PREEMPTED:
+            self._waiting.insert(0, request)
+        else:
+            self._waiting.append(request)
+        if self._by_priority:
+            self._waiting.sort(key=lambda waiting: (waiting.priority, waiting.arrival_s))
+
+    def remove(self, request: RequestView) -> None:
+        self._waiting.remove(request)
+
+    def waiting(self) -> Iterator[RequestView]:
+        yield from self._waiting
+
+    def victim(self, running: Sequence[RequestView], need: RequestView) -> RequestView | None:
+        """The worst by the order above. Among equals the last admitted one: the first must be able to finish, or two
+        completions of one request could take each other's blocks for ever."""
+        if not self._by_priority:
+            return running[-1]
+        places = range(len(running))
+        return running[max(places, key=lambda place: (running[place].priority, running[place].arrival_s, place))]
+
+    def budget(self, load: StepLoad) -> StepBudget:
+        setup = self._setup
+        chunk = setup.long_prefill_token_threshold or setup.max_num_batched_tokens
+        return StepBudget(setup.max_num_batched_tokens, chunk, setup.max_num_partial_prefills, setup.max_long_partial_prefills)
+
+    def observe(self, load: StepLoad, times: StepTimes) -> None:
+        self.loads.append(load)

@@ -1,0 +1,319 @@
+"""A worker that keeps every promise of `pegboard.data.batch` on a fake KV memory, and checks the engine's promises as it goes.
+
+The memory is one pool of blocks shared by all KV groups. A step writes what it computes through the block tables and then
+reads the history back through the block tables only, so any error in block accounting (a block given to two requests, freed
+too early, not copied, hashed wrongly) changes tokens. Order inside a step, as in a real worker: removed rows, new rows, new
+blocks, block copies, connector loads, media encoding, writes of all rows, then reads and sampling of all rows, drafts,
+connector saves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pegboard.data.batch import CSR, Batch, Logprobs, NewRequest, StepOutput, StepTimes, TokenMasks
+from pegboard.data.sampling_params import SamplingParams
+from pegboard.interfaces.attention import Encoder, KVPlan, State
+from pegboard.interfaces.draft import DraftProposer, DraftStep
+from pegboard.interfaces.encoder_connector import EncoderConnectorWorker
+from pegboard.interfaces.kv_connector import KVConnectorWorker
+from pegboard_testing.fake_model import FakeModel
+
+
+@dataclass(slots=True)
+class _Row:
+    """State of one row. scores: prompt positions scored so far. states: folded state after each computed token of the step."""
+
+    request: NewRequest
+    token_ids: list[int]
+    tables: list[list[int]]
+    num_computed: int
+    proposals: list[int] = field(default_factory=list)
+    scores: list[int] = field(default_factory=list)
+    states: list[int] = field(default_factory=list)
+    lora_id: int = 0
+
+    @property
+    def seed(self) -> int | None:
+        return self.request.seed
+
+
+class FakeWorker:
+    """One rank. draft: proposes after every sampling step (its `DraftSetup.target` may be `next_of_row`). failing_step: the
+    number of a step that raises, for tests of what happens then."""
+
+    def __init__(
+        self,
+        model: FakeModel,
+        plan: KVPlan,
+        max_num_seqs: int,
+        *,
+        draft: DraftProposer | None = None,
+        max_drafts: int = 0,
+        connectors: Mapping[str, KVConnectorWorker] | None = None,
+        encoder_connector: EncoderConnectorWorker | None = None,
+        failing_step: int | None = None,
+    ) -> None:
+        self.model = model
+        self.plan = plan
+        self.draft = draft
+        self.max_drafts = max_drafts
+        self.failing_step = failing_step
+        self.connectors = dict(connectors or {})
+        self.encoder_connector = encoder_connector
+        self.memory = np.full((plan.num_blocks, max(group.block_size for group in plan.groups)), -1, np.int64)
+        self.rows: list[_Row | None] = [None] * max_num_seqs
+        self.encoded: set[str] = set()
+        self.adapters: dict[int, int] = {}  # slot → lora_id
+        self.num_encoded = 0
+        self.num_steps = 0
+        self.num_tokens = 0
+        views = {layer: {"kv": self.memory} for group in plan.groups for layer in group.layers}
+        for connector in self.connectors.values():
+            connector.register(views, plan.groups)
+
+    # --- one step -----------------------------------------------------------------------------------------------------------
+
+    def run(self, batch: Batch, masks: Callable[[], TokenMasks] | None) -> StepOutput:
+        """Compute a step. `masks` is called when the batch needs token masks, after the forward."""
+        started = time.perf_counter()
+        if batch.step == self.failing_step:
+            raise RuntimeError("asked to fail")
+        self._update_rows(batch)
+        for name, connector in self.connectors.items():
+            connector.begin(batch.connector[name])
+        encoded = self._encode(batch)
+        given = [self._inputs(batch, i) for i in range(batch.num_rows)]
+        for i in range(batch.num_rows):
+            self._write(self._row(batch, i), given[i])
+        allowed = self._allowed(masks()) if batch.needs_masks and masks is not None else {}
+        output = self._read_all(batch, given, allowed)
+        if self.draft is not None:
+            output.draft_token_ids = self._propose(output)
+        output.encoded = encoded
+        output.transfers = {name: connector.end() for name, connector in self.connectors.items()}
+        output.times = StepTimes(forward_s=time.perf_counter() - started)
+        self.num_steps += 1
+        self.num_tokens += batch.num_tokens
+        return output
+
+    def _row(self, batch: Batch, i: int) -> _Row:
+        row = self.rows[int(batch.rows[i])]
+        assert row is not None, f"row {batch.rows[i]} is scheduled but empty"
+        return row
+
+    # --- before the forward -------------------------------------------------------------------------------------------------
+
+    def _update_rows(self, batch: Batch) -> None:
+        for row in batch.removed_rows.tolist():
+            assert self.rows[row] is not None, f"row {row} is removed but empty"
+            self.rows[row] = None
+        for slot, adapter in batch.lora_loads:
+            self.adapters[slot] = adapter.lora_id
+        for new in batch.new:
+            assert self.rows[new.row] is None, f"row {new.row} is given out twice"
+            self.rows[new.row] = _Row(new, new.token_ids.tolist(), [t.tolist() for t in new.block_ids], new.num_computed_tokens)
+        delta = batch.new_blocks
+        for row, group, block_ids in zip(delta.rows.tolist(), delta.groups.tolist(), delta.block_ids.lists(), strict=True):
+            owner = self.rows[row]
+            assert owner is not None and block_ids
+            owner.tables[group].extend(block_ids)
+        if self.draft is not None:
+            self.draft.remove(batch.removed_rows)
+            for new in batch.new:
+                self.draft.add(new.row, new.token_ids)
+        sources, destinations = batch.copy_blocks[:, 1], batch.copy_blocks[:, 2]
+        assert not set(sources.tolist()) & set(destinations.tolist()), "copies of one step must not depend on each other"
+        self.memory[destinations] = self.memory[sources]
+        if batch.lora_slots is not None:
+            for i, slot in enumerate(batch.lora_slots.tolist()):
+                self._row(batch, i).lora_id = self.adapters[slot] if slot else 0
+
+    def _encode(self, batch: Batch) -> tuple[str, ...]:
+        for media_hash in batch.free_media:
+            self.encoded.remove(media_hash)
+        done = []
+        for number, index in batch.encode.tolist() if batch.encode is not None else ():
+            row = self.rows[number]
+            assert row is not None
+            item = row.request.media[index]
+            if item.hash not in self.encoded:
+                found = self.encoder_connector.load(item.hash) if self.encoder_connector is not None else None
+                if found is None:
+                    assert item.data is not None, f"media {item.hash} must be encoded, but its data was not sent"
+                    self.num_encoded += 1
+                    if self.encoder_connector is not None:
+                        self.encoder_connector.save(item.hash, item.data)
+                self.encoded.add(item.hash)
+                done.append(item.hash)
+        for number in {number for number, _ in batch.encode.tolist()} if batch.encode is not None else ():
+            self._write_encoder(self.rows[number])
+        return tuple(done)
+
+    def _write_encoder(self, row: _Row | None) -> None:
+        assert row is not None
+        for group, retain in enumerate(self.model.retains):
+            if isinstance(retain, Encoder):
+                values = np.array(self.model.encoder_values(row.request.media), np.int64)
+                self._store(row, group, np.arange(len(values)), values)
+
+    def _inputs(self, batch: Batch, i: int) -> list[int]:
+        """Tokens of this step, drafts last; checks that the engine and the row agree on where it stands."""
+        row, num_drafts = self._row(batch, i), int(batch.num_draft_tokens[i])
+        num_known = int(batch.num_scheduled_tokens[i]) - num_drafts
+        assert int(batch.num_computed_tokens[i]) == row.num_computed, "the engine is wrong about num_computed_tokens"
+        known = row.token_ids[row.num_computed : row.num_computed + num_known]
+        assert len(known) == num_known >= 1, "more tokens are scheduled than the row knows"
+        assert bool(batch.samples[i]) == (row.num_computed + num_known == len(row.token_ids))
+        drafts = batch.draft_token_ids.row(i).tolist() if batch.draft_token_ids is not None else row.proposals[:num_drafts]
+        assert len(drafts) == num_drafts and (not num_drafts or batch.samples[i])
+        return known + drafts
+
+    # --- the forward --------------------------------------------------------------------------------------------------------
+
+    def _write(self, row: _Row, tokens: list[int]) -> None:
+        positions = np.arange(row.num_computed, row.num_computed + len(tokens))
+        values = np.array([self._value(row, token, p) for token, p in zip(tokens, positions.tolist(), strict=True)], np.int64)
+        for group, retain in enumerate(self.model.retains):
+            if isinstance(retain, State):
+                state = int(self.memory[row.tables[group][0], 0]) if row.num_computed else 0
+                row.states = []
+                for value in values.tolist():
+                    state = self.model.fold(state, value)
+                    row.states.append(state)
+            elif not isinstance(retain, Encoder):
+                self._store(row, group, positions, values)
+
+    def _value(self, row: _Row, token: int, position: int) -> int:
+        request = row.request
+        if request.prompt_embeds is not None and position < request.num_prompt_tokens:
+            assert token == -1 or position >= request.prompt_embeds.shape[0]
+            return self.model.embeds_value(request.prompt_embeds, position, row.lora_id)
+        for item in () if self.model.has_encoder else request.media:
+            if item.offset <= position < item.offset + item.num_tokens:
+                assert item.hash in self.encoded, f"token {position} needs media {item.hash}, which is not encoded"
+                return self.model.media_value(item.hash, position - item.offset, position, row.lora_id)
+        return self.model.value(token, position, row.lora_id)
+
+    def _slots(self, row: _Row, group: int, positions: np.ndarray) -> np.ndarray:
+        size = self.plan.groups[group].block_size
+        block_ids = np.array(row.tables[group], np.int64)[positions // size]
+        assert (block_ids > 0).all(), f"{row.request.request_id}: a dropped block is used in group {group}"
+        return np.stack([block_ids, positions % size])
+
+    def _store(self, row: _Row, group: int, positions: np.ndarray, values: np.ndarray) -> None:
+        self.memory[tuple(self._slots(row, group, positions))] = values
+
+    def _next(self, row: _Row, position: int, allowed: list[int] | None) -> int:
+        """Read what the token after `position` may see, and choose."""
+        views: list[np.ndarray | list[int]] = []
+        for group, retain in enumerate(self.model.retains):
+            if isinstance(retain, State):
+                views.append([row.states[position - row.num_computed]])
+                continue
+            if isinstance(retain, Encoder):
+                positions = np.arange(sum(item.num_tokens for item in row.request.media))
+            else:
+                positions = self.model.seen(retain, position)
+            views.append(self.memory[tuple(self._slots(row, group, positions))])
+        return self.model.choose(views, position, row.seed, allowed)
+
+    # --- after the forward --------------------------------------------------------------------------------------------------
+
+    def _allowed(self, masks: TokenMasks) -> dict[tuple[int, int], list[int]]:
+        bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")[:, : self.model.vocab_size]
+        keys = zip(masks.rows.tolist(), masks.depths.tolist(), strict=True)
+        return {key: np.flatnonzero(bits[i]).tolist() for i, key in enumerate(keys)}
+
+    def _read_all(self, batch: Batch, given: list[list[int]], allowed: dict[tuple[int, int], list[int]]) -> StepOutput:
+        rows, tokens, logprobs = [], [], []
+        prompt_logprobs: dict[int, Logprobs] = {}
+        pooled: dict[int, object] = {}
+        for i, number in enumerate(batch.rows.tolist()):
+            row, inputs = self._row(batch, i), given[i]
+            self._score_prompt(row, len(inputs))
+            params = row.request.params
+            if batch.samples[i] and isinstance(params, SamplingParams):
+                sampled = self._verify(row, number, inputs, int(batch.num_draft_tokens[i]), allowed)
+                rows.append(number)
+                tokens.append(sampled)
+                wanted = params.logprobs
+                logprobs.append(None if wanted is None else fake_logprobs(sampled, wanted, self.model.vocab_size))
+                if params.prompt_logprobs is not None and row.scores:
+                    assert len(row.scores) == row.request.num_prompt_tokens - 1, "a prompt position was never computed"
+                    prompt_logprobs[number] = fake_logprobs(row.scores, params.prompt_logprobs, self.model.vocab_size)
+                    row.scores = []
+                num_accepted = len(inputs) - int(batch.num_draft_tokens[i]) + len(sampled) - 1
+            else:
+                if batch.samples[i]:
+                    pooled[number] = [float(self._next(row, row.num_computed + len(inputs) - 1, None))]
+                sampled, num_accepted = [], len(inputs)
+            self._advance(row, num_accepted, sampled)
+        return StepOutput(
+            step=batch.step,
+            rows=np.array(rows, np.int32),
+            token_ids=CSR.of(tokens),
+            logprobs=logprobs if any(entry is not None for entry in logprobs) else None,
+            prompt_logprobs=prompt_logprobs,
+            pooled=pooled,
+        )
+
+    def _score_prompt(self, row: _Row, num_tokens: int) -> None:
+        """Prompt logprobs of the tokens whose predecessor is computed in this step."""
+        params = row.request.params
+        if isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
+            stop = min(row.num_computed + num_tokens + 1, row.request.num_prompt_tokens)
+            row.scores.extend(row.token_ids[row.num_computed + 1 : stop])
+
+    def _verify(
+        self, row: _Row, number: int, inputs: list[int], num_drafts: int, allowed: dict[tuple[int, int], list[int]]
+    ) -> list[int]:
+        """The accepted drafts and one more token."""
+        last = row.num_computed + len(inputs) - num_drafts - 1
+        sampled = []
+        for depth in range(num_drafts + 1):
+            token = self._next(row, last + depth, allowed.get((number, depth)))
+            sampled.append(token)
+            if depth < num_drafts and inputs[len(inputs) - num_drafts + depth] != token:
+                break
+        return sampled
+
+    def _advance(self, row: _Row, num_accepted: int, sampled: list[int]) -> None:
+        for group, retain in enumerate(self.model.retains):
+            if isinstance(retain, State):
+                self.memory[row.tables[group][0], 0] = row.states[num_accepted - 1]
+        row.num_computed += num_accepted
+        row.token_ids.extend(sampled)
+        row.proposals = []
+
+    def _propose(self, output: StepOutput) -> CSR:
+        assert self.draft is not None
+        rows = [self.rows[number] for number in output.rows.tolist()]
+        history = [np.array(row.token_ids, np.int32) for row in rows if row is not None]
+        step = DraftStep(output.rows, history, np.full(len(rows), self.max_drafts, np.int32))
+        proposals = [ids.tolist() for ids in self.draft.propose(step).token_ids]
+        for row, ids in zip(rows, proposals, strict=True):
+            assert row is not None
+            row.proposals = ids
+        return CSR.of(proposals)
+
+    def next_of_row(self, number: int, token_ids: list[int]) -> int:
+        """What truly follows `token_ids` in this row: lets a fake draft be right as often as it likes."""
+        row = self.rows[number]
+        assert row is not None
+        request = row.request
+        return self.model.next_token(
+            token_ids, seed=request.seed, lora_id=row.lora_id, media=request.media, embeds=request.prompt_embeds
+        )
+
+
+def fake_logprobs(token_ids: list[int], k: int, vocab_size: int) -> Logprobs:
+    """k alternatives behind each token; values fall with the rank."""
+    k = vocab_size if k == -1 else k
+    columns = [[token] + [(token + i) % vocab_size for i in range(k)] for token in token_ids]
+    values = [[-0.5 - i for i in range(k + 1)] for _ in token_ids]
+    return Logprobs(np.array(columns, np.int32), np.array(values, np.float32), np.ones(len(token_ids), np.int32))

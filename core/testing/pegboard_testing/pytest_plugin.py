@@ -1,0 +1,38 @@
+"""pytest plugin of Pegboard: fixtures for plugin authors. Loaded by every pytest run where pegboard is installed, so it imports
+nothing of Pegboard until a fixture is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pegboard_testing.fake_distributions import FakeDistributions
+
+
+@pytest.fixture
+def fake_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["FakeDistributions"]:
+    """A folder on sys.path in which a test installs made-up plugin distributions."""
+    from pegboard_testing.fake_distributions import FakeDistributions
+
+    root = tmp_path / "site"
+    root.mkdir()
+    monkeypatch.syspath_prepend(str(root))
+    yield FakeDistributions(root)
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """The GGUF file of the default model. Fetched on first use; the test is skipped when it cannot be had."""
+    from pegboard.config.schema import Settings
+    from pegboard.errors import PegboardError
+    from pegboard.plan.engine_plan import resolve
+
+    try:
+        plan, _ = resolve(Settings())
+    except PegboardError as error:
+        pytest.skip(f"the default model is not available: {error}")
+    return plan.checkpoint.path

@@ -1,0 +1,1 @@
+"""The command `bench`: latency and throughput of the engine, load on a server, start-up time."""

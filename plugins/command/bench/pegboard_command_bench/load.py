@@ -1,0 +1,184 @@
+"""Puts a running server under load: when each request is sent, what comes back and when."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pegboard.errors import PegboardError
+from pegboard_command_bench.datasets import BenchRequest
+from pegboard_command_bench.http_stream import request
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where requests go. is_chat: to the chat route. extra: fields of every body."""
+
+    url: str
+    model: str
+    headers: Mapping[str, str]
+    is_chat: bool
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    ignore_eos: bool = False
+    verify: bool = True
+
+
+@dataclass
+class Measured:
+    """One request. Seconds; ttft 0.0 and itl empty when nothing came. start_s: on the clock of perf_counter."""
+
+    prompt_len: int
+    start_s: float = 0.0
+    success: bool = False
+    ttft: float = 0.0
+    itl: list[float] = field(default_factory=list)
+    latency: float = 0.0
+    output_tokens: int = 0
+    text: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """When requests are sent. rate: per second, infinite = all at once. burstiness: shape of the gamma distribution of the
+    intervals (1 = Poisson, larger = more even). ramp: "linear" or "exponential" from `start` to `end` requests per second."""
+
+    rate: float = float("inf")
+    burstiness: float = 1.0
+    ramp: str | None = None
+    start: float = 0.0
+    end: float = 0.0
+
+    def times(self, count: int, rng: np.random.Generator) -> list[float]:
+        """Seconds after the beginning, ascending."""
+        rates = [self._rate(index / max(count, 1)) for index in range(count)]
+        gaps = np.array(
+            [0.0 if rate == float("inf") else rng.gamma(self.burstiness, 1 / (rate * self.burstiness)) for rate in rates]
+        )
+        times = np.cumsum(gaps)
+        if self.ramp is None and self.rate != float("inf") and times[-1] > 0:
+            times *= count / self.rate / times[-1]  # so that the rate is met exactly over the whole run
+        return [float(value) for value in times]
+
+    def _rate(self, progress: float) -> float:
+        if self.ramp is None:
+            return self.rate
+        if self.ramp == "linear":
+            return self.start + (self.end - self.start) * progress
+        return self.start * (self.end / self.start) ** progress
+
+
+async def run_load(
+    target: Target, requests: Sequence[BenchRequest], arrivals: Arrivals, *, max_concurrency: int | None, seed: int, show: bool
+) -> tuple[list[Measured], float]:
+    """Send everything; (what was measured in the order of `requests`, seconds altogether)."""
+    from tqdm import tqdm
+
+    gate = asyncio.Semaphore(max_concurrency) if max_concurrency else None
+    times = arrivals.times(len(requests), np.random.default_rng(seed))
+    started = time.perf_counter()
+    with tqdm(total=len(requests), desc="Requests", file=sys.stderr, disable=not show) as bar:
+
+        async def one(asked: BenchRequest, at_s: float) -> Measured:
+            await asyncio.sleep(max(0.0, started + at_s - time.perf_counter()))
+            if gate is not None:
+                async with gate:
+                    measured = await send(target, asked)
+            else:
+                measured = await send(target, asked)
+            bar.update(1)
+            return measured
+
+        measured = await asyncio.gather(*(one(asked, at_s) for asked, at_s in zip(requests, times, strict=True)))
+    return measured, time.perf_counter() - started
+
+
+async def send(target: Target, asked: BenchRequest) -> Measured:
+    """One streamed request. What goes wrong is in `Measured.error`."""
+    body: dict[str, Any] = {
+        "model": target.model, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0.0, **target.extra,
+    }  # fmt: skip
+    if target.is_chat:
+        body |= {"messages": [{"role": "user", "content": asked.prompt}], "max_completion_tokens": asked.output_len}
+    else:
+        body |= {"prompt": asked.prompt, "max_tokens": asked.output_len}
+    if target.ignore_eos:
+        body["ignore_eos"] = True
+    measured = Measured(asked.prompt_len, time.perf_counter())
+    headers = {"Content-Type": "application/json", **target.headers}
+    try:
+        async with request("POST", target.url, headers, json.dumps(body).encode(), verify=target.verify) as answer:
+            if answer.status != 200:
+                measured.error = f"{answer.status}: {(await answer.body()).decode('utf-8', 'replace')[:500]}"
+                return measured
+            await _follow(measured, _events(answer.lines()))
+    except (OSError, PegboardError, ValueError, asyncio.IncompleteReadError) as error:
+        measured.error = f"{type(error).__name__}: {error}"
+    return measured
+
+
+async def _events(lines: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
+    async for line in lines:
+        data = line.strip().removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+        if data == b"[DONE]":
+            return
+        if data:
+            yield json.loads(data)
+
+
+async def _follow(measured: Measured, events: AsyncIterator[dict[str, Any]]) -> None:
+    last_s = measured.start_s
+    num_events = 0
+    async for event in events:
+        now = time.perf_counter()
+        if "error" in event:
+            measured.error = str(event["error"])
+            return
+        if usage := event.get("usage"):
+            measured.output_tokens = usage.get("completion_tokens") or 0
+            measured.prompt_len = usage.get("prompt_tokens") or measured.prompt_len
+        for choice in event.get("choices") or ():
+            piece = _text_of(choice)
+            if piece is None:
+                continue
+            num_events += 1
+            if measured.ttft == 0.0:
+                measured.ttft = now - measured.start_s
+            else:
+                measured.itl.append(now - last_s)
+            last_s = now
+            measured.text += piece
+    measured.latency = last_s - measured.start_s
+    measured.output_tokens = measured.output_tokens or num_events
+    measured.success = num_events > 0
+    if not measured.success:
+        measured.error = "the answer had no tokens"
+
+
+def _text_of(choice: Mapping[str, Any]) -> str | None:
+    """Text of an event with tokens; None for one without (a role, a finish reason alone)."""
+    if "text" in choice:
+        return choice["text"] if choice["text"] or choice.get("finish_reason") is None else None
+    delta = choice.get("delta") or {}
+    pieces = [delta[name] for name in ("content", "reasoning", "reasoning_content") if delta.get(name)]
+    return "".join(pieces) if pieces else None
+
+
+async def wait_until_ready(target: Target, asked: BenchRequest, patience_s: float, note: Callable[[str], None]) -> None:
+    """One request that must succeed, tried again for `patience_s`. Raises PegboardError."""
+    deadline = time.perf_counter() + patience_s
+    while True:
+        measured = await send(target, asked)
+        if measured.success:
+            return
+        if time.perf_counter() >= deadline:
+            raise PegboardError(f"{target.url} does not answer: {measured.error}")
+        note(measured.error)
+        await asyncio.sleep(1)

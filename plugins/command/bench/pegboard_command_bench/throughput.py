@@ -1,0 +1,121 @@
+"""`pegboard bench throughput`: many requests at once, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pegboard.cli.flags import number, parse_settings
+from pegboard_command_bench.datasets import BenchRequest, add_dataset_flags, make_requests
+from pegboard_command_bench.results import engine_parser, write_json
+
+if TYPE_CHECKING:
+    from pegboard.config.schema import Settings
+
+BACKENDS = ("vllm", "vllm-chat")
+"""vLLM's names: completions of the prompts as they are, or as a user's message through the chat template."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure and print. Outputs have the length that was asked for: the end of sequence is ignored."""
+    parser = engine_parser("throughput", "Measure tokens per second for many requests at once.")
+    parser.add_argument("--backend", choices=BACKENDS, default="vllm", help="vllm-chat: through the chat template")
+    parser.add_argument("--n", type=number, default=1, help="completions per request (default %(default)s)")
+    parser.add_argument("--async-engine", action="store_true", help="the engine in a process of its own, as the server has it")
+    parser.add_argument("--disable-detokenize", action="store_true", help="do not turn tokens into text")
+    add_dataset_flags(parser)
+    settings, arguments = parse_settings(parser, argv, below={"engine": {"disable_log_stats": True}})
+    run = _run_async if arguments.async_engine else _run
+    elapsed_s, num_prompt, num_output, num_requests = run(settings, arguments)
+    result = {
+        "elapsed_time": elapsed_s,
+        "num_requests": num_requests,
+        "total_num_tokens": num_prompt + num_output,
+        "requests_per_second": num_requests / elapsed_s,
+        "tokens_per_second": (num_prompt + num_output) / elapsed_s,
+    }
+    print(
+        f"Throughput: {result['requests_per_second']:.2f} requests/s, {result['tokens_per_second']:.2f} total tokens/s, "
+        f"{num_output / elapsed_s:.2f} output tokens/s"
+    )
+    print(f"Total num prompt tokens:  {num_prompt}")
+    print(f"Total num output tokens:  {num_output}")
+    if arguments.output_json:
+        write_json(arguments.output_json, result)
+    return 0
+
+
+def _params(request: BenchRequest, arguments: Any) -> Any:
+    from pegboard.data.sampling_params import SamplingParams
+
+    detokenize = not arguments.disable_detokenize
+    return SamplingParams(
+        n=arguments.n, temperature=1.0, top_p=1.0, ignore_eos=True, max_tokens=request.output_len, detokenize=detokenize
+    )
+
+
+def _run(settings: "Settings", arguments: Any) -> tuple[float, int, int, int]:
+    """(seconds, prompt tokens, output tokens, requests)."""
+    from pegboard.front.llm import LLM
+    from pegboard.front.llm_engine import LLMEngine
+
+    with LLM.from_engine(LLMEngine.from_settings(settings)) as llm:
+        requests = make_requests(arguments, llm.get_tokenizer())
+        params = [_params(request, arguments) for request in requests]
+        started = time.perf_counter()
+        use_tqdm = not arguments.disable_tqdm
+        if arguments.backend == "vllm-chat":
+            messages = [[{"role": "user", "content": request.prompt}] for request in requests]
+            outputs = llm.chat(messages, params, use_tqdm=use_tqdm)
+        else:
+            outputs = llm.generate([request.prompt for request in requests], params, use_tqdm=use_tqdm)
+        elapsed_s = time.perf_counter() - started
+    return elapsed_s, *_count(outputs), len(outputs)
+
+
+def _count(outputs: Sequence[Any]) -> tuple[int, int]:
+    num_prompt = sum(len(output.prompt_token_ids or ()) for output in outputs)
+    return num_prompt, sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
+
+
+def _run_async(settings: "Settings", arguments: Any) -> tuple[float, int, int, int]:
+    from tqdm import tqdm
+
+    from pegboard.data.sampling_params import RequestOutputKind
+    from pegboard.front.async_llm import AsyncLLM
+
+    async def main() -> tuple[float, int, int, int]:
+        client = await asyncio.to_thread(AsyncLLM.from_settings, settings)
+        async with client:
+            requests = make_requests(arguments, client.get_tokenizer())
+            with tqdm(total=len(requests), desc="Requests", file=sys.stderr, disable=arguments.disable_tqdm) as bar:
+
+                async def one(request: BenchRequest) -> Any:
+                    params = _params(request, arguments).clone(output_kind=RequestOutputKind.FINAL_ONLY)
+                    async for output in client.generate(_prompt(client, request, arguments), params):
+                        if output.finished:
+                            bar.update(1)
+                            return output
+                    raise AssertionError("a stream ended without its last output")
+
+                started = time.perf_counter()
+                outputs = await asyncio.gather(*map(one, requests))
+                elapsed_s = time.perf_counter() - started
+        return elapsed_s, *_count(outputs), len(outputs)
+
+    return asyncio.run(main())
+
+
+def _prompt(client: Any, request: BenchRequest, arguments: Any) -> Any:
+    """The prompt as text, or as the ids of a rendered conversation."""
+    if arguments.backend != "vllm-chat":
+        return request.prompt
+    from pegboard.interfaces.tokenizer import Chat
+
+    tokenizer = client.get_tokenizer()
+    rendered = tokenizer.render(Chat(messages=[{"role": "user", "content": request.prompt}]))
+    ids = rendered.token_ids if rendered.token_ids is not None else tokenizer.encode(rendered.text, add_special_tokens=False)
+    return {"prompt_token_ids": list(ids)}

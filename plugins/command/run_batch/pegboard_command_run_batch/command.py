@@ -1,0 +1,218 @@
+"""`pegboard run-batch`: the requests of a file in OpenAI's batch format, answered by the APIs as over HTTP, but in this process.
+
+A line is {"custom_id": …, "method": "POST", "url": "/v1/chat/completions", "body": {…}}; any route of an enabled API
+plugin will do. What is wrong with one line is that line's answer; the rest goes on. Answers are in the order of the lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from pegboard import env
+from pegboard.cli.flags import FlagParser, add_settings, add_vllm_forms, parse_settings
+from pegboard.errors import PegboardError
+from pegboard.interfaces.command import CommandSetup
+from pegboard.log import set_up_logging
+from pegboard_command_run_batch.files import check_allowed, opened_input, opened_output
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from pegboard.config.schema import Settings
+
+SERVER_SETTINGS = (
+    "host", "port", "response_role", "max_log_len", "enable_log_requests", "enable_log_outputs", "enable_prompt_tokens_details",
+    "enable_force_include_usage", "trust_request_chat_template", "max_prompts_per_request",
+)  # fmt: skip
+
+NUM_AT_ONCE = 512
+"""Requests handed to the engine before the oldest must have its answer: keeps the engine busy and the memory small."""
+
+
+def make_parser() -> FlagParser:
+    """All flags of the command."""
+    parser = FlagParser(
+        prog="pegboard run-batch",
+        usage="pegboard run-batch -i INPUT -o OUTPUT [MODEL] [--SETTING VALUE ...]",
+        description="Answer the requests of a file in OpenAI's batch format, one JSON object per line.",
+    )
+    parser.add_argument("model", nargs="?", help="model reference: directory, .gguf file, org/name or scheme:name")
+    parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="requests: a path, or a URL (--allow-urls)")
+    parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="answers: a path, or a URL that takes PUT")
+    parser.add_argument("--output-tmp-dir", metavar="DIR", help="where answers for a URL are kept until they are sent")
+    parser.add_argument("--allow-urls", action="store_true", help="let input and output be http:// or https:// URLs")
+    parser.add_argument("--enable-metrics", action="store_true", help="serve --host and --port meanwhile, as /metrics")
+    parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+    parser.add_argument("--config", metavar="FILE", help="TOML or YAML file of settings")
+    add_settings(parser, "server", only=SERVER_SETTINGS)
+    for section in ("engine", "plugins"):
+        add_settings(parser, section)
+    add_vllm_forms(parser)
+    return parser
+
+
+class RunBatch:
+    """The command, as core builds it."""
+
+    def __init__(self, options: None, setup: CommandSetup) -> None:
+        pass
+
+    def run(self, arguments: Sequence[str]) -> int:
+        return main(arguments)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Answer everything; 0 also when lines were wrong."""
+    from pegboard_server.serve import require_server_packages
+
+    settings, arguments = parse_settings(make_parser(), argv)
+    check_allowed(arguments.input_file, "--input-file", arguments.allow_urls)
+    check_allowed(arguments.output_file, "--output-file", arguments.allow_urls)
+    set_up_logging(env.log_level())
+    require_server_packages()
+    with opened_input(arguments.input_file) as source, opened_output(arguments.output_file, arguments.output_tmp_dir) as target:
+        total, failed = asyncio.run(_run(settings, source, target, arguments))
+    print(f"{total} requests, {failed} of them failed; answers are in {arguments.output_file}", file=sys.stderr)
+    return 0
+
+
+async def _run(settings: "Settings", source: Path, target: IO[str], arguments: Any) -> tuple[int, int]:
+    from pegboard.plan.tool_plugins import start_tools
+    from pegboard_server.api_process import build_apis, open_client
+    from pegboard_server.gateway import build_app
+
+    client = await asyncio.to_thread(open_client, settings)
+    async with client:
+        app = build_app(build_apis(client, await start_tools(client.registry)), client, settings.server)
+        stop = asyncio.Event()
+        serving = asyncio.create_task(_serve(app, settings, client, stop)) if arguments.enable_metrics else None
+        try:
+            return await answer_all(app, source, target, show_progress=not arguments.disable_tqdm)
+        finally:
+            stop.set()
+            if serving is not None:
+                await serving
+
+
+async def _serve(app: "ASGIApp", settings: "Settings", client: Any, stop: asyncio.Event) -> None:
+    from pegboard_server.server import run_server
+
+    def tell(address: str) -> None:
+        print(f"Metrics on {address}/metrics", file=sys.stderr)
+
+    await run_server(app, settings.server, health=client.health, on_ready=tell, stop=stop, catch_signals=False)
+
+
+async def answer_all(app: "ASGIApp", source: Path, target: IO[str], *, show_progress: bool) -> tuple[int, int]:
+    """Write one answer per line of `source` that is not blank; (how many, how many of them failed)."""
+    from tqdm import tqdm
+
+    with source.open(encoding="utf-8", errors="replace") as file:
+        total = sum(1 for line in file if line.strip())
+    num_failed = 0
+    known_ids: set[str] = set()
+    waiting: deque[asyncio.Task[dict[str, Any]]] = deque()
+    with tqdm(total=total, desc="Requests", file=sys.stderr, disable=not show_progress) as bar:
+        try:
+            for line in _lines(source):
+                task = asyncio.create_task(_answer(app, line, known_ids))
+                task.add_done_callback(lambda _: bar.update(1))
+                waiting.append(task)
+                while len(waiting) >= NUM_AT_ONCE or (waiting and waiting[0].done()):
+                    num_failed += _write(target, await waiting.popleft())
+            while waiting:
+                num_failed += _write(target, await waiting.popleft())
+        finally:
+            await _cancel(waiting)
+    return total, num_failed
+
+
+async def _cancel(tasks: Iterable["asyncio.Task[Any]"]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _lines(source: Path) -> Iterator[str]:
+    with source.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.strip():
+                yield line
+
+
+def _write(target: IO[str], answer: dict[str, Any]) -> bool:
+    """True when the answer is an error."""
+    target.write(json.dumps(answer, ensure_ascii=False) + "\n")
+    return answer["error"] is not None
+
+
+async def _answer(app: "ASGIApp", line: str, known_ids: set[str]) -> dict[str, Any]:
+    from pegboard_command_run_batch.asgi_client import post
+
+    custom_id = None
+    try:
+        request = _parse(line)
+        custom_id = request["custom_id"]
+        _check(request, known_ids)
+    except _BadLine as error:
+        return _output(custom_id, 400, None, _error(str(error)))
+    status, data = await post(app, request["url"], json.dumps(request["body"]).encode())
+    try:
+        body = json.loads(data)
+    except ValueError:
+        return _output(custom_id, 500, None, _error(f"{request['url']} answered with something that is no JSON", 500))
+    if status != 200:
+        return _output(custom_id, status, None, body)
+    return _output(custom_id, status, body, None)
+
+
+class _BadLine(PegboardError):
+    """A line that is no request."""
+
+
+def _parse(line: str) -> dict[str, Any]:
+    try:
+        request = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _BadLine(f"the line is no JSON: {error}") from None
+    if not isinstance(request, dict):
+        raise _BadLine(f"the line is no JSON object but a {type(request).__name__}")
+    if not isinstance(request.get("custom_id"), str):
+        raise _BadLine(f"custom_id must be a text, got {request.get('custom_id')!r}")
+    return request
+
+
+def _check(request: dict[str, Any], known_ids: set[str]) -> None:
+    if request["custom_id"] in known_ids:
+        raise _BadLine(f"custom_id {request['custom_id']!r} was used by an earlier line")
+    known_ids.add(request["custom_id"])
+    unknown = [name for name in request if name not in ("custom_id", "method", "url", "body")]
+    if unknown:
+        raise _BadLine(f"unknown field {unknown[0]!r}; expected custom_id, method, url and body")
+    if request.get("method") != "POST":
+        raise _BadLine(f"method must be 'POST', got {request.get('method')!r}")
+    url = request.get("url")
+    if not isinstance(url, str) or not url.startswith("/") or not url.isascii():
+        raise _BadLine(f"url must be the path of a route, as /v1/chat/completions, got {url!r}")
+    body = request.get("body")
+    if not isinstance(body, dict):
+        raise _BadLine("body must be a JSON object: the request as it would be sent")
+    if body.get("stream"):
+        raise _BadLine("stream must not be set: a batch has whole answers")
+
+
+def _error(message: str, code: int = 400) -> dict[str, Any]:
+    kind = "BadRequestError" if code == 400 else "InternalServerError"
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def _output(custom_id: str | None, status: int, body: Any, error: Any) -> dict[str, Any]:
+    response = {"status_code": status, "request_id": f"vllm-batch-{uuid.uuid4().hex}", "body": body}
+    return {"id": f"vllm-{uuid.uuid4().hex}", "custom_id": custom_id, "response": response, "error": error}

@@ -1,0 +1,1 @@
+"""The commands `chat` and `complete`: talk to a running server."""

@@ -1,0 +1,159 @@
+"""`pegboard chat` and `pegboard complete`: a conversation with a running server, or text continued by it, streamed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pegboard import env
+from pegboard.cli.flags import FlagParser
+from pegboard.errors import PegboardError
+from pegboard.interfaces.command import CommandSetup
+from pegboard_command_talk.remote_server import RemoteServer
+
+
+class ChatCommand:
+    """The command, as core builds it."""
+
+    def __init__(self, options: None, setup: CommandSetup) -> None:
+        pass
+
+    def run(self, arguments: Sequence[str]) -> int:
+        return chat(arguments)
+
+
+class CompleteCommand:
+    """The command, as core builds it."""
+
+    def __init__(self, options: None, setup: CommandSetup) -> None:
+        pass
+
+    def run(self, arguments: Sequence[str]) -> int:
+        return complete(arguments)
+
+
+def chat(argv: Sequence[str]) -> int:
+    """One message with --quick, else a conversation until end of input."""
+    parser = _make_parser("chat", "Chat with a running server.")
+    parser.add_argument("--system-prompt", metavar="TEXT", help="what the conversation starts with")
+    arguments = parser.parse(argv)
+    server = RemoteServer(arguments.url, arguments.api_key, arguments.model_name)
+    messages: list[dict[str, Any]] = []
+    if arguments.system_prompt:
+        messages.append({"role": "system", "content": arguments.system_prompt})
+    limit = {} if arguments.max_tokens is None else {"max_completion_tokens": arguments.max_tokens}
+
+    def answer(text: str) -> None:
+        messages.append({"role": "user", "content": text})
+        reply = Reply(arguments.stats)
+        try:
+            reply.show(server.stream("/chat/completions", {"messages": messages, **limit, **reply.options}))
+        except BaseException:
+            messages.pop()  # the conversation goes on as if it had not been asked
+            raise
+        messages.append({"role": "assistant", "content": reply.text})
+
+    return _run(arguments.quick, answer)
+
+
+def complete(argv: Sequence[str]) -> int:
+    """One text with --quick, else every line of the input by itself."""
+    arguments = _make_parser("complete", "Complete text with a running server.").parse(argv)
+    server = RemoteServer(arguments.url, arguments.api_key, arguments.model_name)
+    limit = {} if arguments.max_tokens is None else {"max_tokens": arguments.max_tokens}
+
+    def answer(text: str) -> None:
+        reply = Reply(arguments.stats)
+        reply.show(server.stream("/completions", {"prompt": text, **limit, **reply.options}))
+
+    return _run(arguments.quick, answer)
+
+
+def _make_parser(command: str, description: str) -> FlagParser:
+    """The flags both commands have."""
+    parser = FlagParser(prog=f"pegboard {command}", description=description)
+    parser.add_argument("--url", default="http://localhost:8000/v1", help="base URL of the server (default %(default)s)")
+    parser.add_argument("--model-name", help="model to use; default the first one served")
+    parser.add_argument("--api-key", default=env.client_key(), help="key to send; default PEGBOARD_API_KEY, OPENAI_API_KEY")
+    parser.add_argument("-q", "--quick", metavar="TEXT", help="send this one text, print the answer and leave")
+    parser.add_argument("--max-tokens", type=int, help="most tokens to generate")
+    parser.add_argument("--stats", action="store_true", help="tell after each answer how fast it was")
+    return parser
+
+
+class Reply:
+    """One streamed answer: shown as it comes, and kept. options: what the request must ask for. Ctrl-C ends the answer, not the
+    program."""
+
+    def __init__(self, with_stats: bool) -> None:
+        self.text = ""
+        self.options = {"stream_options": {"include_usage": True}} if with_stats else {}
+        self._with_stats = with_stats
+        self._num_tokens: int | None = None
+        self._started_s = time.perf_counter()
+        self._first_s: float | None = None
+
+    def show(self, events: Iterator[dict[str, Any]]) -> None:
+        """Print the text of `events`, then the statistics."""
+        kept = []
+        try:
+            for is_answer, piece in self._pieces(events):
+                if is_answer:
+                    kept.append(piece)
+                print(piece, end="", flush=True)
+        except KeyboardInterrupt:
+            print(" …", end="")
+        print()
+        self.text = "".join(kept)
+        if self._with_stats:
+            self._tell()
+
+    def _pieces(self, events: Iterator[dict[str, Any]]) -> Iterator[tuple[bool, str]]:
+        """(part of the answer, text): reasoning is shown and not remembered."""
+        for event in events:
+            if event.get("usage"):
+                self._num_tokens = event["usage"].get("completion_tokens")
+            for choice in event.get("choices", ()):
+                delta = choice.get("delta", {})
+                for is_answer, piece in (
+                    (False, delta.get("reasoning") or delta.get("reasoning_content")),
+                    (True, delta.get("content") or choice.get("text")),
+                ):
+                    if piece:
+                        self._first_s = self._first_s or time.perf_counter()
+                        yield is_answer, piece
+
+    def _tell(self) -> None:
+        now = time.perf_counter()
+        if self._first_s is None or self._num_tokens is None:
+            return
+        rate = (self._num_tokens - 1) / (now - self._first_s) if self._num_tokens > 1 and now > self._first_s else 0.0
+        first_ms = 1e3 * (self._first_s - self._started_s)
+        print(
+            f"[{self._num_tokens} tokens, first after {first_ms:.0f} ms, then {rate:.1f} per second, "
+            f"{now - self._started_s:.2f} s altogether]",
+            file=sys.stderr,
+        )
+
+
+def _run(quick: str | None, answer: Callable[[str], None]) -> int:
+    """Answer one text, or read lines and answer each, until end of input (Ctrl-D) or Ctrl-C at the prompt."""
+    if quick is not None:
+        answer(quick)
+        return 0
+    if sys.stdin.isatty():
+        print("Ctrl-D leaves, Ctrl-C stops an answer.")
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "")
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return 0
+        if not line.strip():
+            continue
+        try:
+            answer(line)
+        except PegboardError as error:
+            print(f"error: {error}", file=sys.stderr)
