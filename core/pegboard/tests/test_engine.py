@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pegboard.config.limits import EngineLimits
+from pegboard.config.limits import Limits
 from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.request import EngineRequest, Request, RequestDelta
 from pegboard.data.request_parts import AdapterRef, Blob, MediaRef
@@ -21,6 +21,7 @@ from pegboard.interfaces.attention import Encoder, Full
 from pegboard.interfaces.metrics import Metric, Sample, split_series
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup, StepBudget, StepLoad
 from pegboard_testing.fake_engine import EOS, FakeEngine
+from pegboard_testing.fake_limits import fake_limits
 from pegboard_testing.fake_policy import FakePolicy
 
 
@@ -94,18 +95,18 @@ def test_a_longest_prompt_still_gets_one_token() -> None:
     assert len(result.token_ids) == 1 and result.finish_reason == "length"
 
 
-@pytest.mark.parametrize("name", ["max_model_len", "max_num_batched_tokens", "max_num_seqs", "vocab_size", "max_in_flight"])
+@pytest.mark.parametrize("name", ["max_model_len", "max_num_batched_tokens", "max_num_seqs", "vocab_size", "block_size"])
 def test_limits_name_what_is_wrong(name: str) -> None:
-    good = {"max_model_len": 8, "max_num_batched_tokens": 8, "max_num_seqs": 2, "vocab_size": 9, "max_in_flight": 1}
+    good = {"max_model_len": 8, "max_num_batched_tokens": 8, "max_num_seqs": 2, "vocab_size": 9, "block_size": 4}
     with pytest.raises(ConfigError, match=name):
-        EngineLimits(**{**good, name: 0})
+        Limits(**{**good, name: 0})
 
 
 def test_limits_that_contradict() -> None:
     with pytest.raises(ConfigError, match="max_num_batched_tokens=4 is below max_num_seqs=5"):
-        EngineLimits(max_model_len=8, max_num_batched_tokens=4, max_num_seqs=5, vocab_size=9)
+        fake_limits(max_num_batched_tokens=4, max_num_seqs=5)
     with pytest.raises(ConfigError, match="recompute"):
-        EngineLimits(max_model_len=8, max_num_batched_tokens=4, max_num_seqs=1, vocab_size=9, kv_load_failure_policy="retry")  # type: ignore[arg-type]
+        fake_limits(kv_load_failure_policy="retry")
     roomy = FakeEngine(spare_blocks=0)
     with pytest.raises(KVCacheTooSmall):
         FakeEngine(plan=roomy.plan, max_model_len=128)
@@ -329,7 +330,7 @@ def test_a_failing_policy_is_named() -> None:
         def budget(self, load: StepLoad) -> StepBudget:
             raise KeyError("oops")
 
-    engine = FakeEngine(policy=Broken(SchedulingPolicySetup(8, 2)))
+    engine = FakeEngine(policy=Broken(SchedulingPolicySetup(fake_limits())))
     engine.add("a", [3])
     with pytest.raises(PluginFailure, match="scheduling_policy Broken failed: KeyError"):
         engine.step()
@@ -338,7 +339,7 @@ def test_a_failing_policy_is_named() -> None:
 
 
 def test_the_policy_learns_from_every_step() -> None:
-    policy = FakePolicy(SchedulingPolicySetup(32, 4))
+    policy = FakePolicy(SchedulingPolicySetup(fake_limits(max_num_batched_tokens=32)))
     engine = FakeEngine(policy=policy)
     engine.add("a", range(5), greedy(4))
     engine.add("b", range(5), greedy(4))

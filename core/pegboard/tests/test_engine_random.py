@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from pegboard.config.limits import NO_LIMIT
 from pegboard.data.request import EngineRequest
 from pegboard.data.request_parts import AdapterRef, Blob, MediaRef
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
@@ -65,10 +66,8 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "kv_load": kv_load,
         "encoder_cache_tokens": draw(st.sampled_from([12, 30])) if Encoder not in kinds else 30,
         "never_split_media": draw(st.booleans()) and Encoder not in kinds and max_num_batched_tokens >= 8,
-        "policy_setup": {
-            "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 3, 9])),
-            "max_num_partial_prefills": draw(st.integers(1, 3)),
-        },
+        "long_prefill_token_threshold": draw(st.sampled_from([NO_LIMIT, NO_LIMIT, 3, 9])),
+        "max_num_partial_prefills": draw(st.integers(1, 3)),
     }
 
 

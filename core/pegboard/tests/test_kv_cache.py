@@ -18,6 +18,7 @@ from pegboard.engine.kv.plan import blocks_per_request, plan_kv
 from pegboard.engine.kv.rules import make_rule
 from pegboard.errors import ConfigError, KVCacheTooSmall
 from pegboard.interfaces.attention import Chunk, Full, KVGroup, Retain, State, Window
+from pegboard_testing.fake_limits import fake_limits
 from pegboard_testing.fake_model import FakeModel, fake_kv_spec
 
 
@@ -31,9 +32,9 @@ def hashes(tokens: list[int], algo: str = "sha256", **fields: Any) -> list[bytes
     return request.block_hashes
 
 
-def small_plan(*retains: Retain, num_blocks: int = 40, max_model_len: int = 32, block_size: int = 4, **more: Any) -> Any:
+def small_plan(*retains: Retain, num_blocks: int = 40, **limits: Any) -> Any:
     specs = {i: fake_kv_spec(retain) for i, retain in enumerate(retains)}
-    return plan_kv(specs, 0, block_size=block_size, max_model_len=max_model_len, num_blocks_override=num_blocks, **more)
+    return plan_kv(specs, 0, fake_limits(**{"max_model_len": 32, **limits}), num_blocks_override=num_blocks)
 
 
 # --- hashes -------------------------------------------------------------------------------------------------------------------
@@ -140,7 +141,7 @@ def test_a_hit_is_the_longest_prefix_whose_needed_blocks_are_there(
 
 def test_one_type_is_one_group() -> None:
     specs = {layer: fake_kv_spec(slot_bytes=8) for layer in range(6)}
-    plan = plan_kv(specs, 100_000, block_size=16, max_model_len=128)
+    plan = plan_kv(specs, 100_000, fake_limits(block_size=16, max_model_len=128))
     assert [group.layers for group in plan.groups] == [(0, 1, 2, 3, 4, 5)]
     assert plan.block_bytes == 6 * 8 * 16 and plan.num_blocks == 100_000 // plan.block_bytes
     assert plan.hash_block_size == 16
@@ -148,7 +149,7 @@ def test_one_type_is_one_group() -> None:
 
 def test_mixed_layers_become_groups_of_equal_size() -> None:
     specs = {layer: fake_kv_spec(Full() if layer % 4 == 3 else Window(64)) for layer in range(32)}
-    plan = plan_kv(specs, 10_000_000, block_size=16, max_model_len=1024)
+    plan = plan_kv(specs, 10_000_000, fake_limits(block_size=16, max_model_len=1024))
     assert sorted(len(group.layers) for group in plan.groups) == [8, 8, 8, 8]
     assert sum(isinstance(group.spec.retain, Window) for group in plan.groups) == 3
     assert sorted(layer for group in plan.groups for layer in group.layers) == list(range(32))
@@ -157,7 +158,7 @@ def test_mixed_layers_become_groups_of_equal_size() -> None:
 @given(st.lists(st.tuples(retains, st.integers(1, 9)), min_size=1, max_size=8), st.integers(1, 8))
 def test_every_group_fits_a_block(layers: list[tuple[Retain, int]], block_size: int) -> None:
     specs = {i: fake_kv_spec(retain, slot_bytes=size) for i, (retain, size) in enumerate(layers)}
-    plan = plan_kv(specs, 0, block_size=block_size, max_model_len=20, num_blocks_override=1000)
+    plan = plan_kv(specs, 0, fake_limits(block_size=block_size, max_model_len=20), num_blocks_override=1000)
     for group in plan.groups:
         assert len(group.layers) * group.spec.slot_bytes() * group.block_size <= plan.block_bytes
         assert group.block_size % plan.hash_block_size == 0 and group.block_size >= block_size
@@ -166,7 +167,7 @@ def test_every_group_fits_a_block(layers: list[tuple[Retain, int]], block_size: 
 
 def test_a_large_state_makes_the_blocks_of_attention_larger() -> None:
     specs = {0: fake_kv_spec(slot_bytes=4), 1: fake_kv_spec(State(checkpoint_every=32), slot_bytes=1000)}
-    plan = plan_kv(specs, 100_000, block_size=16, max_model_len=128)
+    plan = plan_kv(specs, 100_000, fake_limits(block_size=16, max_model_len=128))
     assert plan.block_bytes == 1000
     assert [group.block_size for group in plan.groups] == [240, 32]
     assert plan.hash_block_size == 16
@@ -174,19 +175,19 @@ def test_a_large_state_makes_the_blocks_of_attention_larger() -> None:
 
 def test_block_size_is_what_the_kernels_need() -> None:
     spec = type(fake_kv_spec())(tensors=fake_kv_spec().tensors, block_size_multiple=32)
-    assert plan_kv({0: spec}, 100_000, block_size=16, max_model_len=64).groups[0].block_size == 32
+    assert plan_kv({0: spec}, 100_000, fake_limits(block_size=16, max_model_len=64)).groups[0].block_size == 32
 
 
 def test_too_little_memory_says_what_would_do() -> None:
     specs = {0: fake_kv_spec(slot_bytes=4)}
     with pytest.raises(KVCacheTooSmall, match=r"max_model_len=1000 tokens needs 4096 bytes.*at most 48, or") as error:
-        plan_kv(specs, 4 * 16 * 4, block_size=16, max_model_len=1000)
+        plan_kv(specs, 4 * 16 * 4, fake_limits(block_size=16, max_model_len=1000))
     assert "4 blocks" in str(error.value)
-    assert plan_kv(specs, 4 * 16 * 4, block_size=16, max_model_len=48).num_blocks == 4
+    assert plan_kv(specs, 4 * 16 * 4, fake_limits(block_size=16, max_model_len=48)).num_blocks == 4
     with pytest.raises(KVCacheTooSmall):
-        plan_kv(specs, 1 << 30, block_size=16, max_model_len=1000, num_blocks_override=3)
+        plan_kv(specs, 1 << 30, fake_limits(block_size=16, max_model_len=1000), num_blocks_override=3)
     with pytest.raises(ConfigError):
-        plan_kv({}, 1 << 30, block_size=16, max_model_len=1000)
+        plan_kv({}, 1 << 30, fake_limits(block_size=16, max_model_len=1000))
 
 
 def test_a_window_needs_few_blocks_however_long_the_text() -> None:
@@ -353,7 +354,7 @@ def test_a_state_is_cached_at_its_checkpoints() -> None:
 @given(st.lists(retains, min_size=1, max_size=3), st.lists(st.integers(0, 3), min_size=1, max_size=31), st.data())
 def test_a_request_never_holds_more_than_the_plan_reckons(layers: list[Retain], tokens: list[int], data: Any) -> None:
     chunk = data.draw(st.integers(1, 9))
-    plan = small_plan(*layers, num_blocks=60, block_size=2, max_num_batched_tokens=chunk)
+    plan = small_plan(*layers, num_blocks=60, block_size=2, max_num_seqs=1, max_num_batched_tokens=chunk)
     cache = KVCache(plan)
     request = make_request(tokens)
     for start in range(0, len(tokens), chunk):

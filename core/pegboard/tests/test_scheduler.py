@@ -65,9 +65,7 @@ def test_rows_with_few_tokens_precede_prefills_whatever_was_admitted_first() -> 
 
 
 def test_the_chunk_limit_leaves_room_for_others() -> None:
-    engine = FakeEngine(
-        max_num_batched_tokens=16, policy_setup={"long_prefill_token_threshold": 5, "max_num_partial_prefills": 2}
-    )
+    engine = FakeEngine(max_num_batched_tokens=16, long_prefill_token_threshold=5, max_num_partial_prefills=2)
     engine.add("long", range(20), GREEDY)
     engine.add("short", range(3), GREEDY)
     engine.step()
@@ -75,8 +73,7 @@ def test_the_chunk_limit_leaves_room_for_others() -> None:
 
 
 def test_a_second_partial_prefill_waits_and_a_short_prompt_passes_it() -> None:
-    setup = {"long_prefill_token_threshold": 5, "max_num_partial_prefills": 1}
-    engine = FakeEngine(max_num_batched_tokens=16, policy_setup=setup)
+    engine = FakeEngine(max_num_batched_tokens=16, long_prefill_token_threshold=5, max_num_partial_prefills=1)
     engine.add("long", range(20), GREEDY)
     engine.add("also long", range(1, 21), GREEDY)
     engine.add("short", range(3), GREEDY)

@@ -17,6 +17,7 @@ from pegboard.interfaces.draft import DraftStep
 from pegboard.interfaces.sampler import Sampled, SampleStep
 from pegboard.worker.memory import allocate
 from pegboard.worker.model_runner import ModelRunner, RunnerParts
+from pegboard_testing.fake_limits import fake_limits
 
 VOCAB, BLOCK = 50, 4
 
@@ -130,10 +131,7 @@ def make_runner(max_drafts: int) -> ModelRunner:
             views=views,
             sampler=GreedySampler(),
             device="cpu",
-            max_num_seqs=3,
-            max_num_batched_tokens=64,
-            max_model_len=60,
-            max_drafts=max_drafts,
+            limits=fake_limits(max_num_seqs=3, max_num_batched_tokens=64, max_model_len=60, max_drafts=max_drafts),
             draft=RepeatDraft() if max_drafts else None,
         )  # fmt: skip
     )

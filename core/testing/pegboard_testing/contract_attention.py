@@ -35,6 +35,7 @@ from pegboard.interfaces.attention import (
 from pegboard.interfaces.spec import Multiple, unmet
 from pegboard.ops.attention import paged_attention
 from pegboard.worker import memory
+from pegboard_testing.fake_limits import fake_limits
 
 FEATURES = ("window", "sinks", "soft_cap", "alibi", "tree", "bidirectional")
 TOLERANCES = {"float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -74,8 +75,9 @@ class Trial:
                 self.k[index] = [values(n, layer.num_kv_heads, layer.head_dim) for n in lengths]
                 self.v[index] = [values(n, layer.num_kv_heads, width) for n in lengths]
                 self.caches[index] = (self._reference_cache(self.k[index]), self._reference_cache(self.v[index]))
-        limits = (sum(lengths), len(lengths), max(lengths), torch.get_num_threads())
-        self.backend = contract.backend(AttentionSetup(self.layers, dtype, self.device, *limits))
+        limits = fake_limits(max_num_batched_tokens=sum(lengths), max_num_seqs=len(lengths), max_model_len=max(lengths))
+        setup = AttentionSetup(self.layers, dtype, self.device, limits, torch.get_num_threads())
+        self.backend = contract.backend(setup)
         owners = [layer for layer in self.layers if layer.shares_kv_with is None]
         spec = self.backend.kv_spec(owners[0], dtype, None)
         assert spec is not None, "a decoder layer stores keys and values"

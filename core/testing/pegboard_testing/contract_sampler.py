@@ -19,6 +19,7 @@ import numpy as np
 from pegboard.data.batch import Logprobs, TokenMasks
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.sampler import Sampled, Sampler, SamplerSetup, SampleStep
+from pegboard_testing.fake_limits import fake_limits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,7 +147,7 @@ class SamplerContract:
         raise AssertionError("override SamplerContract.sampler")
 
     def make(self, *, rows: int = 8, vocab_size: int = VOCAB_SIZE, seed: int = 0, **more: Any) -> Sampler:
-        return self.sampler(SamplerSetup(vocab_size, rows, self.device, seed, **more))
+        return self.sampler(SamplerSetup(fake_limits(vocab_size=vocab_size, max_num_seqs=rows), self.device, seed, **more))
 
     def run(
         self,

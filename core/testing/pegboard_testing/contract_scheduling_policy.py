@@ -19,12 +19,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pegboard.config.limits import NO_LIMIT
 from pegboard.data.batch import StepTimes
 from pegboard.data.request import RequestStatus, RequestView
 from pegboard.data.request_parts import AdapterRef
 from pegboard.interfaces.scheduling_policy import SchedulingPolicy, SchedulingPolicySetup, SchedulingPolicySpec, StepLoad
+from pegboard_testing.fake_limits import fake_limits
 
-SETUP = SchedulingPolicySetup(max_num_batched_tokens=512, max_num_seqs=4, max_num_partial_prefills=2)
+SETUP = SchedulingPolicySetup(fake_limits(max_num_batched_tokens=512, max_num_partial_prefills=2))
 MAX_STEPS = 5000
 
 
@@ -113,7 +115,7 @@ class Engine:
     def admit(self) -> None:
         admitted: list[RequestView] = []
         for view in self.policy.waiting():
-            if len(self.running) + len(admitted) == SETUP.max_num_seqs or self.used() + len(admitted) + 1 > self.blocks:
+            if len(self.running) + len(admitted) == SETUP.limits.max_num_seqs or self.used() + len(admitted) + 1 > self.blocks:
                 break
             admitted.append(view)
         for view in admitted:
@@ -200,16 +202,21 @@ class SchedulingPolicyContract:
         stories = [Engine(self.policy(SETUP), *self.workload(seed)).run() for _ in range(2)]
         assert stories[0] == stories[1]
 
-    @pytest.mark.parametrize("threshold", [0, 1, 64, 4096])
+    @pytest.mark.parametrize("threshold", [1, 64, 4096, NO_LIMIT])
     def test_the_budget_stays_within_the_limits(self, threshold: int) -> None:
         """Whatever the load and the times so far, a step may do something, and never more than the engine allows."""
-        setup = SchedulingPolicySetup(512, 8, threshold, max_num_partial_prefills=3, max_long_partial_prefills=2)
-        policy, rng = self.policy(setup), np.random.default_rng(threshold)
+        limits = fake_limits(
+            max_num_batched_tokens=512,
+            long_prefill_token_threshold=threshold,
+            max_num_partial_prefills=3,
+            max_long_partial_prefills=2,
+        )
+        policy, rng = self.policy(SchedulingPolicySetup(limits)), np.random.default_rng(threshold)
         for _ in range(50):
             load = StepLoad(int(rng.integers(9)), int(rng.integers(9)), int(rng.integers(99)), float(rng.random()))
             budget = policy.budget(load)
             assert 1 <= budget.max_tokens <= 512
-            assert 1 <= budget.max_chunk <= (threshold or 512)
+            assert 1 <= budget.max_chunk <= min(threshold, 512)
             assert 1 <= budget.max_prefills <= 3
             assert 0 <= budget.max_long_prefills <= 2
             policy.observe(load, StepTimes(*(float(x) for x in rng.exponential(0.01, 4))))

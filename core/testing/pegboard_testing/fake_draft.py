@@ -40,5 +40,5 @@ class FakeDraft:
         for _ in range(count):
             token = self.target(row, token_ids)
             luck = zlib.crc32(np.array(token_ids, np.int64).tobytes(), 1) / 2**32
-            token_ids.append(token if luck < self._accuracy else (token + 1) % self._setup.vocab_size)
+            token_ids.append(token if luck < self._accuracy else (token + 1) % self._setup.limits.vocab_size)
         return np.array(token_ids[start:], np.int32)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pegboard.config.limits import EngineLimits
+from pegboard.config.limits import Limits
 from pegboard.data.request import EngineRequest, RequestDelta
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.engine import Engine
@@ -64,7 +64,6 @@ class FakeEngine:
         draft_accuracy: float = 0.7,
         policy: SchedulingPolicy | None = None,
         by_priority: bool = False,
-        policy_setup: Mapping[str, int] | None = None,
         structured_output: FakeStructuredOutput | None = None,
         kv_load: Literal["in_step", "between_steps"] | None = None,
         kv_store: dict[tuple[int, bytes], Any] | None = None,
@@ -79,20 +78,21 @@ class FakeEngine:
         plan: KVPlan | None = None,
         **limits: Any,
     ) -> None:
-        self.limits = EngineLimits(
+        self.limits = Limits(
             max_model_len=max_model_len,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             vocab_size=vocab_size,
+            block_size=block_size,
             max_drafts=max_drafts,
             **limits,
         )
-        self.plan = plan or self._plan(retains, slot_bytes or [4] * len(retains), block_size, num_blocks, spare_blocks)
+        self.plan = plan or self._plan(retains, slot_bytes or [4] * len(retains), num_blocks, spare_blocks)
         self.model = FakeModel([group.spec.retain for group in self.plan.groups], vocab_size)
         store = {} if kv_store is None else kv_store
         self.connector = FakeKVConnector(self.plan, store, load=kv_load, hesitate=kv_hesitate) if kv_load else None
         worker_half = FakeKVConnectorWorker(self.plan, store, load=kv_load, fails=kv_fails) if kv_load else None
-        self.draft = FakeDraft(DraftSetup(max_drafts, max_num_seqs, max_model_len, vocab_size), accuracy=draft_accuracy)
+        self.draft = FakeDraft(DraftSetup(self.limits), accuracy=draft_accuracy)
         self.worker = FakeWorker(
             self.model,
             self.plan,
@@ -105,8 +105,7 @@ class FakeEngine:
         )
         self.draft.target = self.worker.next_of_row
         self.executor = FakeExecutor(self.worker)
-        setup = SchedulingPolicySetup(max_num_batched_tokens, max_num_seqs, **(policy_setup or {}))
-        self.policy = policy or FakePolicy(setup, by_priority=by_priority)
+        self.policy = policy or FakePolicy(SchedulingPolicySetup(self.limits), by_priority=by_priority)
         self.engine = Engine(
             executor=self.executor,
             policy=self.policy,
@@ -128,23 +127,13 @@ class FakeEngine:
             return None
         return Grammars({"fake": backend}, vocab_size=self.limits.vocab_size, timeout_s=self.limits.grammar_timeout_s)
 
-    def _plan(
-        self, retains: Sequence[Retain], slot_bytes: Sequence[int], block_size: int, num_blocks: int | None, spare_blocks: int
-    ) -> KVPlan:
+    def _plan(self, retains: Sequence[Retain], slot_bytes: Sequence[int], num_blocks: int | None, spare_blocks: int) -> KVPlan:
         limits = self.limits
         layers = enumerate(zip(retains, slot_bytes, strict=True))
         specs = {i: fake_kv_spec(retain, slot_bytes=size) for i, (retain, size) in layers}
 
         def with_blocks(count: int) -> KVPlan:
-            return plan_kv(
-                specs,
-                0,
-                block_size=block_size,
-                max_model_len=limits.max_model_len,
-                max_num_batched_tokens=limits.max_num_batched_tokens,
-                max_in_flight=limits.max_in_flight,
-                num_blocks_override=count,
-            )
+            return plan_kv(specs, 0, limits, num_blocks_override=count)
 
         if num_blocks is not None:
             return with_blocks(num_blocks)

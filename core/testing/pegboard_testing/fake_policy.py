@@ -14,7 +14,7 @@ class FakePolicy:
     requests first, and the last admitted one is the victim. loads: every StepLoad seen."""
 
     def __init__(self, setup: SchedulingPolicySetup, *, by_priority: bool = False) -> None:
-        self._setup = setup
+        self._limits = setup.limits
         self._by_priority = by_priority
         self._waiting: list[RequestView] = []
         self.loads: list[StepLoad] = []
@@ -42,9 +42,9 @@ class FakePolicy:
         return running[max(places, key=lambda place: (running[place].priority, running[place].arrival_s, place))]
 
     def budget(self, load: StepLoad) -> StepBudget:
-        setup = self._setup
-        chunk = setup.long_prefill_token_threshold or setup.max_num_batched_tokens
-        return StepBudget(setup.max_num_batched_tokens, chunk, setup.max_num_partial_prefills, setup.max_long_partial_prefills)
+        limits = self._limits
+        chunk = min(limits.long_prefill_token_threshold, limits.max_num_batched_tokens)
+        return StepBudget(limits.max_num_batched_tokens, chunk, limits.max_num_partial_prefills, limits.max_long_partial_prefills)
 
     def observe(self, load: StepLoad, times: StepTimes) -> None:
         self.loads.append(load)

@@ -1,4 +1,4 @@
-"""What bounds one engine. Plain numbers, judged once; tokens unless the name says otherwise."""
+"""What bounds one engine: the resolved form of the settings. Built once at start-up, then passed on whole."""
 
 from __future__ import annotations
 
@@ -7,46 +7,59 @@ from typing import Literal
 
 from pegboard.errors import ConfigError
 
+NO_LIMIT = 2**31 - 1
+"""The value of a limit that was not set."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLimits:
-    """max_model_len: longest prompt plus output. max_num_batched_tokens: most tokens computed in one step. max_num_seqs: rows.
-    max_in_flight: steps submitted before the oldest is awaited. max_num_queued_reqs: completions that may wait before new
-    requests are refused. max_drafts: most draft tokens per row and step. num_lookahead_tokens: extra slots a draft proposer
-    writes behind the last token. max_loras: adapters resident at once, 0 = LoRA off.
+class Limits:
+    """Plain numbers, in tokens unless the name says otherwise. Nothing here is None or "auto"; `NO_LIMIT` says "no limit".
 
-    encoder_cache_tokens: capacity of the worker's encoder cache; max_encoder_tokens: most media tokens encoded per step (None =
-    the capacity). never_split_media: a chunk of a prompt never ends inside a media item.
-    target_itl_s: how long a step with decodes should last at most; prefill chunks are cut to fit. None = no bound.
-    grammar_timeout_s: time to compile one grammar. record_kv_events: keep block events for `control("kv_events")`.
-    kv_metrics_share: share of the KV blocks whose stay is measured, 0 = none.
+    max_model_len: longest prompt plus output. max_num_batched_tokens: most tokens computed in one step. max_num_seqs: most
+    running requests, which is the number of rows. block_size: wanted tokens per KV block. max_in_flight: steps submitted before
+    the oldest is awaited. max_num_queued_reqs: completions that may wait before new requests are refused.
+    long_prefill_token_threshold: most tokens of one prompt in one step. max_num_partial_prefills: most prompts computed in parts
+    at once, of which max_long_partial_prefills may be longer than the threshold. target_itl_s: how long a step with decodes
+    should last at most, in seconds; prefill chunks are cut to fit; 0 = no bound. max_drafts: most draft tokens per row and step.
+    num_lookahead_tokens: extra slots that a draft proposer writes after the last token. max_loras: adapters resident at once,
+    0 = LoRA off. kv_metrics_share: share of the KV blocks whose stay is measured, 0 = none.
+
+    encoder_cache_tokens: capacity of the worker's encoder cache; max_encoder_tokens: most media tokens encoded per step.
+    never_split_media: a chunk of a prompt never ends inside a media item. grammar_timeout_s: time to compile one grammar.
+    record_kv_events: keep block events for `control("kv_events")`.
     Raises ConfigError, naming the setting.
     """
 
     max_model_len: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
     vocab_size: int
-    enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0
-    target_itl_s: float | None = None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
     max_in_flight: int = 1
-    max_num_queued_reqs: int | None = None
+    max_num_queued_reqs: int = NO_LIMIT
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = NO_LIMIT
+    max_num_partial_prefills: int = 1
+    max_long_partial_prefills: int = 1
+    target_itl_s: float = 0.0
     enable_prefix_caching: bool = True
     hash_algo: str = "sha256"
     max_drafts: int = 0
     num_lookahead_tokens: int = 0
     max_loras: int = 0
     kv_load_failure_policy: Literal["recompute", "fail"] = "recompute"
+    kv_metrics_share: float = 0.0
     encoder_cache_tokens: int = 0
-    max_encoder_tokens: int | None = None
+    max_encoder_tokens: int = NO_LIMIT
     never_split_media: bool = False
     grammar_timeout_s: float = 60.0
     record_kv_events: bool = False
-    kv_metrics_share: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "vocab_size", "max_in_flight"):
+        positive = ("max_model_len", "vocab_size", "max_num_seqs", "max_num_batched_tokens", "block_size", "max_in_flight",
+                    "max_num_queued_reqs", "long_prefill_token_threshold", "max_num_partial_prefills",
+                    "max_long_partial_prefills", "max_encoder_tokens")  # fmt: skip
+        for name in positive:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -59,5 +72,5 @@ class EngineLimits:
 
     @property
     def chunk_tokens(self) -> int:
-        """Most tokens of one request that are computed before its blocks behind a window can be dropped."""
+        """Most tokens of one request that are computed before its blocks before a window can be dropped."""
         return self.max_num_batched_tokens * self.max_in_flight

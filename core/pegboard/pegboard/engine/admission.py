@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from pegboard.config.limits import EngineLimits
+from pegboard.config.limits import Limits
 from pegboard.data.request import Request, RequestDelta, RequestStatus
 from pegboard.engine.blamed import BlamedPolicy
 from pegboard.engine.grammar.grammars import Grammars
@@ -54,7 +54,7 @@ class Admission:
 
     def __init__(
         self,
-        limits: EngineLimits,
+        limits: Limits,
         roster: Roster,
         kv: KVCache,
         policy: BlamedPolicy,
@@ -234,7 +234,7 @@ class Admission:
         be cached if it cannot reach the end."""
         num_tokens = min(num_missing, plan.tokens_left)
         if self._limits.enable_chunked_prefill:
-            num_tokens = min(num_tokens, max(1, plan.budget.max_chunk), self._limits.long_prefill_token_threshold or num_tokens)
+            num_tokens = min(num_tokens, max(1, plan.budget.max_chunk), self._limits.long_prefill_token_threshold)
         every, computed = self._kv.checkpoint_every, request.num_computed_tokens
         if every and num_tokens > 1:
             border = (computed + num_tokens) // every * every

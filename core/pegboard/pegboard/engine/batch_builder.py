@@ -8,7 +8,7 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from pegboard.config.limits import EngineLimits
+from pegboard.config.limits import Limits
 from pegboard.data.batch import CSR, Batch, BlockDelta, NewRequest
 from pegboard.data.request import Request
 from pegboard.data.request_parts import MediaRef
@@ -23,7 +23,7 @@ Item = tuple[Request, Entry]
 class BatchBuilder:
     """Numbers the steps. The batch shares no mutable state with the engine: it may be computed much later."""
 
-    def __init__(self, limits: EngineLimits, roster: Roster, kv: KVCache, transfers: Transfers) -> None:
+    def __init__(self, limits: Limits, roster: Roster, kv: KVCache, transfers: Transfers) -> None:
         self._limits = limits
         self._roster = roster
         self._kv = kv

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pegboard.config.limits import EngineLimits
+from pegboard.config.limits import NO_LIMIT, Limits
 from pegboard.config.schema import EngineConfig, check_engine
 from pegboard.engine.engine import Engine
 from pegboard.engine.grammar.chain import make_grammars
@@ -40,17 +40,15 @@ def build_engine(plan: "EnginePlan") -> Engine:
     started = time.perf_counter()
     registry = Registry.from_lock(PluginLock.from_json(plan.lock_json))
     config = _with_platform_defaults(registry, plan)
-    policy, has_priority = _policy(registry, config)
-    executor = _executor(registry, plan, config)
+    limits = _limits(plan, config, registry)
+    policy, has_priority = _policy(registry, config, limits)
+    executor = _executor(registry, plan, config, limits)
     ready = executor.start()
     loaded = time.perf_counter()
     kv_plan = plan_kv(
         ready[0].kv_specs,
         min(rank.kv_memory_bytes for rank in ready),
-        block_size=config.block_size or 1,
-        max_model_len=plan.max_model_len,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_in_flight=config.max_in_flight or 1,
+        limits,
         num_blocks_override=config.num_gpu_blocks_override,
     )
     executor.call("allocate", kv_plan)
@@ -66,7 +64,7 @@ def build_engine(plan: "EnginePlan") -> Engine:
         policy=policy,
         has_priority=has_priority,
         kv_plan=kv_plan,
-        limits=_limits(plan, config, registry),
+        limits=limits,
         connectors=_connectors(registry, config, kv_plan),
         grammars=make_grammars(registry, plan),
         encoder_connector=_encoder_connector(registry, plan),
@@ -115,41 +113,39 @@ def _with_platform_defaults(registry: Registry, plan: "EnginePlan") -> EngineCon
     return config
 
 
-def _executor(registry: Registry, plan: "EnginePlan", config: EngineConfig) -> Any:
+def _executor(registry: Registry, plan: "EnginePlan", config: EngineConfig, limits: Limits) -> Any:
     world_size = config.tensor_parallel_size * config.pipeline_parallel_size
     need = ExecutorNeed(world_size=world_size)
     asked = config.distributed_executor_backend
     prefers = [name] if (name := default_name("executor")) else []
     entry = registry.choose("executor", need, explicit=asked, prefers=prefers).require()
-    worker_plan = WorkerPlan(config, plan.lock_json, plan.checkpoint, plan.max_model_len, plan.vocab_size)
+    worker_plan = WorkerPlan(config, limits, plan.lock_json, plan.checkpoint)
     return registry.build(entry, ExecutorSetup(world_size, make_worker(registry, worker_plan), worker_plan))
 
 
-def _policy(registry: Registry, config: EngineConfig) -> tuple[Any, bool]:
+def _policy(registry: Registry, config: EngineConfig, limits: Limits) -> tuple[Any, bool]:
     """The scheduling policy, and whether it honours priorities."""
     asked = config.scheduling_policy or default_name("scheduling_policy")
     entry = registry.choose("scheduling_policy", SchedulingPolicyNeed(), explicit=asked).require()
-    setup = SchedulingPolicySetup(
-        max_num_batched_tokens=config.max_num_batched_tokens or 1,
-        max_num_seqs=config.max_num_seqs or 1,
-        long_prefill_token_threshold=config.long_prefill_token_threshold,
+    return registry.build(entry, SchedulingPolicySetup(limits)), "priority" in registry.spec(entry).flags
+
+
+def _limits(plan: "EnginePlan", config: EngineConfig, registry: Registry) -> Limits:
+    """The settings resolved: the only place that says what an unset one means. The platform has filled in its own before."""
+    assert config.max_num_seqs and config.max_num_batched_tokens and config.block_size
+    return Limits(
+        max_model_len=plan.max_model_len,
+        vocab_size=plan.vocab_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        block_size=config.block_size,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        long_prefill_token_threshold=config.long_prefill_token_threshold or NO_LIMIT,
         max_num_partial_prefills=config.max_num_partial_prefills,
         max_long_partial_prefills=config.max_long_partial_prefills,
-    )
-    return registry.build(entry, setup), "priority" in registry.spec(entry).flags
-
-
-def _limits(plan: "EnginePlan", config: EngineConfig, registry: Registry) -> EngineLimits:
-    return EngineLimits(
-        max_model_len=plan.max_model_len,
-        max_num_batched_tokens=config.max_num_batched_tokens or 1,
-        max_num_seqs=config.max_num_seqs or 1,
-        vocab_size=plan.vocab_size,
-        enable_chunked_prefill=config.enable_chunked_prefill,
-        long_prefill_token_threshold=config.long_prefill_token_threshold,
-        target_itl_s=None if config.target_itl_ms is None else config.target_itl_ms / 1000,
+        target_itl_s=(config.target_itl_ms or 0.0) / 1000,
         max_in_flight=_max_in_flight(config, registry),
-        max_num_queued_reqs=config.max_num_queued_reqs,
+        max_num_queued_reqs=config.max_num_queued_reqs or NO_LIMIT,
         enable_prefix_caching=config.enable_prefix_caching,
         hash_algo=config.prefix_caching_hash_algo,
         max_drafts=config.spec_tokens,

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from pegboard.config.limits import EngineLimits
+from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, StepOutput
 from pegboard.data.request import EngineRequest, Request, RequestDelta
 from pegboard.data.sampling_params import SamplingParams
@@ -63,7 +63,7 @@ class Engine:
         executor: Executor,
         policy: SchedulingPolicy,
         kv_plan: KVPlan,
-        limits: EngineLimits,
+        limits: Limits,
         connectors: Mapping[str, KVConnectorScheduler] | None = None,
         grammars: Grammars | None = None,
         encoder_connector: EncoderConnectorScheduler | None = None,
@@ -128,8 +128,6 @@ class Engine:
 
     def _must_have_room(self, n: int) -> None:
         most, waiting = self.limits.max_num_queued_reqs, self._roster.num_waiting
-        if most is None:
-            return
         if n > most:
             raise RequestError(f"n must be at most {most}, as many completions may wait here, got {n}", parameter="n")
         if waiting + n > most:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pegboard.config.limits import EngineLimits
+from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, Logprobs, StepOutput
 from pegboard.data.request import PositionLogprobs, Request, RequestDelta, RequestStatus
 from pegboard.data.sampling_params import SamplingParams
@@ -24,7 +24,7 @@ class Outcome:
 
     def __init__(
         self,
-        limits: EngineLimits,
+        limits: Limits,
         roster: Roster,
         kv: KVCache,
         transfers: Transfers,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.config.limits import EngineLimits
+from pegboard.config.limits import Limits
 from pegboard.data.request import EngineRequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.grammar.grammars import Grammars
@@ -13,7 +13,7 @@ from pegboard.plugins.names import to_install
 class RequestCheck:
     """has_priority: the scheduling policy honours `priority`."""
 
-    def __init__(self, limits: EngineLimits, grammars: Grammars | None, *, has_priority: bool) -> None:
+    def __init__(self, limits: Limits, grammars: Grammars | None, *, has_priority: bool) -> None:
         self._limits = limits
         self._grammars = grammars
         self._has_priority = has_priority
@@ -72,9 +72,7 @@ class RequestCheck:
 
     def _check_media(self, request: EngineRequest) -> None:
         limits = self._limits
-        most = limits.encoder_cache_tokens
-        if limits.max_encoder_tokens is not None:
-            most = min(most, limits.max_encoder_tokens)
+        most = min(limits.encoder_cache_tokens, limits.max_encoder_tokens)
         if limits.never_split_media:
             most = min(most, limits.max_num_batched_tokens)
         for index, item in enumerate(request.media):
@@ -84,7 +82,7 @@ class RequestCheck:
                 )
 
 
-def check_limits(limits: EngineLimits, *, media_at_once: bool) -> None:
+def check_limits(limits: Limits, *, media_at_once: bool) -> None:
     """Raise ConfigError for limits that only make sense together with the model's KV plan."""
     if media_at_once and limits.never_split_media:
         raise ConfigError("never_split_media has no meaning for an encoder-decoder model: its media are not part of the prompt")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from pegboard.config.limits import EngineLimits
+from pegboard.config.limits import Limits
 from pegboard.data.request import Request, RequestDelta, RequestStatus
 from pegboard.engine.blamed import BlamedPolicy
 from pegboard.engine.encoder_cache import EncoderCache
@@ -26,7 +26,7 @@ class Roster:
 
     def __init__(
         self,
-        limits: EngineLimits,
+        limits: Limits,
         kv: KVCache,
         policy: BlamedPolicy,
         transfers: Transfers,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pegboard.config.limits import EngineLimits
+from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, StepTimes
 from pegboard.data.request import Request, RequestStatus
 from pegboard.data.sampling_params import SamplingParams
@@ -47,7 +47,7 @@ class Scheduler:
 
     def __init__(
         self,
-        limits: EngineLimits,
+        limits: Limits,
         roster: Roster,
         kv: KVCache,
         policy: BlamedPolicy,
@@ -64,7 +64,7 @@ class Scheduler:
         self._grammars = grammars
         self._admission = Admission(limits, roster, kv, policy, transfers, media, grammars)
         self._builder = BatchBuilder(limits, roster, kv, transfers)
-        self._size = None if limits.target_itl_s is None else StepSize(limits.target_itl_s)
+        self._size = StepSize(limits.target_itl_s) if limits.target_itl_s else None
         self._steps: dict[int, InFlight] = {}
         self.prefix_queries = self._admission.prefix_queries
 
@@ -73,7 +73,7 @@ class Scheduler:
         open KV transfers wait for."""
         load = self._load()
         limits = self._limits
-        encoder_tokens = limits.encoder_cache_tokens if limits.max_encoder_tokens is None else limits.max_encoder_tokens
+        encoder_tokens = min(limits.encoder_cache_tokens, limits.max_encoder_tokens)
         budget = self._policy.budget(load)
         if self._size is not None:
             budget = self._size.limit(budget, load)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from pegboard.config.limits import Limits
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(Spec):
@@ -205,9 +207,7 @@ class AttentionSetup:
     layers: tuple[AttentionLayer, ...]
     dtype: str
     device: str
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    max_model_len: int
+    limits: "Limits"
     num_threads: int = 1
     kernels: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     quantization: KVQuantization | None = None

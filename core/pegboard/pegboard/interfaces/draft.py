@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from pegboard.config.limits import Limits
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSpec(Spec):
@@ -24,10 +26,7 @@ class DraftNeed(Need):
 
 @dataclass(frozen=True, slots=True)
 class DraftSetup:
-    max_drafts: int
-    max_num_seqs: int
-    max_model_len: int
-    vocab_size: int
+    limits: "Limits"
     target: Any = None
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from pegboard.config.limits import Limits
     from pegboard.data.sampling_params import SamplingParams
 
 
@@ -32,9 +33,8 @@ class LogitsProcessorNeed(Need):
 
 @dataclass(frozen=True, slots=True)
 class LogitsProcessorSetup:
-    vocab_size: int
+    limits: "Limits"
     device: str
-    max_num_seqs: int
 
 
 class LogitsProcessor(Protocol):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from pegboard.config.limits import Limits
     from pegboard.data.batch import Logprobs, TokenMasks
     from pegboard.data.sampling_params import SamplingParams
 
@@ -36,8 +37,7 @@ class SamplerSetup:
     """seed: of the generator for requests without their own. processors: custom logits processors in chain order. kernels: chosen
     ops; "sample_tokens" (see `pegboard.ops.sampling`) when a plugin of the kind `kernel` provides it."""
 
-    vocab_size: int
-    max_num_seqs: int
+    limits: "Limits"
     device: str
     seed: int
     logprobs_mode: Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"] = "raw_logprobs"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from pegboard.interfaces.spec import Need, Spec
 
 if TYPE_CHECKING:
+    from pegboard.config.limits import Limits
     from pegboard.data.batch import StepTimes
     from pegboard.data.request import RequestView
 
@@ -25,13 +26,7 @@ class SchedulingPolicyNeed(Need):
 
 @dataclass(frozen=True, slots=True)
 class SchedulingPolicySetup:
-    """The limits of the engine, in tokens and requests."""
-
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    long_prefill_token_threshold: int = 0
-    max_num_partial_prefills: int = 1
-    max_long_partial_prefills: int = 1
+    limits: "Limits"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pegboard.config.limits import Limits
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import AttentionBackend, AttentionLayer, AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan
 from pegboard.interfaces.quantization import QuantizationMethod
@@ -25,10 +26,7 @@ class AttentionLimits:
     dtype: str
     kv_dtype: str | None
     device: str
-    block_size: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    max_model_len: int
+    limits: Limits
     num_threads: int
     explicit: str | None
 
@@ -67,7 +65,7 @@ class AttentionGroups:
             sinks=layer.sinks,
             soft_cap=layer.soft_cap is not None,
             alibi=layer.alibi is not None,
-            block_size=limits.block_size,
+            block_size=limits.limits.block_size,
         )
         key = "+".join(f"{name}={value}" for name, value in need.wants().items())
         known = self.registry.decisions.get(("attention", key))
@@ -113,9 +111,7 @@ class AttentionGroups:
             layers=layers,
             dtype=limits.dtype,
             device=limits.device,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_num_seqs=limits.max_num_seqs,
-            max_model_len=limits.max_model_len,
+            limits=limits.limits,
             num_threads=limits.num_threads,
             kernels=self.kernels,
             quantization=self.quantized[layers[0].layer_index],

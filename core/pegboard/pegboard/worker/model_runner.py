@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pegboard.config.limits import Limits
 from pegboard.data.batch import CSR, Batch, NewRequest, StepOutput, StepTimes, TokenMasks
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.attention import AttentionBackend, KVPlan
@@ -38,10 +39,7 @@ class RunnerParts:
     views: Mapping[int, Mapping[str, Tensor]]
     sampler: Sampler
     device: str
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    max_drafts: int = 0
+    limits: Limits
     draft: DraftProposer | None = None
     connectors: Mapping[str, KVConnectorWorker] = field(default_factory=dict)
     encoder_connector: EncoderConnectorWorker | None = None
@@ -52,13 +50,13 @@ class ModelRunner:
     """`run` is the whole life of a step."""
 
     def __init__(self, parts: RunnerParts) -> None:
-        self.parts = parts
+        self.parts, limits = parts, parts.limits
         self.model, self.sampler, self.draft = parts.model, parts.sampler, parts.draft
-        self.state = RowState(parts.max_num_seqs, parts.max_model_len + parts.max_drafts + 1, parts.plan)
+        self.state = RowState(limits.max_num_seqs, limits.max_model_len + limits.max_drafts + 1, parts.plan)
         self.inputs = InputBuilder(
             parts.plan,
-            max_tokens=parts.max_num_batched_tokens,
-            max_rows=parts.max_num_seqs,
+            max_tokens=limits.max_num_batched_tokens,
+            max_rows=limits.max_num_seqs,
             state=self.state,
             device=parts.device,
         )
@@ -201,11 +199,11 @@ class ModelRunner:
     def _propose(self, inputs: StepInputs, last_hidden: Tensor) -> CSR:
         """Ask the draft plugin for the next step's proposals and keep them."""
         state, rows = self.state, inputs.sample_rows
-        room = self.parts.max_model_len - state.num_tokens[rows] - 1
+        room = self.parts.limits.max_model_len - state.num_tokens[rows] - 1
         step = DraftStep(
             rows=rows,
             history=[state.token_ids[row, : state.num_tokens[row]] for row in rows],
-            max_drafts=np.clip(room, 0, self.parts.max_drafts),
+            max_drafts=np.clip(room, 0, self.parts.limits.max_drafts),
             hidden=last_hidden,
         )
         assert self.draft is not None

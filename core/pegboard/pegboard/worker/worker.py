@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pegboard.config.limits import Limits
 from pegboard.config.schema import EngineConfig
 from pegboard.data.batch import Batch, StepOutput
 from pegboard.env import cache_dir
@@ -57,10 +58,9 @@ class WorkerPlan:
     """What a rank needs to build itself; picklable. config holds no "auto": the engine has filled in the platform's defaults."""
 
     config: EngineConfig
+    limits: Limits
     lock_json: str
     checkpoint: Checkpoint
-    max_model_len: int
-    vocab_size: int
 
     def make_worker(self, rank: int) -> "Worker":
         """The rank's worker in a process that has nothing but this plan: the parent's plugin choices, no scan."""
@@ -72,7 +72,7 @@ class Worker:
 
     def __init__(self, registry: Registry, plan: WorkerPlan, rank: int) -> None:
         self.registry, self.plan, self.rank = registry, plan, rank
-        self.config = plan.config
+        self.config, self.limits = plan.config, plan.limits
         self.runner: ModelRunner | None = None
 
     # --- start-up ----------------------------------------------------------------------------------------------------------
@@ -93,10 +93,7 @@ class Worker:
             dtype=config.dtype,
             kv_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
             device=self.device.name,
-            block_size=config.block_size or 1,
-            max_num_batched_tokens=config.max_num_batched_tokens or 1,
-            max_num_seqs=config.max_num_seqs or 1,
-            max_model_len=self.plan.max_model_len,
+            limits=self.limits,
             num_threads=self.device.num_threads,
             explicit=config.attention_backend,
         )
@@ -175,10 +172,7 @@ class Worker:
                 views=views,
                 sampler=self._sampler(),
                 device=self.device.name,
-                max_num_seqs=config.max_num_seqs or 1,
-                max_num_batched_tokens=config.max_num_batched_tokens or 1,
-                max_model_len=self.plan.max_model_len,
-                max_drafts=config.spec_tokens,
+                limits=self.limits,
                 draft=self._draft(),
                 connectors=self._connectors(kv_plan, views),
                 encoder_connector=self._encoder_connector(),
@@ -188,17 +182,15 @@ class Worker:
 
     def _sampler(self) -> Sampler:
         config = self.config
-        rows = config.max_num_seqs or 1
         processors = []
         for name in config.logits_processors or ():
             chosen = self.registry.choose("logits_processor", LogitsProcessorNeed(), explicit=name, key=name).require()
-            setup = LogitsProcessorSetup(self.plan.vocab_size, self.device.name, rows)
+            setup = LogitsProcessorSetup(self.limits, self.device.name)
             processors.append(self.registry.build(chosen, setup))
         return self.registry.build(
             self.sampler_entry,
             SamplerSetup(
-                vocab_size=self.plan.vocab_size,
-                max_num_seqs=rows,
+                limits=self.limits,
                 device=self.device.name,
                 seed=config.seed,
                 logprobs_mode=config.logprobs_mode,
@@ -213,8 +205,7 @@ class Worker:
             return None
         need = DraftNeed(platform=self.platform_name, max_drafts=config.spec_tokens)
         entry = self.registry.choose("draft", need, explicit=config.spec_method).require()
-        rows = config.max_num_seqs or 1
-        setup = DraftSetup(config.spec_tokens, rows, self.plan.max_model_len, self.plan.vocab_size, target=self.model)
+        setup = DraftSetup(self.limits, target=self.model)
         return self.registry.build(entry, setup)
 
     def _connectors(self, kv_plan: KVPlan, views: Any) -> dict[str, KVConnectorWorker]:
@@ -253,15 +244,16 @@ class Worker:
         if make_recorder is not None and not self.config.enforce_eager:
             self._record(make_recorder)
             return
-        ladder = self.platform.graph_runner().ladder(self.config.max_num_batched_tokens or 1, self.config.max_num_seqs or 1)
+        ladder = self.platform.graph_runner().ladder(self.limits.max_num_batched_tokens, self.limits.max_num_seqs)
         if ladder and not self.config.enforce_eager:
             raise ConfigError("this platform records forwards, which this version of Pegboard cannot replay; set enforce_eager")
 
     def _record(self, make_recorder: Callable[[int], Recorder]) -> None:
-        layers, max_rows = self.build.declared.layers, self.config.max_num_seqs or 1
-        max_tokens = self.config.max_num_batched_tokens or 1
+        layers, limits = self.build.declared.layers, self.limits
         try:
-            recording = self.running.recording = record(self.model, layers, make_recorder, max_tokens, max_rows)
+            recording = self.running.recording = record(
+                self.model, layers, make_recorder, limits.max_num_batched_tokens, limits.max_num_seqs
+            )
             refusals = recording.refusals
         except CannotRecord as refusal:
             refusals = (str(refusal),)

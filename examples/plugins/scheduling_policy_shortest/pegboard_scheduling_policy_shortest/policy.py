@@ -20,9 +20,10 @@ class ShortestPolicy:
     def __init__(self, options: ShortestOptions, setup: SchedulingPolicySetup) -> None:
         self._max_wait_s = options.max_wait_s
         self._waiting: dict[int, RequestView] = {}  # by identity: the completions of one request share its id
-        chunk = setup.long_prefill_token_threshold or setup.max_num_batched_tokens
+        limits = setup.limits
+        chunk = min(limits.long_prefill_token_threshold, limits.max_num_batched_tokens)
         self._budget = StepBudget(
-            setup.max_num_batched_tokens, chunk, setup.max_num_partial_prefills, setup.max_long_partial_prefills
+            limits.max_num_batched_tokens, chunk, limits.max_num_partial_prefills, limits.max_long_partial_prefills
         )
 
     def add(self, request: RequestView) -> None:

@@ -15,8 +15,9 @@ from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.fake_engine import FakeEngine
+from pegboard_testing.fake_limits import fake_limits
 
-SETUP = SchedulingPolicySetup(max_num_batched_tokens=32, max_num_seqs=1)
+SETUP = SchedulingPolicySetup(fake_limits(max_num_batched_tokens=32, max_num_seqs=1))
 NEVER_S = 1e9
 
 

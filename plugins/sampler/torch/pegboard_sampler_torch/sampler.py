@@ -50,11 +50,11 @@ class TorchSampler:
     def __init__(self, options: None, setup: SamplerSetup) -> None:
         self.setup = setup
         self.device = torch.device(setup.device)
-        self.rows = Rows(setup.max_num_seqs, setup.vocab_size, setup.device)
-        self.penalties = PenaltyTable(setup.vocab_size, setup.device)
+        self.rows = Rows(setup.limits.max_num_seqs, setup.limits.vocab_size, setup.device)
+        self.penalties = PenaltyTable(setup.limits.vocab_size, setup.device)
         self.edits: dict[int, Edits] = {}
         self.processors = ProcessorChain(setup.processors)
-        self.seeded = SeededUniforms(setup.max_num_seqs)
+        self.seeded = SeededUniforms(setup.limits.max_num_seqs)
         self.generator = np.random.default_rng(setup.seed % 2**64)
         self.raw_logprobs = setup.logprobs_mode.startswith("raw")
         self.normalize = setup.logprobs_mode.endswith("logprobs")
@@ -68,7 +68,7 @@ class TorchSampler:
         features = self.rows.add(row, params, seed, len(outputs))
         if features & Feature.PENALTIES:
             self.penalties.add(row, prompt if params.repetition_penalty != 1 else prompt[:0], outputs)
-        edits = Edits.of(params, outputs, self.setup.vocab_size, self.setup.device)
+        edits = Edits.of(params, outputs, self.setup.limits.vocab_size, self.setup.device)
         if edits is not None:
             self.edits[row] = edits
             self.rows.flags[row] |= Feature.EDITS
@@ -122,7 +122,7 @@ class TorchSampler:
 
     def _apply_masks(self, logits: Tensor, masks: TokenMasks, layout: StepLayout) -> None:
         """Masks of rows or depths that are not in this step are ignored."""
-        index_of = np.full(self.setup.max_num_seqs, -1)
+        index_of = np.full(self.setup.limits.max_num_seqs, -1)
         index_of[layout.rows] = np.arange(len(layout.rows))
         index = index_of[masks.rows]
         places = layout.offsets[index] + masks.depths
@@ -248,7 +248,7 @@ class TorchSampler:
             cuts = Cuts(
                 min_p=min_p,
                 top_k=layout.to_device(top_k) if present & Feature.TOP_K else None,
-                max_k=int(np.max(top_k, where=top_k < self.setup.vocab_size, initial=0)),
+                max_k=int(np.max(top_k, where=top_k < self.setup.limits.vocab_size, initial=0)),
                 top_p=self.rows.of(TOP_P, index) if present & Feature.TOP_P else None,
             )
         best = argmax(x)

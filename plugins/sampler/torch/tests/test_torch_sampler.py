@@ -13,6 +13,7 @@ from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.sampler import Sampler, SamplerSetup, SampleStep
 from pegboard.ops.sampling import sample_tokens
 from pegboard_testing.contract_sampler import SamplerContract, log_softmax, processed_logits, random_params
+from pegboard_testing.fake_limits import fake_limits
 
 
 class TestTorchSampler(SamplerContract):
@@ -37,7 +38,7 @@ class TestTorchSampler(SamplerContract):
         assert found == expected[: len(found)] and num_steps < 20
 
     def test_a_step_without_special_rows_does_no_special_work(self) -> None:
-        sampler = TorchSampler(None, SamplerSetup(96, 8, "cpu", 0))
+        sampler = TorchSampler(None, SamplerSetup(fake_limits(vocab_size=96, max_num_seqs=8), "cpu", 0))
         self.add(sampler, 1, SamplingParams(repetition_penalty=2.0, logit_bias={3: 1.0}, top_p=0.5, logprobs=2))
         self.add(sampler, 2, SamplingParams(temperature=0))
         layout = StepLayout(SampleStep(np.array([2, 5]), np.array([0, 1, 2])), sampler.rows, torch.device("cpu"))
@@ -46,7 +47,7 @@ class TestTorchSampler(SamplerContract):
         assert not sampler.rows.flags.any() and not sampler.edits and not sampler.penalties.slots
 
     def test_min_tokens_stops_costing_when_it_is_reached(self) -> None:
-        sampler = TorchSampler(None, SamplerSetup(96, 8, "cpu", 0))
+        sampler = TorchSampler(None, SamplerSetup(fake_limits(vocab_size=96, max_num_seqs=8), "cpu", 0))
         self.add(sampler, 0, SamplingParams(temperature=0, min_tokens=2, stop_token_ids=[7]))
         x = np.zeros((1, 96))
         x[0, 7], x[0, 8] = 2, 1

@@ -6,12 +6,11 @@ from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup, StepBud
 
 
 def fixed_budget(setup: SchedulingPolicySetup) -> StepBudget:
-    """The same budget for every step. A `long_prefill_token_threshold` of 0 does not cap the chunk of one prefill."""
-    max_tokens = setup.max_num_batched_tokens
-    threshold = setup.long_prefill_token_threshold
+    """The same budget for every step."""
+    limits = setup.limits
     return StepBudget(
-        max_tokens=max_tokens,
-        max_chunk=min(threshold, max_tokens) if threshold > 0 else max_tokens,
-        max_prefills=setup.max_num_partial_prefills,
-        max_long_prefills=setup.max_long_partial_prefills,
+        max_tokens=limits.max_num_batched_tokens,
+        max_chunk=min(limits.long_prefill_token_threshold, limits.max_num_batched_tokens),
+        max_prefills=limits.max_num_partial_prefills,
+        max_long_prefills=limits.max_long_partial_prefills,
     )

@@ -11,10 +11,12 @@ from pegboard_scheduling_policy_queue.fcfs import FCFSPolicy
 from pegboard_scheduling_policy_queue.plugin import FCFS, PRIORITY
 from pegboard_scheduling_policy_queue.priority import PriorityPolicy
 
+from pegboard.config.limits import NO_LIMIT
 from pegboard.data.request import RequestStatus
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup, StepLoad
+from pegboard_testing.fake_limits import fake_limits
 
-SETUP = SchedulingPolicySetup(max_num_batched_tokens=512, max_num_seqs=8)
+SETUP = SchedulingPolicySetup(fake_limits(max_num_batched_tokens=512, max_num_seqs=8))
 LOAD = StepLoad(num_decodes=1, num_prefills=1, num_waiting=1, kv_usage=0.5)
 
 
@@ -131,10 +133,15 @@ def test_waiting_is_lazy_in_the_priority_queue():
 
 
 @pytest.mark.parametrize("policy_class", [FCFSPolicy, PriorityPolicy])
-@pytest.mark.parametrize(("threshold", "max_chunk"), [(0, 512), (64, 64), (4096, 512)])
+@pytest.mark.parametrize(("threshold", "max_chunk"), [(NO_LIMIT, 512), (64, 64), (4096, 512)])
 def test_budget_is_the_engine_limits(policy_class, threshold, max_chunk):
-    setup = SchedulingPolicySetup(512, 8, threshold, max_num_partial_prefills=3, max_long_partial_prefills=2)
-    budget = policy_class(None, setup).budget(LOAD)
+    limits = fake_limits(
+        max_num_batched_tokens=512,
+        long_prefill_token_threshold=threshold,
+        max_num_partial_prefills=3,
+        max_long_partial_prefills=2,
+    )
+    budget = policy_class(None, SchedulingPolicySetup(limits)).budget(LOAD)
     assert (budget.max_tokens, budget.max_chunk) == (512, max_chunk)
     assert (budget.max_prefills, budget.max_long_prefills) == (3, 2)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from pegboard.config.limits import Limits
 from pegboard.engine.kv.rules import make_rule
 from pegboard.errors import ConfigError, KVCacheTooSmall
 from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, State
@@ -23,17 +24,13 @@ from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, State
 def plan_kv(
     specs: Mapping[int, KVCacheSpec],
     memory_bytes: int,
+    limits: Limits,
     *,
-    block_size: int,
-    max_model_len: int,
-    max_num_batched_tokens: int | None = None,
-    max_in_flight: int = 1,
     num_blocks_override: int | None = None,
 ) -> KVPlan:
     """Group the layers of `specs` (layer index → what it stores) and size the one pool of blocks.
 
-    block_size: wanted tokens per block; rounded up to what the layers' kernels need. max_num_batched_tokens × max_in_flight:
-    most tokens of one request computed before blocks behind a window are dropped; default the whole request.
+    limits.block_size is rounded up to what the layers' kernels need.
     num_blocks_override: exact number of blocks (the null block included), whatever the memory.
     Raises KVCacheTooSmall when one request of `max_model_len` tokens does not fit, with the bytes it needs and the
     max_model_len that would fit; ConfigError when no layer stores anything.
@@ -41,12 +38,12 @@ def plan_kv(
     if not specs:
         raise ConfigError("no layer stores keys and values: this model needs no KV cache, and the engine cannot run it")
     parts = _split_layers(specs)
+    block_size = limits.block_size
     block_bytes = _block_bytes(parts, block_size)
     groups = tuple(KVGroup(layers, spec, _tokens_per_block(layers, spec, block_size, block_bytes)) for layers, spec in parts)
     num_blocks = num_blocks_override if num_blocks_override is not None else memory_bytes // block_bytes
     plan = KVPlan(groups, num_blocks, block_bytes, _hash_block_size(groups))
-    chunk_tokens = max_num_batched_tokens * max_in_flight if max_num_batched_tokens else max_model_len
-    check_fits(plan, max_model_len, chunk_tokens)
+    check_fits(plan, limits.max_model_len, limits.chunk_tokens)
     return plan
 
 

@@ -1,0 +1,13 @@
+"""Limits of a small engine, for tests that build a part of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pegboard.config.limits import Limits
+
+
+def fake_limits(**values: Any) -> Limits:
+    """`Limits` with everything that is not named small, and wide enough for what is named."""
+    values = {"max_model_len": 64, "vocab_size": 64, "max_num_seqs": 4, "block_size": 4} | values
+    return Limits(**{"max_num_batched_tokens": max(values["max_model_len"], values["max_num_seqs"])} | values)
