@@ -1,8 +1,10 @@
-"""The distributions of this repository, read from their pyproject files."""
+"""The distributions of this repository, read from their pyproject files, and what their sources import."""
 
 from __future__ import annotations
 
 import ast
+import io
+import tokenize
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+CORE = ROOT / "core/pegboard/pegboard"
 
 
 @dataclass(frozen=True)
@@ -59,14 +62,53 @@ def members() -> list[Member]:
     return found
 
 
+def core_members() -> list[Member]:
+    return [member for member in members() if member.is_core]
+
+
 def plugins() -> list[Member]:
     return [member for member in members() if not member.is_core]
 
 
+# --- sources -----------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text("utf-8")
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(text_of(path))
+
+
 def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """(module, line) of every import of a file, wherever it stands, absolute ones only."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    """(module, line) of every absolute import in a file, function-local and type-only ones included."""
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module, node.lineno
+
+
+def documentation(tree: ast.Module) -> Iterator[ast.Expr]:
+    """The docstrings of a module, its classes and its functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+            first = node.body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+                yield first
+
+
+NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+@cache
+def code_lines(path: Path) -> int:
+    """Lines of a file that hold code: blank lines, comments and docstrings are not counted."""
+    tokens = tokenize.generate_tokens(io.StringIO(text_of(path)).readline)
+    lines = {line for token in tokens if token.type not in NOT_CODE for line in range(token.start[0], token.end[0] + 1)}
+    for node in documentation(tree_of(path)):
+        lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)

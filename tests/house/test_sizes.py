@@ -6,9 +6,14 @@ import ast
 import re
 import subprocess
 
-from members import ROOT, members
+from members import CORE, ROOT, Member, code_lines, core_members, members, text_of, tree_of
 
+MAX_CODE_LINES = 12_839
+"""Code lines of core/pegboard/pegboard: blank lines, comments and docstrings are not counted."""
 MAX_LINES = 500
+AIMED_CODE_LINES = 300
+NUM_LONG_FILES = 2
+"""Files of core/pegboard/pegboard that are longer than aimed at."""
 MAX_FUNCTION_LINES = 80
 FORBIDDEN_FILES = {"utils.py", "helpers.py", "common.py", "misc.py"}
 FORBIDDEN_SUFFIXES = (
@@ -27,12 +32,35 @@ FORBIDDEN_SUFFIXES = (
 )
 
 
+def table(member: Member) -> list[str]:
+    """Code lines and files of every folder of a distribution, and their sums."""
+    root = member.folder / member.module
+    folders: dict[str, list[int]] = {}
+    for path in member.sources():
+        folders.setdefault(str(path.parent.relative_to(root)), []).append(code_lines(path))
+    rows = [f"{sum(counts):7,} {len(counts):4} {folder}" for folder, counts in sorted(folders.items())]
+    everything = [count for counts in folders.values() for count in counts]
+    return [f"{sum(everything):7,} {len(everything):4} {member.module}", *rows]
+
+
+def test_core_is_small() -> None:
+    """The table is printed when the test fails, and with `pytest -s`."""
+    print("\n code files folder", *(line for member in core_members() for line in table(member)), sep="\n")
+    count = sum(map(code_lines, CORE.rglob("*.py")))
+    assert count <= MAX_CODE_LINES, f"core/pegboard has {count:,} code lines, the limit is {MAX_CODE_LINES:,}"
+
+
+def test_files_of_core_aim_at_300_code_lines() -> None:
+    long = {str(path.relative_to(CORE)): count for path in CORE.rglob("*.py") if (count := code_lines(path)) > AIMED_CODE_LINES}
+    assert len(long) <= NUM_LONG_FILES, long
+
+
 def test_no_file_is_over_500_lines() -> None:
     long = {
         str(path.relative_to(ROOT)): count
         for member in members()
         for path in [*member.sources(), *(member.folder / "tests").rglob("*.py")]
-        if (count := len(path.read_text("utf-8").splitlines())) > MAX_LINES
+        if (count := len(text_of(path).splitlines())) > MAX_LINES
     }
     assert not long, long
 
@@ -42,7 +70,7 @@ def test_no_function_is_over_80_lines() -> None:
         f"{path.relative_to(ROOT)}:{node.lineno} {node.name}": count
         for member in members()
         for path in member.sources()
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (count := (node.end_lineno or node.lineno) - node.lineno + 1) > MAX_FUNCTION_LINES
     }
@@ -56,12 +84,7 @@ def test_no_grab_bags() -> None:
 
 def test_class_names_say_what_a_thing_is() -> None:
     pattern = re.compile(rf"^class (\w+(?:{'|'.join(FORBIDDEN_SUFFIXES)}))\b", re.M)
-    bad = [
-        (path.name, name)
-        for member in members()
-        for path in member.sources()
-        for name in pattern.findall(path.read_text("utf-8"))
-    ]
+    bad = [(path.name, name) for member in members() for path in member.sources() for name in pattern.findall(text_of(path))]
     assert not bad, bad
 
 

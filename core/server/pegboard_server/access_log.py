@@ -19,7 +19,7 @@ def apply_log_config(path: str) -> None:
     try:
         content = _read(Path(path).expanduser())
         logging.config.dictConfig(content)
-    except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"log_config_file {path!r}: {error}; expected what logging.config.dictConfig takes") from error
 
 
@@ -27,8 +27,10 @@ def _read(path: Path) -> Any:
     text = path.read_text("utf-8")
     if path.suffix not in (".yaml", ".yml"):
         return json.loads(text)
-    import yaml
-
+    try:
+        import yaml
+    except ImportError as error:
+        raise ValueError("reading YAML needs pyyaml (pip install pyyaml); JSON works without") from error
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:

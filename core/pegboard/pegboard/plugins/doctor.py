@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -71,19 +70,12 @@ def _requirements(registry: Registry) -> Iterator[Finding]:
 def _unmet_requirement(text: str) -> str | None:
     from importlib.metadata import PackageNotFoundError, version
 
-    try:
-        from packaging.requirements import Requirement
-    except ImportError:  # without `packaging`, only presence can be judged
-        Requirement = None  # type: ignore[assignment, misc]
-    if Requirement is None:
-        if ";" in text:
-            return None
-        name, specifier = (re.match(r"[A-Za-z0-9._-]+", text) or [text])[0], None
-    else:
-        requirement = Requirement(text)
-        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
-            return None
-        name, specifier = requirement.name, requirement.specifier
+    from packaging.requirements import Requirement
+
+    requirement = Requirement(text)
+    if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+        return None
+    name, specifier = requirement.name, requirement.specifier
     try:
         here = version(name)
     except PackageNotFoundError:

@@ -44,8 +44,10 @@ def load_adapter(registry: Registry, layers: Iterable[Layer], slot: int, adapter
 
 def _read(folder: Path, adapter: AdapterRef) -> dict[str, tuple[Tensor, Tensor]]:
     """Module path → (A, B)."""
-    from safetensors.torch import load_file
-
+    try:
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise ModelError("reading adapters needs safetensors: pip install safetensors") from error
     path = folder / "adapter_model.safetensors"
     if not path.is_file():
         raise ModelError(f"adapter {adapter.name!r}: {path} is missing; only safetensors adapters are read")

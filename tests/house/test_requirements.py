@@ -1,0 +1,142 @@
+"""A distribution imports only what it declares. What is declared is read from the installed metadata.
+
+The rule: a requirement without an extra allows any import. A requirement of an extra allows an import that works without it:
+inside `try` with `except ImportError`, or for type checkers only.
+`NEEDS_EXTRA` names the folders that are of use only with an
+extra, where it counts as any other requirement.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+from import_graph import module_name
+from members import Member, members, tree_of
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+NEEDS_EXTRA = {
+    ("pegboard", "torch"): ("pegboard.worker", "pegboard.layers", "pegboard.ops"),
+    ("pegboard", "options"): ("pegboard.plugins.options",),  # reached after a plugin has imported pydantic for its own options
+    ("pegboard-testing", "torch"): (
+        "pegboard_testing.contract_attention",
+        "pegboard_testing.contract_platform",
+        "pegboard_testing.contract_quantization",
+        "pegboard_testing.contract_sampler",
+        "pegboard_testing.contract_weight_loader",
+        "pegboard_testing.fake_build",
+    ),
+    ("pegboard-testing", "server"): ("pegboard_testing.contract_metrics", "pegboard_testing.authoring.metrics_page"),
+}
+"""(distribution, extra) → modules that run only where the extra is installed."""
+ERRORS = {"ImportError", "ModuleNotFoundError", "Exception"}
+
+
+def found_imports(tree: ast.AST, is_guarded: bool = False) -> Iterator[tuple[str, int, bool]]:
+    """(module, line, whether the file works without it) of every absolute import."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno, is_guarded) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module, node.lineno, is_guarded
+        elif isinstance(node, ast.Try):
+            caught = {
+                name.id for handler in node.handlers for name in ast.walk(handler.type or node) if isinstance(name, ast.Name)
+            }
+            for part in node.body:
+                yield from found_imports(ast.Module([part], []), is_guarded or bool(caught & ERRORS))
+            for part in (*node.handlers, *node.orelse, *node.finalbody):
+                yield from found_imports(part, is_guarded)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from found_imports(ast.Module(node.body, []), True)
+            yield from found_imports(ast.Module(node.orelse, []), is_guarded)
+        else:
+            yield from found_imports(node, is_guarded)
+
+
+@cache
+def providers() -> dict[str, set[str]]:
+    """Top-level module → distributions that install it."""
+    found = {module: set(map(canonicalize_name, names)) for module, names in packages_distributions().items()}
+    return {**found, **{member.module: {member.name} for member in members()}}  # editable ones list no modules
+
+
+def declared(member: Member) -> dict[str, set[str]]:
+    """Required distribution → extras of `member` that require it, "" when it is always required. What is required with an extra,
+    such as pegboard[torch], brings along what that extra requires."""
+    found: dict[str, set[str]] = {}
+    extras = distribution(member.name).metadata.get_all("Provides-Extra") or []
+    for requirement in map(Requirement, distribution(member.name).requires or ()):
+        always = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        asked = {extra for extra in extras if requirement.marker and requirement.marker.evaluate({"extra": extra})}
+        found.setdefault(canonicalize_name(requirement.name), set()).update({""} if always else asked)
+        for brought in brought_by(requirement):
+            found.setdefault(brought, set()).update({""} if always else asked)
+    return found
+
+
+def brought_by(requirement: Requirement) -> Iterator[str]:
+    """The distributions that the extras of a requirement require."""
+    for extra in requirement.extras:
+        for inner in map(Requirement, distribution(requirement.name).requires or ()):
+            if inner.marker and inner.marker.evaluate({"extra": extra}) and not inner.marker.evaluate({"extra": ""}):
+                yield canonicalize_name(inner.name)
+
+
+def undeclared(member: Member, path: Path) -> Iterator[str]:
+    """What a file imports that its distribution does not declare."""
+    name, requirements = module_name(path, member.folder), declared(member)
+    for module, line, is_guarded in found_imports(tree_of(path)):
+        top = module.partition(".")[0]
+        if top in sys.stdlib_module_names or top == member.module:
+            continue
+        extras = set().union(*(requirements.get(provider, set()) for provider in providers().get(top, ())))
+        in_folder = any(name.startswith(NEEDS_EXTRA.get((member.name, extra), ("-",))) for extra in extras)
+        if not ("" in extras or (extras and (is_guarded or in_folder))):
+            why = f"extra {', '.join(sorted(extras))} only" if extras else "not declared"
+            yield f"{path.relative_to(member.folder)}:{line} imports {module}: {why}"
+
+
+@pytest.mark.parametrize("member", members(), ids=lambda member: member.name)
+def test_imports_are_declared(member: Member) -> None:
+    wrong = [line for path in member.sources() for line in undeclared(member, path)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("member", members(), ids=lambda member: member.name)
+def test_the_installed_metadata_is_that_of_the_project(member: Member) -> None:
+    """After a change of a pyproject.toml: `make setup`."""
+    extras = member.metadata.get("optional-dependencies", {})
+    project = {canonicalize_name(Requirement(text).name) for text in member.metadata.get("dependencies", [])}
+    project |= {canonicalize_name(Requirement(text).name) for texts in extras.values() for text in texts}
+    installed = {canonicalize_name(Requirement(text).name) for text in distribution(member.name).requires or ()}
+    assert installed == project, "run `make setup`"
+
+
+def test_what_a_guard_is() -> None:
+    source = """
+import a
+try:
+    import b
+except ImportError:
+    import c
+if TYPE_CHECKING:
+    import d
+def function():
+    try:
+        from e.f import g
+    except (ImportError, OSError):
+        pass
+    try:
+        import h
+    except ValueError:
+        pass
+"""
+    found = {module: is_guarded for module, _, is_guarded in found_imports(ast.parse(source))}
+    assert found == {"a": False, "b": True, "c": False, "d": True, "e.f": True, "h": False}
