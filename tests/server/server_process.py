@@ -151,7 +151,7 @@ class Server:
     def engine_pid(self) -> int:
         """The engine's process, of the server's children."""
         children = [pid for pid, parent, _ in processes() if parent == self.process.pid]
-        engines = [pid for pid in children if b"pegboard.engine.boundary.spawn" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        engines = [pid for pid in children if b"pegboard.engine.boundary.process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert len(engines) == 1, f"children {children}, of which engines {engines}"
         return engines[0]
 

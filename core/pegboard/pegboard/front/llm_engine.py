@@ -10,7 +10,7 @@ from pegboard.data.logprobs import TokenTexts
 from pegboard.data.output import MetricValue, RequestOutput
 from pegboard.data.request import EngineRequest
 from pegboard.data.sampling_params import SamplingParams
-from pegboard.engine.boundary.builder import BUILDER, load_builder
+from pegboard.engine.boundary.spawn import BUILDER, load_function
 from pegboard.errors import ConfigError, RequestError
 from pegboard.front.metric_values import metric_values
 from pegboard.front.output_stream import OutputStream
@@ -60,7 +60,7 @@ class LLMEngine:
 
         plan, registry = resolve(settings)
         tokenizer = None if settings.engine.skip_tokenizer_init else make_tokenizer(registry, plan)
-        build_engine = load_builder(BUILDER)  # imports torch: only now, when everything cheap has been checked
+        build_engine = load_function(BUILDER)  # imports torch: only now, when everything cheap has been checked
         engine = build_engine(plan)
         self = cls(plan, tokenizer, engine, registry)
         # A thread that is inside torch when the interpreter goes would abort the process.

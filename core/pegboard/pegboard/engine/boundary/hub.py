@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from pegboard.engine.boundary.client import EngineProcess
+from pegboard.engine.boundary.client import EngineLink, EngineProcess
 from pegboard.engine.boundary.messages import (
     Abort,
     Add,
@@ -27,9 +27,7 @@ from pegboard.engine.boundary.messages import (
     Ready,
     Rejected,
     StepDeltas,
-    Stop,
     ToEngine,
-    decode_from_engine,
     encode,
 )
 from pegboard.errors import EngineDeadError
@@ -155,32 +153,21 @@ def _index_of(request_id: str) -> int:
     return int(request_id.rpartition("@")[2])
 
 
-class HubEngine:
+class HubEngine(EngineLink):
     """An API process's side: the engine as `AsyncLLM` uses it. index: of `count` API processes.
 
     on_stop: called when the parent wants this process to leave.
     """
 
     def __init__(self, address: str, index: int, count: int, on_stop: Callable[[], None]) -> None:
+        super().__init__(address, identity=str(index).encode(), linger_ms=1000)
         self._index, self._count = index, count
         self._on_stop = on_stop
         self._mark = f"@{index}"
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set_hwm(0)
-        self._socket.linger = 1000
-        self._socket.setsockopt(zmq.IDENTITY, str(index).encode())
-        self._socket.connect(address)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._on_message: Callable[[FromEngine], None] | None = None
-        self._on_death: Callable[[EngineDeadError], None] | None = None
 
     def attach(self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]) -> None:
-        """Deliver messages and the engine's death on the running event loop, from now on."""
-        self._loop = asyncio.get_running_loop()
-        self._on_message, self._on_death = on_message, on_death
-        self._loop.add_reader(self._socket.FD, self._receive)
-        self._send_encoded(HELLO)
+        super().attach(on_message, on_death)
+        self.send_encoded(HELLO)
 
     def send(self, message: ToEngine) -> None:
         """Hand over a message; never blocks."""
@@ -190,43 +177,29 @@ class HubEngine:
             message = msgspec.structs.replace(message, ids=[name + self._mark for name in message.ids])
         elif isinstance(message, Control):
             message = msgspec.structs.replace(message, call_id=message.call_id * self._count + self._index)
-        elif isinstance(message, Stop):  # the engine is not this process's own
-            return
-        self._send_encoded(encode(message))
+        super().send(message)
 
     def share(self, sample: Sample) -> None:
         """What was measured in this process, for the sinks of the others: each then shows the whole server."""
-        self._send_encoded(SHARED + encode(Measured(sample)))
+        self.send_encoded(SHARED + encode(Measured(sample)))
 
     def tell_serving(self) -> None:
         """This process accepts connections."""
-        self._send_encoded(SERVING)
+        self.send_encoded(SERVING)
 
-    def _send_encoded(self, data: bytes) -> None:
+    def stop(self) -> None:
+        """Leave; the engine goes on, for it is not this process's own."""
         if not self._socket.closed:
-            self._socket.send(data)
-            if self._loop is not None:
-                self._loop.call_soon(self._receive)  # the socket's file descriptor is edge-triggered
+            self.close()
 
-    def _receive(self) -> None:
-        while not self._socket.closed and self._on_message is not None:
-            try:
-                data = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            if data == STOP:
-                self._on_stop()
-                continue
-            message = decode_from_engine(data)
-            if isinstance(message, Dead) and not message.is_start:
-                on_death, self._on_death = self._on_death, None
-                if on_death is not None:
-                    on_death(EngineDeadError(message.failure.message))
-                continue
-            self._on_message(self._own(message))
+    def _take(self, data: bytes) -> None:
+        if data == STOP:
+            self._on_stop()
+        else:
+            super()._take(data)
 
-    def _own(self, message: FromEngine) -> FromEngine:
-        """The message with this process's own ids."""
+    def _deliver(self, message: FromEngine) -> None:
+        """With this process's own ids."""
         if isinstance(message, StepDeltas):
             for delta in message.deltas:
                 delta.request_id = delta.request_id.removesuffix(self._mark)
@@ -234,14 +207,4 @@ class HubEngine:
             message.request_id = message.request_id.removesuffix(self._mark)
         elif isinstance(message, ControlReply):
             message.call_id //= self._count
-        return message
-
-    def stop(self) -> None:
-        """Leave; the engine goes on."""
-        if self._socket.closed:
-            return
-        if self._loop is not None:
-            self._loop.remove_reader(self._socket.FD)
-        self._loop = self._on_message = None
-        self._socket.close()
-        self._context.term()
+        super()._deliver(message)

@@ -1,26 +1,19 @@
 """The engine's own process (E): bootstrap, message loop, and an orderly end in every case.
 
-Started before the plan is known, so that the heavy imports run while the parent resolves it. Ends
-when told to, when its parent is gone, on SIGTERM, or when the engine fails; it ignores SIGINT, because Ctrl-C reaches the
-whole process group and the parent decides when to stop.
+Started before the plan is known, so that the heavy imports run while the parent resolves it. Ends when told to, when its parent
+is gone, on SIGTERM, or when the engine fails.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import pickle
-import shutil
 import signal
-import socket as sockets
-import threading
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import zmq
 
-from pegboard.engine.boundary.builder import load_builder
 from pegboard.engine.boundary.messages import (
     Abort,
     Add,
@@ -37,10 +30,10 @@ from pegboard.engine.boundary.messages import (
     decode_to_engine,
     encode,
 )
-from pegboard.engine.boundary.spawn import END_SIGNALS
+from pegboard.engine.boundary.spawn import load_function, take_signals
 from pegboard.engine.metrics.sinks import SampleRelay
 from pegboard.errors import PegboardError
-from pegboard.log import get_logger, set_up_logging
+from pegboard.log import get_logger
 
 log = get_logger(__name__)
 
@@ -49,24 +42,19 @@ class _Terminated(BaseException):
     """SIGTERM arrived; unwinds the loop. Not an Exception, so that no handler of plugins swallows it."""
 
 
-def run(parent: sockets.socket, address: str, builder: str, level: str) -> None:
-    """Body of the engine process. parent: readable when the parent is gone. address: "ipc://…" to listen on, in a folder that
-    serves only this and belongs to the parent.
+def run(address: str, builder: str) -> None:
+    """Body of the engine process. address: "ipc://…" to listen on. builder: "module:function", called with the plan.
 
     The engine listens and the parent connects, because a connecting socket queues what it cannot deliver yet, or any more,
     where a listening one would block.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _watch_parent(parent, Path(address.removeprefix("ipc://")).parent)
-    set_up_logging(level, "engine")
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.set_hwm(0)
     socket.linger = 2000  # ms: the last word must get out, but a dead parent must not hold us
     socket.bind(address)
     try:
-        signal.signal(signal.SIGTERM, _on_terminate)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)  # blocked by the parent until now
+        take_signals(_on_terminate)
         engine, relay = _start(socket, builder)
         if engine is not None:
             try:
@@ -85,23 +73,12 @@ def _on_terminate(signum: int, frame: FrameType | None) -> None:
     raise _Terminated
 
 
-def _watch_parent(parent: sockets.socket, folder: Path) -> None:
-    """Leave at once when the parent dies without a word, and clean up the socket folder in its place."""
-
-    def watch() -> None:
-        parent.recv(1)
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="watch-parent", daemon=True).start()
-
-
 def _start(socket: zmq.Socket[bytes], builder: str) -> tuple[Any, SampleRelay | None]:
     """The built engine, announced as ready, and its samples if A wants them; no engine when it failed (reported) or was not
     wanted any more."""
     relay = None
     try:
-        build = load_builder(builder)  # the slow part, while the parent is still busy with the plan
+        build = load_function(builder)  # the slow part, while the parent is still busy with the plan
         message = decode_to_engine(socket.recv())
         if isinstance(message, Stop):
             return None, None
@@ -134,7 +111,9 @@ def _serve(socket: zmq.Socket[bytes], engine: Any, relay: SampleRelay | None) ->
                 socket.send(encode(StepDeltas(deltas)))
     except Exception as error:  # noqa: BLE001 - the engine is beyond repair: its state is unknown after a failed step
         _log_failure("the engine died", error)
-        socket.send(encode(Dead(Failure.of(error))))
+        failure = Failure.of(error)
+        failure.message = f"the engine died: {failure.message}"
+        socket.send(encode(Dead(failure)))
 
 
 def _receive_all(socket: zmq.Socket[bytes], engine: Any) -> bool:

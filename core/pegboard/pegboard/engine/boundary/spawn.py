@@ -1,50 +1,62 @@
-"""A Python process of our own, and the end of it that either side notices.
+"""A Python process of our own, and the end of it that either side notices: the engine process and the API processes.
 
-What `multiprocessing` does with "spawn", less what an engine has no use for: no second import of the user's script, and no
+What `multiprocessing` does with "spawn", less what a server has no use for: no second import of the user's script, and no
 resource tracker, a process of 12 MiB per program.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from typing import Any
 
+from pegboard import env
+from pegboard.errors import ConfigError
+from pegboard.log import set_up_logging
+
+BUILDER = "pegboard.engine.build:build_engine"
+"""The function that builds an engine from its plan. Importing it takes seconds: it brings torch."""
+
 END_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
-"""Whoever starts a child blocks these for a moment; the child lifts the block when it has its handlers."""
 
 _BOOT = (
     "import json, socket, sys; link = socket.socket(fileno=int(sys.argv[1])); "
     "told = json.loads(link.makefile().readline()); sys.path[:] = told['path']; "
-    "from pegboard.engine.boundary.spawn import enter; enter(link, told)"
+    "from pegboard.engine.boundary.spawn import enter; enter(link, sys.argv[2], told)"
 )
 
 
 class Child:
-    """Runs `module.function(link, **arguments)` in a new interpreter with this one's flags and module path.
+    """Runs a function ("module:function") with `arguments` in a new interpreter with this one's flags and module path.
 
-    link: in the child a socket, in which it reads the end of the file when this process is gone. arguments: what JSON can say.
+    role: the process's name in log lines. arguments: what JSON can say. pass_fds: file descriptors that the child shares, under
+    the same numbers. folder: the child removes it when this process dies first. Create it under `signals_wait`: the child starts
+    with both signals blocked, ignores SIGINT (Ctrl-C reaches the whole process group, and the parent decides when to stop),
+    and calls `take_signals` when it has a handler for SIGTERM. It leaves at once when this process dies.
     """
 
-    def __init__(self, function: str, **arguments: Any) -> None:
+    def __init__(
+        self, function: str, *, role: str, folder: str | None = None, pass_fds: Sequence[int] = (), **arguments: Any
+    ) -> None:
         self._link, other = socket.socketpair()
-        told = {"path": sys.path, "function": function, "arguments": arguments}
+        told = {"path": sys.path, "role": role, "level": env.log_level(), "folder": folder, "arguments": arguments}
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # as multiprocessing does
         with other:
-            command = [sys.executable, *flags, "-c", _BOOT, str(other.fileno())]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[other.fileno()])
+            command = [sys.executable, *flags, "-c", _BOOT, str(other.fileno()), function]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[other.fileno(), *pass_fds])
         self._link.sendall(json.dumps(told).encode() + b"\n")
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self.pid = self._process.pid
+        self.kill = self._process.kill
 
     @property
     def sentinel(self) -> int:
@@ -61,27 +73,82 @@ class Child:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
 
-    def terminate(self) -> None:
-        self._process.terminate()
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def close(self) -> None:
-        """Let go of a process that has ended, or that shall end by itself."""
+    def end(self, patience_s: tuple[float, float, float]) -> None:
+        """Wait for its end; then SIGTERM and wait; then SIGKILL and wait. Lets go of it in any case."""
+        for seconds, harder in zip(patience_s, (self._process.terminate, self._process.kill, None), strict=True):
+            self.join(seconds)
+            if self.exitcode is not None or harder is None:
+                break
+            harder()
         self._link.close()
 
+    def how_it_ended(self) -> str:
+        code = self.exitcode
+        if code is None:
+            return "still going"
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
 
-def enter(link: socket.socket, told: dict[str, Any]) -> None:
-    """What the new interpreter does. It leaves without tearing down its modules, which takes the large ones a while."""
-    code = 1
+
+@contextlib.contextmanager
+def signals_wait() -> Iterator[None]:
+    """SIGINT and SIGTERM take effect afterwards: no half-made process is left behind, and none hits the child before it has its
+    handlers (it inherits the mask). The mask alone would not do for this process: other threads, such as a math library's,
+    receive signals too, and their handlers run on the main thread."""
+    arrived: list[int] = []
+    handlers = {}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
+    if threading.current_thread() is threading.main_thread():  # handlers run nowhere else
+        handlers = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in END_SIGNALS}
     try:
-        module, _, function = told["function"].rpartition(".")
-        getattr(importlib.import_module(module), function)(link, **told["arguments"])
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for pending in arrived:
+            signal.raise_signal(pending)
+
+
+def take_signals(on_terminate: Any) -> None:
+    """For the body of a child: SIGTERM is handled so (a handler, or SIG_IGN), from now on."""
+    signal.signal(signal.SIGTERM, on_terminate)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """The function that "module:function" names. Raises ConfigError when it needs torch, which is not installed."""
+    module, _, function = name.partition(":")
+    try:
+        found: Callable[..., Any] = getattr(import_module(module), function)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ConfigError("running a model needs torch, which is not installed: pip install 'pegboard[torch]'") from error
+    return found
+
+
+def enter(link: socket.socket, function: str, told: dict[str, Any]) -> None:
+    """What the new interpreter does. It leaves without tearing down its modules, which takes the large ones a while."""
+    code: Any = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        threading.Thread(target=_leave_with_parent, args=(link, told["folder"]), name="watch-parent", daemon=True).start()
+        set_up_logging(told["level"], told["role"])
+        load_function(function)(**told["arguments"])
         code = 0
+    except SystemExit as error:
+        code = error.code
     except BaseException:  # noqa: BLE001 - the last one to hear of it
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _leave_with_parent(link: socket.socket, folder: str | None) -> None:
+    """Wait until the parent is gone, clean up in its place, and leave at once."""
+    link.recv(1)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
