@@ -58,9 +58,37 @@ class Layers:
         self.wheels, self.folder = wheels, folder
         self.made: dict[tuple[str, ...], Installation] = {}
 
+    def with_required(self, names: Iterable[str]) -> set[str]:
+        """Our distributions `names`, those of ours that they require, and core: what pip would install."""
+        found: set[str] = set()
+        waiting = ["pegboard", *names]
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting += [one.name for one in self.requirements(name) if one.name in self.wheels and one.marker is None]
+        return found
+
+    def requirements(self, name: str) -> list[Requirement]:
+        """What one of our distributions requires, from its wheel."""
+        with zipfile.ZipFile(self.wheels[name]) as wheel:
+            (file,) = (inner for inner in wheel.namelist() if inner.endswith(".dist-info/METADATA"))
+            lines = wheel.read(file).decode().splitlines()
+        return [Requirement(line.partition(": ")[2]) for line in lines if line.startswith("Requires-Dist: ")]
+
+    def with_plugins(self) -> set[str]:
+        """Our distributions that register plugins."""
+        found = set()
+        for name, path in self.wheels.items():
+            with zipfile.ZipFile(path) as wheel:
+                points = [wheel.read(inner).decode() for inner in wheel.namelist() if inner.endswith("entry_points.txt")]
+            if any("[pegboard." in text for text in points):
+                found.add(name)
+        return found
+
     def of(self, names: Iterable[str], *more: str) -> Installation:
-        """Our distributions `names` (core always included) and the third-party requirements `more`."""
-        key = (*sorted({"pegboard", *names}), *more)
+        """Our distributions `names` with those of ours that they require, and the third-party requirements `more`."""
+        key = (*sorted(self.with_required(names)), *more)
         if key not in self.made:
             place = self.folder / str(len(self.made))
             own, third = place / "own", place / "third_party"

@@ -23,7 +23,7 @@ def test_pip_installs_a_working_set(layers: Layers, wheels: dict[str, Path], che
     environment = tmp_path / "environment"
     run(sys.executable, "-m", "venv", "--without-pip", environment)
     python = environment / "bin" / "python"
-    names = ["pegboard", *MINIMAL.values()]
+    names = sorted(layers.with_required(MINIMAL.values()))
     folder = next(iter(wheels.values())).parent
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python)
     run(*pip, "install", "-q", "--no-index", "--no-deps", "--find-links", folder, *names)

@@ -46,12 +46,13 @@ def generate(installation: Installation, model: object) -> dict[str, object]:
 
 
 def test_core_alone_imports_and_explains_itself(layers: Layers) -> None:
-    """Without any plugin, and without torch."""
+    """Without any plugin, without a command plugin, and without torch."""
     core = layers.of([])
+    assert [path.name for path in core.path[0].iterdir() if not path.name.endswith(".dist-info")] == ["pegboard"]
     assert core.output("import pegboard; print(pegboard.__version__)")
     assert not (core.path[1] / "torch").exists()
     shown = core.pegboard("--help")
-    assert shown.returncode == 0 and "serve" in shown.stdout
+    assert shown.returncode == 0 and "plugins" in shown.stdout, shown.stderr
     listed = core.pegboard("plugins", "list", "--json")
     assert listed.returncode == 0, listed.stderr
     assert json.loads(listed.stdout) == [], "no plugin is built into core"
@@ -67,14 +68,15 @@ def test_core_alone_says_what_to_install(layers: Layers, checkpoint: Path) -> No
     answer = generate(directory_only, "org/name")
     assert "org/name" in str(answer["error"]) and "pip install pegboard-model-source-hub" in str(answer["error"]), answer
     served = core.pegboard("serve")
-    assert served.returncode == 1
-    assert "pegboard: error:" in served.stderr and "pip install pegboard-" in served.stderr
+    assert served.returncode in (1, 2)
+    assert "pegboard: error:" in served.stderr and "pip install pegboard-server" in served.stderr
     assert "Traceback" not in served.stderr
 
 
 def test_core_passes_its_own_tests_alone(layers: Layers) -> None:
-    """The scheduler, the KV cache and the plugin system, on the fakes that core ships."""
-    core = layers.of([], "pytest", "hypothesis", "pydantic")
+    """The scheduler, the KV cache and the plugin system, on the fakes of pegboard-testing, without any plugin."""
+    core = layers.of(["pegboard-testing"])
+    assert not any(path.name.startswith("pegboard_server") for path in core.path[0].iterdir())
     files = ["test_scheduler.py", "test_kv_cache.py", "test_block_pool.py", "test_engine.py"]
     paths = [str(ROOT / "core/pegboard/tests" / name) for name in files]
     paths += [
@@ -108,7 +110,9 @@ def test_what_is_taken_away_is_named(layers: Layers, checkpoint: Path, kind: str
 
 def test_a_server_without_routes_does_not_start(layers: Layers, checkpoint: Path) -> None:
     """The kinds that only serving needs are named too."""
-    served = layers.of(MINIMAL.values()).pegboard("serve", str(checkpoint), "--port", "0", "--kv-cache-memory-bytes", "1048576")
+    served = layers.of([*MINIMAL.values(), "pegboard-server"]).pegboard(
+        "serve", str(checkpoint), "--port", "0", "--kv-cache-memory-bytes", "1048576"
+    )
     assert served.returncode == 1 and "Traceback" not in served.stderr
     assert "api" in served.stderr and "pip install pegboard-api-openai" in served.stderr, served.stderr
 
@@ -130,7 +134,7 @@ def test_everything_together_gives_the_same_tokens(layers: Layers, checkpoint: P
     everything = layers.of(layers.wheels)
     assert generate(everything, checkpoint) == generate(layers.of(MINIMAL.values()), checkpoint)
     listed = everything.pegboard("plugins", "list", "--json")
-    assert {row["distribution"] for row in json.loads(listed.stdout)} == set(layers.wheels) - {"pegboard"}
+    assert {row["distribution"] for row in json.loads(listed.stdout)} == layers.with_plugins()
 
 
 @pytest.mark.parametrize("kind", ["weight_loader", "tokenizer", "quantization"])

@@ -249,17 +249,25 @@ def tour_page(before: str) -> str:
     _, end, tail = rest.partition(TREE_END)
     if not (start and end):
         raise ConfigError(f"docs/tour.md: expected the lines {TREE_START} and {TREE_END} around the tree of core")
-    lines = ["core/pegboard/pegboard/"]
-    for path in sorted(CORE.glob("*.py")):
-        if not path.name.startswith("__"):
-            lines.append(_tree_line(f"  {path.name}", path))
-    for folder in sorted(path.parent for path in CORE.glob("*/__init__.py")):
-        if folder.name in SUMMED_UP:
-            lines.append(f"{f'  {folder.name}/':<26} {SUMMED_UP[folder.name]}")
-            continue
-        lines.append(_tree_line(f"  {folder.name}/", folder / "__init__.py"))
-        lines += [_tree_line(f"    {path.name}", path) for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"]
+    lines = ["core/pegboard/pegboard/", *_files(CORE, "  "), *_folders(CORE, "  ")]
     return f"{head}{TREE_START}\n\n```text\n" + "\n".join(lines) + f"\n```\n\n{TREE_END}{tail}"
+
+
+def _files(folder: Path, indent: str) -> Iterator[str]:
+    for path in sorted(folder.glob("*.py")):
+        if not path.name.startswith("__"):
+            yield _tree_line(f"{indent}{path.name}", path)
+
+
+def _folders(folder: Path, indent: str) -> Iterator[str]:
+    """The packages in a folder, each with its files and its own packages."""
+    for inner in sorted(path.parent for path in folder.glob("*/__init__.py")):
+        if inner.name in SUMMED_UP:
+            yield f"{f'{indent}{inner.name}/':<26} {SUMMED_UP[inner.name]}"
+        else:
+            yield _tree_line(f"{indent}{inner.name}/", inner / "__init__.py")
+            yield from _files(inner, f"{indent}  ")
+            yield from _folders(inner, f"{indent}  ")
 
 
 def _tree_line(name: str, path: Path) -> str:
