@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from pegboard.data.request_parts import AdapterRef
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.engine.metrics.catalogue import MeasuredEngine, engine_metrics, token_buckets
-from pegboard.errors import ConfigError
 from pegboard.interfaces.metrics import Reading, RequestRecord, Sample, Totals
 from pegboard_testing.fake_engine import FakeEngine
 from pegboard_testing.fake_structured_output import FakeStructuredOutput
@@ -208,8 +207,3 @@ def test_a_hidden_metric_repeats_the_new_one() -> None:
     engine.generate([2, 3, 4], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
     old, new = sink.get("time_per_output_token_seconds"), sink.get("inter_token_latency_seconds")
     assert (old.count, old.value, old.bucket_counts) == (new.count, new.value, new.bucket_counts) and new.count == 3
-
-
-def test_a_version_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="expected a version of vLLM such as 0.12, got 'new'"):
-        engine_metrics(MeasuredEngine(64, show_hidden="new"))

@@ -8,6 +8,7 @@ after discovery.
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -313,6 +314,9 @@ def check_engine(config: EngineConfig) -> None:
     structured_outputs_config(config)
     if not 0 < config.kv_cache_metrics_sample <= 1:
         raise ConfigError(f"kv_cache_metrics_sample must be in (0, 1], got {config.kv_cache_metrics_sample}")
+    version = config.show_hidden_metrics_for_version
+    if version is not None and re.match(r"\d+\.\d+(\.|$)", version) is None:
+        raise ConfigError(f"show_hidden_metrics_for_version: expected a version of vLLM such as 0.12, got {version!r}")
     if config.collect_detailed_traces and config.otlp_traces_endpoint is None:
         raise ConfigError("collect_detailed_traces needs otlp_traces_endpoint: where the traces go")
 

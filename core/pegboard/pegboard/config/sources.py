@@ -154,8 +154,6 @@ def read_config_file(path: Path) -> Layer:
 
 
 def _place(layer: Layer, key: str, value: Any, path: Path) -> None:
-    from pegboard.interfaces import KINDS
-
     homes = _homes()
     if key in SECTIONS and isinstance(value, Mapping):
         layer[key].update({str(name).replace("-", "_"): item for name, item in value.items()})
@@ -163,11 +161,11 @@ def _place(layer: Layer, key: str, value: Any, path: Path) -> None:
         layer[homes[key].section][key] = coerced(homes[key], value)
     elif is_vllm_name(key):
         layer[VLLM][key] = value
-    elif key in KINDS and isinstance(value, Mapping) and all(isinstance(item, Mapping) for item in value.values()):
+    elif isinstance(value, Mapping) and value and all(isinstance(item, Mapping) for item in value.values()):
         options = layer["plugins"].setdefault("options", {})
         _merge_options(options, {f"{key}.{name}": item for name, item in value.items()})
     else:
-        near = difflib.get_close_matches(key, [*homes, *SECTIONS, *KINDS], 1)
+        near = difflib.get_close_matches(key, [*homes, *SECTIONS], 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"{path}: unknown setting {key!r}{hint}")
 

@@ -58,6 +58,18 @@ LONG_PROMPT_CHARS = 4096
 """Texts from here on are tokenized in a thread: about a millisecond of work."""
 
 
+def start_engine(settings: "Settings", engine: "EngineProcess", *, wants_samples: bool = True) -> "tuple[EnginePlan, Registry]":
+    """Resolve the plan and send it to an engine process. wants_samples: the API processes run the enabled metrics plugins.
+    Raises what `plan.resolve` raises."""
+    from pegboard.plan.engine_plan import resolve
+    from pegboard.plan.metrics_plugins import sink_entries
+
+    plan, registry = resolve(settings)
+    measures = wants_samples and not settings.engine.disable_log_stats and bool(sink_entries(registry, plan, "api"))
+    engine.start(plan, wants_samples=measures)
+    return plan, registry
+
+
 class AsyncLLM:
     """Engine client of one model; every method but the constructors is called on one event loop.
 
@@ -68,13 +80,16 @@ class AsyncLLM:
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         from pegboard.config.sources import engine_settings
 
-        self._open(engine_settings(model, settings))
+        self._open(engine_settings(model, settings), None, None)
 
     @classmethod
-    def from_settings(cls, settings: "Settings") -> "AsyncLLM":
-        """Start the engine process and resolve the plan meanwhile. Raises what `plan.resolve` raises."""
+    def from_settings(
+        cls, settings: "Settings", *, engine: "EngineProcess | None" = None, metrics: Sequence[Metric] | None = None
+    ) -> "AsyncLLM":
+        """Start the engine process, unless it is given, and resolve the plan meanwhile. Raises what `plan.resolve` raises, after
+        it has ended the process. metrics: as in `of_plan`."""
         self = cls.__new__(cls)
-        self._open(settings)
+        self._open(settings, engine, metrics)
         return self
 
     @classmethod
@@ -99,23 +114,39 @@ class AsyncLLM:
         the engine's samples (if it was told to send them) and what `publish` is given; metrics: what the latter may hold."""
         self = cls.__new__(cls)
         self._assemble(plan, registry, tokenizer, engine)
-        self.sinks, self._metrics = dict(sinks or {}), tuple(metrics)
-        self._all_sinks = Sinks([*self.sinks.values()])
+        self._measure(sinks or {}, metrics)
         return self
 
-    def _open(self, settings: "Settings") -> None:
-        from pegboard.engine.boundary.client import EngineProcess
-        from pegboard.plan.engine_plan import make_tokenizer, resolve
+    @classmethod
+    def of_plan(
+        cls, plan: "EnginePlan", registry: "Registry", engine: Any, *, metrics: Sequence[Metric] | None = None
+    ) -> "AsyncLLM":
+        """A client of an engine that has been sent its plan (`start_engine`). engine: an `EngineProcess` or a `HubEngine`.
+        metrics: what the caller measures in this process and gives to `publish`; the enabled metrics plugins get that and the
+        engine's samples. None = they do not run here."""
+        self = cls.__new__(cls)
+        self._connect(plan, registry, engine, metrics)
+        return self
 
-        engine = EngineProcess()
+    def _open(self, settings: "Settings", engine: "EngineProcess | None", metrics: Sequence[Metric] | None) -> None:
+        from pegboard.engine.boundary.client import EngineProcess
+
+        engine = engine or EngineProcess()
         try:
-            plan, registry = resolve(settings)
-            engine.start(plan)
-            tokenizer = None if settings.engine.skip_tokenizer_init else make_tokenizer(registry, plan)
-            self._assemble(plan, registry, tokenizer, engine)
+            plan, registry = start_engine(settings, engine, wants_samples=metrics is not None)
+            self._connect(plan, registry, engine, metrics)
         except BaseException:
             engine.stop()
             raise
+
+    def _connect(self, plan: "EnginePlan", registry: "Registry", engine: Any, metrics: Sequence[Metric] | None) -> None:
+        from pegboard.plan.engine_plan import make_tokenizer
+        from pegboard.plan.metrics_plugins import build_sinks
+
+        tokenizer = None if plan.settings.engine.skip_tokenizer_init else make_tokenizer(registry, plan)
+        self._assemble(plan, registry, tokenizer, engine)
+        if metrics is not None:
+            self._measure(build_sinks(registry, plan, "api"), metrics)
 
     def _assemble(self, plan: "EnginePlan", registry: Any, tokenizer: "Tokenizer | None", engine: "EngineProcess") -> None:
         self.plan = plan
@@ -134,9 +165,11 @@ class AsyncLLM:
         self._dead: EngineDeadError | None = None
         self._is_shut_down = False
         self._created = int(time.time())
-        self.sinks: Mapping[str, MetricsSink] = {}
-        self._all_sinks = Sinks()
-        self._metrics: Sequence[Metric] = ()
+        self._measure({}, ())
+
+    def _measure(self, sinks: Mapping[str, MetricsSink], metrics: Sequence[Metric]) -> None:
+        self.sinks, self._metrics = sinks, metrics
+        self._all_sinks = Sinks([*sinks.values()])
 
     # --- life ------------------------------------------------------------------------------------------------------------
 

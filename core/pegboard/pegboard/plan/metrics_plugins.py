@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pegboard.engine.metrics.catalogue import hidden_metrics
 from pegboard.errors import ConfigError, PluginNotFound
 from pegboard.interfaces.metrics import MetricsSetup, MetricsSink, MetricsSpec
 from pegboard.plugins.names import missing_providers
@@ -30,7 +29,6 @@ def with_traces(registry: "Registry", settings: "Settings") -> "Registry":
     after the model has loaded.
     """
     engine = settings.engine
-    hidden_metrics(engine.show_hidden_metrics_for_version)
     if engine.otlp_traces_endpoint is not None:
         patterns = set(registry.policy.disable)
         tracing = [

@@ -54,7 +54,7 @@ def run(address: str, builder: str) -> None:
     socket.linger = 2000  # ms: the last word must get out, but a dead parent must not hold us
     socket.bind(address)
     try:
-        take_signals(_on_terminate)
+        take_signals(signal.SIG_DFL)  # nothing is there yet that would need an orderly end
         engine, relay = _start(socket, builder)
         if engine is not None:
             try:
@@ -83,6 +83,7 @@ def _start(socket: zmq.Socket[bytes], builder: str) -> tuple[Any, SampleRelay | 
         if isinstance(message, Stop):
             return None, None
         assert isinstance(message, Start), message
+        signal.signal(signal.SIGTERM, _on_terminate)
         engine = build(pickle.loads(message.plan))
         if message.wants_samples:
             relay = SampleRelay()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from pegboard.errors import ConfigError
 from pegboard.interfaces.metrics import Metric, series
 
 FIRST_TOKEN_S = (
@@ -62,7 +61,7 @@ def token_buckets(most: int) -> tuple[float, ...]:
 
 
 def engine_metrics(engine: MeasuredEngine) -> tuple[Metric, ...]:
-    """All metrics of an engine. Raises ConfigError for a `show_hidden` that is no version."""
+    """All metrics of an engine."""
     return (
         *_load(engine),
         *_tokens(engine),
@@ -205,10 +204,8 @@ SAME_AS = {"inter_token_latency_seconds": "time_per_output_token_seconds"}
 
 
 def hidden_metrics(version: str | None) -> list[Metric]:
-    """Those that vLLM hid in this version or later. Raises ConfigError for what is no version."""
+    """Those that vLLM hid in this version or later."""
     if version is None:
         return []
-    parts = version.split(".")
-    if len(parts) < 2 or not all(part.isdecimal() for part in parts[:2]):
-        raise ConfigError(f"show_hidden_metrics_for_version: expected a version of vLLM such as 0.12, got {version!r}")
-    return [metric for hidden_in, metric in HIDDEN.items() if (int(parts[0]), int(parts[1])) <= hidden_in]
+    major, minor = version.split(".")[:2]
+    return [metric for hidden_in, metric in HIDDEN.items() if (int(major), int(minor)) <= hidden_in]
