@@ -18,7 +18,7 @@ from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
-from pegboard_server.server import build_app
+from pegboard_server.app import build_app
 from pegboard_testing.fake_client import FakeEngineClient
 from pegboard_testing.parser_examples import Example, load_examples
 

@@ -2,7 +2,8 @@
 
     PegboardError
     ├── ConfigError             a setting of the user is wrong or settings contradict each other
-    │   └── KVCacheTooSmall     the KV cache memory cannot hold one request of max_model_len
+    │   ├── KVCacheTooSmall     the KV cache memory cannot hold one request of max_model_len
+    │   └── UsageError          the command line itself is wrong (exit status 2)
     ├── ModelError              the checkpoint is missing, damaged or not supported
     ├── CannotRecord            the forward cannot be recorded and runs eagerly; the message says why
     ├── PluginError             carries `plugin`, the id "kind:name (distribution version)"
@@ -36,6 +37,10 @@ class ConfigError(PegboardError, ValueError):
 
 class KVCacheTooSmall(ConfigError):
     """The memory given to the KV cache does not hold one request of `max_model_len` tokens."""
+
+
+class UsageError(ConfigError):
+    """The command line itself is wrong: an unknown flag, a missing value. The program ends with status 2."""
 
 
 class ModelError(PegboardError):

@@ -12,9 +12,10 @@ import pytest
 
 from pegboard.config.schema import PluginConfig, ServerConfig, Settings
 from pegboard.errors import ConfigError, PluginNotFound
-from pegboard.plan.tool_plugins import start_tools, with_tool_servers
+from pegboard.plan.tool_plugins import with_tool_servers
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
+from pegboard_server.app import start_tools
 from pegboard_testing.contract_builtin_tool import BuiltinToolContract
 from pegboard_testing.fake_builtin_tool import FakeBuiltinTool
 from pegboard_testing.fake_distributions import FakeDistributions

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from pegboard.cli import plugins_command
-from pegboard.cli.flags import FlagParser
 from pegboard.errors import ConfigError, PluginNotFound
 from pegboard.plugins import discovery
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
@@ -37,11 +36,7 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDistr
 
 
 def run(*arguments: str) -> int:
-    parser = FlagParser()
-    plugins_command.add_parser(parser.add_subparsers())
-    parsed = parser.parse(["plugins", *arguments])
-    assert parsed.run is plugins_command.run
-    return plugins_command.run(parsed)
+    return plugins_command.main(arguments)
 
 
 def add_attention(fakes: FakeDistributions) -> None:

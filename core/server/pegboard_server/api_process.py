@@ -19,18 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pegboard.errors import PegboardError, PluginNotFound
-from pegboard.interfaces.api import ApiSetup
+from pegboard.errors import PegboardError
 from pegboard.log import get_logger, set_up_logging
-from pegboard.plugins.defaults import default_enabled
-from pegboard.plugins.names import to_install
 
 if TYPE_CHECKING:
     from pegboard.config.schema import Settings
     from pegboard.engine.boundary.client import EngineProcess
     from pegboard.front.async_llm import AsyncLLM
     from pegboard.plan.engine_plan import EnginePlan
-    from pegboard.plan.tool_plugins import Tools
     from pegboard.plugins.registry import Registry
 
 log = get_logger(__name__)
@@ -84,13 +80,13 @@ async def serve_client(
 ) -> int:
     """Serve `client` through all enabled APIs until told to stop; the exit code of the program. on_loaded: called once the engine
     is ready, just before the server takes the listener."""
-    from pegboard.plan.tool_plugins import start_tools
-    from pegboard_server.server import Traffic, build_app, run_server
+    from pegboard_server.app import open_app
+    from pegboard_server.gateway import Traffic
+    from pegboard_server.server import run_server
 
     config = client.plan.settings.server
     traffic = Traffic(config.max_running_requests)
-    apis = build_apis(client, await start_tools(client.registry))
-    app = build_app(apis, client, config, traffic, client.publish if client.sinks else None)
+    app = await open_app(client, traffic, client.publish if client.sinks else None)
     hooks = _hooks(client)
     async with client:
         if hooks is not None:
@@ -104,22 +100,6 @@ async def serve_client(
         finally:
             if hooks is not None:
                 hooks[0].role_stopping(hooks[1])
-
-
-def build_apis(client: "AsyncLLM", tools: "Tools") -> list[tuple[str, Any, Any]]:
-    """(name, api, spec) of every enabled api, the default ones first and in their order: the first one's error body answers
-    for paths that no api has. tools: who serves the built-in ones. Raises PluginNotFound when there is none."""
-    from pegboard_server.request_log import logged
-
-    registry = client.registry
-    first = default_enabled("api")
-    entries = sorted(registry.enabled("api"), key=lambda entry: first.index(entry.name) if entry.name in first else len(first))
-    if not entries:
-        raise PluginNotFound(f"nothing to serve: {to_install('api')}")
-    config = client.plan.settings.server
-    setup = ApiSetup(logged(client, config), msgspec.structs.asdict(config), client.sinks, tools)
-    log.info("api → %s", ", ".join(f"{entry.name} ({entry.distribution} {entry.version})" for entry in entries))
-    return [(entry.name, registry.build(entry, setup), registry.spec(entry)) for entry in entries]
 
 
 def _hooks(client: "AsyncLLM") -> tuple[Any, Any] | None:
@@ -165,7 +145,7 @@ async def _serve_one(task: ApiTask, listener: socket.socket) -> int:
     from pegboard.engine.boundary.hub import HubEngine
     from pegboard.plugins.lock import PluginLock
     from pegboard.plugins.registry import Registry
-    from pegboard_server.access_log import apply_log_config
+    from pegboard_server.logs import apply_log_config
 
     plan: EnginePlan = pickle.loads(task.plan)
     if plan.settings.server.log_config_file is not None:

@@ -19,7 +19,7 @@ from pegboard.engine.boundary.hub import EngineHub
 from pegboard.errors import ConfigError, EngineDeadError, PegboardError
 from pegboard.log import get_logger
 from pegboard_server.api_process import Announce, ApiTask, run_api
-from pegboard_server.server import BACKLOG, address_of
+from pegboard_server.listener import BACKLOG, address_of
 
 if TYPE_CHECKING:
     from pegboard.engine.boundary.client import EngineProcess

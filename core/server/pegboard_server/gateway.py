@@ -1,25 +1,22 @@
-"""One Starlette application of all enabled apis. It knows no route: apis bring their own.
+"""What every request passes on its way in, and every error on its way out, whichever API it belongs to.
 
-What they share happens in `Gateway`, in plain ASGI: the request id, the API key, the checks of a body before it is read, and
-turning exceptions into the api family's error body.
+In plain ASGI: how many requests are in work, the request id, the API key, the checks of a body before it is read, and turning
+exceptions into the API family's error body. It knows no route.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import math
 import re
 import secrets
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match, get_route_path  # type: ignore[attr-defined]
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,18 +25,78 @@ from pegboard import env
 from pegboard.config.schema import ServerConfig
 from pegboard.errors import EngineDeadError, Overloaded, PegboardError, RequestError
 from pegboard.interfaces.api import TRACE_HEADERS, Api, ApiSpec, EngineClient
-from pegboard.interfaces.metrics import Sample
 from pegboard.log import get_logger
-from pegboard_server.measured_app import MeasuredApp
-from pegboard_server.middleware import outer_middleware
-from pegboard_server.refusals import BodyTooLarge, HeadTooLarge, Unauthorized, refuse_body
-from pegboard_server.traffic import Stopping, Traffic
 
 log = get_logger(__name__)
 
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 TRACED = ("traceparent", "tracestate")
 REQUEST_ID = re.compile(r"[!-~]{1,256}")
+
+LINGER_S, LINGER_BYTES = 2.0, 16 * 1024 * 1024
+"""How long, and how much, is still read of a body that was refused."""
+
+
+class Unauthorized(RequestError):
+    """No API key, or a wrong one."""
+
+    status = 401
+
+
+class BodyTooLarge(RequestError):
+    """The request body is over `max_body_bytes`."""
+
+    status = 413
+
+
+class HeadTooLarge(RequestError):
+    """The request has more than `h11_max_header_count` headers, or more than `h11_max_incomplete_event_size` bytes of them."""
+
+    status = 431
+
+
+class Stopping(RequestError):
+    """The server stops and takes nothing new, or stops before it has an answer (HTTP 503)."""
+
+    status = 503
+
+
+class Traffic:
+    """Shared by the gateway, which counts, and the server, which stops. Used on one event loop.
+
+    max_running: requests in work at once; more are refused, so that a flood costs answers and not memory.
+    """
+
+    def __init__(self, max_running: int) -> None:
+        self.max_running = max_running
+        self.num_running = 0
+        self.is_stopping = False
+        self._change = asyncio.Event()
+
+    def enter(self, *, is_public: bool) -> None:
+        """Count a request in. Public paths (health checks) are always let in, except while stopping, which is their answer.
+        Raises Stopping, Overloaded."""
+        if self.is_stopping:
+            raise Stopping("the server is stopping and takes no new requests")
+        if self.num_running >= self.max_running and not is_public:
+            raise Overloaded(f"{self.num_running} requests are in work, the most this server takes (max_running_requests)")
+        self.num_running += 1
+
+    def leave(self) -> None:
+        """Count it out."""
+        self.num_running -= 1
+        self._change.set()
+
+    def stop(self) -> None:
+        """Let nothing in from now on."""
+        self.is_stopping = True
+        self._change.set()
+
+    async def wait_until_idle(self) -> None:
+        """Until no request is in work."""
+        while self.num_running:
+            self._change.clear()
+            await self._change.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,28 +109,7 @@ class MountedApi:
     routes: tuple[BaseRoute, ...]
 
 
-def build_app(
-    apis: Sequence[tuple[str, Api, ApiSpec]],
-    client: EngineClient,
-    config: ServerConfig,
-    traffic: Traffic | None = None,
-    publish: Callable[[Sample], None] | None = None,
-) -> Starlette:
-    """One application of all `apis` (name, implementation, spec), first match wins. Paths that belong to none of them
-    answer in the error body of the first api. traffic: also given to `run_server`, which then drains it before it stops. publish:
-    takes a sample of `HTTP_METRICS` per request."""
-    mounted = [MountedApi(name, api, spec, tuple(api.routes())) for name, api, spec in apis]
-    traffic = traffic or Traffic(config.max_running_requests)
-    gateway = Middleware(Gateway, mounted=mounted, client=client, config=config, traffic=traffic)
-    routes = [route for entry in mounted for route in entry.routes]
-    middleware = [*outer_middleware(config), gateway]
-    if publish is not None:
-        unmeasured = frozenset(path for entry in mounted for path in entry.spec.unmeasured_paths)
-        middleware.insert(0, Middleware(MeasuredApp, routes=routes, unmeasured=unmeasured, publish=publish))
-    return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _refuse(mounted)})
-
-
-def _owner(mounted: Sequence[MountedApi], scope: Scope) -> MountedApi | None:
+def owner_of(mounted: Sequence[MountedApi], scope: Scope) -> MountedApi | None:
     """The api whose route the path is, whatever the method; else the first, if there is any."""
     for entry in mounted:
         if any(route.matches(scope)[0] is not Match.NONE for route in entry.routes):
@@ -81,27 +117,11 @@ def _owner(mounted: Sequence[MountedApi], scope: Scope) -> MountedApi | None:
     return mounted[0] if mounted else None
 
 
-def _error_response(
+def error_response(
     owner: MountedApi | None, status: int, message: str, parameter: str | None = None, headers: dict[str, str] | None = None
 ) -> Response:
     body = owner.api.error_body(status, message, parameter) if owner else {"error": {"message": message, "code": status}}
     return JSONResponse(body, status, headers)
-
-
-def _refuse(mounted: Sequence[MountedApi]) -> Any:
-    """Handler of Starlette's own refusals: no such path, no such method."""
-
-    async def refuse(request: Request, error: HTTPException) -> Response:
-        path = get_route_path(request.scope)
-        headers = dict(error.headers or {})
-        message = str(error.detail)
-        if error.status_code == 404:
-            message = f"Not Found: there is no route {request.method} {path}"
-        elif error.status_code == 405:
-            message = f"Method Not Allowed: {request.method} {path}; allowed: {headers.get('Allow', 'see the documentation')}"
-        return _error_response(_owner(mounted, request.scope), error.status_code, message, None, headers)
-
-    return refuse
 
 
 class Gateway:
@@ -211,7 +231,7 @@ class Gateway:
         return any(found)
 
     def _check_content_type(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        owner = _owner(self._mounted, scope)
+        owner = owner_of(self._mounted, scope)
         allowed = owner.spec.content_types if owner else ()
         given = headers.get(b"content-type", b"").decode("latin-1").split(";")[0].strip().lower()
         if given not in allowed:
@@ -238,7 +258,7 @@ class Gateway:
 
     def _answer(self, error: Exception, scope: Scope, request_id: str) -> Response:
         """The error body for `error`; what the user did not cause is logged."""
-        owner = _owner(self._mounted, scope)
+        owner = owner_of(self._mounted, scope)
         headers: dict[str, str] = {}
         parameter = None
         if isinstance(error, RequestError):
@@ -259,7 +279,7 @@ class Gateway:
             where = f"the plugin api:{owner.name}" if owner else "the server"
             message = f"{where} failed with {type(error).__name__}; the log of the server has request {request_id}"
             log.error("request %s: %s failed", request_id, where, exc_info=error)
-        return _error_response(owner, status, message, parameter, headers)
+        return error_response(owner, status, message, parameter, headers)
 
 
 def _request_id(headers: dict[bytes, bytes]) -> str | None:
@@ -270,3 +290,19 @@ def _request_id(headers: dict[bytes, bytes]) -> str | None:
     if not REQUEST_ID.fullmatch(text):
         raise RequestError("X-Request-Id must be 1 to 256 visible ASCII characters", parameter="X-Request-Id")
     return text
+
+
+async def refuse_body(response: Response, receive: Receive, send: Send) -> None:
+    """Answer, then read a little more before the connection closes: a client that is still sending would otherwise be cut off
+    before it reads the answer."""
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
+    num_bytes = 0
+    with contextlib.suppress(asyncio.TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while num_bytes < LINGER_BYTES:
+                message = await receive()
+                num_bytes += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    break
+    await send({"type": "http.response.body", "body": b""})

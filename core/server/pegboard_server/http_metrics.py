@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from pegboard.interfaces.metrics import Metric
+import time
+from collections.abc import Callable, Sequence
+
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pegboard.interfaces.metrics import Metric, Sample, series
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""Others count as "other": a label must not take any value a client thinks of."""
+
+NO_ROUTE = "none"
+"""The handler of a path that is no route."""
 
 COARSE_S = (0.1, 0.5, 1.0)
 FINE_S = (
@@ -29,3 +41,72 @@ HTTP_METRICS: tuple[Metric, ...] = (
         COARSE_S,
     ),
 )
+
+
+class MeasuredApp:
+    """ASGI: measures every request to `app`. routes: whose path templates are the label `handler`. unmeasured: paths that are
+    left out. publish: takes one sample per request."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        routes: Sequence[BaseRoute],
+        unmeasured: frozenset[str],
+        publish: Callable[[Sample], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.app = app
+        self._routes = routes
+        self._unmeasured = unmeasured
+        self._publish = publish
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        handler = self._handler(scope)
+        if handler in self._unmeasured:
+            await self.app(scope, receive, send)
+            return
+        status, size = 500, 0
+        started = self._clock()
+
+        async def send_back(message: Message) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status, size = message["status"], _length(message.get("headers", ()))
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_back)
+        finally:
+            self._measure(scope, handler, status, size, self._clock() - started)
+
+    def _measure(self, scope: Scope, handler: str, status: int, size: int, seconds: float) -> None:
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        self._publish(
+            Sample(
+                time.time(),
+                counters={series("http_requests_total", method, f"{status // 100}xx", handler): 1},
+                observations={
+                    series("http_request_size_bytes", handler): [_length(scope["headers"])],
+                    series("http_response_size_bytes", handler): [size],
+                    "http_request_duration_highr_seconds": [seconds],
+                    series("http_request_duration_seconds", handler, method): [seconds],
+                },
+            )
+        )
+
+    def _handler(self, scope: Scope) -> str:
+        """The template of the route that answers, whatever the method."""
+        for route in self._routes:
+            if route.matches(scope)[0] is not Match.NONE:
+                return str(getattr(route, "path", NO_ROUTE))
+        return NO_ROUTE
+
+
+def _length(headers: Sequence[tuple[bytes, bytes]]) -> int:
+    value = next((value for name, value in headers if name.lower() == b"content-length"), b"0")
+    return int(value) if value.isdigit() else 0

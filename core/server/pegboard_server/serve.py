@@ -10,10 +10,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pegboard import env
-from pegboard.cli.flag_help import asked_help, print_help
-from pegboard.cli.flags import FlagParser, add_settings, add_vllm_forms, parse_settings
 from pegboard.config.schema import check_server
-from pegboard.interfaces.command import CommandSetup
+from pegboard.interfaces.command import CommandSetup, FlagParser
 from pegboard.log import set_up_logging
 
 if TYPE_CHECKING:
@@ -25,19 +23,15 @@ MAX_QUEUED = 8192
 """max_num_queued_reqs of a server that was told nothing: strangers fill this queue, and every one in it is memory."""
 
 
-def make_parser() -> FlagParser:
+def make_parser(setup: CommandSetup) -> FlagParser:
     """All flags of the command."""
-    parser = FlagParser(
+    parser = setup.parser(
         prog="pegboard serve",
         usage="pegboard serve [MODEL] [--config FILE] [--SETTING VALUE ...]",
         description="Serve a model over HTTP. Options of plugins: --kind.name.field VALUE (see pegboard help kind.name). "
         "--help=WORD shows the flags of a group (engine, server, plugins, vllm) or those that match.",
     )
-    parser.add_argument("model", nargs="?", help="model reference: directory, .gguf file, org/name or scheme:name")
-    parser.add_argument("--config", metavar="FILE", help="TOML or YAML file of settings")
-    for section in ("server", "engine", "plugins"):
-        add_settings(parser, section)
-    add_vllm_forms(parser)
+    parser.add_settings("server", "engine", "plugins")
     return parser
 
 
@@ -45,25 +39,18 @@ class Serve:
     """The command, as core builds it."""
 
     def __init__(self, options: None, setup: CommandSetup) -> None:
-        pass
+        self._parser = make_parser(setup)
 
-    def run(self, arguments: Sequence[str]) -> int:
-        return main(arguments)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Serve until told to stop; 1 when the engine died."""
-    parser = make_parser()
-    if (asked := asked_help(argv)) is not None:
-        return print_help(parser, asked)
-    settings, _ = parse_settings(parser, argv, below={"engine": {"max_num_queued_reqs": MAX_QUEUED}})
-    check_server(settings.server)
-    set_up_logging(env.log_level())
-    before = signal.signal(signal.SIGTERM, _on_terminate)
-    try:
-        return _serve(settings)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def run(self, words: Sequence[str]) -> int:
+        """Serve until told to stop; 1 when the engine died."""
+        settings, _ = self._parser.parse_settings(words, {"engine": {"max_num_queued_reqs": MAX_QUEUED}})
+        check_server(settings.server)
+        set_up_logging(env.log_level())
+        before = signal.signal(signal.SIGTERM, _on_terminate)
+        try:
+            return serve(settings)
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _on_terminate(signum: int, frame: FrameType | None) -> NoReturn:
@@ -71,21 +58,20 @@ def _on_terminate(signum: int, frame: FrameType | None) -> NoReturn:
     sys.exit(128 + signum)
 
 
-def _serve(settings: "Settings") -> int:
+def serve(settings: "Settings") -> int:
+    """Serve in this process, with SIGTERM already taken care of."""
     from pegboard.engine.boundary.client import EngineProcess
 
-    require_server_packages()
     engine = EngineProcess()  # first of all: it has seconds of imports to do
     try:
-        from pegboard_server.access_log import apply_log_config
-        from pegboard_server.loading_answer import LoadingAnswer
-        from pegboard_server.server import bind_socket
+        from pegboard_server.listener import LoadingAnswer, bind_socket
+        from pegboard_server.logs import apply_log_config
         from pegboard_server.tls import tls_arguments
 
         if settings.server.log_config_file is not None:
             apply_log_config(settings.server.log_config_file)
         tls_arguments(settings.server)
-        listener = bind_socket(settings.server)  # before the model loads: a taken port shows at once
+        listener = bind_socket(settings.server)
         loading = LoadingAnswer(listener)
         if settings.server.ssl_certfile is None:  # without TLS only: a plain answer there would look like a broken server
             loading.open()
@@ -96,19 +82,6 @@ def _serve(settings: "Settings") -> int:
             loading.close()
     finally:
         engine.stop()
-
-
-def require_server_packages() -> None:
-    """Core serves with what api plugins depend on, and does not depend on it itself. Raises PluginNotFound."""
-    from importlib.util import find_spec
-
-    from pegboard.errors import PluginNotFound
-    from pegboard.plugins.names import missing_providers
-
-    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
-    if missing:
-        advice = missing_providers("api", ())
-        raise PluginNotFound(f"serving needs {' and '.join(missing)}, which plugins of kind 'api' bring along; {advice}")
 
 
 def _start_engine(settings: "Settings", engine: Any) -> "tuple[EnginePlan, Registry]":

@@ -1,4 +1,4 @@
-"""The HTTP server: sockets, signals, shutdown, and leaving when the engine has died. What it serves is built by `build_app`.
+"""The HTTP server: signals, shutdown, and leaving when the engine has died. What it serves is built in `app`.
 
 listener = bind_socket(config)                    # before the model loads: a taken port shows at once
 code = await run_server(app, config, listener=listener, health=client.health, on_ready=print, traffic=traffic)
@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import signal
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,74 +25,16 @@ from pegboard.config.schema import ServerConfig
 from pegboard.errors import ConfigError
 from pegboard.interfaces.api import Health
 from pegboard.log import get_logger
-from pegboard_server.access_log import access_log
-from pegboard_server.gateway import build_app as build_app
+from pegboard_server.gateway import Traffic
+from pegboard_server.listener import BACKLOG, address_of, bind_error, bind_socket
+from pegboard_server.logs import access_log
 from pegboard_server.tls import keep_fresh, tls_arguments
-from pegboard_server.traffic import Traffic as Traffic
 
 log = get_logger(__name__)
 
-BACKLOG = 2048
 HEALTH_INTERVAL_S = 0.5
 CUT_OFF_S = 1.0
 """How long cancelled requests may take to end."""
-
-
-def bind_socket(config: ServerConfig) -> socket.socket:
-    """The bound socket, not listening yet. Raises ConfigError naming the setting."""
-    return _bind_unix(config.uds) if config.uds else _bind_tcp(config.host, config.port)
-
-
-def _bind_tcp(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= 65535:
-        raise ConfigError(f"port must be in [0, 65535], got {port}")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise ConfigError(f"host {host!r} cannot be resolved: {error}; expected an address of this machine") from error
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise _bind_error(error, host, port) from error
-    return listener
-
-
-def _bind_error(error: OSError, host: str, port: int) -> ConfigError:
-    if error.errno == errno.EADDRINUSE:
-        return ConfigError(f"port {port} on {host} is already in use; choose another port, or 0 for any free one")
-    if error.errno == errno.EACCES:
-        return ConfigError(f"port {port} on {host} needs more rights than this process has; choose a port from 1024 on")
-    return ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}")
-
-
-def _bind_unix(path: str) -> socket.socket:
-    """A socket file left behind by a dead server is replaced; one that answers, or any other file, is not."""
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(Path(path).stat().st_mode):
-            raise ConfigError(f"uds {path!r} exists and is no socket")
-        with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(path) == 0:
-                raise ConfigError(f"uds {path!r} is already in use by another server")
-        Path(path).unlink()
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        listener.bind(path)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on uds {path!r}: {error.strerror or error}") from error
-    return listener
-
-
-def address_of(listener: socket.socket, config: ServerConfig) -> str:
-    """What clients connect to: http://host:port with the real port, or unix:path."""
-    if config.uds:
-        return f"unix:{config.uds}"
-    host, port = listener.getsockname()[:2]
-    scheme = "https" if config.ssl_certfile else "http"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class _Server(uvicorn.Server):
@@ -152,7 +92,7 @@ async def run_server(
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise _bind_error(error, config.host, config.port) from error
+        raise bind_error(error, config.host, config.port) from error
     address = address_of(listener, config)
     try:
         server = _Server(_uvicorn_config(app, config), traffic, config.shutdown_timeout_s)

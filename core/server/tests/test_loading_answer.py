@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pegboard_server.loading_answer import LoadingAnswer
+from pegboard_server.listener import LoadingAnswer
 
 
 @pytest.fixture

@@ -21,7 +21,9 @@ from starlette.testclient import TestClient
 from pegboard.config.schema import ServerConfig
 from pegboard.errors import ConfigError, EngineDeadError, Overloaded, PluginFailure, RequestError, UnknownModel
 from pegboard.interfaces.api import ApiSpec
-from pegboard_server.server import bind_socket, build_app, run_server
+from pegboard_server.app import build_app
+from pegboard_server.listener import bind_socket
+from pegboard_server.server import run_server
 from pegboard_testing.fake_client import FakeEngineClient
 
 ERRORS: dict[str, tuple[Exception, int]] = {

@@ -25,9 +25,10 @@ from pegboard.config.schema import ServerConfig
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
 from pegboard.errors import ConfigError
 from pegboard.interfaces.api import ApiSpec, Health, Prompt, RequestOptions
-from pegboard_server.access_log import access_log, apply_log_config
-from pegboard_server.request_log import logged
-from pegboard_server.server import Traffic, build_app, run_server
+from pegboard_server.app import build_app
+from pegboard_server.gateway import Traffic
+from pegboard_server.logs import access_log, apply_log_config, logged
+from pegboard_server.server import run_server
 from pegboard_server.tls import tls_arguments
 from pegboard_testing.fake_client import FakeEngineClient
 
@@ -374,7 +375,7 @@ def records() -> Iterator[list[logging.LogRecord]]:
     found: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = found.append  # type: ignore[method-assign]
-    loggers = [logging.getLogger(name) for name in ("uvicorn.access", "pegboard_server.request_log")]
+    loggers = [logging.getLogger(name) for name in ("uvicorn.access", "pegboard.server.logs")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.addHandler(handler)

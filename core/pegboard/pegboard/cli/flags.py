@@ -2,7 +2,7 @@
 
 `_` and `-` are the same in flag names. Numbers may be written 4k (4000) or 4K (4096), lists as words or as one JSON list. vLLM's
 own names are understood as `pegboard.config.vllm_names` says. Precedence: command line, --config file, PEGBOARD_CONFIG file,
-default.
+default. `--kind.name.field VALUE` is an option of a plugin, `--setting.key VALUE` one value of a setting that is a mapping.
 """
 
 from __future__ import annotations
@@ -11,57 +11,83 @@ import argparse
 import json
 import re
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from pegboard import env
-from pegboard.cli.dotted import place_dotted, split_dotted
-from pegboard.cli.usage import UsageError
 from pegboard.config.schema import Setting, Settings, settings_of
 from pegboard.config.sources import VLLM, is_vllm_name, parse_number, read_config_file, settings_from
-from pegboard.config.vllm_names import ABSENT, ALIASES, FORMS, Layer, refuse
-from pegboard.errors import ConfigError
+from pegboard.config.vllm_names import ABSENT, ALIASES, FORMS, SHORT, Layer, refuse
+from pegboard.errors import ConfigError, UsageError
+from pegboard.interfaces import KINDS
 from pegboard.plugins.names import did_you_mean
 
-SHORT = {
-    "tensor_parallel_size": "-tp",
-    "pipeline_parallel_size": "-pp",
-    "quantization": "-q",
-    "api_server_count": "-asc",
-    "speculative_config": "-sc",
-    "compilation_config": "-cc",
-    "attention_config": "-ac",
-}
 COMMAND_LINE = "the command line"
-
-_SHORT_OF_ABSENT = {
-    "-dp": "--data-parallel-size", "-dpn": "--data-parallel-rank", "-dpr": "--data-parallel-start-rank",
-    "-dpl": "--data-parallel-size-local", "-dpa": "--data-parallel-address", "-dpp": "--data-parallel-rpc-port",
-    "-dpb": "--data-parallel-backend", "-dph": "--data-parallel-hybrid-lb", "-dpe": "--data-parallel-external-lb",
-    "-ep": "--enable-expert-parallel", "-dcp": "--decode-context-parallel-size", "-pcp": "--prefill-context-parallel-size",
-    "-n": "--nnodes", "-r": "--node-rank",
-}  # fmt: skip
 
 
 class FlagParser(argparse.ArgumentParser):
-    """argparse with our rules: no abbreviations, `_` like `-`, errors as `UsageError`, the nearest flag in them."""
+    """argparse with our rules: no abbreviations, `_` like `-`, errors as `UsageError`, the nearest flag in them. A flag of type
+    "number" takes 4096, 4k or 4K. This is what `pegboard.interfaces.command.FlagParser` promises to commands."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **more)
+        self.register("type", "number", number)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
 
-    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The namespace; raises UsageError for anything unknown, before it misses what a mistyped flag should have brought."""
-        words = [_dashed(word) for word in argv]
+    # --- declaring --------------------------------------------------------------------------------------------------------
+
+    def add_settings(self, *sections: str, only: Mapping[str, Collection[str]] | None = None) -> None:
+        """MODEL, --config, one flag per setting of these sections (only: of some sections, just these), and vLLM's names."""
+        self.add_argument("model", nargs="?", help="model reference: a path, org/name or scheme:name")
+        self.add_argument("--config", metavar="FILE", help="TOML or YAML file of settings")
+        for section in sections:
+            group = self.add_argument_group(f"{section} settings")
+            for setting in settings_of(section):
+                is_wanted = setting.name in (only or {}).get(section, (setting.name,))
+                if is_wanted and (section, setting.name) != ("plugins", "options"):
+                    _add_setting(group, setting)
+        group = self.add_argument_group("vllm forms")
+        for name, form in FORMS.items():
+            if is_vllm_name(name):
+                _add_flag(group, name, f"{VLLM}.{name}", form.help, form.type)
+        for name, absent in ABSENT.items():
+            if is_vllm_name(name):
+                _add_flag(self, name, f"{VLLM}.{name}", argparse.SUPPRESS, bool if absent.is_flag else object)
+
+    # --- parsing ----------------------------------------------------------------------------------------------------------
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """The namespace; raises UsageError for anything unknown, before it misses what a mistyped flag should have brought.
+        `--help=WORD` prints the flags of a group, or those that match, and ends the program like --help."""
+        words = [_dashed(word) for word in words]
+        for word in words:
+            if word.startswith("--help="):
+                self._explain(word.removeprefix("--help="))
+                self.exit()
         self._refuse_unknown(word for word in words if word.startswith("--") and word != "--" and " " not in word)
         arguments, unknown = self.parse_known_args(words)
         self._refuse_unknown(word for word in unknown if word.startswith("-"))
         if unknown:
             raise UsageError(f"unexpected argument {unknown[0]!r} (see {self.prog} --help)")
         return arguments
+
+    def parse_settings(
+        self, words: Sequence[str], defaults: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> tuple[Settings, argparse.Namespace]:
+        """Settings from files and flags, for a parser that has them. defaults: the command's own, by section and setting, weaker
+        than files and flags. Raises ConfigError."""
+        rest, dotted = split_dotted(_spelled_out(words))
+        arguments = self.parse(rest)
+        layer = _layer_of(arguments, dotted)
+        if arguments.model is not None:
+            flag = layer.setdefault("engine", {}).setdefault("model", arguments.model)
+            if flag != arguments.model:
+                raise UsageError(f"two models: {arguments.model!r} and --model {flag!r}")
+        own = [({section: dict(values) for section, values in defaults.items()}, self.prog)] if defaults else []
+        return settings_from([*own, *config_layers(arguments.config), (layer, COMMAND_LINE)]), arguments
 
     def _refuse_unknown(self, flags: Iterable[str]) -> None:
         known = set(self.flags)
@@ -79,48 +105,52 @@ class FlagParser(argparse.ArgumentParser):
                 for parser in action.choices.values():
                     yield from parser.flags
 
+    def _explain(self, word: str) -> None:
+        """Print what `word` asks for: "all", "listgroup", the name of a group, a flag or a part of one. Raises UsageError."""
+        groups = {str(group.title).partition(" ")[0]: group for group in self._action_groups if group._group_actions}
+        word = word.strip("-").lower().replace("_", "-")
+        if word == "all":
+            self.print_help()
+        elif word == "listgroup":
+            print("\n".join(f"{name:<12} {len(group._group_actions)} flags" for name, group in groups.items()))
+        elif word in groups:
+            self._print_flags(groups[word]._group_actions)
+        else:
+            exact = [action for action in self._actions if f"--{word}" in action.option_strings]
+            found = exact or [action for action in self._actions if any(word in name for name in action.option_strings)]
+            if not found:
+                raise UsageError(f"no flag matches {word!r}{did_you_mean(f'--{word}', self.flags)}")
+            self._print_flags(found)
 
-def _dashed(word: str) -> str:
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value
-
-
-def add_settings(parser: argparse.ArgumentParser, section: str, *, only: Iterable[str] | None = None) -> None:
-    """One flag per setting of a section (or `only` some); what is not given does not appear in the namespace."""
-    group = parser.add_argument_group(f"{section} settings")
-    for setting in settings_of(section):
-        if (section == "plugins" and setting.name == "options") or (only is not None and setting.name not in only):
-            continue
-        prefix = "plugins-" if section == "plugins" else ""
-        names = [f"--{prefix}{setting.name.replace('_', '-')}"]
-        names += [f"--{theirs.replace('_', '-')}" for theirs, ours in ALIASES.items() if ours == setting.name]
-        names += [SHORT[setting.name]] if setting.name in SHORT else []
-        group.add_argument(
-            *names, dest=f"{section}.{setting.name}", default=argparse.SUPPRESS, help=_help(setting), **_form(setting.type)
-        )
-
-
-def add_vllm_forms(parser: argparse.ArgumentParser) -> None:
-    """vLLM's flags that say in another form what settings say here."""
-    group = parser.add_argument_group("vllm forms")
-    for name, form in FORMS.items():
-        if is_vllm_name(name):
-            names = [f"--{name.replace('_', '-')}", *([SHORT[name]] if name in SHORT else [])]
-            group.add_argument(*names, dest=f"{VLLM}.{name}", default=argparse.SUPPRESS, help=form.help, **_form(form.type))
+    def _print_flags(self, actions: Sequence[argparse.Action]) -> None:
+        shown = self._get_formatter()
+        acting = [action for action in actions if action.help != argparse.SUPPRESS]
+        shown.add_arguments(acting)
+        lines = [shown.format_help().rstrip()] if acting else []
+        lines += ["cannot act here:"] if len(acting) < len(actions) else []
+        for action in actions:
+            if action.help == argparse.SUPPRESS:
+                lines.append(f"  {action.option_strings[0]}: {ABSENT[action.dest.partition('.')[2]].reason}")
+        print("\n".join(lines))
 
 
-def _help(setting: Setting) -> str:
+def _add_setting(group: Any, setting: Setting) -> None:
+    prefix = "plugins_" if setting.section == "plugins" else ""
+    theirs = [name for name, ours in ALIASES.items() if ours == setting.name]
     text = setting.help.replace("%", "%%")
-    if setting.default in (None, [], {}) or isinstance(setting.default, bool):
-        return text
-    shown = " ".join(setting.default) if isinstance(setting.default, list) else setting.default
-    return f"{text} (default {shown})"
+    if setting.default not in (None, [], {}) and not isinstance(setting.default, bool):
+        text += f" (default {' '.join(setting.default) if isinstance(setting.default, list) else setting.default})"
+    _add_flag(group, prefix + setting.name, f"{setting.section}.{setting.name}", text, setting.type, theirs)
+
+
+def _add_flag(group: Any, name: str, dest: str, text: str, annotation: Any, more: Sequence[str] = ()) -> None:
+    """One flag, with its short form; what is not given does not appear in the namespace."""
+    names = [f"--{one.replace('_', '-')}" for one in (name, *more)] + ([SHORT[name]] if name in SHORT else [])
+    group.add_argument(*names, dest=dest, default=argparse.SUPPRESS, help=text, **_form(annotation))
 
 
 def _form(annotation: Any) -> dict[str, Any]:
-    """argparse arguments for a type."""
+    """argparse arguments for a type. object: JSON, or text as it is."""
     if get_origin(annotation) in (Union, types.UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
     origin = get_origin(annotation) or annotation
@@ -132,8 +162,8 @@ def _form(annotation: Any) -> dict[str, Any]:
         return {"nargs": "+", "action": "extend", "metavar": "NAME"}
     if origin is dict:
         return {"type": _json_mapping, "metavar": "JSON"}
-    parse = {int: number, float: float, str: str}[origin]
-    return {"type": parse, "metavar": {int: "N", float: "X", str: "TEXT"}[origin]}
+    parse = {int: number, float: float, str: str, object: _json_or_text}[origin]
+    return {"type": parse, "metavar": {int: "N", float: "X"}.get(origin, "TEXT")}
 
 
 def number(text: str) -> int:
@@ -141,7 +171,7 @@ def number(text: str) -> int:
     try:
         return parse_number(text)
     except ValueError as error:
-        told = str(error) if "whole" in str(error) else f"{text!r} is no number; expected one like 4096, 4k or 4K"
+        told = str(error) if "whole" in str(error) else f"{text!r} is not a number; expected one like 4096, 4k or 4K"
         raise argparse.ArgumentTypeError(told) from None
 
 
@@ -149,14 +179,62 @@ def _json_mapping(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON: {error}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object; expected one like '{{\"key\": 1}}'")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object; expected one like '{{\"key\": 1}}'")
     return value
 
 
-def layer_of(arguments: argparse.Namespace, dotted: Iterable[tuple[str, str]] = ()) -> Layer:
-    """The settings that were given on the command line, by section."""
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+# --- words ------------------------------------------------------------------------------------------------------------------
+
+
+def _dashed(word: str) -> str:
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _spelled_out(words: Sequence[str]) -> list[str]:
+    """vLLM's short forms in full where argparse would not know them: -cc.mode 0, -O3."""
+    long = {letters: f"--{name.replace('_', '-')}" for name, letters in SHORT.items()}
+    spelled = []
+    for word in words:
+        letters, dot, rest = word.partition(".")
+        if level := re.fullmatch(r"-O=?(\d)?", word):
+            spelled += ["--optimization-level", *([level[1]] if level[1] else [])]
+        else:
+            spelled.append(long[letters] + dot + rest if dot and letters in long else word)
+    return spelled
+
+
+def split_dotted(words: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Take `--a.b.c value` and `--a.b.c=value` out of the words; (the rest, [("a.b.c", "value")]). Raises UsageError."""
+    rest: list[str] = []
+    dotted: list[tuple[str, str]] = []
+    words = iter(words)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (word.startswith("--") and "." in name):
+            rest.append(word)
+            continue
+        if not equals:
+            value = next(words, "--")
+            if value.startswith("--"):
+                raise UsageError(f"{name} needs a value")
+        dotted.append((name.removeprefix("--"), value))
+    return rest, dotted
+
+
+def _layer_of(arguments: argparse.Namespace, dotted: Iterable[tuple[str, str]]) -> Layer:
+    """The settings that were given on the command line, by section. Raises UsageError."""
     layer: Layer = {}
     for dest, value in vars(arguments).items():
         section, dot, name = dest.partition(".")
@@ -164,9 +242,32 @@ def layer_of(arguments: argparse.Namespace, dotted: Iterable[tuple[str, str]] = 
             layer.setdefault(section, {})[name] = _flat(dest, value) if isinstance(value, list) else value
     mappings = {setting.name: "engine" for setting in settings_of("engine") if _form(setting.type).get("type") is _json_mapping}
     mappings |= {name: VLLM for name, form in FORMS.items() if form.type is dict}
+    mappings |= {name: VLLM for name, absent in ABSENT.items() if not absent.is_flag}
     for path, value in dotted:
-        place_dotted(layer, path, value, mappings)
+        _place_dotted(layer, path, value, mappings)
+    for name, value in layer.get(VLLM, {}).items():
+        if name in ABSENT:
+            try:
+                refuse(name, value, f"--{name.replace('_', '-')}")
+            except ConfigError as error:
+                raise UsageError(str(error)) from None
     return layer
+
+
+def _place_dotted(layer: Layer, path: str, value: str, mappings: Mapping[str, str]) -> None:
+    """Put one dotted flag into the layer. mappings: settings that hold a mapping → section of the layer. Raises UsageError."""
+    head, *middle, last = path.split(".")
+    head = head.replace("-", "_")
+    if head in mappings:
+        target = layer.setdefault(mappings[head], {}).setdefault(head, {})
+        for key in middle:
+            target = target.setdefault(key, {})
+        target[last] = _json_or_text(value)
+    elif head in KINDS and middle:
+        options = layer.setdefault("plugins", {}).setdefault("options", {})
+        options.setdefault(f"{head}.{'.'.join(middle)}", {})[last.replace("-", "_")] = value
+    else:
+        raise UsageError(f"unknown flag --{path}: expected --kind.name.field{did_you_mean(head, [*KINDS, *mappings])}")
 
 
 def _flat(dest: str, items: list[Any]) -> list[Any]:
@@ -179,7 +280,7 @@ def _flat(dest: str, items: list[Any]) -> list[Any]:
         try:
             flat += json.loads(item)
         except ValueError as error:
-            raise UsageError(f"--{dest.partition('.')[2].replace('_', '-')}: {item!r} is no JSON list: {error}") from None
+            raise UsageError(f"--{dest.partition('.')[2].replace('_', '-')}: {item!r} is not a JSON list: {error}") from None
     return flat
 
 
@@ -187,66 +288,3 @@ def config_layers(path: str | None) -> list[tuple[Layer, str]]:
     """Layers of the config files: PEGBOARD_CONFIG's, then the one given."""
     files = [file for file in (env.config_file(), Path(path).expanduser() if path else None) if file is not None]
     return [(read_config_file(file), str(file)) for file in files]
-
-
-def spelled_out(argv: Sequence[str]) -> list[str]:
-    """vLLM's short forms in full: -cc.mode 0, -dp 2, -O3."""
-    words = []
-    for word in argv:
-        if level := re.fullmatch(r"-O=?(\d)?", word):
-            words += ["--optimization-level", *([level[1]] if level[1] else [])]
-            continue
-        short = re.match(r"-[a-z]+(?=[.=]|$)", word)
-        if short and short[0] in _SHORT_OF_ABSENT:
-            word = _SHORT_OF_ABSENT[short[0]] + word[short.end() :]
-        elif short and word[short.end() :].startswith("."):
-            long = {letters: f"--{name.replace('_', '-')}" for name, letters in SHORT.items()}
-            word = long.get(short[0], short[0]) + word[short.end() :]
-        words.append(word)
-    return words
-
-
-def take_absent(argv: Sequence[str]) -> list[str]:
-    """The words without vLLM's flags that have nothing to act on. Raises UsageError, with the reason, where one asks for more
-    than what happens anyway."""
-    rest: list[str] = []
-    words = list(argv)
-    while words:
-        word = words.pop(0)
-        flag, equals, value = word.partition("=")
-        name = flag.removeprefix("--").replace("-", "_").partition(".")[0]
-        wanted = not (name.startswith("no_") and name.removeprefix("no_") in ABSENT)
-        name = name if wanted else name.removeprefix("no_")
-        if not flag.startswith("--") or name not in ABSENT or not is_vllm_name(name):
-            rest.append(word)
-            continue
-        given: Any = value if equals else None
-        if ABSENT[name].is_flag:
-            given = wanted
-        elif not equals:
-            if not words or words[0].startswith("--"):
-                raise UsageError(f"{flag} needs a value")
-            given = words.pop(0)
-        try:
-            refuse(name, {flag: given} if "." in flag else given, flag)
-        except ConfigError as error:
-            raise UsageError(str(error)) from None
-    return rest
-
-
-def parse_settings(
-    parser: FlagParser, argv: Sequence[str], below: Mapping[str, Mapping[str, Any]] | None = None
-) -> tuple[Settings, argparse.Namespace]:
-    """Settings from files and flags. The parser may have a positional `model`. below: the command's own defaults, weaker than
-    files and flags. Raises ConfigError."""
-    rest, dotted = split_dotted(take_absent(spelled_out(argv)))
-    arguments = parser.parse(rest)
-    layer = layer_of(arguments, dotted)
-    model = getattr(arguments, "model", None)
-    if model is not None:
-        flag = layer.setdefault("engine", {}).setdefault("model", model)
-        if flag != model:
-            raise UsageError(f"two models: {model!r} and --model {flag!r}")
-    own = [({section: dict(values) for section, values in below.items()}, parser.prog)] if below else []
-    layers: list[tuple[Layer, str]] = [*own, *config_layers(arguments.config), (layer, COMMAND_LINE)]
-    return settings_from(layers), arguments

@@ -7,6 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pegboard.config.schema import PluginConfig, Settings
+    from pegboard.interfaces.command import CommandSetup
+    from pegboard.interfaces.tokenizer import Tokenizer
 
 OWN = {
     "plugins": "what is installed, what would be chosen and why, what is wrong",
@@ -18,27 +26,25 @@ OWN = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(arguments)
+        return _dispatch(words)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output left, as `head` does
         sys.stderr.close()
         return 1
     except Exception as error:  # our own errors become one line; a type checked below, so that `--help` imports no error tree
-        from pegboard.errors import PegboardError
+        from pegboard.errors import PegboardError, UsageError
 
         if not isinstance(error, PegboardError) or _is_debug():
             raise
-        from pegboard.cli.usage import UsageError
-
         print(f"pegboard: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
 
 
-def _dispatch(arguments: list[str]) -> int:
-    command = arguments[0] if arguments else "--help"
+def _dispatch(words: list[str]) -> int:
+    command = words[0] if words else "--help"
     if command in ("-v", "--version"):
         from pegboard import __version__
 
@@ -46,18 +52,18 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     if command in ("-h", "--help"):
         print(overview())
-        return 0 if arguments else 2
+        return 0 if words else 2
     if command == "plugins":
-        return _run_plugins(arguments)
+        from pegboard.cli import plugins_command
+
+        return plugins_command.main(words[1:], plugin_config())
     if command == "collect-env":
         from pegboard.cli import collect_env
 
-        return collect_env.main(arguments[1:])
+        return collect_env.main(words[1:], plugin_config())
     if command == "help":
-        from pegboard.cli import help_command
-
-        return help_command.main(arguments[1:])
-    return _run_plugin(command, arguments[1:])
+        return _explain(words[1:])
+    return _run_plugin(command, words[1:])
 
 
 def overview() -> str:
@@ -70,57 +76,109 @@ def overview() -> str:
             listed.setdefault(entry.distribution, []).append(entry.name)
     texts = {", ".join(words): summary(distribution) for distribution, words in listed.items()} | OWN
     width = max(map(len, texts))
-    lines = [f"  {name:<{width}}  {text}" for name, text in texts.items()]
-    return "\n".join(
-        [
-            "usage: pegboard COMMAND [...]",
-            "",
-            "LLM inference and serving made of plugins.",
-            "",
-            *lines,
-            "",
-            "pegboard COMMAND --help explains a command, pegboard --version tells the version.",
-        ]
+    lines = "\n".join(f"  {name:<{width}}  {text}" for name, text in texts.items())
+    return (
+        f"usage: pegboard COMMAND [...]\n\nLLM inference and serving made of plugins.\n\n{lines}\n\n"
+        "pegboard COMMAND --help explains a command, pegboard --version tells the version."
     )
-
-
-def _run_plugins(arguments: list[str]) -> int:
-    """The plugins command, under the plugin rules of the PEGBOARD_CONFIG file."""
-    from pegboard.cli import plugins_command
-    from pegboard.cli.flags import FlagParser, config_layers
-    from pegboard.config.sources import settings_from
-
-    parser = FlagParser(prog="pegboard")
-    plugins_command.add_parser(parser.add_subparsers())
-    parsed = parser.parse(arguments)
-    layers = config_layers(None)
-    return plugins_command.run(parsed, settings_from(layers).plugins if layers else None)
 
 
 def commands() -> list[str]:
     """Every word that is a command here."""
     from pegboard.plugins.discovery import scan
 
-    return [*(entry.name for entry in scan().entries if entry.kind == "command"), *OWN]
+    return [*dict.fromkeys(entry.name for entry in scan().entries if entry.kind == "command"), *OWN]
 
 
-def _run_plugin(word: str, arguments: list[str]) -> int:
-    """A command that a plugin provides, or the error for an unknown one."""
+def _explain(words: Sequence[str]) -> int:
+    """`pegboard help [what]`: a command, a setting, or `kind.name` for the options of a plugin. Raises UsageError."""
+    from pegboard.errors import UsageError
+
+    if len(words) > 1:
+        raise UsageError(f"pegboard help explains one thing at a time, got {len(words)}")
+    what = words[0] if words else "--help"
+    if what in ("-h", "--help", "help"):
+        print(overview())
+    elif what in commands():
+        return _dispatch([what, "--help"])
+    else:
+        print(_options_help(what) if "." in what else _setting_help(what))
+    return 0
+
+
+def _options_help(address: str) -> str:
+    from pegboard.plugins.options import schema_text
+    from pegboard.plugins.policy import PluginPolicy, option_key
+    from pegboard.plugins.registry import Registry
+
+    kind, name = option_key(address)
+    return schema_text(Registry.discover(PluginPolicy.from_config(plugin_config())).find(kind.replace("-", "_"), name))
+
+
+def _setting_help(word: str) -> str:
+    from pegboard.config.schema import SECTIONS, settings_of
+    from pegboard.errors import UsageError
+    from pegboard.plugins.names import did_you_mean
+
+    name = word.lstrip("-").replace("-", "_")
+    known = {setting.name: setting for section in SECTIONS for setting in settings_of(section)}
+    if name not in known:
+        near = did_you_mean(name, [*known, *commands()])
+        raise UsageError(f"nothing is called {word!r}{near}; expected a command, a setting or kind.name of a plugin")
+    setting = known[name]
+    shown = setting.type.__name__ if isinstance(setting.type, type) else str(setting.type).replace("typing.", "")
+    flag = f"--{'plugins-' if setting.section == 'plugins' else ''}{name.replace('_', '-')}"
+    return f"{flag} ({setting.section})\n  {setting.help}\n  type {shown}, default {setting.default!r}"
+
+
+def plugin_config() -> "PluginConfig | None":
+    """The plugin rules of the PEGBOARD_CONFIG file; None where there is none."""
     from pegboard.cli.flags import config_layers
-    from pegboard.cli.usage import UsageError
     from pegboard.config.sources import settings_from
-    from pegboard.interfaces.command import CommandSetup
+
+    layers = config_layers(None)
+    return settings_from(layers).plugins if layers else None
+
+
+def _run_plugin(word: str, words: list[str]) -> int:
+    """A command that a plugin provides, or the error for an unknown one. An allow list says what may serve; whoever types a
+    command has allowed it."""
+    from dataclasses import replace
+
+    from pegboard.errors import UsageError
     from pegboard.plugins.defaults import provider
     from pegboard.plugins.names import did_you_mean
     from pegboard.plugins.policy import PluginPolicy
     from pegboard.plugins.registry import Registry
 
-    layers = config_layers(None)
-    registry = Registry.discover(PluginPolicy.from_config(settings_from(layers).plugins if layers else None))
-    if word not in registry.names("command") and provider("command", word) is None:
-        known = commands()
+    registry = Registry.discover(replace(PluginPolicy.from_config(plugin_config()), allow=None))
+    known = commands()
+    if word.rpartition(":")[2] not in known and provider("command", word) is None:
         raise UsageError(f"there is no command {word!r}{did_you_mean(word, known)}; there are {', '.join(known)}")
-    return int(registry.build(registry.find("command", word), CommandSetup(word)).run(arguments))
+    return int(registry.build(registry.find("command", word), command_setup(word.rpartition(":")[2])).run(words))
+
+
+def command_setup(word: str) -> "CommandSetup":
+    """What the command behind `word` is given."""
+    from pegboard.cli.flags import FlagParser
+    from pegboard.interfaces.command import CommandSetup
+
+    return CommandSetup(word, FlagParser, _tokenizer, _model_files)
+
+
+def _tokenizer(reference: str) -> "Tokenizer":
+    from pegboard.config.sources import engine_settings
+    from pegboard.plan.engine_plan import make_tokenizer, resolve
+
+    plan, registry = resolve(engine_settings(reference, {}))
+    return make_tokenizer(registry, plan)
+
+
+def _model_files(settings: "Settings") -> "list[Path]":
+    from pegboard.plan.engine_plan import resolve
+
+    root = resolve(settings)[0].checkpoint.path
+    return [root] if root.is_file() else [path for path in root.rglob("*") if path.is_file()]
 
 
 def _is_debug() -> bool:

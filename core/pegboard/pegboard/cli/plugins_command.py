@@ -8,7 +8,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pegboard.errors import ConfigError, PluginError
+import msgspec
+
+from pegboard.cli.flags import FlagParser
+from pegboard.errors import ConfigError, PluginError, UsageError
 from pegboard.interfaces import KINDS
 from pegboard.plugins.discovery import HOOKS_KIND
 from pegboard.plugins.importing import import_object
@@ -23,33 +26,33 @@ if TYPE_CHECKING:
     from pegboard.plugins.selection import Decision
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command; `run` is set as its `run` default."""
-    parser = subparsers.add_parser("plugins", help="what is installed, what would be chosen and why, what is wrong")
-    parser.set_defaults(run=run)
-    actions = parser.add_subparsers(dest="plugins_action", required=True, metavar="ACTION")
+def main(words: Sequence[str], config: "PluginConfig | None" = None) -> int:
+    """Exit status: 0, or 1 when nothing suits or something is wrong. config: the plugin settings of a config file."""
+    arguments = _parser().parse(words)
+    if getattr(arguments, "model", None) is not None:
+        return _why_for_model(arguments, config)
+    registry = Registry.discover(PluginPolicy.from_config(config))
+    actions = {"list": _list, "show": _show, "why": _why, "doctor": _doctor}
+    return actions[arguments.action](registry, arguments)
+
+
+def _parser() -> FlagParser:
+    parser = FlagParser(prog="pegboard plugins", description="What is installed, what would be chosen and why, what is wrong.")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="installed plugins, from metadata alone")
     listing.add_argument("--kind", help="only this kind")
     show = actions.add_parser("show", help="one plugin: spec, probe and options")
     show.add_argument("plugin", metavar="KIND:NAME", help='"kind:name" or "kind:distribution:name"')
     why = actions.add_parser("why", help="what would be chosen, and what stops the others")
-    why.add_argument("kind", metavar="KIND")
+    why.add_argument("kind", nargs="?", metavar="KIND", help="only this kind; may be left out with --model")
     why.add_argument("--need", action="append", default=[], metavar="KEY=VALUE", help="a field of the kind's need; repeatable")
     why.add_argument("--name", help="an explicit choice, or the key to look up in a keyed kind")
     why.add_argument("--platform", help="device family to choose for")
-    why.add_argument("--model", metavar="REF", help="explain the choices of the kind that are made to serve this model")
+    why.add_argument("--model", metavar="REF", help="explain the choices that are made to serve this model")
     doctor = actions.add_parser("doctor", help="look for problems; exit status 1 if there is one")
     for action in (listing, show, why, doctor):
         action.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output")
-
-
-def run(arguments: argparse.Namespace, config: PluginConfig | None = None) -> int:
-    """Exit status: 0, or 1 when nothing suits or something is wrong. `config`: the plugin settings of a config file."""
-    if getattr(arguments, "model", None) is not None:
-        return _why_for_model(arguments, config)
-    registry = Registry.discover(PluginPolicy.from_config(config))
-    actions = {"list": _list, "show": _show, "why": _why, "doctor": _doctor}
-    return actions[arguments.plugins_action](registry, arguments)
+    return parser
 
 
 def _list(registry: Registry, arguments: argparse.Namespace) -> int:
@@ -103,29 +106,27 @@ def _show(registry: Registry, arguments: argparse.Namespace) -> int:
 
 
 def _why(registry: Registry, arguments: argparse.Namespace) -> int:
+    if arguments.kind is None:
+        raise UsageError("pegboard plugins why needs a KIND, or --model REF for all choices of a model")
     check_kind(arguments.kind)
     kind = KINDS[arguments.kind]
     need = _need(arguments.kind, arguments.need, arguments.platform)
     if kind.name == "kernel" and not arguments.name:
         return _why_kernels(registry, need, arguments.as_json)
     error = ""
-    key = ""
+    key = arguments.name if kind.chosen == "keyed" and arguments.name and ":" not in arguments.name else ""
     try:
-        if kind.chosen == "keyed" and arguments.name and ":" not in arguments.name:
-            key = arguments.name
-            decision = registry.choose_keyed(kind.name, [key], need)
-        else:
-            decision = registry.choose(kind.name, need, explicit=arguments.name)
+        made = registry.choose_keyed(kind.name, [key], need) if key else registry.choose(kind.name, need, explicit=arguments.name)
     except PluginError as failure:
         error = str(failure)
         recorded = registry.decisions.get((kind.name, key))
         if recorded is None or not recorded.candidates:
             raise
-        decision = recorded
+        made = recorded
     if arguments.as_json:
-        _print_json({**_decision_facts(decision), "error": error})
+        _print_json({**_decision_facts(made), "error": error})
     else:
-        print(decision.table())
+        print(made.table())
         if error:
             print(error.partition("\n")[0], file=sys.stderr)
     return 1 if error else 0
@@ -133,38 +134,16 @@ def _why(registry: Registry, arguments: argparse.Namespace) -> int:
 
 def _why_kernels(registry: Registry, need: Need, as_json: bool) -> int:
     """One choice per op, which is a kernel's name up to the dot, and what the probes of the chosen found."""
-    entries = registry.entries("kernel")
-    ops = sorted({entry.name.partition(".")[0] for entry in entries})
-    decisions = [
-        registry.choose("kernel", need, key=op, among=[e for e in entries if e.name.partition(".")[0] == op], required=False)
-        for op in ops
-    ]
-    if as_json:
-        _print_json([{**_decision_facts(decision), "error": ""} for decision in decisions])
-        return 0
-    print("\n".join(decision.table() for decision in decisions) or "no kernels are installed: core's torch operators compute")
-    winners = {decision.winner.distribution: decision.winner for decision in decisions if decision.winner is not None}
-    for distribution, entry in winners.items():
+    by_op: dict[str, list[Entry]] = {}
+    for entry in registry.entries("kernel"):
+        by_op.setdefault(entry.name.partition(".")[0], []).append(entry)
+    made = [registry.choose("kernel", need, key=op, among=among, required=False) for op, among in sorted(by_op.items())]
+    _print_decisions(made, as_json, "no kernels are installed: core's torch operators compute")
+    winners = {decision.winner.distribution: decision.winner for decision in made if decision.winner is not None}
+    for distribution, entry in winners.items() if not as_json else ():
         found = _field_values(registry.verdict(entry)).get("facts") or {}
         print(f"{distribution}: {', '.join(f'{name} {_text(value)}' for name, value in found.items())}")
     return 0
-
-
-def _decision_facts(decision: Decision) -> dict[str, Any]:
-    return {
-        "kind": decision.kind,
-        "key": decision.key,
-        "need": decision.need,
-        "winner": _entry_facts(decision.winner) if decision.winner else None,
-        "rank": decision.rank,
-        "candidates": [
-            {**_entry_facts(c.entry), "gate": c.gate, "state": c.state, "reason": c.reason} for c in decision.candidates
-        ],
-    }
-
-
-def _entry_facts(entry: Entry) -> dict[str, str]:
-    return {"name": entry.name, "distribution": entry.distribution, "version": entry.version}
 
 
 def _why_for_model(arguments: argparse.Namespace, config: PluginConfig | None) -> int:
@@ -175,16 +154,36 @@ def _why_for_model(arguments: argparse.Namespace, config: PluginConfig | None) -
     from pegboard.config.sources import engine_settings
     from pegboard.plan.engine_plan import resolve
 
-    check_kind(arguments.kind)
+    if arguments.kind is not None:
+        check_kind(arguments.kind)
     _, registry = resolve(replace(engine_settings(arguments.model, {}), plugins=config or PluginConfig()))
-    decisions = [made for (kind, _), made in sorted(registry.decisions.items()) if kind == arguments.kind]
-    if arguments.as_json:
-        _print_json([{**_decision_facts(made), "error": ""} for made in decisions])
-    elif decisions:
-        print("\n".join(made.table() for made in decisions))
+    decisions = [made for (kind, _), made in sorted(registry.decisions.items()) if arguments.kind in (None, kind)]
+    if decisions or arguments.as_json:
+        _print_decisions(decisions, arguments.as_json)
     else:
         print(f"{arguments.kind}: not chosen before the engine starts", file=sys.stderr)
     return 0 if decisions else 1
+
+
+def _print_decisions(decisions: Sequence[Decision], as_json: bool, nothing: str = "") -> None:
+    if as_json:
+        _print_json([{**_decision_facts(made), "error": ""} for made in decisions])
+    else:
+        print("\n".join(made.table() for made in decisions) or nothing)
+
+
+def _decision_facts(decision: Decision) -> dict[str, Any]:
+    def facts(entry: Entry) -> dict[str, str]:
+        return {"name": entry.name, "distribution": entry.distribution, "version": entry.version}
+
+    return {
+        "kind": decision.kind,
+        "key": decision.key,
+        "need": decision.need,
+        "winner": facts(decision.winner) if decision.winner else None,
+        "rank": decision.rank,
+        "candidates": [{**facts(c.entry), "gate": c.gate, "state": c.state, "reason": c.reason} for c in decision.candidates],
+    }
 
 
 def _need(kind: str, pairs: Sequence[str], platform: str | None) -> Need:
@@ -230,20 +229,9 @@ def _doctor(registry: Registry, arguments: argparse.Namespace) -> int:
 
 
 def _field_values(value: Any) -> dict[str, Any]:
-    from dataclasses import fields
-
-    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-
-
-def _plain(value: object) -> Any:
-    """Plain data for JSON: sets sorted, anything unknown as text."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, set | frozenset):
-        return sorted((_plain(item) for item in value), key=str)
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+    """A dataclass as plain data for JSON: sets sorted, anything unknown as text."""
+    plain: dict[str, Any] = msgspec.to_builtins(value, str_keys=True, order="deterministic", enc_hook=str)
+    return plain
 
 
 def _text(value: Any) -> str:

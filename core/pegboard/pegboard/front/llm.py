@@ -25,6 +25,7 @@ from pegboard.interfaces.tokenizer import Chat
 from pegboard.log import get_logger
 
 if TYPE_CHECKING:
+    from pegboard.config.schema import Settings
     from pegboard.data.request_parts import AdapterRef
     from pegboard.front.beam_search import BeamSearchOutput
     from pegboard.interfaces.tokenizer import Tokenizer
@@ -48,6 +49,11 @@ class LLM:
         settings.setdefault("disable_log_stats", True)
         self.llm_engine = LLMEngine.from_settings(engine_settings(model, settings))
         self._request_ids = count()
+
+    @classmethod
+    def from_settings(cls, settings: "Settings") -> "LLM":
+        """An LLM of resolved settings, as a command has them."""
+        return cls.from_engine(LLMEngine.from_settings(settings))
 
     @classmethod
     def from_engine(cls, engine: LLMEngine) -> "LLM":

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pegboard.errors import PluginNotFound, blame
-from pegboard.interfaces.builtin_tool import BuiltinTool, BuiltinToolSetup
-from pegboard.log import get_logger
+from pegboard.errors import PluginNotFound
 from pegboard.plugins.names import missing_providers
 
 if TYPE_CHECKING:
     from pegboard.config.schema import Settings
     from pegboard.plugins.registry import Registry
 
-log = get_logger(__name__)
-
 KIND = "builtin_tool"
 TOOL_SERVERS = "tool_servers"
 """Flag of a plugin that is a client of tool servers."""
-
-Tools = Mapping[str, Sequence[BuiltinTool]]
-"""Who serves a type of tool, in the order in which they are asked."""
 
 
 def with_tool_servers(registry: "Registry", settings: "Settings") -> "Registry":
@@ -46,18 +38,3 @@ def with_tool_servers(registry: "Registry", settings: "Settings") -> "Registry":
         options.setdefault((KIND, entry.name), {}).setdefault("servers", servers)
     enable = tuple(dict.fromkeys([*policy.enable, *(f"{KIND}:{entry.name}" for entry in clients)]))
     return type(registry)(registry.scan, replace(policy, enable=enable, options=options))
-
-
-async def start_tools(registry: "Registry") -> Tools:
-    """The enabled plugins, built and started, by type of tool. Raises ConfigError, PluginError."""
-    tools: dict[str, list[BuiltinTool]] = {}
-    for entry in registry.enabled(KIND):
-        tool: BuiltinTool = registry.build(entry, BuiltinToolSetup())
-        with blame(entry.id):
-            await tool.start()
-        log.info("%s → %s (%s %s)", KIND, entry.name, entry.distribution, entry.version)
-        types = registry.spec(entry).supports.get("type")
-        assert isinstance(types, set | frozenset | tuple | list), f"{entry.id}: supports must name the types of tools it serves"
-        for name in types:
-            tools.setdefault(str(name), []).append(tool)
-    return tools

@@ -21,8 +21,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import pegboard
 from pegboard import env
-from pegboard.cli.flags import SHORT
 from pegboard.config.schema import SECTIONS, Setting, settings_of
+from pegboard.config.vllm_names import SHORT
 from pegboard.errors import ConfigError
 from pegboard.interfaces import HOOKS_GROUP, KINDS, Kind, hooks
 from pegboard.interfaces.spec import Need, Spec

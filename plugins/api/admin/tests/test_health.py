@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup
-from pegboard_server.server import build_app
+from pegboard_server.app import build_app
 from pegboard_testing.fake_client import FakeEngineClient
 
 

@@ -21,7 +21,8 @@ from starlette.testclient import TestClient
 
 from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup
-from pegboard_server.server import build_app, run_server
+from pegboard_server.app import build_app
+from pegboard_server.server import run_server
 from pegboard_testing.fake_client import FakeEngineClient
 
 

@@ -24,7 +24,7 @@ from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup
 from pegboard.interfaces.builtin_tool import ToolOutput
 from pegboard.interfaces.tokenizer import Chat, Rendered
-from pegboard_server.server import build_app
+from pegboard_server.app import build_app
 from pegboard_testing.fake_builtin_tool import TYPES, FakeBuiltinTool, FakeToolSession
 from pegboard_testing.fake_client import ByteTokenizer, FakeEngineClient
 from pegboard_testing.fake_parsers import FakeReasoningParser, FakeToolParser

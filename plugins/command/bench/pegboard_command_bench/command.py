@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 
-from pegboard.cli.usage import UsageError
+from pegboard.errors import UsageError
 from pegboard.interfaces.command import CommandSetup
-from pegboard.plugins.names import did_you_mean
 
 MEASUREMENTS = {
     "latency": "seconds for one batch of equal requests, in this process",
@@ -22,19 +22,17 @@ class Bench:
     """The command, as core builds it."""
 
     def __init__(self, options: None, setup: CommandSetup) -> None:
-        pass
+        self._setup = setup
 
-    def run(self, arguments: Sequence[str]) -> int:
-        return main(arguments)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run one measurement. Raises UsageError."""
-    what = argv[0] if argv else "--help"
-    if what in ("-h", "--help"):
-        lines = [f"  {name:<11} {text}" for name, text in MEASUREMENTS.items()]
-        print("\n".join(["usage: pegboard bench WHAT [...]", "", *lines, "", "pegboard bench WHAT --help explains one."]))
-        return 0 if argv else 2
-    if what not in MEASUREMENTS:
-        raise UsageError(f"there is no bench {what!r}{did_you_mean(what, MEASUREMENTS)}; there are {', '.join(MEASUREMENTS)}")
-    return int(import_module(f"pegboard_command_bench.{what}").main(argv[1:]))
+    def run(self, words: Sequence[str]) -> int:
+        """Run one measurement. Raises UsageError."""
+        what = words[0] if words else "--help"
+        if what in ("-h", "--help"):
+            lines = [f"  {name:<11} {text}" for name, text in MEASUREMENTS.items()]
+            print("\n".join(["usage: pegboard bench WHAT [...]", "", *lines, "", "pegboard bench WHAT --help explains one."]))
+            return 0 if words else 2
+        if what not in MEASUREMENTS:
+            near = get_close_matches(what, MEASUREMENTS, 1)
+            hint = f", did you mean {near[0]!r}?" if near else ""
+            raise UsageError(f"there is no bench {what!r}{hint}; there are {', '.join(MEASUREMENTS)}")
+        return int(import_module(f"pegboard_command_bench.{what}").main(words[1:], self._setup))

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from pegboard.cli.flags import number
-from pegboard.cli.usage import UsageError
-from pegboard.errors import PegboardError
+from pegboard.errors import PegboardError, UsageError
 
 if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Tokenizer
@@ -40,21 +38,21 @@ def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int = 100
     group = parser.add_argument_group("dataset")
     group.add_argument("--dataset-name", choices=DATASETS, default="random", help="what is asked (default %(default)s)")
     group.add_argument("--dataset-path", metavar="FILE", help="sharegpt: JSON; custom: JSONL of {prompt, output_tokens}")
-    group.add_argument("--num-prompts", type=number, default=num_prompts, help="requests (default %(default)s)")
+    group.add_argument("--num-prompts", type="number", default=num_prompts, help="requests (default %(default)s)")
     group.add_argument("--dataset-seed", "--data-seed", type=int, default=0, help="seed of the data (default %(default)s)")
     group.add_argument("--disable-shuffle", action="store_true", help="take a file's entries in their order")
     group.add_argument("--no-oversample", action="store_true", help="do not repeat entries to reach --num-prompts")
-    group.add_argument("--input-len", type=number, help="tokens per prompt, for the random datasets")
-    group.add_argument("--output-len", type=number, help="tokens per output, for every dataset")
-    group.add_argument("--random-input-len", type=number, default=1024, help="random: tokens per prompt (default %(default)s)")
-    group.add_argument("--random-output-len", type=number, default=128, help="random: tokens per output (default %(default)s)")
+    group.add_argument("--input-len", type="number", help="tokens per prompt, for the random datasets")
+    group.add_argument("--output-len", type="number", help="tokens per output, for every dataset")
+    group.add_argument("--random-input-len", type="number", default=1024, help="random: tokens per prompt (default %(default)s)")
+    group.add_argument("--random-output-len", type="number", default=128, help="random: tokens per output (default %(default)s)")
     group.add_argument("--random-range-ratio", type=float, default=0.0, help="random: lengths vary by ± this part")
-    group.add_argument("--random-prefix-len", type=number, default=0, help="random: tokens all prompts share at the start")
-    group.add_argument("--sharegpt-output-len", type=number, help="sharegpt: tokens per output; default as in the file")
-    group.add_argument("--custom-output-len", type=number, help="custom: tokens per output where the file says nothing")
+    group.add_argument("--random-prefix-len", type="number", default=0, help="random: tokens all prompts share at the start")
+    group.add_argument("--sharegpt-output-len", type="number", help="sharegpt: tokens per output; default as in the file")
+    group.add_argument("--custom-output-len", type="number", help="custom: tokens per output where the file says nothing")
     for name, default in (("prefix-len", 256), ("suffix-len", 256), ("num-prefixes", 10), ("output-len", 128)):
         group.add_argument(
-            f"--prefix-repetition-{name}", type=number, default=default, help="prefix_repetition (default %(default)s)"
+            f"--prefix-repetition-{name}", type="number", default=default, help="prefix_repetition (default %(default)s)"
         )
 
 

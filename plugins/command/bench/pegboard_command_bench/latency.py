@@ -9,35 +9,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pegboard.cli.flags import number, parse_settings
-from pegboard.cli.usage import UsageError
+from pegboard.errors import UsageError
+from pegboard.interfaces.command import CommandSetup
 from pegboard_command_bench.datasets import random_ids
 from pegboard_command_bench.results import engine_parser, percentiles, write_json
 
 if TYPE_CHECKING:
-    from pegboard.front.llm import LLM
+    from pegboard import LLM
 
 
-def main(argv: Sequence[str]) -> int:
+def main(words: Sequence[str], setup: CommandSetup) -> int:
     """Measure and print; the prefix cache is off unless it is asked for, because every iteration is the same batch."""
-    parser = engine_parser("latency", "Measure the seconds that one batch of equal requests takes.")
-    parser.add_argument("--input-len", type=number, default=32, help="tokens of each prompt (default %(default)s)")
-    parser.add_argument("--output-len", type=number, default=128, help="tokens of each output (default %(default)s)")
-    parser.add_argument("--batch-size", type=number, default=8, help="requests (default %(default)s)")
-    parser.add_argument("--n", type=number, default=1, help="completions, or beams, per request (default %(default)s)")
+    parser = engine_parser(setup, "latency", "Measure the seconds that one batch of equal requests takes.")
+    parser.add_argument("--input-len", type="number", default=32, help="tokens of each prompt (default %(default)s)")
+    parser.add_argument("--output-len", type="number", default=128, help="tokens of each output (default %(default)s)")
+    parser.add_argument("--batch-size", type="number", default=8, help="requests (default %(default)s)")
+    parser.add_argument("--n", type="number", default=1, help="completions, or beams, per request (default %(default)s)")
     parser.add_argument("--use-beam-search", action="store_true", help="beam search with n beams")
-    parser.add_argument("--num-iters-warmup", type=number, default=10, help="batches before measuring (default %(default)s)")
-    parser.add_argument("--num-iters", type=number, default=30, help="batches measured (default %(default)s)")
+    parser.add_argument("--num-iters-warmup", type="number", default=10, help="batches before measuring (default %(default)s)")
+    parser.add_argument("--num-iters", type="number", default=30, help="batches measured (default %(default)s)")
     parser.add_argument("--disable-detokenize", action="store_true", help="do not turn tokens into text")
-    below = {"engine": {"enable_prefix_caching": False, "disable_log_stats": True}}
-    settings, arguments = parse_settings(parser, argv, below=below)
+    defaults = {"engine": {"enable_prefix_caching": False, "disable_log_stats": True}}
+    settings, arguments = parser.parse_settings(words, defaults)
     if arguments.num_iters < 1:
         raise UsageError(f"--num-iters must be at least 1, got {arguments.num_iters}")
 
-    from pegboard.front.llm import LLM
-    from pegboard.front.llm_engine import LLMEngine
+    from pegboard import LLM
 
-    with LLM.from_engine(LLMEngine.from_settings(settings)) as llm:
+    with LLM.from_settings(settings) as llm:
         latencies = measure(llm, arguments)
     result: dict[str, Any] = {
         "avg_latency": float(np.mean(latencies)),
@@ -56,7 +55,7 @@ def measure(llm: "LLM", arguments: Any) -> list[float]:
     """Seconds of every measured batch."""
     from tqdm import tqdm
 
-    from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
+    from pegboard import BeamSearchParams, SamplingParams
 
     rng = np.random.default_rng(0)
     vocabulary = llm.llm_engine.plan.vocab_size

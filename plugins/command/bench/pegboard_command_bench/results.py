@@ -9,26 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from pegboard.cli.flags import FlagParser, add_settings, add_vllm_forms
 from pegboard.errors import PegboardError
+from pegboard.interfaces.command import CommandSetup, FlagParser
 
 PERCENTAGES = (10, 25, 50, 75, 90, 99)
 
 
-def engine_parser(what: str, description: str) -> FlagParser:
+def engine_parser(setup: CommandSetup, what: str, description: str) -> FlagParser:
     """A parser with the engine's flags; those of the measurement are added by the caller."""
-    parser = FlagParser(
+    parser = setup.parser(
         prog=f"pegboard bench {what}",
         usage=f"pegboard bench {what} [MODEL] [--FLAG VALUE ...] [--SETTING VALUE ...]",
         description=description,
     )
-    parser.add_argument("model", nargs="?", help="model reference: directory, .gguf file, org/name or scheme:name")
-    parser.add_argument("--config", metavar="FILE", help="TOML or YAML file of settings")
     parser.add_argument("--output-json", metavar="FILE", help="also write the result there")
     parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
-    for section in ("engine", "plugins"):
-        add_settings(parser, section)
-    add_vllm_forms(parser)
+    parser.add_settings("engine", "plugins")
     return parser
 
 

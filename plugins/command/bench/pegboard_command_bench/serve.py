@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pegboard import env
-from pegboard.cli.flags import FlagParser, number
-from pegboard.cli.usage import UsageError
-from pegboard.errors import PegboardError
+from pegboard.errors import PegboardError, UsageError
+from pegboard.interfaces.command import CommandSetup, FlagParser
 from pegboard_command_bench.datasets import BenchRequest, add_dataset_flags, make_requests
 from pegboard_command_bench.http_stream import request
 from pegboard_command_bench.load import Arrivals, Target, run_load, send, wait_until_ready
@@ -37,9 +36,9 @@ DETAILED = ("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_ti
 """Result fields with one entry per request, saved with --save-detailed only."""
 
 
-def make_parser() -> FlagParser:
+def make_parser(setup: CommandSetup) -> FlagParser:
     """All flags of the command."""
-    parser = FlagParser(prog="pegboard bench serve", description="Measure a running server under load.")
+    parser = setup.parser(prog="pegboard bench serve", description="Measure a running server under load.")
     parser.add_argument("--backend", choices=ENDPOINTS, default="openai", help="kind of route (default %(default)s)")
     parser.add_argument("--base-url", help="as http://host:port; instead of --host and --port")
     parser.add_argument("--host", default="127.0.0.1", help="(default %(default)s)")
@@ -60,11 +59,11 @@ def _add_load_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("load")
     group.add_argument("--request-rate", type=float, default=float("inf"), help="requests per second; default all at once")
     group.add_argument("--burstiness", type=float, default=1.0, help="shape of the intervals; 1 = Poisson (default %(default)s)")
-    group.add_argument("--max-concurrency", type=number, help="most requests at once")
+    group.add_argument("--max-concurrency", type="number", help="most requests at once")
     group.add_argument("--ramp-up-strategy", choices=("linear", "exponential"), help="let the rate grow during the run")
     group.add_argument("--ramp-up-start-rps", type=float, help="requests per second at the start of the ramp")
     group.add_argument("--ramp-up-end-rps", type=float, help="and at its end")
-    group.add_argument("--num-warmups", type=number, default=0, help="requests before measuring (default %(default)s)")
+    group.add_argument("--num-warmups", type="number", default=0, help="requests before measuring (default %(default)s)")
     group.add_argument("--ready-check-timeout-sec", type=float, default=0.0, help="wait so long for the server")
     group.add_argument("--ignore-eos", action="store_true", help="outputs have the length that was asked for")
     group.add_argument("--extra-body", type=json.loads, default={}, metavar="JSON", help="fields of every request")
@@ -88,13 +87,13 @@ def _add_result_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
 
 
-def main(argv: Sequence[str]) -> int:
+def main(words: Sequence[str], setup: CommandSetup) -> int:
     """Measure and print; 1 when no request succeeded."""
-    arguments = make_parser().parse(argv)
+    arguments = make_parser(setup).parse(words)
     wanted = Wanted.parsed(arguments.percentile_metrics, arguments.metric_percentiles, arguments.goodput)
     arrivals = _arrivals(arguments)
     metadata = dict(_pair(item, "--metadata") for item in arguments.metadata)
-    result = asyncio.run(_run(arguments, arrivals, wanted))
+    result = asyncio.run(_run(arguments, arrivals, wanted, setup))
     result = {**_about(arguments, result), **metadata, **result}
     print(table(result, wanted))
     if result["failed"]:
@@ -125,13 +124,13 @@ def _arrivals(arguments: Any) -> Arrivals:
     return Arrivals(arguments.request_rate, arguments.burstiness)
 
 
-async def _run(arguments: Any, arrivals: Arrivals, wanted: Wanted) -> dict[str, Any]:
+async def _run(arguments: Any, arrivals: Arrivals, wanted: Wanted, setup: CommandSetup) -> dict[str, Any]:
     base = (arguments.base_url or f"http://{arguments.host}:{arguments.port}").rstrip("/")
     key = env.client_key()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     headers |= dict(_pair(item, "--header") for item in arguments.header)
     served = await _served(base, headers, arguments)
-    tokenizer = await asyncio.to_thread(_tokenizer, arguments.tokenizer or served["root"])
+    tokenizer = await asyncio.to_thread(_tokenizer, setup, arguments.tokenizer or served["root"])
     requests = make_requests(arguments, tokenizer)
     sampling = {name: getattr(arguments, name) for name in SAMPLING if getattr(arguments, name) is not None}
     target = Target(
@@ -180,16 +179,12 @@ async def _served(base: str, headers: dict[str, str], arguments: Any) -> dict[st
     return {"id": found[0]["id"], "root": found[0].get("root") or found[0]["id"]}
 
 
-def _tokenizer(reference: str) -> "Tokenizer":
+def _tokenizer(setup: CommandSetup, reference: str) -> "Tokenizer":
     """The tokenizer of a model reference. Raises PegboardError."""
-    from pegboard.config.sources import engine_settings
-    from pegboard.plan.engine_plan import make_tokenizer, resolve
-
     try:
-        plan, registry = resolve(engine_settings(reference, {}))
+        return setup.tokenizer(reference)
     except PegboardError as error:
         raise PegboardError(f"no tokenizer to count with: {error}; give one with --tokenizer") from error
-    return make_tokenizer(registry, plan)
 
 
 def _about(arguments: Any, result: dict[str, Any]) -> dict[str, Any]:

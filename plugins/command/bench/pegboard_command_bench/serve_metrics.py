@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pegboard.cli.usage import UsageError
+from pegboard.errors import UsageError
 from pegboard_command_bench.load import Measured
 from pegboard_command_bench.results import percent_name, percentiles
 

@@ -11,41 +11,37 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from pegboard.cli.flags import number, parse_settings
-from pegboard.cli.usage import UsageError
-from pegboard.errors import PegboardError
+from pegboard.errors import PegboardError, UsageError
+from pegboard.interfaces.command import CommandSetup
 from pegboard_command_bench.results import engine_parser, percentiles, write_json
-
-if TYPE_CHECKING:
-    from pegboard.config.schema import Settings
 
 CHILD = """
 import pickle, sys, time
 started = time.perf_counter()
-from pegboard.front.llm_engine import LLMEngine
-engine = LLMEngine.from_settings(pickle.load(sys.stdin.buffer))
+from pegboard import LLM
+llm = LLM.from_settings(pickle.load(sys.stdin.buffer))
 print("seconds", time.perf_counter() - started)
-engine.shutdown()
+llm.shutdown()
 """
 """What a fresh process runs: from the first import of Pegboard to an engine that can take requests."""
 
 
-def main(argv: Sequence[str]) -> int:
+def main(words: Sequence[str], setup: CommandSetup) -> int:
     """Measure and print. Nothing is compiled at start, so the compilation times are 0."""
-    parser = engine_parser("startup", "Measure the seconds until a model is loaded, in fresh processes.")
-    parser.add_argument("--num-iters-cold", type=number, default=3, help="starts with cold files (default %(default)s)")
-    parser.add_argument("--num-iters-warmup", type=number, default=1, help="starts before the warm ones (default %(default)s)")
-    parser.add_argument("--num-iters-warm", type=number, default=3, help="starts with warm files (default %(default)s)")
-    settings, arguments = parse_settings(parser, argv, below={"engine": {"disable_log_stats": True}})
+    parser = engine_parser(setup, "startup", "Measure the seconds until a model is loaded, in fresh processes.")
+    parser.add_argument("--num-iters-cold", type="number", default=3, help="starts with cold files (default %(default)s)")
+    parser.add_argument("--num-iters-warmup", type="number", default=1, help="starts before the warm ones (default %(default)s)")
+    parser.add_argument("--num-iters-warm", type="number", default=3, help="starts with warm files (default %(default)s)")
+    settings, arguments = parser.parse_settings(words, {"engine": {"disable_log_stats": True}})
     if arguments.num_iters_cold < 1 or arguments.num_iters_warm < 1:
         raise UsageError("--num-iters-cold and --num-iters-warm must be at least 1")
     from tqdm import tqdm
 
-    files = _model_files(settings)
+    files = setup.model_files(settings)  # fetches the model, so that no download is measured
     total = arguments.num_iters_cold + arguments.num_iters_warmup + arguments.num_iters_warm
     with tqdm(total=total, desc="Starts", file=sys.stderr, disable=arguments.disable_tqdm) as bar:
         cold = [_start(settings, bar, files) for _ in range(arguments.num_iters_cold)]
@@ -72,15 +68,6 @@ def _phase(name: str, values: list[float]) -> dict[str, Any]:
     }
 
 
-def _model_files(settings: "Settings") -> list[Path]:
-    """The checkpoint's files; fetches the model, so that no download is measured."""
-    from pegboard.plan.engine_plan import resolve
-
-    plan, _ = resolve(settings)
-    root = plan.checkpoint.path
-    return [root] if root.is_file() else [path for path in root.rglob("*") if path.is_file()]
-
-
 def _forget(files: Iterable[Path]) -> None:
     """Ask the operating system to drop the files from its cache; a request, not an order."""
     if not hasattr(os, "posix_fadvise"):
@@ -90,7 +77,7 @@ def _forget(files: Iterable[Path]) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _start(settings: "Settings", bar: Any, cold: Iterable[Path] = ()) -> float:
+def _start(settings: Any, bar: Any, cold: Iterable[Path] = ()) -> float:
     _forget(cold)
     done = subprocess.run([sys.executable, "-c", CHILD], input=pickle.dumps(settings), capture_output=True)
     lines = [line for line in done.stdout.decode("utf-8", "replace").splitlines() if line.startswith("seconds ")]

@@ -6,28 +6,25 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pegboard.cli.flags import number, parse_settings
+from pegboard.interfaces.command import CommandSetup
 from pegboard_command_bench.datasets import BenchRequest, add_dataset_flags, make_requests
 from pegboard_command_bench.results import engine_parser, write_json
-
-if TYPE_CHECKING:
-    from pegboard.config.schema import Settings
 
 BACKENDS = ("vllm", "vllm-chat")
 """vLLM's names: completions of the prompts as they are, or as a user's message through the chat template."""
 
 
-def main(argv: Sequence[str]) -> int:
+def main(words: Sequence[str], setup: CommandSetup) -> int:
     """Measure and print. Outputs have the length that was asked for: the end of sequence is ignored."""
-    parser = engine_parser("throughput", "Measure tokens per second for many requests at once.")
+    parser = engine_parser(setup, "throughput", "Measure tokens per second for many requests at once.")
     parser.add_argument("--backend", choices=BACKENDS, default="vllm", help="vllm-chat: through the chat template")
-    parser.add_argument("--n", type=number, default=1, help="completions per request (default %(default)s)")
+    parser.add_argument("--n", type="number", default=1, help="completions per request (default %(default)s)")
     parser.add_argument("--async-engine", action="store_true", help="the engine in a process of its own, as the server has it")
     parser.add_argument("--disable-detokenize", action="store_true", help="do not turn tokens into text")
     add_dataset_flags(parser)
-    settings, arguments = parse_settings(parser, argv, below={"engine": {"disable_log_stats": True}})
+    settings, arguments = parser.parse_settings(words, {"engine": {"disable_log_stats": True}})
     run = _run_async if arguments.async_engine else _run
     elapsed_s, num_prompt, num_output, num_requests = run(settings, arguments)
     result = {
@@ -49,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _params(request: BenchRequest, arguments: Any) -> Any:
-    from pegboard.data.sampling_params import SamplingParams
+    from pegboard import SamplingParams
 
     detokenize = not arguments.disable_detokenize
     return SamplingParams(
@@ -57,12 +54,11 @@ def _params(request: BenchRequest, arguments: Any) -> Any:
     )
 
 
-def _run(settings: "Settings", arguments: Any) -> tuple[float, int, int, int]:
+def _run(settings: Any, arguments: Any) -> tuple[float, int, int, int]:
     """(seconds, prompt tokens, output tokens, requests)."""
-    from pegboard.front.llm import LLM
-    from pegboard.front.llm_engine import LLMEngine
+    from pegboard import LLM
 
-    with LLM.from_engine(LLMEngine.from_settings(settings)) as llm:
+    with LLM.from_settings(settings) as llm:
         requests = make_requests(arguments, llm.get_tokenizer())
         params = [_params(request, arguments) for request in requests]
         started = time.perf_counter()
@@ -81,11 +77,10 @@ def _count(outputs: Sequence[Any]) -> tuple[int, int]:
     return num_prompt, sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
 
 
-def _run_async(settings: "Settings", arguments: Any) -> tuple[float, int, int, int]:
+def _run_async(settings: Any, arguments: Any) -> tuple[float, int, int, int]:
     from tqdm import tqdm
 
-    from pegboard.data.sampling_params import RequestOutputKind
-    from pegboard.front.async_llm import AsyncLLM
+    from pegboard import AsyncLLM, RequestOutputKind
 
     async def main() -> tuple[float, int, int, int]:
         client = await asyncio.to_thread(AsyncLLM.from_settings, settings)

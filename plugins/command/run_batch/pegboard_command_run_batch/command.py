@@ -16,16 +16,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from pegboard import env
-from pegboard.cli.flags import FlagParser, add_settings, add_vllm_forms, parse_settings
 from pegboard.errors import PegboardError
-from pegboard.interfaces.command import CommandSetup
+from pegboard.interfaces.command import CommandSetup, FlagParser
 from pegboard.log import set_up_logging
 from pegboard_command_run_batch.files import check_allowed, opened_input, opened_output
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
-
-    from pegboard.config.schema import Settings
 
 SERVER_SETTINGS = (
     "host", "port", "response_role", "max_log_len", "enable_log_requests", "enable_log_outputs", "enable_prompt_tokens_details",
@@ -36,25 +33,20 @@ NUM_AT_ONCE = 512
 """Requests handed to the engine before the oldest must have its answer: keeps the engine busy and the memory small."""
 
 
-def make_parser() -> FlagParser:
+def make_parser(setup: CommandSetup) -> FlagParser:
     """All flags of the command."""
-    parser = FlagParser(
+    parser = setup.parser(
         prog="pegboard run-batch",
         usage="pegboard run-batch -i INPUT -o OUTPUT [MODEL] [--SETTING VALUE ...]",
         description="Answer the requests of a file in OpenAI's batch format, one JSON object per line.",
     )
-    parser.add_argument("model", nargs="?", help="model reference: directory, .gguf file, org/name or scheme:name")
     parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="requests: a path, or a URL (--allow-urls)")
     parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="answers: a path, or a URL that takes PUT")
     parser.add_argument("--output-tmp-dir", metavar="DIR", help="where answers for a URL are kept until they are sent")
     parser.add_argument("--allow-urls", action="store_true", help="let input and output be http:// or https:// URLs")
     parser.add_argument("--enable-metrics", action="store_true", help="serve --host and --port meanwhile, as /metrics")
     parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
-    parser.add_argument("--config", metavar="FILE", help="TOML or YAML file of settings")
-    add_settings(parser, "server", only=SERVER_SETTINGS)
-    for section in ("engine", "plugins"):
-        add_settings(parser, section)
-    add_vllm_forms(parser)
+    parser.add_settings("server", "engine", "plugins", only={"server": SERVER_SETTINGS})
     return parser
 
 
@@ -62,35 +54,27 @@ class RunBatch:
     """The command, as core builds it."""
 
     def __init__(self, options: None, setup: CommandSetup) -> None:
-        pass
+        self._setup = setup
 
-    def run(self, arguments: Sequence[str]) -> int:
-        return main(arguments)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Answer everything; 0 also when lines were wrong."""
-    from pegboard_server.serve import require_server_packages
-
-    settings, arguments = parse_settings(make_parser(), argv)
-    check_allowed(arguments.input_file, "--input-file", arguments.allow_urls)
-    check_allowed(arguments.output_file, "--output-file", arguments.allow_urls)
-    set_up_logging(env.log_level())
-    require_server_packages()
-    with opened_input(arguments.input_file) as source, opened_output(arguments.output_file, arguments.output_tmp_dir) as target:
-        total, failed = asyncio.run(_run(settings, source, target, arguments))
-    print(f"{total} requests, {failed} of them failed; answers are in {arguments.output_file}", file=sys.stderr)
-    return 0
+    def run(self, words: Sequence[str]) -> int:
+        """Answer everything; 0 also when lines were wrong."""
+        settings, arguments = make_parser(self._setup).parse_settings(words)
+        check_allowed(arguments.input_file, "--input-file", arguments.allow_urls)
+        check_allowed(arguments.output_file, "--output-file", arguments.allow_urls)
+        set_up_logging(env.log_level())
+        output = opened_output(arguments.output_file, arguments.output_tmp_dir)
+        with opened_input(arguments.input_file) as source, output as target:
+            total, failed = asyncio.run(_run(settings, source, target, arguments))
+        print(f"{total} requests, {failed} of them failed; answers are in {arguments.output_file}", file=sys.stderr)
+        return 0
 
 
-async def _run(settings: "Settings", source: Path, target: IO[str], arguments: Any) -> tuple[int, int]:
-    from pegboard.plan.tool_plugins import start_tools
-    from pegboard_server.api_process import build_apis, open_client
-    from pegboard_server.gateway import build_app
+async def _run(settings: Any, source: Path, target: IO[str], arguments: Any) -> tuple[int, int]:
+    from pegboard_server.api_process import open_app, open_client
 
     client = await asyncio.to_thread(open_client, settings)
     async with client:
-        app = build_app(build_apis(client, await start_tools(client.registry)), client, settings.server)
+        app = await open_app(client)
         stop = asyncio.Event()
         serving = asyncio.create_task(_serve(app, settings, client, stop)) if arguments.enable_metrics else None
         try:
@@ -101,7 +85,7 @@ async def _run(settings: "Settings", source: Path, target: IO[str], arguments: A
                 await serving
 
 
-async def _serve(app: "ASGIApp", settings: "Settings", client: Any, stop: asyncio.Event) -> None:
+async def _serve(app: "ASGIApp", settings: Any, client: Any, stop: asyncio.Event) -> None:
     from pegboard_server.server import run_server
 
     def tell(address: str) -> None:

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from pegboard.cli.usage import UsageError
-from pegboard.errors import PegboardError
+from pegboard.errors import PegboardError, UsageError
 
 TIMEOUT_S = 60.0
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pegboard import env
-from pegboard.cli.flags import FlagParser
 from pegboard.errors import PegboardError
-from pegboard.interfaces.command import CommandSetup
+from pegboard.interfaces.command import CommandSetup, FlagParser
 from pegboard_command_talk.remote_server import RemoteServer
 
 
@@ -18,27 +17,27 @@ class ChatCommand:
     """The command, as core builds it."""
 
     def __init__(self, options: None, setup: CommandSetup) -> None:
-        pass
+        self._setup = setup
 
-    def run(self, arguments: Sequence[str]) -> int:
-        return chat(arguments)
+    def run(self, words: Sequence[str]) -> int:
+        return chat(words, self._setup)
 
 
 class CompleteCommand:
     """The command, as core builds it."""
 
     def __init__(self, options: None, setup: CommandSetup) -> None:
-        pass
+        self._setup = setup
 
-    def run(self, arguments: Sequence[str]) -> int:
-        return complete(arguments)
+    def run(self, words: Sequence[str]) -> int:
+        return complete(words, self._setup)
 
 
-def chat(argv: Sequence[str]) -> int:
+def chat(words: Sequence[str], setup: CommandSetup) -> int:
     """One message with --quick, else a conversation until end of input."""
-    parser = _make_parser("chat", "Chat with a running server.")
+    parser = _make_parser(setup, "Chat with a running server.")
     parser.add_argument("--system-prompt", metavar="TEXT", help="what the conversation starts with")
-    arguments = parser.parse(argv)
+    arguments = parser.parse(words)
     server = RemoteServer(arguments.url, arguments.api_key, arguments.model_name)
     messages: list[dict[str, Any]] = []
     if arguments.system_prompt:
@@ -58,9 +57,9 @@ def chat(argv: Sequence[str]) -> int:
     return _run(arguments.quick, answer)
 
 
-def complete(argv: Sequence[str]) -> int:
+def complete(words: Sequence[str], setup: CommandSetup) -> int:
     """One text with --quick, else every line of the input by itself."""
-    arguments = _make_parser("complete", "Complete text with a running server.").parse(argv)
+    arguments = _make_parser(setup, "Complete text with a running server.").parse(words)
     server = RemoteServer(arguments.url, arguments.api_key, arguments.model_name)
     limit = {} if arguments.max_tokens is None else {"max_tokens": arguments.max_tokens}
 
@@ -71,9 +70,9 @@ def complete(argv: Sequence[str]) -> int:
     return _run(arguments.quick, answer)
 
 
-def _make_parser(command: str, description: str) -> FlagParser:
+def _make_parser(setup: CommandSetup, description: str) -> FlagParser:
     """The flags both commands have."""
-    parser = FlagParser(prog=f"pegboard {command}", description=description)
+    parser = setup.parser(prog=f"pegboard {setup.word}", description=description)
     parser.add_argument("--url", default="http://localhost:8000/v1", help="base URL of the server (default %(default)s)")
     parser.add_argument("--model-name", help="model to use; default the first one served")
     parser.add_argument("--api-key", default=env.client_key(), help="key to send; default PEGBOARD_API_KEY, OPENAI_API_KEY")

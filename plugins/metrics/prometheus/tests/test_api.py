@@ -18,7 +18,7 @@ from pegboard.engine.metrics.catalogue import MeasuredEngine, engine_metrics
 from pegboard.errors import ConfigError
 from pegboard.interfaces.api import ApiSetup, ApiSpec
 from pegboard.interfaces.metrics import MetricsSetup
-from pegboard_server.gateway import build_app
+from pegboard_server.app import build_app
 from pegboard_server.http_metrics import HTTP_METRICS
 from pegboard_testing.fake_client import FakeEngineClient
 

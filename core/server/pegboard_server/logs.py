@@ -1,19 +1,79 @@
-"""Log lines for generation requests, in vLLM's words: what came, and what was answered."""
+"""Log lines of the HTTP server: where they go, which paths get none, and generation requests in vLLM's words."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+import logging.config
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 from pegboard.config.schema import ServerConfig
 from pegboard.data.output import RequestOutput
 from pegboard.data.sampling_params import RequestOutputKind
+from pegboard.errors import ConfigError
 from pegboard.interfaces.api import EngineClient
 from pegboard.log import get_logger
 
 log = get_logger(__name__)
+
+
+def apply_log_config(path: str) -> None:
+    """Configure logging from a JSON or YAML file in the form of `logging.config.dictConfig`. Raises ConfigError."""
+    try:
+        content = _read(Path(path).expanduser())
+        logging.config.dictConfig(content)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"log_config_file {path!r}: {error}; expected what logging.config.dictConfig takes") from error
+
+
+def _read(path: Path) -> Any:
+    text = path.read_text("utf-8")
+    if path.suffix not in (".yaml", ".yml"):
+        return json.loads(text)
+    try:
+        import yaml
+    except ImportError as error:
+        raise ValueError("reading YAML needs pyyaml (pip install pyyaml); JSON works without") from error
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+class _Quiet(logging.Filter):
+    """Drops access records of some paths."""
+
+    def __init__(self, paths: frozenset[str]) -> None:
+        super().__init__()
+        self._paths = paths
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """uvicorn's access records carry (client, method, path, HTTP version, status)."""
+        arguments = record.args
+        if not isinstance(arguments, tuple) or len(arguments) < 3:
+            return True
+        return str(arguments[2]).partition("?")[0] not in self._paths
+
+
+@contextlib.contextmanager
+def access_log(config: ServerConfig) -> Iterator[None]:
+    """uvicorn's records go where ours go, unless a configuration file says where; quiet paths are left out."""
+    logger = logging.getLogger("uvicorn")
+    ours = logging.getLogger("pegboard").handlers
+    if ours and config.log_config_file is None:
+        logger.handlers[:] = ours
+        logger.propagate = False
+    paths = {path.strip() for item in config.disable_access_log_for_endpoints for path in item.split(",")}
+    quiet = _Quiet(frozenset(paths))
+    access = logging.getLogger("uvicorn.access")
+    access.addFilter(quiet)
+    try:
+        yield
+    finally:
+        access.removeFilter(quiet)
 
 
 def logged(client: EngineClient, config: ServerConfig) -> EngineClient:
@@ -58,7 +118,7 @@ class RequestLog:
     ) -> AsyncIterator[RequestOutput]:
         """The outputs, and at the end of each completion its text."""
         texts: dict[int, str] = {}
-        async with aclosing(cast(Any, outputs)) as stream:
+        async with contextlib.aclosing(cast(Any, outputs)) as stream:
             async for output in stream:
                 if self._logs_outputs:
                     self._gather(output, texts, request_id, is_delta)

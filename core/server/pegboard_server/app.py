@@ -1,0 +1,147 @@
+"""One Starlette application of all enabled APIs, which bring their own routes, and of what stands around them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import get_route_path  # type: ignore[attr-defined]
+
+from pegboard.config.schema import ServerConfig
+from pegboard.errors import ConfigError, PluginNotFound, blame
+from pegboard.interfaces.api import Api, ApiSetup, ApiSpec, EngineClient
+from pegboard.interfaces.builtin_tool import BuiltinTool, BuiltinToolSetup
+from pegboard.interfaces.metrics import Sample
+from pegboard.log import get_logger
+from pegboard.plugins.defaults import default_enabled
+from pegboard.plugins.names import to_install
+from pegboard_server.gateway import Gateway, MountedApi, Traffic, error_response, owner_of
+from pegboard_server.http_metrics import MeasuredApp
+from pegboard_server.logs import logged
+
+if TYPE_CHECKING:
+    from pegboard.front.async_llm import AsyncLLM
+    from pegboard.plugins.registry import Registry
+
+log = get_logger(__name__)
+
+Tools = Mapping[str, Sequence[BuiltinTool]]
+"""Who serves a type of built-in tool, in the order in which they are asked."""
+
+
+async def open_app(
+    client: "AsyncLLM", traffic: Traffic | None = None, publish: Callable[[Sample], None] | None = None
+) -> Starlette:
+    """The application of all enabled APIs of `client`, with their built-in tools started. Raises PluginNotFound when no API is
+    enabled, ConfigError, PluginError."""
+    apis = build_apis(client, await start_tools(client.registry))
+    return build_app(apis, client, client.plan.settings.server, traffic, publish)
+
+
+async def start_tools(registry: "Registry") -> Tools:
+    """The enabled plugins of built-in tools, built and started, by type of tool. Raises ConfigError, PluginError."""
+    tools: dict[str, list[BuiltinTool]] = {}
+    for entry in registry.enabled("builtin_tool"):
+        tool: BuiltinTool = registry.build(entry, BuiltinToolSetup())
+        with blame(entry.id):
+            await tool.start()
+        log.debug("builtin_tool → %s (%s %s)", entry.name, entry.distribution, entry.version)
+        types = registry.spec(entry).supports.get("type")
+        assert isinstance(types, set | frozenset | tuple | list), f"{entry.id}: supports must name the types of tools it serves"
+        for name in types:
+            tools.setdefault(str(name), []).append(tool)
+    return tools
+
+
+def build_apis(client: "AsyncLLM", tools: Tools) -> list[tuple[str, Any, Any]]:
+    """(name, api, spec) of every enabled api, the default ones first and in their order: the first one's error body answers
+    for paths that no api has. tools: who serves the built-in ones. Raises PluginNotFound when there is none."""
+    registry = client.registry
+    first = default_enabled("api")
+    entries = sorted(registry.enabled("api"), key=lambda entry: first.index(entry.name) if entry.name in first else len(first))
+    if not entries:
+        raise PluginNotFound(f"nothing to serve: {to_install('api')}")
+    config = client.plan.settings.server
+    setup = ApiSetup(logged(client, config), msgspec.structs.asdict(config), client.sinks, tools)
+    log.debug("api → %s", ", ".join(f"{entry.name} ({entry.distribution} {entry.version})" for entry in entries))
+    return [(entry.name, registry.build(entry, setup), registry.spec(entry)) for entry in entries]
+
+
+def build_app(
+    apis: Sequence[tuple[str, Api, ApiSpec]],
+    client: EngineClient,
+    config: ServerConfig,
+    traffic: Traffic | None = None,
+    publish: Callable[[Sample], None] | None = None,
+) -> Starlette:
+    """One application of all `apis` (name, implementation, spec), first match wins. Paths that belong to none of them
+    answer in the error body of the first api. traffic: also given to `run_server`, which then drains it before it stops. publish:
+    takes a sample of `HTTP_METRICS` per request."""
+    mounted = [MountedApi(name, api, spec, tuple(api.routes())) for name, api, spec in apis]
+    traffic = traffic or Traffic(config.max_running_requests)
+    gateway = Middleware(Gateway, mounted=mounted, client=client, config=config, traffic=traffic)
+    routes = [route for entry in mounted for route in entry.routes]
+    middleware = [*_outer_middleware(config), gateway]
+    if publish is not None:
+        unmeasured = frozenset(path for entry in mounted for path in entry.spec.unmeasured_paths)
+        middleware.insert(0, Middleware(MeasuredApp, routes=routes, unmeasured=unmeasured, publish=publish))
+    return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _refuse(mounted)})
+
+
+def _refuse(mounted: Sequence[MountedApi]) -> Any:
+    """Handler of Starlette's own refusals: no such path, no such method."""
+
+    async def refuse(request: Request, error: HTTPException) -> Response:
+        path = get_route_path(request.scope)
+        headers = dict(error.headers or {})
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = f"Not Found: there is no route {request.method} {path}"
+        elif error.status_code == 405:
+            message = f"Method Not Allowed: {request.method} {path}; allowed: {headers.get('Allow', 'see the documentation')}"
+        return error_response(owner_of(mounted, request.scope), error.status_code, message, None, headers)
+
+    return refuse
+
+
+def _outer_middleware(config: ServerConfig) -> list[Middleware]:
+    """Outermost first. Outside the gateway, so that refusals carry CORS headers too and a browser's preflight needs no key.
+    Raises ConfigError for a name that is no middleware."""
+    found = [_named(name) for name in config.middleware]
+    if config.allowed_origins:
+        found.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=config.allowed_origins,
+                allow_methods=config.allowed_methods,
+                allow_headers=config.allowed_headers,
+                allow_credentials=config.allow_credentials,
+            )
+        )
+    return found
+
+
+def _named(name: str) -> Middleware:
+    """A class (called with the application), or an async function of (request, call_next)."""
+    module, _, attribute = name.replace(":", ".").rpartition(".")
+    try:
+        found: Any = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"middleware {name!r} cannot be imported: {error}; expected package.module.Name") from error
+    if inspect.isclass(found):
+        return Middleware(found)  # type: ignore[arg-type]  # whether it is one shows when it is called
+    if inspect.iscoroutinefunction(found):
+        return Middleware(BaseHTTPMiddleware, dispatch=found)
+    raise ConfigError(
+        f"middleware {name!r} is a {type(found).__name__}; expected a class or an async function(request, call_next)"
+    )

@@ -1,0 +1,68 @@
+"""The command `serve`: its contract, and what happens before the server runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pegboard.config.sources import engine_settings
+from pegboard.errors import ConfigError
+from pegboard.interfaces.command import Command, CommandSetup
+from pegboard_server import serve
+from pegboard_testing.contract_command import CommandContract, command_setup
+from pegboard_testing.contract_generic import check_entry, installed_entry
+
+
+def test_contract() -> None:
+    check_entry(installed_entry("command", "serve"))
+
+
+class TestServe(CommandContract):
+    word = "serve"
+
+    def command(self, setup: CommandSetup) -> Command:
+        return serve.Serve(None, setup)
+
+
+def test_terminated_while_starting_leaves_nothing(tmp_path: Path) -> None:
+    """SIGTERM before the server runs: the process ends by itself and takes the engine process along."""
+    script = (
+        "import sys, time\n"
+        "from pegboard.cli.main import main\n"
+        "from pegboard_server import serve\n"
+        "def slow(settings, engine):\n"
+        "    print(engine.pid, engine.folder, flush=True)\n"
+        "    time.sleep(60)\n"
+        "if __name__ == '__main__':\n"
+        "    serve._start_engine = slow\n"
+        "    sys.exit(main(['serve', '--port', '0']))\n"
+    )
+    path = tmp_path / "program.py"
+    path.write_text(script)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = subprocess.Popen(
+        [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    with program:
+        pid, _, folder = program.stdout.readline().strip().partition(" ")
+        program.send_signal(signal.SIGTERM)
+        _, errors = program.communicate(timeout=60)
+    assert program.returncode == 143
+    assert "Traceback" not in errors
+    assert not os.path.exists(folder) and not os.path.exists(f"/proc/{pid}")
+
+
+def test_a_server_bounds_its_queue_and_llm_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PEGBOARD_CONFIG", raising=False)
+    command = serve.Serve(None, command_setup("serve"))
+    seen = []
+    monkeypatch.setattr(serve, "serve", lambda settings: seen.append(settings.engine.max_num_queued_reqs) or 0)
+    assert command.run(["model"]) == command.run(["model", "--max-num-queued-reqs", "7"]) == 0
+    assert seen == [serve.MAX_QUEUED, 7] and engine_settings("model", {}).engine.max_num_queued_reqs is None
+    with pytest.raises(ConfigError, match="max_num_queued_reqs must be at least 1"):
+        command.run(["model", "--max-num-queued-reqs", "0"])
