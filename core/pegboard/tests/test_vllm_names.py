@@ -73,7 +73,12 @@ def test_short_forms():
     assert parse("-sc.method", "x", "-sc.num_speculative_tokens=2").engine.spec_tokens == 2
     assert parse("-O0", "model").engine.model == "model"
     assert parse("-cc.mode", "0", "-dp", "1").engine == parse().engine
-    for words, told in [(["-O3"], "only 0"), (["-O", "2"], "only 0"), (["-cc.mode", "3"], "platform"), (["-dp", "2"], "one engine")]:
+    for words, told in [
+        (["-O3"], "only 0"),
+        (["-O", "2"], "only 0"),
+        (["-cc.mode", "3"], "platform"),
+        (["-dp", "2"], "one engine"),
+    ]:
         with pytest.raises(ConfigError, match=told):
             parse(*words)
 

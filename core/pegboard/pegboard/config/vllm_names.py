@@ -86,10 +86,10 @@ def _text(value: Any) -> str:
 def translate(name: str, value: Any, known: Mapping[str, Any]) -> Layer:
     """The layer that vLLM's setting `name` (one of `FORMS`) means here. known: engine settings so far. Raises ConfigError."""
     form = FORMS[name]
-    if not isinstance(value, Mapping if form.type is dict else form.type):
-        raise ConfigError(f"{name} must be {'a mapping' if form.type is dict else 'true or false'}, got {value!r}")
-    if form.type is dict:
+    if form.type is dict and isinstance(value, Mapping):
         return _plugin_layer(name, value, form.rule)
+    if form.type is dict or not isinstance(value, bool):
+        raise ConfigError(f"{name} must be {'a mapping' if form.type is dict else 'true or false'}, got {value!r}")
     if value and (least := form.rule.get("at_least")):
         return {"engine": {field: number for field, number in least.items() if (known.get(field) or 0) < number}}
     layer: Layer = form.rule[str(value).lower()]
