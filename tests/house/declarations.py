@@ -1,8 +1,8 @@
 """What core declares (fields, flags, methods, actions), and who reads it: found in the sources, by name.
 
-A name is matched in folders that mention its class only, so that `rows` of one class is not read by `rows` of another. Sources
-are all product code. Tests count for nothing. pegboard_testing counts only for kinds that no plugin fills, where a fake is the one
-implementation.
+A name is matched in folders that mention its class only, so that `rows` of one class is not read by `rows` of another.
+Sources are all product code. Tests do not count. pegboard_testing counts only for kinds that no plugin fills: there a fake is
+the only implementation.
 """
 
 from __future__ import annotations
