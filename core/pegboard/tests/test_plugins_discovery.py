@@ -117,8 +117,8 @@ def test_importing_the_plugin_system_pulls_in_nothing_heavy() -> None:
 
 def test_every_kind_has_its_spec_and_need() -> None:
     from pegboard.interfaces.spec import Need, Spec
-    from pegboard.plugins.importing import import_object
+    from pegboard.plugins.importing import import_object, need_class
 
     for kind in KINDS.values():
         assert issubclass(import_object(kind.spec), Spec)
-        assert issubclass(import_object(kind.spec.removesuffix("Spec") + "Need"), Need)
+        assert issubclass(need_class(kind.name), Need)

@@ -184,6 +184,8 @@ def test_absent_platform_is_quiet(fakes: FakeDistributions, caplog: pytest.LogCa
         ("SPEC = 3\n", "is a int, expected a SamplerSpec"),
         ("from pegboard.interfaces.attention import AttentionSpec\nSPEC = AttentionSpec\n", "the class AttentionSpec itself"),
         ("OTHER = 3\n", "SPEC"),
+        (spec_source("sampler", flags=frozenset({"quick"})), "flags has 'quick', which sampler does not know"),
+        (spec_source("sampler", supports={"head_dim": True}), "supports has 'head_dim', which sampler does not know"),
     ],
 )
 def test_broken_spec_is_left_out_once_and_loudly(
@@ -199,6 +201,16 @@ def test_broken_spec_is_left_out_once_and_loudly(
     with pytest.raises(PluginBroken, match="acme") as raised:
         registry.choose("sampler", SamplerNeed(), explicit="bad")
     assert expected in str(raised.value) and raised.value.plugin == "sampler:bad (acme 1.0)"
+
+
+def test_a_misspelled_flag_gets_advice(fakes: FakeDistributions) -> None:
+    add(fakes, "scheduling_policy", "mine", flags=frozenset({"priorty"}))
+    add(fakes, "attention", "other", supports={"head_dims": {64}})
+    registry = Registry(fakes.scan())
+    with pytest.raises(PluginBroken, match="flags has 'priorty'.*did you mean 'priority'"):
+        registry.spec(registry.find("scheduling_policy", "mine"))
+    with pytest.raises(PluginBroken, match="supports has 'head_dims'.*did you mean 'head_dim'"):
+        registry.spec(registry.find("attention", "other"))
 
 
 def test_strict_makes_quarantine_fatal(fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> None:

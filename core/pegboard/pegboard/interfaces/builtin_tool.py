@@ -18,6 +18,8 @@ class BuiltinToolSpec(Spec):
     """supports: `type`, the set of values of `type` in a request's `tools` that it serves ("web_search", "mcp", …).
     flags: `tool_servers` = a client of tool servers: the setting `tool_server` enables it and becomes its option `servers`."""
 
+    FLAGS = frozenset({"tool_servers"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltinToolNeed(Need):

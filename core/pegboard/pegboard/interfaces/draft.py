@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSpec(Spec):
-    """supports: `max_drafts` (AtMost), `tree`, `probs`. flags: "host_tokens", "hidden_states", "own_kv"."""
+    """supports: `max_drafts` (AtMost). flags: "host_tokens" (reads each new token on the host, which makes the engine
+    synchronous)."""
+
+    FLAGS = frozenset({"host_tokens"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

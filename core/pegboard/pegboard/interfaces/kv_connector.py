@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVConnectorSpec(Spec):
-    """`implementation` is the scheduler half; `worker`: "module:Class" of the worker half. flags: "layerwise"."""
+    """`implementation` is the scheduler half; `worker`: "module:Class" of the worker half."""
 
     worker: str
 

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 class LogitsProcessorSpec(Spec):
     """validate: "module:function", called in A for every request with its SamplingParams: why its `extra_args` are wrong, which
     becomes the request's error, or None. Its module must not import torch; a `validate` of None takes all requests.
-    flags: "argmax_invariant" (never changes the most likely token), "host_tokens" (reads each new token on the host, which makes
-    the engine synchronous)."""
+    flags: "host_tokens" (reads each new token on the host, which makes the engine synchronous)."""
 
     validate: str | None = None
+
+    FLAGS = frozenset({"host_tokens"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class LogitsProcessorSetup:
 
 
 class LogitsProcessor(Protocol):
-    """One per rank. argmax_invariant and host_tokens: as the spec's flags."""
+    """One per rank. argmax_invariant: never changes the most likely token. host_tokens: as the spec's flag."""
 
     argmax_invariant: bool
     host_tokens: bool = False

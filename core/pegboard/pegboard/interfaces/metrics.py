@@ -24,9 +24,10 @@ COMMON_LABELS = ("model_name", "engine")
 class MetricsSpec(Spec):
     """process: where the sink is built. "engine": in E, it is called at the end of every step. "api": in A, for sinks that HTTP
     clients ask; each API process has its own and all of them get every sample.
-    flags: "kv_events" = also wants block stored/removed events; "requests" = wants `Sample.requests`; "traces" = exports
-        requests as spans: the setting `otlp_traces_endpoint` enables the sink and becomes its option `endpoint`,
-        `collect_detailed_traces` its option `collect`."""
+    flags: "requests" = wants `Sample.requests`; "traces" = exports requests as spans: the setting `otlp_traces_endpoint` enables
+        the sink and becomes its option `endpoint`, `collect_detailed_traces` its option `collect`."""
+
+    FLAGS = frozenset({"requests", "traces"})
 
     process: Literal["engine", "api"] = "engine"
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec(Spec):
-    """flags: "multimodal", "pooling", "encoder_decoder", "draft", "eager_only" (cannot be recorded)."""
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

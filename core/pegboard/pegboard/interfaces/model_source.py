@@ -15,6 +15,8 @@ class ModelSourceSpec(Spec):
     """Entry-point name: the scheme, as in "pypi:package". flags: "directory" (takes paths on disk), "default" (takes
     references of the form org/name that name no scheme)."""
 
+    FLAGS = frozenset({"directory", "default"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSourceNeed(Need):

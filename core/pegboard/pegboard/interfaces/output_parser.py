@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class OutputParserSpec(Spec):
     """flags: `special_tokens` = its markers are special tokens of the model, so these stay in the text it reads."""
 
+    FLAGS = frozenset({"special_tokens"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputParserNeed(Need):

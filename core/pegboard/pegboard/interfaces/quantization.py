@@ -23,6 +23,8 @@ class QuantizationSpec(Spec):
     """Entry-point name: the `quant_method`. supports: `dtype` (activation dtypes). flags: "online" = quantizes plain
     checkpoints at load."""
 
+    FLAGS = frozenset({"online"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationNeed(Need):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerSpec(Spec):
-    """flags: "drafts" = verifies speculative tokens."""
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class SchedulingPolicySpec(Spec):
     """flags: "priority" = honours `request.priority` (without it a non-zero priority is refused with a 400)."""
 
+    FLAGS = frozenset({"priority"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingPolicyNeed(Need):

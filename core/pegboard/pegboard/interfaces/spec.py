@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 Tier = Literal["vendor", "tuned", "portable", "reference"]
 TIERS: tuple[Tier, ...] = ("vendor", "tuned", "portable", "reference")
@@ -27,7 +27,7 @@ class Spec:
     platforms: device families it runs on; None = any.
     tier: rank class, vendor > tuned > portable > reference.
     supports: compared with the kind's Need key by key, see `unmet`.
-    flags: words from the kind's closed list.
+    flags: words from the kind's closed list, `FLAGS`. A word or a key of `supports` that the kind does not know is an error.
     replaces: qualified names ("distribution:name") this plugin wants to replace; needs the operator's `override` too.
     """
 
@@ -42,10 +42,12 @@ class Spec:
     flags: frozenset[str] = frozenset()
     replaces: tuple[str, ...] = ()
 
+    FLAGS: ClassVar[frozenset[str]] = frozenset()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What selection asks of a kind. Subclasses add fields; a field that is None or False asks nothing."""
+    """What selection asks of a kind. A kind with more to ask has a `<Kind>Need`; a field that is None or False asks nothing."""
 
     platform: str | None = None
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
 from pegboard.errors import PluginBroken
 from pegboard.interfaces import KINDS
-from pegboard.interfaces.spec import Spec
+from pegboard.interfaces.spec import Need, Spec
 from pegboard.plugins.discovery import Entry
+from pegboard.plugins.names import did_you_mean
 
 
 def import_object(path: str) -> Any:
@@ -41,7 +43,19 @@ def import_spec(entry: Entry) -> Spec:
         found = f"the class {spec.__name__} itself" if isinstance(spec, type) else f"a {type(spec).__name__}"
         message = f"{entry.id}: {entry.value!r} is {found}, expected a {expected.__name__} object; see pegboard.interfaces"
         raise PluginBroken(message, plugin=entry.id)
+    asked = {field.name for field in fields(need_class(entry.kind))}
+    for what, given, known in (("flags", spec.flags, expected.FLAGS), ("supports", spec.supports, asked)):
+        for word in sorted(set(given) - known):
+            advice = did_you_mean(word, known) or f"; known: {', '.join(sorted(known)) or 'none'}"
+            raise PluginBroken(f"{entry.id}: {what} has {word!r}, which {entry.kind} does not know{advice}", plugin=entry.id)
     return spec
+
+
+def need_class(kind: str) -> type[Need]:
+    """What selection asks of `kind`: its own class, or `Need` where it has none."""
+    module, _, spec = KINDS[kind].spec.partition(":")
+    need: type[Need] = getattr(import_module(module), spec.removesuffix("Spec") + "Need", Need)
+    return need
 
 
 def incompatibility(entry: Entry, spec: Spec) -> str | None:

@@ -16,5 +16,4 @@ CPU_PAGED = AttentionSpec(
         "alibi": True,
         "block_size": True,
     },
-    flags=frozenset({"mixed", "graph:none"}),
 )

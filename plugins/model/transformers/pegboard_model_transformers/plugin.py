@@ -8,5 +8,4 @@ TRANSFORMERS = ModelSpec(
     api="1.0",
     implementation="pegboard_model_transformers.model:TransformersModel",
     tier="reference",
-    flags=frozenset({"eager_only"}),
 )

@@ -7,5 +7,4 @@ from pegboard.interfaces.sampler import SamplerSpec
 TORCH = SamplerSpec(
     api="1.0",
     implementation="pegboard_sampler_torch.sampler:TorchSampler",
-    flags=frozenset({"drafts"}),
 )
