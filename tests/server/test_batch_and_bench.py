@@ -183,9 +183,9 @@ StartServer = Callable[..., Server]
 
 
 def api_processes(server: Server) -> list[int]:
-    """The children of the server that hold a listening socket: all but the engine and multiprocessing's own."""
+    """The children of the server that are API processes."""
     children = [pid for pid, parent, _ in processes() if parent == server.process.pid]
-    return sorted(pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return sorted(pid for pid in children if b"pegboard_server.api_process" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
 def test_two_api_processes_answer_alike_and_end_together(start_server: StartServer) -> None:

@@ -7,18 +7,17 @@ is shared: its queue limit, its metrics, its prefix cache.
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import pickle
 import signal
 import socket
-from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pegboard import env
 from pegboard.engine.boundary.hub import EngineHub
+from pegboard.engine.boundary.spawn import Child, signals_wait
 from pegboard.errors import ConfigError, EngineDeadError, PegboardError
 from pegboard.log import get_logger
-from pegboard_server.api_process import Announce, ApiTask, run_api
+from pegboard_server.api_process import Announce
 from pegboard_server.listener import BACKLOG, address_of
 
 if TYPE_CHECKING:
@@ -39,10 +38,11 @@ class ApiProcesses:
     def __init__(self, plan: "EnginePlan", engine: "EngineProcess", listener: socket.socket, on_ready: Announce) -> None:
         self._config = plan.settings.server
         self._count = self._config.api_server_count
-        self._plan = plan
+        self._plan_file = Path(engine.folder) / "plan"  # only this user can read it
+        self._plan_file.write_bytes(pickle.dumps(plan))
         self._listener = listener
         self._on_ready = on_ready
-        self._children: list[BaseProcess] = []
+        self._children: list[Child] = []
         self._ended = asyncio.Event()
         self._died: str | None = None
         self._hub = EngineHub(engine, self._count, self._announce, self._ended.set)
@@ -82,23 +82,22 @@ class ApiProcesses:
             ) from error
 
     def _start(self) -> None:
-        loop = asyncio.get_running_loop()
-        plan = pickle.dumps(self._plan)
+        fd = self._listener.fileno()
         for index in range(self._count):
-            task = ApiTask(index, self._count, plan, self._hub.address, env.log_level())
-            child = multiprocessing.get_context("spawn").Process(
-                target=run_api, args=(task, self._listener), name=f"pegboard-api-{index}"
-            )
-            child.start()
+            with signals_wait():
+                child = Child(
+                    "pegboard_server.api_process:run_child", role=f"api {index}", pass_fds=[fd], index=index, count=self._count,
+                    plan_file=str(self._plan_file), address=self._hub.address, listener_fd=fd,
+                )  # fmt: skip
             self._children.append(child)
-            loop.add_reader(child.sentinel, self._child_ended, index)
+            asyncio.get_running_loop().add_reader(child.sentinel, self._child_ended, index)
 
     def _child_ended(self, index: int) -> None:
         child = self._children[index]
         asyncio.get_running_loop().remove_reader(child.sentinel)
-        child.join()
+        child.join(1)
         if not self._ended.is_set():
-            self._died = f"API process {index} ended with code {child.exitcode}"
+            self._died = f"API process {index} ended ({child.how_it_ended()})"
             log.error("%s, so the server stops", self._died)
             self._ended.set()
 

@@ -6,8 +6,9 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from pegboard import env
 from pegboard.config.schema import check_server
@@ -15,9 +16,11 @@ from pegboard.interfaces.command import CommandSetup, FlagParser
 from pegboard.log import set_up_logging
 
 if TYPE_CHECKING:
+    import socket
+
     from pegboard.config.schema import Settings
+    from pegboard.engine.boundary.client import EngineProcess
     from pegboard.plan.engine_plan import EnginePlan
-    from pegboard.plugins.registry import Registry
 
 MAX_QUEUED = 8192
 """max_num_queued_reqs of a server that was told nothing: strangers fill this queue, and every one in it is memory."""
@@ -76,29 +79,38 @@ def serve(settings: "Settings") -> int:
         if settings.server.ssl_certfile is None:  # without TLS only: a plain answer there would look like a broken server
             loading.open()
         try:
-            plan, registry = _start_engine(settings, engine)
-            return asyncio.run(_run(plan, registry, engine, listener, loading.close))
+            if settings.server.api_server_count == 1:
+                return _serve_here(settings, engine, listener, loading.close)
+            return _serve_in_children(settings, engine, listener, loading.close)
         finally:
             loading.close()
     finally:
         engine.stop()
 
 
-def _start_engine(settings: "Settings", engine: Any) -> "tuple[EnginePlan, Registry]":
-    from pegboard_server.api_process import start_engine
+def _serve_here(settings: "Settings", engine: "EngineProcess", listener: "socket.socket", on_loaded: Callable[[], None]) -> int:
+    from pegboard.front.async_llm import AsyncLLM
+    from pegboard_server.api_process import serve_client
+    from pegboard_server.http_metrics import HTTP_METRICS
 
-    return start_engine(settings, engine)
+    client = AsyncLLM.from_settings(settings, engine=engine, metrics=HTTP_METRICS)
+    return asyncio.run(serve_client(client, listener, on_ready=partial(_announce, client.plan), on_loaded=on_loaded))
 
 
-async def _run(plan: "EnginePlan", registry: "Registry", engine: Any, listener: Any, on_loaded: "Callable[[], None]") -> int:
-    from pegboard_server.api_process import make_client, serve_client
-
-    def announce(address: str) -> None:
-        print(f"Serving {', '.join(plan.model_names)} on {address}", flush=True)
-
-    if plan.settings.server.api_server_count == 1:
-        return await serve_client(make_client(plan, registry, engine), listener, on_ready=announce, on_loaded=on_loaded)
+def _serve_in_children(
+    settings: "Settings", engine: "EngineProcess", listener: "socket.socket", on_loaded: Callable[[], None]
+) -> int:
+    from pegboard.front.async_llm import start_engine
     from pegboard_server.api_processes import ApiProcesses
 
+    plan, _ = start_engine(settings, engine)
     on_loaded()
-    return await ApiProcesses(plan, engine, listener, announce).run()
+
+    async def run() -> int:
+        return await ApiProcesses(plan, engine, listener, partial(_announce, plan)).run()
+
+    return asyncio.run(run())
+
+
+def _announce(plan: "EnginePlan", address: str) -> None:
+    print(f"Serving {', '.join(plan.model_names)} on {address}", flush=True)

@@ -34,12 +34,12 @@ def test_terminated_while_starting_leaves_nothing(tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
         "from pegboard.cli.main import main\n"
-        "from pegboard_server import serve\n"
-        "def slow(settings, engine):\n"
+        "from pegboard.front import async_llm\n"
+        "def slow(settings, engine, **more):\n"
         "    print(engine.pid, engine.folder, flush=True)\n"
         "    time.sleep(60)\n"
         "if __name__ == '__main__':\n"
-        "    serve._start_engine = slow\n"
+        "    async_llm.start_engine = slow\n"
         "    sys.exit(main(['serve', '--port', '0']))\n"
     )
     path = tmp_path / "program.py"

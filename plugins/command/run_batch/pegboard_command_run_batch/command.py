@@ -12,6 +12,7 @@ import sys
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -70,9 +71,11 @@ class RunBatch:
 
 
 async def _run(settings: Any, source: Path, target: IO[str], arguments: Any) -> tuple[int, int]:
-    from pegboard_server.api_process import open_app, open_client
+    from pegboard import AsyncLLM
+    from pegboard_server.app import open_app
+    from pegboard_server.http_metrics import HTTP_METRICS
 
-    client = await asyncio.to_thread(open_client, settings)
+    client = await asyncio.to_thread(partial(AsyncLLM.from_settings, settings, metrics=HTTP_METRICS))
     async with client:
         app = await open_app(client)
         stop = asyncio.Event()
