@@ -98,15 +98,18 @@ def test_core_imports_no_plugin() -> None:
 
 def test_no_files_import_each_other() -> None:
     """Type-only and function-local imports count; the imports of a parent package that Python does by itself do not."""
-    graph = modules()
     wrong = []
-    for cycle in cycles(graph):
+    for cycle in cycles(modules()):
         folders = {name.rpartition(".")[0] for name in cycle}
         if len(folders) > 1 or cycle not in CYCLES_WITH_A_REASON:
             wrong.append(" ⇄ ".join(sorted(cycle)))
     assert not wrong, "\n".join(wrong)
-    stale = set(CYCLES_WITH_A_REASON) - set(cycles(graph))
-    assert not stale, f"no longer a cycle, remove from CYCLES_WITH_A_REASON: {stale}"
+
+
+def test_listed_cycles_are_cycles() -> None:
+    """So that the list only shrinks."""
+    gone = set(CYCLES_WITH_A_REASON) - set(cycles(modules()))
+    assert not gone, f"no longer so, remove from the list: {sorted(map(sorted, gone))}"
 
 
 def test_no_packages_import_each_other() -> None:
