@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 from members import CORE, members, text_of, tree_of
@@ -162,12 +163,10 @@ def is_set(field: Field) -> bool:
 
 
 def flag_words() -> Iterator[tuple[str, str]]:
-    """(spec class, word) of every flag that a spec may carry, from the words of the spec's docstring."""
-    for file in sorted((CORE / "interfaces").glob("*.py")):
-        for node in tree_of(file).body:
-            if isinstance(node, ast.ClassDef) and node.name.endswith("Spec") and node.name != "Spec":
-                said = (ast.get_docstring(node) or "").partition("flags:")[2]
-                yield from ((node.name, word) for word in re.findall(r'"([a-z_]+)"|`([a-z_]+)` =', said) for word in word if word)
+    """(spec class, word) of every flag that a spec may carry: the closed list of its kind."""
+    for kind in KINDS.values():
+        module, _, name = kind.spec.partition(":")
+        yield from ((name, word) for word in sorted(getattr(import_module(module), name).FLAGS))
 
 
 @cache

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import pytest
 from declarations import (
     actions,
     called_on_workers,
@@ -18,6 +20,11 @@ from declarations import (
     uses,
 )
 from members import CORE
+
+from pegboard.errors import PluginBroken
+from pegboard.interfaces import KINDS
+from pegboard.plugins.importing import import_object, import_spec
+from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 
 WORKER = CORE / "worker/worker.py"
 
@@ -46,13 +53,6 @@ EXCEPTIONS = {
     "TransferReport.failed": "KV connectors fill it",
 }
 """Fields that no other file of the product reads or sets → why they stay."""
-UNREAD_FLAGS: set[tuple[str, str]] = {
-    ("AttentionSpec", "mixed"), ("AttentionSpec", "batch_invariant"), ("DraftSpec", "hidden_states"), ("DraftSpec", "own_kv"),
-    ("KVConnectorSpec", "layerwise"), ("LogitsProcessorSpec", "argmax_invariant"), ("MetricsSpec", "kv_events"),
-    ("ModelSpec", "multimodal"), ("ModelSpec", "pooling"), ("ModelSpec", "encoder_decoder"), ("ModelSpec", "draft"),
-    ("ModelSpec", "eager_only"), ("SamplerSpec", "drafts"),
-}  # fmt: skip
-"""(spec, flag) that nothing looks for. Only shrinks."""
 UNCALLED_METHODS: set[str] = {"memory"}
 """Methods of the worker that nothing calls. Only shrinks."""
 MISSING_METHODS: set[str] = {"sleep", "wake", "reload_weights"}
@@ -75,10 +75,6 @@ def unset() -> set[str]:
     """Settings are set by users, specs by plugins; the fields of a need count as read where they are set."""
     optional = [field for field in fields() if field.has_default and not field.owner.endswith(("Spec", "Config", "Need"))]
     return {str(field) for field in optional if is_read(field) and not is_set(field)} - set(EXCEPTIONS)
-
-
-def unread_flags() -> set[tuple[str, str]]:
-    return {pair for pair in flag_words() if pair[1] not in flags_read()}
 
 
 def uncalled_methods() -> set[str]:
@@ -106,7 +102,27 @@ def test_every_field_with_a_default_is_set() -> None:
 
 
 def test_every_flag_is_looked_for() -> None:
-    check("flags that nothing looks for", unread_flags(), UNREAD_FLAGS)
+    unread_flags = {pair for pair in flag_words() if pair[1] not in flags_read()}
+    assert not unread_flags, f"flags that nothing looks for: {sorted(unread_flags)}"
+
+
+@pytest.mark.parametrize("field", ["flags", "supports"])
+def test_unknown_words_in_a_spec_are_refused(field: str, fake_distributions: FakeDistributions) -> None:
+    """By every kind, when the spec is loaded."""
+    wrong = {"flags": frozenset({"quikc"}), "supports": {"quikc": True}}[field]
+    for kind in KINDS:
+        module = f"acme_{kind}_{field}"
+        spec = import_object(KINDS[kind].spec)
+        needed = {
+            one.name: "x:Y" for one in dataclasses.fields(spec) if one.default is one.default_factory is dataclasses.MISSING
+        }
+        source = spec_source(kind, **{**needed, "api": "1.0", field: wrong})
+        fake_distributions.add(module, {kind: {"mine": f"{module}:SPEC"}}, {module: source})
+    entries = fake_distributions.scan().entries
+    assert {entry.kind for entry in entries} == set(KINDS)
+    for entry in entries:
+        with pytest.raises(PluginBroken, match=f"{field} has 'quikc', which {entry.kind} does not know"):
+            import_spec(entry)
 
 
 def test_every_method_of_the_worker_is_called() -> None:
@@ -125,7 +141,7 @@ def test_lists_hold_what_is_so() -> None:
     """So that they only shrink."""
     idle = {str(field) for field in fields() if not is_read(field) or not is_set(field)}
     gone: set[Any] = set(EXCEPTIONS) - idle
-    gone |= (UNREAD - unread()) | (UNSET - unset()) | (UNREAD_FLAGS - unread_flags())
+    gone |= (UNREAD - unread()) | (UNSET - unset())
     gone |= (
         (UNCALLED_METHODS - uncalled_methods()) | (MISSING_METHODS - missing_methods()) | (UNASKED_ACTIONS - unasked_actions())
     )
