@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from pegboard_api_openai.plugin import RESPONSES
-from pegboard_api_openai.responses.api import ResponsesApi
-from pegboard_api_openai.responses.options import ResponsesOptions
+from pegboard_api_responses.api import ResponsesApi
+from pegboard_api_responses.options import ResponsesOptions
+from pegboard_api_responses.plugin import RESPONSES
 from starlette.testclient import TestClient
 
 from pegboard.config.schema import ServerConfig

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from pages import PACKAGE_PAGES, PAGES, ROOT, anchors, blocks, links, prose
-from pegboard_api_openai.fields import REFUSED
 
 from pegboard.config.schema import SECTIONS, settings_of
 from pegboard.interfaces import KINDS
+from pegboard_chat.request_body import REFUSED
 from pegboard_testing.authoring.reference import main as reference
 
 CORE = ROOT / "core/pegboard/pegboard"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -16,12 +17,13 @@ import pytest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.grammar.request_grammar import ReasoningEnd, RequestGrammar
 from pegboard.errors import RequestError
-from pegboard.interfaces.api import Parsing
+from pegboard.interfaces.api import RequestOptions
 from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard.interfaces.structured_output import Constraint, Grammar, StructuredOutput, StructuredOutputSetup
-from pegboard.interfaces.tokenizer import Vocabulary
+from pegboard.interfaces.tokenizer import Chat, Vocabulary
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
+from pegboard_chat.chats import ChatRequest, Chats
 from pegboard_chat.parsing import Message, fold
 from pegboard_chat.parsing.special_tokens import with_special_tokens
 from pegboard_testing.contract_structured_output import json_judge, mask_of
@@ -354,13 +356,24 @@ def test_calls_made_out_of_the_reasoning_are_held(registry: Registry, name: str,
 
     client = FakeEngineClient(tool_parser=maker("tool_parser", name), reasoning_parser=maker("reasoning_parser", reasoning))
     tools = [strict("get_weather", CITY)]
-    wanted = client.prepare(SamplingParams(), Parsing(tools=tools, tool_choice="auto"), [104]).structured_outputs
-    vocabulary = client.tokenizer().vocabulary()
+    chat = Chat(messages=[{"role": "user", "content": "h"}], tools=tools)
+
+    async def ask() -> None:
+        options = RequestOptions(request_id="r")
+        async for _ in await Chats(client).answer(ChatRequest(chat=chat), SamplingParams(max_tokens=1), options):
+            pass
+
+    asyncio.run(ask())
+    prompt, params, _ = client.requests[0]
+    wanted, vocabulary = params.structured_outputs, client.tokenizer().vocabulary()
     assert wanted is not None
     setup = StructuredOutputSetup(vocabulary.size, lambda: vocabulary, vocabulary.eos_token_ids)
     backend: StructuredOutput = registry.build(registry.find("structured_output", "guidance"), setup)
     grammar = backend.compile(Constraint("structural_tag", wanted.structural_tag or ""))
     ends = wanted.reasoning_end_token_ids
+    if ends is None:  # then core finds them
+        made = maker("reasoning_parser", reasoning)(OutputParserSetup.after_prompt(client.tokenizer(), prompt.token_ids or ()))
+        ends = [list(end.encode()) for end in made.reasoning_end()]
     paris = next(example.text for example in examples(name) if example.name == "one string")
     for text, fits in ((paris, True), (paris.replace("Paris", "Berlin"), False)):
         state = RequestGrammar(

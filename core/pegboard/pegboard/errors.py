@@ -13,6 +13,7 @@
     │   ├── PluginBroken        installed, but it fails to import, probe or keep its contract
     │   └── PluginFailure       a chosen plugin raised while serving
     ├── RequestError            this request cannot be served (HTTP 400); carries `parameter`
+    │   ├── MalformedRequest    its body does not fit the schema
     │   ├── UnknownModel        the request names a model that is not served (HTTP 404)
     │   └── Overloaded          too much is queued (HTTP 503); carries `retry_after_s`
     └── EngineDeadError         the engine process has died (HTTP 500 on requests, 503 on /health)
@@ -87,6 +88,10 @@ class RequestError(PegboardError, ValueError):
     def __init__(self, message: str, *, parameter: str | None = None) -> None:
         super().__init__(message)
         self.parameter = parameter
+
+
+class MalformedRequest(RequestError):
+    """The body of the request does not fit its schema."""
 
 
 class UnknownModel(RequestError):

@@ -19,10 +19,12 @@ from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
 from pegboard.engine.boundary.client import EngineProcess
 from pegboard.errors import EngineDeadError, ModelError, PegboardError, RequestError
 from pegboard.front.async_llm import AsyncLLM
-from pegboard.interfaces.api import Parsing, Prompt, RequestOptions
+from pegboard.interfaces.api import Prompt, RequestOptions
 from pegboard.interfaces.metrics import Metric, Sample
+from pegboard.interfaces.tokenizer import Chat, Rendered
 from pegboard.plugins.discovery import Entry, Scan
 from pegboard.plugins.registry import Registry
+from pegboard_chat.chats import ChatRequest, Chats
 from pegboard_chat.parsing import fold
 from pegboard_testing.echo_engine import BUILDER, REFUSED_PRIORITY, echo_plan
 from pegboard_testing.fake_client import ByteTokenizer
@@ -62,13 +64,18 @@ def test_events_of_a_running_engine_are_read_by_the_plans_parsers():
     ]
     registry = Registry(Scan(entries=tuple(entries)))
 
+    class PlainTokenizer(ByteTokenizer):
+        """A chat is the text of its message."""
+
+        def render(self, chat: Chat) -> Rendered:
+            return Rendered(self.encode(chat.messages[0]["content"], add_special_tokens=False))
+
     async def read(client: AsyncLLM, kind: RequestOutputKind, choice: str, pause_s: float = 0.0) -> tuple:
-        parsing = Parsing(tools=[{"type": "function", "function": {"name": "add"}}], tool_choice=choice)
-        prompt = list(text.encode())
-        params = client.prepare(SamplingParams(max_tokens=len(prompt), output_kind=kind), parsing, prompt)
-        outputs = client.generate(Prompt(token_ids=prompt), params, f"{kind}-{choice}-{pause_s}")
+        chat = Chat(messages=[{"role": "user", "content": text}], tools=[{"type": "function", "function": {"name": "add"}}])
+        params = SamplingParams(max_tokens=len(text.encode()), output_kind=kind)
+        options = RequestOptions(request_id=f"{kind}-{choice}-{pause_s}")
         events = []
-        async for output in client.events(outputs, parsing):
+        async for output in await Chats(client).answer(ChatRequest(chat=chat, tool_choice=choice), params, options):
             events += output.events[0]
             await asyncio.sleep(pause_s)
         message = fold(events)
@@ -78,8 +85,9 @@ def test_events_of_a_running_engine_are_read_by_the_plans_parsers():
         process = EngineProcess(BUILDER)
         plan = replace(echo_plan(), tool_parser="acme:fake", reasoning_parser="acme:fake")
         process.start(plan)
-        async with AsyncLLM.from_parts(plan, registry, ByteTokenizer(), process) as client:
-            assert client.parsers() == {"tool_parser": "fake", "reasoning_parser": "fake"}
+        async with AsyncLLM.from_parts(plan, registry, PlainTokenizer(), process) as client:
+            parsers = client.parsers()
+            assert parsers.tool.name == parsers.reasoning.name == "fake"
             for choice, content in (("auto", "So ."), ("none", text.partition("</think>")[2])):
                 calls = [("add", '{"x": "ü"}')] if choice == "auto" else []
                 for kind, pause_s in ((RequestOutputKind.FINAL_ONLY, 0.0), (DELTA, 0.0), (DELTA, 0.004)):

@@ -150,8 +150,11 @@ class TokenizerContract:
     # --- chat templates ------------------------------------------------------------------------------------------------------
 
     def test_a_template_is_rendered(self) -> None:
-        rendered = self.tokenizer(TEMPLATE).render(Chat(messages=[{"role": "user", "content": "hi"}]))
-        assert rendered.text == "[user]hi"
+        made = self.tokenizer(TEMPLATE)
+        for adds in (False, True):
+            rendered = made.render(Chat(messages=[{"role": "user", "content": "hi"}], add_special_tokens=adds))
+            assert rendered.text == "[user]hi"
+            assert list(rendered.token_ids) == made.encode("[user]hi", add_special_tokens=adds)
 
     def test_the_requests_own_template_wins(self) -> None:
         chat = Chat(messages=[{"role": "user", "content": "hi"}], chat_template="<{{ messages[0].content }}>")

@@ -12,16 +12,13 @@ import codecs
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from pegboard.data.output import CompletionOutput, Logprob, PoolingRequestOutput, RequestOutput
-from pegboard.data.pooling_params import PoolingParams
+from pegboard.data.output import CompletionOutput, Logprob, RequestOutput
 from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pegboard.errors import EngineDeadError, RequestError
 from pegboard.front.beam_search import beam_search_online
-from pegboard.front.parser_maker import ParserMaker
-from pegboard.interfaces.api import Health, ParsedOutput, Parsing, Prompt, RequestOptions, ServedModel
-from pegboard.interfaces.output_parser import OutputParser, OutputParserSetup
+from pegboard.interfaces.api import Health, Prompt, RequestOptions, ServedModel
+from pegboard.interfaces.output_parser import ChosenParser, OutputParser, OutputParserSetup, Parsers
 from pegboard.interfaces.tokenizer import Chat, Rendered, Vocabulary
-from pegboard_chat.output_events import OutputReader
 
 BOS, EOS = 256, 257
 SPECIAL = {BOS: "<s>", EOS: "</s>"}
@@ -36,7 +33,8 @@ class ByteTokenizer:
         head = f"[tools {len(chat.tools)}]" if chat.tools else ""
         lines = [f"{message['role']}: {message.get('content') or ''}" for message in chat.messages]
         end = "\nassistant: " if chat.add_generation_prompt else "" if chat.continue_final_message else "\n"
-        return Rendered((chat.chat_template or "") + head + "\n".join(lines) + end)
+        text = (chat.chat_template or "") + head + "\n".join(lines) + end
+        return Rendered(self.encode(text, add_special_tokens=chat.add_special_tokens), text)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode("utf-8"))
@@ -75,7 +73,7 @@ class ByteStream:
 class FakeEngineClient:
     """script: the completion texts; a string for all, a list indexed by completion, or a function of (prompt text, index).
     delay_s: pause before every token. fail_after: raise `error` after that many tokens of a request (0 = before the first).
-    tool_parser, reasoning_parser: what answers are read with.
+    tool_parser, reasoning_parser: what answers are read with. reads_special: the markers of the tool parser are special tokens.
 
     `requests` holds what was asked, `running` the ids being generated, `aborted` those whose stream was closed early,
     `controls` the actions; an action's answer is what `control_results` has for it, else None.
@@ -94,6 +92,7 @@ class FakeEngineClient:
         num_cached_tokens: int = 0,
         tool_parser: Callable[[OutputParserSetup], OutputParser] | None = None,
         reasoning_parser: Callable[[OutputParserSetup], OutputParser] | None = None,
+        reads_special: bool = False,
     ) -> None:
         self.script = script
         self.max_model_len = max_model_len
@@ -110,10 +109,9 @@ class FakeEngineClient:
         self._defaults = dict(defaults or {})
         self._health = Health(True)
         self._tokenizer = ByteTokenizer()
-        self._reader = OutputReader(
-            self._tokenizer,
-            ParserMaker("fake", tool_parser) if tool_parser else None,
-            ParserMaker("fake", reasoning_parser) if reasoning_parser else None,
+        self._parsers = Parsers(
+            tool=ChosenParser("fake", tool_parser, reads_special=reads_special) if tool_parser else None,
+            reasoning=ChosenParser("fake", reasoning_parser) if reasoning_parser else None,
         )
 
     def die(self, reason: str = "killed by the test") -> None:
@@ -139,17 +137,8 @@ class FakeEngineClient:
     def beam_search(self, prompt: Prompt, params: BeamSearchParams, request: RequestOptions) -> AsyncIterator[RequestOutput]:
         return beam_search_online(self, prompt, params, request, (EOS,))
 
-    def prepare(self, params: SamplingParams, parsing: Parsing, prompt_token_ids: Sequence[int]) -> SamplingParams:
-        return self._reader.prepare(params, parsing, prompt_token_ids)
-
-    def events(self, outputs: AsyncIterator[RequestOutput], parsing: Parsing) -> AsyncIterator[ParsedOutput]:
-        return self._reader.events(outputs, parsing)
-
-    def parsers(self) -> Mapping[str, str | None]:
-        return self._reader.parsers()
-
-    def encode(self, prompt: Prompt, params: PoolingParams, request: RequestOptions) -> AsyncIterator[PoolingRequestOutput]:
-        raise RequestError("the fake model does not pool", parameter="model")
+    def parsers(self) -> Parsers:
+        return self._parsers
 
     async def generate(self, prompt: Prompt, params: SamplingParams, request: RequestOptions) -> AsyncIterator[RequestOutput]:
         self.requests.append((prompt, params, request))
@@ -169,12 +158,12 @@ class FakeEngineClient:
                 self.aborted.append(request.request_id)
 
     def _prompt_ids(self, prompt: Prompt, params: SamplingParams) -> list[int]:
-        if (prompt.text is None) == (prompt.token_ids is None):
-            raise RequestError("a prompt needs exactly one of text and token_ids", parameter="prompt")
-        if prompt.text is not None:
-            ids = self._tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
+        if prompt.text is None and prompt.token_ids is None:
+            raise RequestError("a prompt needs text or token ids", parameter="prompt")
+        if prompt.token_ids is not None:
+            ids = list(prompt.token_ids)
         else:
-            ids = list(prompt.token_ids or ())
+            ids = self._tokenizer.encode(prompt.text or "", add_special_tokens=prompt.add_special_tokens)
         if params.truncate_prompt_tokens is not None:
             limit = params.truncate_prompt_tokens
             ids = ids[-(self.max_model_len if limit == -1 else limit) :]

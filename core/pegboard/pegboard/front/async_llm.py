@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.config.view import describe_settings
 from pegboard.data.logprobs import TokenTexts
-from pegboard.data.output import PoolingRequestOutput, RequestOutput
+from pegboard.data.output import RequestOutput
 from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
 from pegboard.engine.boundary.messages import (
     Abort,
@@ -38,14 +38,13 @@ from pegboard.errors import EngineDeadError, PegboardError, RequestError
 from pegboard.front.beam_search import beam_search_online
 from pegboard.front.output_stream import OutputStream
 from pegboard.front.prompts import PromptInput, RequestBuilder, prompt_text
-from pegboard.interfaces.api import TRACE_HEADERS, Health, ParsedOutput, Parsing, Prompt, RequestOptions, ServedModel
+from pegboard.interfaces.api import TRACE_HEADERS, Health, Prompt, RequestOptions, ServedModel
 from pegboard.interfaces.metrics import Metric, MetricsSink, Sample
+from pegboard.interfaces.output_parser import Parsers
 from pegboard.log import get_logger
-from pegboard_chat.output_events import OutputReader
 
 if TYPE_CHECKING:
     from pegboard.config.schema import Settings
-    from pegboard.data.pooling_params import PoolingParams
     from pegboard.data.request_parts import AdapterRef
     from pegboard.engine.boundary.client import EngineProcess
     from pegboard.interfaces.tokenizer import Tokenizer
@@ -153,9 +152,9 @@ class AsyncLLM:
         self.registry = registry
         self.info: Mapping[str, Any] = {}
         self._tokenizer = tokenizer
-        self._output_reader = OutputReader.of_plan(plan, registry, tokenizer) if tokenizer is not None else None
         self._texts = TokenTexts(tokenizer) if tokenizer is not None else None
         self._builder = RequestBuilder(plan, tokenizer, registry)
+        self._parsers = self._builder.parsers if tokenizer is not None else Parsers()
         self._engine = engine
         self._streams: dict[str, _Live] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -343,24 +342,9 @@ class AsyncLLM:
         """One final output with the `beam_width` best completions; see `pegboard.front.beam_search`."""
         return beam_search_online(self, prompt, params, request, self._builder.eos_token_ids)
 
-    def prepare(self, params: SamplingParams, parsing: Parsing, prompt_token_ids: Sequence[int]) -> SamplingParams:
-        return self._reader().prepare(params, parsing, prompt_token_ids)
-
-    def events(self, outputs: AsyncIterator[RequestOutput], parsing: Parsing) -> AsyncIterator[ParsedOutput]:
-        return self._reader().events(outputs, parsing)
-
-    def parsers(self) -> Mapping[str, str | None]:
-        return self._reader().parsers()
-
-    def _reader(self) -> OutputReader:
-        """Reads answers with the plan's parsers; raises RequestError under `skip_tokenizer_init`."""
-        if self._output_reader is None:
-            raise RequestError("without a tokenizer (skip_tokenizer_init) answers cannot be read")
-        return self._output_reader
-
-    def encode(self, prompt: Prompt, params: "PoolingParams", request: RequestOptions) -> AsyncIterator[PoolingRequestOutput]:
-        """Refused: the served model generates."""
-        raise RequestError("this model generates text and does not pool; serve a pooling model for embeddings", parameter="model")
+    def parsers(self) -> Parsers:
+        """What the answers of the served model are read with."""
+        return self._parsers
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End requests with finish reason "abort"; unknown ids are ignored."""

@@ -21,6 +21,7 @@ from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, S
 from pegboard.errors import EngineDeadError, RequestError
 from pegboard.front.llm_engine import LLMEngine
 from pegboard.front.prompts import PromptInput, prompt_text
+from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.tokenizer import Chat
 from pegboard.log import get_logger
 
@@ -135,7 +136,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, rendered with the model's chat template (or `chat_template`, Jinja source).
-        Structured output starts behind the reasoning, if the model has a reasoning parser. Raises RequestError as `generate`,
+        Structured output starts after the reasoning, if the model has a reasoning parser. Raises RequestError as `generate`,
         and for a conversation the template refuses."""
         if continue_final_message and add_generation_prompt:
             message = "continue_final_message and add_generation_prompt exclude each other: set add_generation_prompt=False"
@@ -152,30 +153,8 @@ class LLM:
                 template_kwargs=chat_template_kwargs or {},
             )
             rendered = tokenizer.render(chat)
-            if rendered.token_ids is not None:
-                prompts.append({"prompt_token_ids": list(rendered.token_ids), "prompt": rendered.text})
-            else:  # the template writes the special tokens itself
-                token_ids = tokenizer.encode(rendered.text or "", add_special_tokens=False)
-                prompts.append({"prompt_token_ids": token_ids, "prompt": rendered.text})
-        if sampling_params is not None:
-            sampling_params = self._behind_reasoning(prompts, sampling_params, chat_template_kwargs or {})
+            prompts.append(Prompt(text=rendered.text, token_ids=rendered.token_ids, chat=chat))
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request, priority=priority)
-
-    def _behind_reasoning(
-        self, prompts: Sequence[Any], params: Any, template_kwargs: Mapping[str, Any]
-    ) -> SamplingParams | Sequence[SamplingParams]:
-        """Parameters with structured output that know what ends the reasoning of their prompt."""
-        from pegboard.interfaces.api import Parsing
-        from pegboard_chat.output_events import OutputReader
-
-        engine = self.llm_engine
-        given = _per_prompt("sampling_params", params, len(prompts))
-        if engine.plan.reasoning_parser is None or not any(getattr(one, "structured_outputs", None) for one in given):
-            return params
-        reader = OutputReader.of_plan(engine.plan, engine.registry, self.get_tokenizer())
-        parsing = Parsing(template_kwargs=template_kwargs)
-        pairs = zip(given, prompts, strict=True)
-        return [reader.prepare(one, parsing, prompt["prompt_token_ids"]) for one, prompt in pairs]
 
     def beam_search(
         self, prompts: PromptInput | Sequence[PromptInput], params: BeamSearchParams, *, use_tqdm: UseTqdm = False

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pegboard.config.schema import structured_outputs_config
 from pegboard.data.request import EngineRequest
 from pegboard.data.request_parts import AdapterRef
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.errors import RequestError, blame
-from pegboard.front.parser_maker import PromptReasoning
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.logits_processor import LogitsProcessorSpec
+from pegboard.interfaces.output_parser import ChosenParser, OutputParserSetup, Parsers
 from pegboard.plugins.importing import import_part
 
 if TYPE_CHECKING:
@@ -44,8 +46,8 @@ def as_prompt(value: PromptInput) -> Prompt:
         prompt = Prompt(token_ids=value)  # type: ignore[arg-type]  # no str: that case is above
     else:
         raise RequestError(f"prompt must be text, token ids or a mapping, got {type(value).__name__}", parameter="prompt")
-    if (prompt.text is None) == (prompt.token_ids is None):
-        raise RequestError("a prompt needs exactly one of text and token ids", parameter="prompt")
+    if prompt.text is None and prompt.token_ids is None:
+        raise RequestError("a prompt needs text or token ids", parameter="prompt")
     if prompt.text is not None and not isinstance(prompt.text, str):
         raise RequestError(f"prompt must be text, got {type(prompt.text).__name__}", parameter="prompt")
     return prompt
@@ -61,11 +63,7 @@ def _from_mapping(value: Mapping[str, Any]) -> Prompt:
     unknown = [key for key in given if key not in _PROMPT_KEYS]
     if unknown:
         raise RequestError(f"unknown prompt field {unknown[0]!r}; expected {', '.join(_PROMPT_KEYS)}", parameter=unknown[0])
-    token_ids = given.get("prompt_token_ids")
-    # with ids given, the text beside them is only what they came from
-    return Prompt(
-        text=None if token_ids is not None else given.get("prompt"), token_ids=token_ids, cache_salt=given.get("cache_salt")
-    )
+    return Prompt(text=given.get("prompt"), token_ids=given.get("prompt_token_ids"), cache_salt=given.get("cache_salt"))
 
 
 def prompt_text(value: PromptInput) -> str | None:
@@ -80,14 +78,16 @@ def prompt_text(value: PromptInput) -> str | None:
 class RequestBuilder:
     """Builds engine requests for one model. Stateless after construction, so any thread may use it.
 
-    tokenizer: None when the engine serves token ids only (`skip_tokenizer_init`). registry: where the plan's logits processors
-    are, which may judge parameters; None = there are none.
+    tokenizer: None when the engine serves token ids only (`skip_tokenizer_init`). registry: where the plan's parsers are, and its
+    logits processors, which may judge parameters; None = there are none.
     """
 
     def __init__(self, plan: "EnginePlan", tokenizer: "Tokenizer | None", registry: "Registry | None" = None) -> None:
         self.plan = plan
         self.tokenizer = tokenizer
-        self._reasoning = PromptReasoning.of_plan(plan, registry, tokenizer)
+        self._registry = registry
+        is_named = plan.settings.engine.reasoning_parser != "auto"
+        self._named_reasoning = self.parsers.reasoning if is_named and tokenizer is not None else None
         self._judges = _judges(plan, registry)
         own = tokenizer.vocabulary().eos_token_ids if tokenizer is not None else ()
         self.eos_token_ids = list(dict.fromkeys([*plan.eos_token_ids, *own]))
@@ -111,7 +111,7 @@ class RequestBuilder:
             max_tokens=self.plan.max_model_len - len(token_ids) if params.max_tokens is None else params.max_tokens,
             eos_token_ids=self.eos_token_ids,
             bad_words_token_ids=self._bad_words(params.bad_words or ()),
-            structured_outputs=self._behind_reasoning(params.structured_outputs, token_ids),
+            structured_outputs=self._after_reasoning(params.structured_outputs, prompt, token_ids),
         )
         return EngineRequest(
             request_id=request_id,
@@ -123,13 +123,36 @@ class RequestBuilder:
             lora=lora,
         )
 
-    def _behind_reasoning(
-        self, structure: StructuredOutputsParams | None, token_ids: list[int]
+    @cached_property
+    def parsers(self) -> Parsers:
+        """The parsers that the plan has chosen. Raises PluginBroken for one that does not import."""
+        plan, registry = self.plan, self._registry
+        if registry is None:
+            return Parsers()
+        backends = structured_outputs_config(plan.settings.engine).names
+        entries = [entry for entry in registry.entries("structured_output") if not backends or entry.name in backends]
+        return Parsers(
+            tool=_chosen(registry, "tool_parser", plan.tool_parser),
+            reasoning=_chosen(registry, "reasoning_parser", plan.reasoning_parser),
+            can_be_compact=any(registry.spec(entry).supports.get("compact") is True for entry in entries),
+        )
+
+    def _after_reasoning(
+        self, structure: StructuredOutputsParams | None, prompt: Prompt, token_ids: list[int]
     ) -> StructuredOutputsParams | None:
-        """The fronts of chats have said already what ends the reasoning; for other prompts it is found here."""
-        if structure is None or structure.reasoning_end_token_ids is not None or self._reasoning is None:
+        """`structure` with what ends the reasoning that it starts after, unless that has been said.
+
+        As in vLLM, the answer to a prompt that is not a chat reasons only if the user has named the parser. The parser that a
+        model family recommends is for chats.
+        """
+        chat = prompt.chat
+        parser = self._named_reasoning if chat is None else self.parsers.reasoning
+        if structure is None or structure.reasoning_end_token_ids is not None or parser is None or self.tokenizer is None:
             return structure
-        return msgspec.structs.replace(structure, reasoning_end_token_ids=self._reasoning.ends(token_ids))
+        tools, template_kwargs = ((), None) if chat is None else (chat.tools or (), chat.template_kwargs)
+        setup = OutputParserSetup.after_prompt(self.tokenizer, token_ids, tools, template_kwargs)
+        ends = [self.tokenizer.encode(end, add_special_tokens=False) for end in parser.make(setup).reasoning_end()]
+        return msgspec.structs.replace(structure, reasoning_end_token_ids=ends)
 
     def _check(self, params: SamplingParams, priority: int, lora: "AdapterRef | None") -> None:
         if not isinstance(params, SamplingParams):
@@ -202,6 +225,14 @@ class RequestBuilder:
             if len(spaced) == len(plain) and spaced[0] != plain[0]:
                 banned.append(spaced)
         return banned
+
+
+def _chosen(registry: "Registry", kind: str, name: str | None) -> ChosenParser | None:
+    if name is None:
+        return None
+    entry = registry.find(kind, name)
+    registry.load(entry)  # now, so that a broken one shows at the start and not in the first request
+    return ChosenParser(entry.name, lambda setup: registry.build(entry, setup), "special_tokens" in registry.spec(entry).flags)
 
 
 def _judges(plan: "EnginePlan", registry: "Registry | None") -> dict[str, Callable[[SamplingParams], str | None]]:

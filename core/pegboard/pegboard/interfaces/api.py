@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pegboard.data.output import RequestOutput
 from pegboard.interfaces.spec import Need, Spec
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
-    from pegboard.data.output import PoolingRequestOutput
-    from pegboard.data.pooling_params import PoolingParams
+    from pegboard.data.output import RequestOutput
     from pegboard.data.request_parts import AdapterRef
     from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
     from pegboard.interfaces.builtin_tool import BuiltinTool
     from pegboard.interfaces.metrics import MetricsSink
-    from pegboard.interfaces.output_parser import Event
-    from pegboard.interfaces.tokenizer import Tokenizer
+    from pegboard.interfaces.output_parser import Parsers
+    from pegboard.interfaces.tokenizer import Chat, Tokenizer
 
 
 TRACE_HEADERS: ContextVar[Mapping[str, str] | None] = ContextVar("trace_headers", default=None)
@@ -57,12 +55,15 @@ class ApiSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt: text or token ids (exactly one), and what belongs to it."""
+    """One prompt: text or token ids, and what belongs to it. text: with token ids, the text that they came from.
+    chat: the conversation that the ids were rendered from; a structured output then starts after the reasoning that this model's
+    chats begin with."""
 
     text: str | None = None
     token_ids: Sequence[int] | None = None
     add_special_tokens: bool = True
     cache_salt: str | None = None
+    chat: "Chat | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,30 +75,6 @@ class RequestOptions:
     priority: int = 0
     lora: "AdapterRef | None" = None
     trace_headers: Mapping[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parsing:
-    """How the answers of one request are read.
-
-    tools: OpenAI-shaped. tool_choice: "none" leaves calls as text, "auto" reads the model's own format, "required" and "named"
-    force calls; function: the one that "named" names. parallel_tool_calls: False keeps the first call only.
-    template_kwargs: the request's switches for the chat template. skip_special_tokens: as the request wants the text.
-    """
-
-    tools: Sequence[Mapping[str, Any]] = ()
-    tool_choice: Literal["none", "auto", "required", "named"] = "none"
-    function: str | None = None
-    parallel_tool_calls: bool = True
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    skip_special_tokens: bool = True
-
-
-@dataclass(slots=True)
-class ParsedOutput(RequestOutput):
-    """An output and what its texts say: events by the index of the completion."""
-
-    events: "dict[int, list[Event]]" = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,20 +104,8 @@ class EngineClient(Protocol):
     def beam_search(self, prompt: Prompt, params: "BeamSearchParams", request: RequestOptions) -> "AsyncIterator[RequestOutput]":
         """One final output with the `beam_width` best completions, best first; otherwise as `generate`."""
 
-    def prepare(self, params: "SamplingParams", parsing: Parsing, prompt_token_ids: Sequence[int]) -> "SamplingParams":
-        """The parameters an answer needs to be read as `parsing` says: a schema for forced calls, special tokens where they are
-        markers, and for structured output what ends the reasoning it starts behind. Raises RequestError naming `tools` or
-        `tool_choice`."""
-
-    def events(self, outputs: "AsyncIterator[RequestOutput]", parsing: Parsing) -> AsyncIterator[ParsedOutput]:
-        """What outputs (DELTA or FINAL_ONLY) say: content, reasoning and tool calls. A whole answer is a stream of one output,
-        so the two cannot differ. Closing the result closes `outputs`."""
-
-    def parsers(self) -> Mapping[str, str | None]:
-        """Names of the parsers that answers are read with, by kind ("tool_parser", "reasoning_parser")."""
-
-    def encode(self, prompt: Prompt, params: "PoolingParams", request: RequestOptions) -> "AsyncIterator[PoolingRequestOutput]":
-        """Pool a prompt."""
+    def parsers(self) -> "Parsers":
+        """What the answers of the served model are read with."""
 
     def tokenizer(self) -> "Tokenizer":
         """The served model's tokenizer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,7 +10,10 @@ from pegboard.interfaces.spec import Need, Spec
 
 if TYPE_CHECKING:
     from pegboard.interfaces.structured_output import Constraint
-    from pegboard.interfaces.tokenizer import Vocabulary
+    from pegboard.interfaces.tokenizer import Tokenizer, Vocabulary
+
+PROMPT_END_TOKENS = 64
+"""How much of the prompt's end a parser sees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,18 @@ class OutputParserSetup:
     tools: tuple[Mapping[str, Any], ...] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     prompt_end: str = ""
+
+    @classmethod
+    def after_prompt(
+        cls,
+        tokenizer: "Tokenizer",
+        prompt_token_ids: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> "OutputParserSetup":
+        """For the answer to this prompt."""
+        end = tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
+        return cls(tokenizer.vocabulary(), tuple(tools), template_kwargs or {}, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +102,23 @@ class OutputParser(Protocol):
     def call_id(self, index: int, name: str) -> str:
         """The id of a call that the request forces: what the model writes then has none. Templates of some models ask for ids of
         their own kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenParser:
+    """The parser of one kind for the served model. make: builds one for a completion. reads_special: its markers are special
+    tokens, so these stay in the text it reads."""
+
+    name: str
+    make: Callable[[OutputParserSetup], OutputParser]
+    reads_special: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parsers:
+    """What the answers of the served model are read with; None = that part stays content. can_be_compact: structured output can
+    forbid free white space."""
+
+    tool: ChosenParser | None = None
+    reasoning: ChosenParser | None = None
+    can_be_compact: bool = False

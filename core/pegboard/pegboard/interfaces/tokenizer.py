@@ -35,7 +35,8 @@ class TokenizerSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """A conversation to render. messages: OpenAI-shaped dicts, already validated. tools: OpenAI tool dicts or None."""
+    """A conversation to render. messages: OpenAI-shaped dicts, already validated. tools: OpenAI tool dicts or None.
+    add_special_tokens: add those of a text in front of what the template writes; most templates write them themselves."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -44,15 +45,15 @@ class Chat:
     continue_final_message: bool = False
     chat_template: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_special_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A rendered conversation: its text, or its token ids when the tokenizer makes them directly."""
+    """A rendered conversation: its token ids, and its text unless the tokenizer makes the ids directly."""
 
-    text: str | None
-    token_ids: tuple[int, ...] | None = None
-    media: tuple[Mapping[str, Any], ...] = ()
+    token_ids: Sequence[int]
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Tokenizer(Protocol):
     """Thread-safe. Built once per API process; must not import torch or transformers."""
 
     def render(self, chat: Chat) -> Rendered:
-        """Apply the chat template. Raises RequestError on a template error, or when there is no template."""
+        """Apply the chat template and encode the text. Raises RequestError on a template error, or when there is no template."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`; special tokens written out in the text are recognised. Raises RequestError for text that cannot be

@@ -7,23 +7,25 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
-from pegboard.errors import PegboardError, UnknownModel
-from pegboard.interfaces.api import ApiSetup, Parsing, Prompt, RequestOptions
+from pegboard.errors import UnknownModel
+from pegboard.interfaces.api import ApiSetup, RequestOptions
 from pegboard.interfaces.tokenizer import Chat
 from pegboard_api_anthropic.blocks import StreamEvent
 from pegboard_api_anthropic.body import parse_body
-from pegboard_api_anthropic.connection import EventStream, json_response, while_connected
 from pegboard_api_anthropic.errors import error_body
 from pegboard_api_anthropic.fields import CountTokensRequest, MessagesRequest, PromptFields
 from pegboard_api_anthropic.history import read_messages
 from pegboard_api_anthropic.message import Message
-from pegboard_api_anthropic.tools import read_parsing, read_tools, structure, template_kwargs
+from pegboard_api_anthropic.tools import read_choice, read_tools, structure, template_kwargs
+from pegboard_chat.chats import ChatRequest, Chats
+from pegboard_chat.reading import ParsedOutput
+from pegboard_server.json_api import json_response
+from pegboard_server.streaming import EventStream, chain, exhaust, first_of, named_event, while_connected
 
 
 class AnthropicApi:
@@ -31,7 +33,7 @@ class AnthropicApi:
 
     def __init__(self, options: None, setup: ApiSetup) -> None:
         self._client = setup.client
-        self._settings = setup.settings
+        self._chats = Chats(setup.client, setup.settings)
 
     def routes(self) -> Sequence[BaseRoute]:
         return [
@@ -46,22 +48,22 @@ class AnthropicApi:
         """A message in answer to messages: whole, or with `stream` as server-sent events."""
         request = parse_body(await http.body(), MessagesRequest)
         model = self._served_model(request.model)
-        token_ids, parsing = await self._prompt(request)
-        params = self._client.prepare(self._params(request), parsing, token_ids)
         name = f"msg_{uuid.uuid4().hex}"
+        options = RequestOptions(request_id=name, priority=request.priority)
+        outputs = await self._chats.answer(_chat_request(request, request.cache_salt), self._params(request), options)
         message = Message(name, model)
-        events = self._events(message, request, token_ids, params, parsing, name)
+        events = _events(message, outputs)
         if request.stream:  # waiting for the first output gives an error its proper status
-            first = await while_connected(http.receive, _first(events))
-            return EventStream(first, events)
-        await while_connected(http.receive, _exhaust(events))
+            first = await while_connected(http.receive, first_of(events))
+            return EventStream(_encoded(chain(first, events)), events, _error_event)
+        await while_connected(http.receive, exhaust(events))
         return json_response(message.whole())
 
     async def _count_tokens(self, http: Request) -> Response:
         """How many tokens the prompt of these messages has."""
         request = parse_body(await http.body(), CountTokensRequest)
         self._served_model(request.model)
-        token_ids, _ = await self._prompt(request)
+        token_ids = await self._chats.token_ids(_chat_request(request))
         return json_response({"input_tokens": len(token_ids)})
 
     def _served_model(self, name: str) -> str:
@@ -69,34 +71,6 @@ class AnthropicApi:
         if name not in names:
             raise UnknownModel(f"model: {name[:200]} does not exist; this server has: {', '.join(names)}", parameter="model")
         return name
-
-    async def _prompt(self, request: PromptFields) -> tuple[Sequence[int], Parsing]:
-        """Token ids of the rendered messages, and how the answer to them is read. An assistant's message at the end is
-        continued."""
-        messages = read_messages(request.system, request.messages)
-        tools = read_tools(request.tools)
-        switches = template_kwargs(request)
-        auto = bool(self._settings.get("enable_auto_tool_choice", True))
-        parsing = read_parsing(request, tools, self._client, switches, auto=auto)
-        is_none = request.tool_choice is not None and request.tool_choice.type == "none"
-        hides_tools = is_none and self._settings.get("exclude_tools_when_tool_choice_none")
-        continues = messages[-1]["role"] == "assistant"
-        chat = Chat(
-            messages=messages,
-            tools=None if hides_tools else tools,
-            add_generation_prompt=not continues,
-            continue_final_message=continues,
-            template_kwargs=switches,
-        )
-        tokenizer = self._client.tokenizer()
-
-        def render() -> Sequence[int]:
-            rendered = tokenizer.render(chat)
-            if rendered.token_ids is not None:
-                return rendered.token_ids
-            return tokenizer.encode(rendered.text or "", add_special_tokens=False)
-
-        return await to_thread.run_sync(render), parsing
 
     def _params(self, request: MessagesRequest) -> SamplingParams:
         """Always read piece by piece (DELTA), so that a whole message is made of what a stream would have said."""
@@ -113,32 +87,35 @@ class AnthropicApi:
             **values, max_tokens=min(limits), structured_outputs=structure(request), output_kind=RequestOutputKind.DELTA
         )
 
-    async def _events(
-        self,
-        message: Message,
-        request: MessagesRequest,
-        token_ids: Sequence[int],
-        params: SamplingParams,
-        parsing: Parsing,
-        name: str,
-    ) -> AsyncGenerator[list[StreamEvent], None]:
-        """Events as they come, those of one output together. Closing it aborts the request."""
-        prompt = Prompt(token_ids=token_ids, add_special_tokens=False, cache_salt=request.cache_salt)
-        outputs = self._client.generate(prompt, params, RequestOptions(request_id=name, priority=request.priority))
-        async with aclosing(self._client.events(outputs, parsing)) as parsed:  # type: ignore[type-var]
-            async for output in parsed:
-                if any(completion.finish_reason == "error" for completion in output.outputs):
-                    raise PegboardError(f"request {name} failed in the engine; the log of the server says why")
-                yield message.read(output)
+
+def _chat_request(request: PromptFields, cache_salt: str | None = None) -> ChatRequest:
+    """The conversation. An assistant's message at the end is continued."""
+    messages = read_messages(request.system, request.messages)
+    continues = messages[-1]["role"] == "assistant"
+    chat = Chat(
+        messages=messages,
+        tools=read_tools(request.tools),
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+        template_kwargs=template_kwargs(request),
+    )
+    choice, name = read_choice(request.tool_choice)
+    is_parallel = request.tool_choice is None or not request.tool_choice.disable_parallel_tool_use
+    return ChatRequest(chat=chat, tool_choice=choice, function=name, parallel_tool_calls=is_parallel, cache_salt=cache_salt)
 
 
-async def _first(events: AsyncGenerator[list[StreamEvent], None]) -> list[StreamEvent]:
+async def _events(message: Message, outputs: AsyncGenerator[ParsedOutput, None]) -> AsyncGenerator[list[StreamEvent], None]:
+    """Events as they come, those of one output together. Closing it aborts the request."""
+    async with aclosing(outputs):
+        async for output in outputs:
+            yield message.read(output)
+
+
+async def _encoded(events: AsyncGenerator[list[StreamEvent], None]) -> AsyncGenerator[bytes, None]:
     async for news in events:
-        return news
-    raise PegboardError("the engine ended the request without an output")
+        if news:
+            yield b"".join(map(named_event, news))
 
 
-async def _exhaust(events: AsyncGenerator[list[StreamEvent], None]) -> None:
-    async with aclosing(events):
-        async for _ in events:
-            pass
+def _error_event(status: int, message: str, parameter: str | None) -> bytes:
+    return named_event(error_body(status, message))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pegboard.data.output import CompletionOutput
-from pegboard.interfaces.api import ParsedOutput
 from pegboard_api_anthropic.blocks import Blocks, StreamEvent
+from pegboard_chat.reading import ParsedOutput
 
 
 class Message:

@@ -197,9 +197,9 @@ def test_thinking_effort_structure_and_sampling():
         temperature=0.5, top_p=0.9, top_k=4, stop_sequences=["x"], metadata={"user_id": "u"}, priority=2,
         chat_template_kwargs={"more": 1},
     )  # fmt: skip
-    _, params, options = server.engine.requests[-1]
+    prompt, params, options = server.engine.requests[-1]
     assert (params.temperature, params.top_p, params.top_k, params.stop, options.priority) == (0.5, 0.9, 4, ["x"], 2)
-    assert params.structured_outputs.json == schema and params.structured_outputs.reasoning_end_token_ids
+    assert params.structured_outputs.json == schema and prompt.chat is not None, "core finds the end of the chat's reasoning"
     assert seen[-1] == {"enable_thinking": False, "reasoning_effort": "low", "more": 1}
     server.create(thinking={"type": "enabled", "budget_tokens": 1024})
     assert seen[-1] == {"enable_thinking": True}

@@ -14,37 +14,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pegboard.data.output import CompletionOutput, RequestOutput
-from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
-from pegboard.errors import UnknownModel
-from pegboard.interfaces.api import EngineClient, Parsing, Prompt, RequestOptions
-from pegboard_api_openai.connection import (
-    EventStream,
-    Outputs,
-    chain,
-    first_output,
-    json_response,
-    last_outputs,
-    merge,
-    refuse_failed,
-    while_connected,
-)
+from pegboard.interfaces.api import EngineClient, RequestOptions
 from pegboard_api_openai.fields import GenerationFields
-
-MAX_NAME = 200
-"""Characters of a wrong model name that the error repeats."""
+from pegboard_api_openai.outputs import Outputs, last_outputs
+from pegboard_server.json_api import error_event, json_response
+from pegboard_server.streaming import EventStream, chain, first_of, while_connected
 
 encode = msgspec.json.Encoder().encode
 
-
-def served_model(client: EngineClient, name: str | None) -> str:
-    """`name` if it is served; the first served model when there is none. Raises UnknownModel."""
-    names = [model.name for model in client.models()]
-    if name is None:
-        return names[0]
-    if name not in names:
-        served = ", ".join(names)
-        raise UnknownModel(f"The model `{name[:MAX_NAME]}` does not exist. This server has: {served}", parameter="model")
-    return name
+DONE = b"data: [DONE]\n\n"
 
 
 class AnswerIds:
@@ -135,8 +113,8 @@ class Answer(ABC):
     async def respond(self, http: Request, outputs: Outputs, num_prompts: int) -> Response:
         """The response, once the first output (of a stream) or all of them are there."""
         if self._fields.stream:
-            first = await while_connected(http.receive, first_output(outputs))
-            return EventStream(self.events(chain(first, outputs)), outputs)
+            first = await while_connected(http.receive, first_of(outputs))
+            return EventStream(self.events(chain(first, outputs)), outputs, error_event, end=DONE)
         finals = await while_connected(http.receive, last_outputs(outputs, num_prompts))
         return json_response(self.whole(finals))
 
@@ -160,7 +138,6 @@ class Answer(ABC):
         """Chunks; those of one output are sent together."""
         writer = ChunkWriter(self._fields, {**self._head, "object": self.chunk_kind}, self.settings)
         async for prompt_index, output in outputs:
-            refuse_failed(output)
             self.prepare(output)
             self._usage.add(prompt_index, output)
             event = b"".join(self.chunks(writer, prompt_index, output))
@@ -170,7 +147,7 @@ class Answer(ABC):
             yield writer.usage_chunk(self._usage.total())
 
     def prepare(self, output: RequestOutput) -> None:
-        """Change an output before anything is made of it."""
+        """Check or change an output before anything is made of it."""
 
     @abstractmethod
     def choices(self, prompt_index: int, output: RequestOutput) -> list[dict[str, Any]]:
@@ -196,24 +173,3 @@ class Answer(ABC):
             return False
         tells_tokens = with_logprobs or self._fields.return_token_ids or writer.continuous
         return not (tells_tokens and completion.token_ids)
-
-
-def start(
-    client: EngineClient,
-    request: GenerationFields,
-    prompts: Sequence[Prompt],
-    params: SamplingParams | BeamSearchParams,
-    ids: AnswerIds,
-    parsing: Parsing | None = None,
-) -> Outputs:
-    """Outputs of all prompts of a request as they come; with `parsing` each with what it says."""
-    streams = []
-    for index, prompt in enumerate(prompts):
-        options = ids.options(request.priority, index if len(prompts) > 1 else None)
-        if isinstance(params, BeamSearchParams):
-            streams.append(client.beam_search(prompt, params, options))
-        else:
-            streams.append(client.generate(prompt, params, options))
-    if parsing is not None:
-        return merge([client.events(stream, parsing) for stream in streams])
-    return merge(streams)

@@ -10,14 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from pegboard.errors import UnknownModel
+from pegboard.errors import MalformedRequest, UnknownModel
 from pegboard.interfaces.api import ApiSetup, ServedModel
-from pegboard_api_openai.body import decode_body
 from pegboard_api_openai.chat import ChatRoute
 from pegboard_api_openai.completions import CompletionRoute
-from pegboard_api_openai.connection import endpoint, json_response
-from pegboard_api_openai.errors import InvalidBody, error_body
 from pegboard_api_openai.fields import ChatRequest, CompletionRequest
+from pegboard_chat.request_body import decode_body
+from pegboard_server.json_api import endpoint, error_body, json_response
 
 Answer = Callable[[Request], Awaitable[Response]]
 
@@ -61,7 +60,9 @@ def _by_body(chat: Answer, completion: Answer) -> Answer:
         """A chat or a text completion, whichever the body is: what SageMaker calls."""
         given = decode_body(await http.body())
         if ("messages" in given) == ("prompt" in given):
-            raise InvalidBody("expected either messages, as for a chat, or prompt, as for a completion", parameter="messages")
+            raise MalformedRequest(
+                "expected either messages, as for a chat, or prompt, as for a completion", parameter="messages"
+            )
         return await (chat if "messages" in given else completion)(http)
 
     return invoke

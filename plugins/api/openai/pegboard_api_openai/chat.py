@@ -3,52 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from pegboard.data.output import CompletionOutput, RequestOutput
-from pegboard.data.sampling_params import SamplingParams
-from pegboard.interfaces.api import EngineClient, ParsedOutput, Parsing, Prompt
+from pegboard.interfaces.api import EngineClient
 from pegboard.interfaces.output_parser import Event, ToolCallStart
 from pegboard.interfaces.tokenizer import Chat
-from pegboard_api_openai.answer import Answer, AnswerIds, ChunkWriter, served_model, start
-from pegboard_api_openai.body import parse_body
+from pegboard_api_openai.answer import Answer, AnswerIds, ChunkWriter
+from pegboard_api_openai.conversation import read_request
 from pegboard_api_openai.fields import ChatRequest
-from pegboard_api_openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from pegboard_api_openai.logprobs import prompt_logprobs
 from pegboard_api_openai.message_events import delta_fields, finish_reason, message_fields
-from pegboard_api_openai.rendering import read_chat, render
+from pegboard_api_openai.outputs import merge
 from pegboard_api_openai.sampling import chat_params
-from pegboard_api_openai.tools import chat_parsing, read_tools
+from pegboard_chat.chats import Chats, ToolChoice
+from pegboard_chat.logprobs import TokenNames, chat_logprobs
+from pegboard_chat.reading import ParsedOutput
+from pegboard_chat.request_body import parse_body
+from pegboard_server.json_api import served_model
 
 
 class ChatRoute:
-    """Renders the conversation, generates, and answers whole or as a stream."""
+    """Answers a conversation whole or as a stream."""
 
     def __init__(self, client: EngineClient, settings: Mapping[str, Any]) -> None:
         self._client = client
         self._settings = settings
+        self._chats = Chats(client, settings)
 
     async def answer(self, http: Request) -> Response:
         """Chat completion: whole, or with `stream` as server-sent events."""
         client = self._client
-        request = parse_body(await http.body(), ChatRequest)
-        model = served_model(client, request.model)
-        tools = read_tools(request.tools)
-        parsing = chat_parsing(request, tools, client, auto=bool(self._settings.get("enable_auto_tool_choice", True)))
-        hides_tools = request.tool_choice == "none" and self._settings.get("exclude_tools_when_tool_choice_none")
-        chat = read_chat(request, None if hides_tools else tools, self._settings)
-        parsing = replace(parsing, template_kwargs=chat.template_kwargs)
-        params = chat_params(request, client.default_params())
-        token_ids = await render(client.tokenizer(), chat, add_special_tokens=request.add_special_tokens)
-        if isinstance(params, SamplingParams):
-            params = client.prepare(params, parsing, token_ids)
-        ids = AnswerIds("chatcmpl", http, request.request_id)
-        prompt = Prompt(token_ids=token_ids, add_special_tokens=False, cache_salt=request.cache_salt)
-        answer = ChatAnswer(request, chat, parsing, ids.response_id, model, client, self._settings)
-        return await answer.respond(http, start(client, request, [prompt], params, ids, parsing), 1)
+        body = parse_body(await http.body(), ChatRequest)
+        model = served_model(client, body.model)
+        request = read_request(body)
+        params = chat_params(body, client.default_params())
+        ids = AnswerIds("chatcmpl", http, body.request_id)
+        outputs = await self._chats.answer(request, params, ids.options(body.priority))
+        choice = self._chats.tool_choice(request)
+        answer = ChatAnswer(body, request.chat, choice, ids.response_id, model, client, self._settings)
+        return await answer.respond(http, merge([outputs]), 1)
 
 
 class ChatAnswer(Answer):
@@ -61,7 +58,7 @@ class ChatAnswer(Answer):
         self,
         request: ChatRequest,
         chat: Chat,
-        parsing: Parsing,
+        tool_choice: ToolChoice,
         response_id: str,
         model: str,
         client: EngineClient,
@@ -76,8 +73,8 @@ class ChatAnswer(Answer):
         token_bytes = client.tokenizer().vocabulary().token_bytes if request.logprobs else ()
         self._names = TokenNames(as_ids=request.return_tokens_as_token_ids, token_bytes=token_bytes)
         self._has_begun = False
-        self._has_parsers = parsing.tool_choice != "none" or client.parsers()["reasoning_parser"] is not None
-        self._is_named = parsing.tool_choice == "named"
+        self._has_parsers = tool_choice != "none" or client.parsers().reasoning is not None
+        self._is_named = tool_choice == "named"
         self._hides_tokens = not request.include_reasoning and self._has_parsers  # they would tell what the reasoning was
         self._calling: set[int] = set()
 

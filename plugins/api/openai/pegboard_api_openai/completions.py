@@ -9,13 +9,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pegboard.data.output import CompletionOutput, RequestOutput
+from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
+from pegboard.errors import PegboardError
 from pegboard.interfaces.api import EngineClient, Prompt
-from pegboard_api_openai.answer import Answer, AnswerIds, ChunkWriter, served_model, start
-from pegboard_api_openai.body import parse_body
+from pegboard_api_openai.answer import Answer, AnswerIds, ChunkWriter
 from pegboard_api_openai.fields import CompletionRequest
-from pegboard_api_openai.logprobs import Step, TokenNames, completion_logprobs, prompt_logprobs
+from pegboard_api_openai.logprobs import completion_logprobs, prompt_logprobs
+from pegboard_api_openai.outputs import Outputs, merge
 from pegboard_api_openai.prompts import check_number, read_prompts
 from pegboard_api_openai.sampling import completion_params
+from pegboard_chat.logprobs import Step, TokenNames
+from pegboard_chat.request_body import parse_body
+from pegboard_server.json_api import served_model
 
 
 class CompletionRoute:
@@ -36,7 +41,24 @@ class CompletionRoute:
         ids = AnswerIds("cmpl", http, request.request_id)
         prompts = [_prompt(request, value) for value in given]
         answer = CompletionAnswer(request, given, ids.response_id, model, client, self._settings)
-        return await answer.respond(http, start(client, request, prompts, params, ids), len(prompts))
+        return await answer.respond(http, self._start(request, prompts, params, ids), len(prompts))
+
+    def _start(
+        self,
+        request: CompletionRequest,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | BeamSearchParams,
+        ids: AnswerIds,
+    ) -> Outputs:
+        """Outputs of all prompts as they come."""
+        streams = []
+        for index, prompt in enumerate(prompts):
+            options = ids.options(request.priority, index if len(prompts) > 1 else None)
+            if isinstance(params, BeamSearchParams):
+                streams.append(self._client.beam_search(prompt, params, options))
+            else:
+                streams.append(self._client.generate(prompt, params, options))
+        return merge(streams)
 
 
 def _prompt(request: CompletionRequest, value: str | list[int]) -> Prompt:
@@ -69,7 +91,10 @@ class CompletionAnswer(Answer):
         self._has_begun = [False] * num_choices
 
     def prepare(self, output: RequestOutput) -> None:
-        """Of an echo with max_tokens 0, which had to run one token, nothing but the prompt is shown."""
+        """Of an echo with max_tokens 0, which had to run one token, nothing but the prompt is shown. Raises PegboardError where
+        the engine gave a completion up."""
+        if any(completion.finish_reason == "error" for completion in output.outputs):
+            raise PegboardError(f"request {output.request_id} failed in the engine; the log of the server says why")
         if self._request.max_tokens != 0:
             return
         for completion in output.outputs:

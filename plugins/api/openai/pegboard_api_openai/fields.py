@@ -115,29 +115,3 @@ class CompletionRequest(GenerationFields):
     max_tokens: Int32 = 16
     logprobs: Int32 | None = None
     add_special_tokens: bool = True
-
-
-OLD_STRUCTURE = "send structured_outputs instead"
-NO_CONNECTOR = "no connector of this server takes parameters"
-
-# Fields of OpenAI or vLLM that we know and do not act on: name → (values that ask for nothing, why it is refused).
-REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "best_of": ((1,), "ask for n completions and choose yourself"),
-    "suffix": (("",), "the text after the completion cannot be given"),
-    "guided_json": ((), OLD_STRUCTURE),
-    "guided_regex": ((), OLD_STRUCTURE),
-    "guided_choice": ((), OLD_STRUCTURE),
-    "guided_grammar": ((), OLD_STRUCTURE),
-    "logits_processors": (([],), "requests cannot bring code"),
-    "kv_transfer_params": (({},), NO_CONNECTOR),
-    "mm_processor_kwargs": (({},), "the model takes text only"),
-    "prompt_embeds": ((), "send text or token ids as prompt"),
-    "modalities": ((["text"],), "the model writes text only"),
-    "audio": ((), "the model writes text only"),
-    "functions": (([],), "send tools instead"),
-    "function_call": (("none",), "send tools instead"),
-    "thinking_token_budget": ((), "reasoning cannot be cut short"),
-    "verbosity": (("medium",), "the model has no such control"),
-    "prediction": ((), "predicted output is not used"),
-    "web_search_options": ((), "the server does not search the web"),
-}

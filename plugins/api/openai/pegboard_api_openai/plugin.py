@@ -1,4 +1,4 @@
-"""The specs of the apis `openai`, `tokenize`, `tokenizer_info` and `responses`."""
+"""The specs of the apis `openai`, `tokenize` and `tokenizer_info`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,3 @@ from pegboard.interfaces.api import ApiSpec
 OPENAI = ApiSpec(api="1.0", implementation="pegboard_api_openai.api:OpenAIApi")
 TOKENIZE = ApiSpec(api="1.0", implementation="pegboard_api_openai.tokenize:TokenizeApi")
 TOKENIZER_INFO = ApiSpec(api="1.0", implementation="pegboard_api_openai.tokenize:TokenizerInfoApi")
-RESPONSES = ApiSpec(
-    api="1.0",
-    implementation="pegboard_api_openai.responses.api:ResponsesApi",
-    options="pegboard_api_openai.responses.options:ResponsesOptions",
-)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pegboard.errors import RequestError
-from pegboard_api_openai.body import shown
-from pegboard_api_openai.errors import InvalidBody
+from pegboard.errors import MalformedRequest, RequestError
+from pegboard_chat.request_body import shown
 
 MAX_COMPLETIONS = 4096
 EXPECTED = "a string, a list of strings, a list of token ids or a list of lists of token ids"
@@ -62,5 +61,5 @@ def _check_ids(ids: list[Any], path: str) -> None:
             raise _wrong(f"{path}[{position}]", "a token id (an integer from 0)", token)
 
 
-def _wrong(path: str, expected: str, got: Any) -> InvalidBody:
-    return InvalidBody(f"{path}: expected {expected}, got {shown(got)}", parameter=path)
+def _wrong(path: str, expected: str, got: Any) -> MalformedRequest:
+    return MalformedRequest(f"{path}: expected {expected}, got {shown(got)}", parameter=path)

@@ -10,6 +10,7 @@ from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, S
 from pegboard.errors import RequestError
 from pegboard_api_openai.fields import ChatRequest, CompletionRequest, GenerationFields
 from pegboard_api_openai.response_format import structure
+from pegboard_chat.openai_format import read_logit_bias
 
 MAX_N = 1024
 MAX_TOKENS = 2**31 - 1
@@ -108,13 +109,3 @@ def _check(request: GenerationFields) -> None:
         raise RequestError(f"n must be at most {MAX_N}, got {request.n}", parameter="n")
     if request.length_penalty != 1.0 and not request.use_beam_search:
         raise RequestError("length_penalty needs use_beam_search: true", parameter="length_penalty")
-
-
-def read_logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
-    """JSON keys are text; values beyond ±100 count as ±100 (OpenAI's range)."""
-    result = {}
-    for key, value in biases.items():
-        if not key.isascii() or not key.isdigit() or len(key) > 18:
-            raise RequestError(f"logit_bias: expected token ids as keys, got {key[:60]!r}", parameter="logit_bias")
-        result[int(key)] = max(-100.0, min(100.0, value))
-    return result

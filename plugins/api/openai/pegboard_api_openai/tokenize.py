@@ -11,14 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from pegboard.errors import MalformedRequest
 from pegboard.interfaces.api import ApiSetup
-from pegboard_api_openai.answer import served_model
-from pegboard_api_openai.body import parse_body
-from pegboard_api_openai.connection import endpoint, json_response
-from pegboard_api_openai.errors import InvalidBody, error_body
+from pegboard_api_openai.conversation import read_chat
 from pegboard_api_openai.fields import TemplateFields, TokenIds
-from pegboard_api_openai.rendering import read_chat, render
-from pegboard_api_openai.tools import read_tools
+from pegboard_chat.chats import ChatRequest, Chats
+from pegboard_chat.openai_format import read_tools
+from pegboard_chat.request_body import parse_body
+from pegboard_server.json_api import endpoint, error_body, json_response, served_model
 
 
 class TokenizeRequest(TemplateFields):
@@ -46,7 +46,7 @@ class TokenizeApi:
 
     def __init__(self, options: None, setup: ApiSetup) -> None:
         self._client = setup.client
-        self._settings = setup.settings
+        self._chats = Chats(setup.client, setup.settings)
 
     def routes(self) -> Sequence[BaseRoute]:
         return [
@@ -69,14 +69,13 @@ class TokenizeApi:
 
     async def _ids(self, request: TokenizeRequest) -> Sequence[int]:
         if (request.prompt is None) == (request.messages is None):
-            raise InvalidBody("expected either prompt or messages", parameter="prompt")
+            raise MalformedRequest("expected either prompt or messages", parameter="prompt")
         tokenizer = self._client.tokenizer()
         if request.prompt is None:
-            chat = read_chat(request, read_tools(request.tools), self._settings)
-            return await render(tokenizer, chat, add_special_tokens=bool(request.add_special_tokens))
+            return await self._chats.token_ids(ChatRequest(chat=read_chat(request, read_tools(request.tools))))
         set_for_chat = sorted(request.model_fields_set & set(TemplateFields.model_fields) - {"add_special_tokens"})
         if set_for_chat:
-            raise InvalidBody(f"{set_for_chat[0]} needs messages instead of prompt", parameter=set_for_chat[0])
+            raise MalformedRequest(f"{set_for_chat[0]} needs messages instead of prompt", parameter=set_for_chat[0])
         text, adds = request.prompt, request.add_special_tokens is not False
         return await to_thread.run_sync(lambda: tokenizer.encode(text, add_special_tokens=adds))
 

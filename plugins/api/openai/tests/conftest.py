@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import msgspec
 import pytest
 from pegboard_api_openai.api import OpenAIApi
-from pegboard_api_openai.plugin import OPENAI, RESPONSES, TOKENIZE, TOKENIZER_INFO
-from pegboard_api_openai.responses.api import ResponsesApi
-from pegboard_api_openai.responses.options import ResponsesOptions
+from pegboard_api_openai.plugin import OPENAI, TOKENIZE, TOKENIZER_INFO
 from pegboard_api_openai.tokenize import TokenizeApi, TokenizerInfoApi
-from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup
-from pegboard_server.app import build_app
-from pegboard_server.server import run_server
 from pegboard_testing.fake_client import FakeEngineClient
+from pegboard_testing.served_app import make_app, serving
 
 
-def make_app(client: FakeEngineClient, builtin_tools: Any = None, **settings: Any) -> Starlette:
-    config = ServerConfig(**settings)
-    setup = ApiSetup(client, msgspec.structs.asdict(config), builtin_tools=builtin_tools or {})
-    apis = [
-        ("responses", ResponsesApi(ResponsesOptions(), setup), RESPONSES),
+def apis(setup: ApiSetup) -> Any:
+    return [
         ("openai", OpenAIApi(None, setup), OPENAI),
         ("tokenize", TokenizeApi(None, setup), TOKENIZE),
         ("tokenizer_info", TokenizerInfoApi(None, setup), TOKENIZER_INFO),
     ]
-    return build_app(apis, client, config)
 
 
 class Http:
@@ -43,7 +31,7 @@ class Http:
 
     def __init__(self, client: FakeEngineClient, **settings: Any) -> None:
         self.engine = client
-        self.client = TestClient(make_app(client, **settings), raise_server_exceptions=False)
+        self.client = TestClient(make_app(apis, client, **settings), raise_server_exceptions=False)
 
     def chat(self, content: Any = "hello", *, status: int = 200, **fields: Any) -> Any:
         return self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **fields}, status)
@@ -74,33 +62,7 @@ def http() -> Callable[..., Http]:
     return make
 
 
-@contextmanager
-def serving(engine: FakeEngineClient, builtin_tools: Any = None, **settings: Any) -> Iterator[str]:
-    """A real server on a free port, in a thread; gives its address."""
-    config = ServerConfig(port=0, disable_access_log=True, uvicorn_log_level="error", shutdown_timeout_s=1, **settings)
-    ready: list[Any] = []
-    is_ready = threading.Event()
-
-    async def main() -> None:
-        stop = asyncio.Event()
-
-        def on_ready(address: str) -> None:
-            ready.extend([address, asyncio.get_running_loop(), stop])
-            is_ready.set()
-
-        await run_server(make_app(engine, builtin_tools, **settings), config, on_ready=on_ready, stop=stop)
-
-    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
-    thread.start()
-    assert is_ready.wait(20)
-    try:
-        yield ready[0]
-    finally:
-        ready[1].call_soon_threadsafe(ready[2].set)
-        thread.join(20)
-        assert not thread.is_alive()
-
-
 @pytest.fixture
 def serve() -> Callable[..., Any]:
-    return serving
+    """`serve(client, **server settings)`: the address of a real server."""
+    return partial(serving, apis)

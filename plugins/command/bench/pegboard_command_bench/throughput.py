@@ -110,7 +110,5 @@ def _prompt(client: Any, request: BenchRequest, arguments: Any) -> Any:
         return request.prompt
     from pegboard.interfaces.tokenizer import Chat
 
-    tokenizer = client.get_tokenizer()
-    rendered = tokenizer.render(Chat(messages=[{"role": "user", "content": request.prompt}]))
-    ids = rendered.token_ids if rendered.token_ids is not None else tokenizer.encode(rendered.text, add_special_tokens=False)
-    return {"prompt_token_ids": list(ids)}
+    rendered = client.get_tokenizer().render(Chat(messages=[{"role": "user", "content": request.prompt}]))
+    return {"prompt_token_ids": list(rendered.token_ids)}

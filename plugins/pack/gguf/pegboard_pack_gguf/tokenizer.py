@@ -46,7 +46,8 @@ class GGUFTokenizer:
         self.template = ChatTemplate(source, {name: text for name, text in texts.items() if text is not None})
 
     def render(self, chat: Chat) -> Rendered:
-        return Rendered(self.template.render(chat))
+        text = self.template.render(chat)
+        return Rendered(self.encode(text, add_special_tokens=chat.add_special_tokens), text)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:

@@ -39,7 +39,8 @@ class HFTokenizer:
         self._vocabulary: Vocabulary | None = None
 
     def render(self, chat: Chat) -> Rendered:
-        return Rendered(self._template.render(chat))
+        text = self._template.render(chat)
+        return Rendered(self.encode(text, add_special_tokens=chat.add_special_tokens), text)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:

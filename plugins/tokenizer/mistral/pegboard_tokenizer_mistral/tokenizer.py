@@ -50,8 +50,9 @@ class MistralCommonTokenizer:
 
     def render(self, chat: Chat) -> Rendered:
         if self._has_template or chat.chat_template is not None:
-            return Rendered(self._template.render(chat))
-        return Rendered(None, tuple(self._encode_chat(chat)))
+            text = self._template.render(chat)
+            return Rendered(self.encode(text, add_special_tokens=chat.add_special_tokens), text)
+        return Rendered(self._encode_chat(chat))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:

@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pegboard.errors import PegboardError
+from pegboard.errors import MalformedRequest, PegboardError
 from pegboard.interfaces.builtin_tool import BuiltinTool, ToolFunction, ToolOutput, ToolSession
 from pegboard.log import get_logger
-from pegboard_api_openai.body import shown
-from pegboard_api_openai.errors import InvalidBody
-from pegboard_api_openai.responses.builtin_items import BuiltinCall
-from pegboard_api_openai.responses.options import ResponsesOptions
-from pegboard_api_openai.tools import check_function
+from pegboard_api_responses.builtin_items import BuiltinCall
+from pegboard_api_responses.options import ResponsesOptions
+from pegboard_chat.openai_format import check_function
+from pegboard_chat.request_body import shown
 
 log = get_logger(__name__)
 
@@ -53,7 +52,7 @@ class Tools:
 
     def _take_name(self, name: str, path: str) -> None:
         if name in self._names:
-            raise InvalidBody(f"{path}: there is a function called {name!r} already", parameter=path)
+            raise MalformedRequest(f"{path}: there is a function called {name!r} already", parameter=path)
         self._names.add(name)
 
     def callable_names(self) -> dict[str, ToolFunction]:
@@ -112,7 +111,7 @@ class Tools:
 
 
 def read_tools(given: Sequence[Mapping[str, Any]] | None, served: Served, options: ResponsesOptions, response_id: str) -> Tools:
-    """Raises InvalidBody or RequestError naming `tools[i].field`."""
+    """Raises MalformedRequest or RequestError naming `tools[i].field`."""
     tools = Tools(options)
     for index, tool in enumerate(given or ()):
         path, kind = f"tools[{index}]", tool.get("type")
@@ -121,7 +120,7 @@ def read_tools(given: Sequence[Mapping[str, Any]] | None, served: Served, option
             continue
         session = _session(tool, path, served.get(kind, ()) if isinstance(kind, str) else (), response_id)
         if session is None:
-            raise InvalidBody(
+            raise MalformedRequest(
                 f"{path}.type: {shown(kind)} is not supported here: the server would run it, and no enabled plugin of kind "
                 "'builtin_tool' serves it; operators install one and enable it, or name its server with --tool-server",
                 parameter=f"{path}.type",

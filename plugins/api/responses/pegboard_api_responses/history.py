@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pegboard.errors import MalformedRequest
 from pegboard.interfaces.builtin_tool import ToolFunction
-from pegboard_api_openai.body import shown
-from pegboard_api_openai.errors import InvalidBody
-from pegboard_api_openai.messages import read_content, read_messages
-from pegboard_api_openai.responses.builtin_items import FORMS, BuiltinCall, Exchange, exchange_of, read_exchange
+from pegboard_api_responses.builtin_items import FORMS, BuiltinCall, Exchange, exchange_of, read_exchange
+from pegboard_chat.openai_format import read_content, read_messages
+from pegboard_chat.request_body import shown
 
 UNFINISHED = ("in_progress", "incomplete")
 LISTED = "mcp_list_tools"
@@ -18,14 +18,14 @@ LISTED = "mcp_list_tools"
 
 def read_input(value: str | Sequence[Mapping[str, Any]], functions: Sequence[ToolFunction] = ()) -> list[dict[str, Any]]:
     """Messages of `input`. Reasoning, text and calls that follow one another are one message of the assistant, as templates
-    want them. functions: those of the request's built-in tools. Raises InvalidBody naming `input[i].field`."""
+    want them. functions: those of the request's built-in tools. Raises MalformedRequest naming `input[i].field`."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     messages: list[dict[str, Any]] = []
     for index, item in enumerate(value):
         _add(messages, item, f"input[{index}]", functions)
     if not messages:
-        raise InvalidBody("input must not be empty", parameter="input")
+        raise MalformedRequest("input must not be empty", parameter="input")
     return messages
 
 
@@ -74,11 +74,11 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], path: str, fun
             _add_exchange(messages, read_exchange(item, functions))
         except ValueError as error:
             field = str(error)
-            raise InvalidBody(
+            raise MalformedRequest(
                 f"{path}.{field} is not {kind}'s: got {shown(item.get(field))}", parameter=f"{path}.{field}"
             ) from error
     elif kind != LISTED:
-        raise InvalidBody(
+        raise MalformedRequest(
             f"{path}.type: expected message, reasoning, function_call, function_call_output, {', '.join(FORMS)} or {LISTED}, "
             f"got {shown(kind)}",
             parameter=f"{path}.type",
@@ -136,11 +136,11 @@ def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
 def _reasoning_text(item: Mapping[str, Any], path: str) -> str:
     """Its content, else its summary."""
     if item.get("encrypted_content"):
-        raise InvalidBody(f"{path}.encrypted_content is not supported: send the reasoning's content", parameter=path)
+        raise MalformedRequest(f"{path}.encrypted_content is not supported: send the reasoning's content", parameter=path)
     for name in ("content", "summary"):
         parts = item.get(name) or ()
         if not isinstance(parts, list | tuple) or not all(isinstance(part, dict) for part in parts):
-            raise InvalidBody(f"{path}.{name}: expected a list of parts, got {shown(parts)}", parameter=f"{path}.{name}")
+            raise MalformedRequest(f"{path}.{name}: expected a list of parts, got {shown(parts)}", parameter=f"{path}.{name}")
         if parts:
             return "".join(_string(part.get("text"), f"{path}.{name}.text") for part in parts)
     return ""
@@ -148,5 +148,5 @@ def _reasoning_text(item: Mapping[str, Any], path: str) -> str:
 
 def _string(value: Any, path: str) -> str:
     if not isinstance(value, str):
-        raise InvalidBody(f"{path}: expected a string, got {shown(value)}", parameter=path)
+        raise MalformedRequest(f"{path}: expected a string, got {shown(value)}", parameter=path)
     return value

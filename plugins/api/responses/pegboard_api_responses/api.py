@@ -13,27 +13,28 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from pegboard.errors import PegboardError, RequestError
+from pegboard.errors import MalformedRequest, PegboardError, RequestError
 from pegboard.interfaces.api import ApiSetup
+from pegboard.interfaces.tokenizer import Chat
 from pegboard.log import get_logger
-from pegboard_api_openai.answer import served_model
-from pegboard_api_openai.body import parse_body
-from pegboard_api_openai.connection import EventStream, closed_on_error, endpoint, json_response, while_connected
-from pegboard_api_openai.errors import InvalidBody, error_body
-from pegboard_api_openai.logprobs import TokenNames
-from pegboard_api_openai.rendering import check_template_kwargs, template_kwargs
-from pegboard_api_openai.responses.event_log import EventEncoder, EventLog
-from pegboard_api_openai.responses.fields import ResponsesRequest
-from pegboard_api_openai.responses.history import read_input
-from pegboard_api_openai.responses.items import Items
-from pegboard_api_openai.responses.open_items import StreamEvent
-from pegboard_api_openai.responses.options import ResponsesOptions
-from pegboard_api_openai.responses.query import read_query
-from pegboard_api_openai.responses.request import response_params, response_parsing
-from pegboard_api_openai.responses.response import ResponseAnswer
-from pegboard_api_openai.responses.store import ResponseStore, Stored
-from pegboard_api_openai.responses.tools import read_tools
-from pegboard_api_openai.responses.turns import Plan, Turns
+from pegboard_api_responses.event_log import EventEncoder, EventLog
+from pegboard_api_responses.fields import ResponsesRequest
+from pegboard_api_responses.history import conversation, is_unfinished, read_input
+from pegboard_api_responses.items import Items
+from pegboard_api_responses.open_items import StreamEvent
+from pegboard_api_responses.options import ResponsesOptions
+from pegboard_api_responses.query import read_query
+from pegboard_api_responses.request import chat_request, response_params
+from pegboard_api_responses.response import ResponseAnswer
+from pegboard_api_responses.store import ResponseStore, Stored
+from pegboard_api_responses.tools import read_tools
+from pegboard_api_responses.turns import Plan, Turns
+from pegboard_chat.chats import Chats
+from pegboard_chat.logprobs import TokenNames
+from pegboard_chat.openai_format import template_kwargs
+from pegboard_chat.request_body import parse_body
+from pegboard_server.json_api import endpoint, error_body, error_event, json_response, served_model
+from pegboard_server.streaming import EventStream, closed_on_error, exhaust, while_connected
 
 log = get_logger(__name__)
 
@@ -43,10 +44,10 @@ class ResponsesApi:
 
     def __init__(self, options: ResponsesOptions, setup: ApiSetup) -> None:
         self._client = setup.client
-        self._settings = setup.settings
+        self._chats = Chats(setup.client, setup.settings)
         self._options = options
         self._builtin_tools = setup.builtin_tools
-        is_alone = int(self._settings.get("api_server_count") or 1) == 1  # the next request may reach another process
+        is_alone = int(setup.settings.get("api_server_count") or 1) == 1  # the next request may reach another process
         self._store = ResponseStore(options, is_on=is_alone)
 
     def routes(self) -> Sequence[BaseRoute]:
@@ -68,13 +69,13 @@ class ResponsesApi:
         if request.background:
             kept = EventLog() if request.stream else None
             response = self._in_background(turns, request, kept)
-            return json_response(response) if kept is None else EventStream(kept.read(), None, end=b"")
+            return json_response(response) if kept is None else EventStream(kept.read(), None, error_event)
         async with closed_on_error(turns):
             await while_connected(http.receive, turns.wait())
         events = self._events(turns, request)
         if request.stream:
-            return EventStream(_encoded(events), turns, end=b"")
-        await while_connected(http.receive, _exhaust(events))
+            return EventStream(_encoded(events), turns, error_event)
+        await while_connected(http.receive, exhaust(events))
         return json_response(turns.answer.whole())
 
     def _check(self, request: ResponsesRequest) -> None:
@@ -82,7 +83,7 @@ class ResponsesApi:
             why = "store must be true" if self._store.is_on else "this server keeps no responses"
             raise RequestError(f"background needs a response that is kept: {why}", parameter="background")
         if request.stream_options is not None and not request.stream:
-            raise InvalidBody("stream_options needs stream: true", parameter="stream_options")
+            raise MalformedRequest("stream_options needs stream: true", parameter="stream_options")
 
     def _before(self, request: ResponsesRequest) -> list[dict[str, Any]]:
         """The conversation that `previous_response_id` stands for."""
@@ -94,16 +95,21 @@ class ResponsesApi:
         return stored.messages
 
     async def _start(self, request: ResponsesRequest) -> Turns:
-        client, settings = self._client, self._settings
+        client = self._client
         model = served_model(client, request.model)
         name = request.request_id or f"resp_{uuid.uuid4().hex}"
         tools = read_tools(request.tools, self._builtin_tools, self._options, name)
         messages = [*self._before(request), *read_input(request.input, [*tools.builtin.values()])]
         effort = request.reasoning.effort if request.reasoning else None
-        check_template_kwargs(request.chat_template_kwargs)
-        switches = template_kwargs(request.chat_template_kwargs, effort)
-        plan = Plan(client, request, messages, tools, switches, bool(settings.get("enable_auto_tool_choice", True)))
-        parsing = response_parsing(request, tools, client, switches, auto=plan.auto)
+        continues = is_unfinished(request.input)
+        chat = Chat(
+            messages=conversation(request.instructions, (), messages),
+            tools=tools.shapes or None,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+            template_kwargs=template_kwargs(request.chat_template_kwargs, effort),
+        )
+        chat_asked = chat_request(request, chat, tools, self._chats)
         params = response_params(request, client.default_params())
         token_bytes = client.tokenizer().vocabulary().token_bytes if params.logprobs is not None else ()
         most = self._options.max_tool_calls
@@ -113,10 +119,10 @@ class ResponsesApi:
             max_builtin=most if request.max_tool_calls is None else min(most, request.max_tool_calls),
         )
         names = TokenNames(as_ids=False, token_bytes=token_bytes)
-        turns = Turns(plan, ResponseAnswer(request, name, model, params, parsing, names, items), params, parsing)
-        hides_tools = request.tool_choice == "none" and settings.get("exclude_tools_when_tool_choice_none")
+        answer = ResponseAnswer(request, name, model, params, bool(chat_asked.tools), names, items)
+        turns = Turns(Plan(self._chats, request, messages, tools), answer, params, chat_asked)
         async with closed_on_error(turns):
-            await turns.start(None if hides_tools else tools.shapes)
+            await turns.start()
         return turns
 
     async def _events(self, turns: Turns, request: ResponsesRequest) -> AsyncGenerator[list[StreamEvent], None]:
@@ -169,7 +175,7 @@ class ResponsesApi:
             raise RequestError(
                 "only a response that was made with background: true and stream: true can be streamed again", parameter="stream"
             )
-        return EventStream(stored.events.read(after), None, end=b"")
+        return EventStream(stored.events.read(after), None, error_event)
 
     async def _cancel(self, http: Request) -> Response:
         """Stop writing a response in the background."""
@@ -199,9 +205,3 @@ async def _encoded(events: AsyncGenerator[list[StreamEvent], None]) -> AsyncGene
         async for news in events:
             if news:
                 yield b"".join(encode(news))
-
-
-async def _exhaust(events: AsyncGenerator[list[StreamEvent], None]) -> None:
-    async with aclosing(events):
-        async for _ in events:
-            pass

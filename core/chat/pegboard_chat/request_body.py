@@ -9,13 +9,36 @@ from typing import Any, TypeVar
 import msgspec
 from pydantic import BaseModel, ValidationError
 
-from pegboard.errors import RequestError
-from pegboard_api_openai.errors import InvalidBody
-from pegboard_api_openai.fields import REFUSED
+from pegboard.errors import MalformedRequest, RequestError
 
 M = TypeVar("M", bound=BaseModel)
 
 MAX_SHOWN = 60
+
+OLD_STRUCTURE = "send structured_outputs instead"
+NO_CONNECTOR = "no connector of this server takes parameters"
+
+REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "best_of": ((1,), "ask for n completions and choose yourself"),
+    "suffix": (("",), "the text after the completion cannot be given"),
+    "guided_json": ((), OLD_STRUCTURE),
+    "guided_regex": ((), OLD_STRUCTURE),
+    "guided_choice": ((), OLD_STRUCTURE),
+    "guided_grammar": ((), OLD_STRUCTURE),
+    "logits_processors": (([],), "requests cannot bring code"),
+    "kv_transfer_params": (({},), NO_CONNECTOR),
+    "mm_processor_kwargs": (({},), "the model takes text only"),
+    "prompt_embeds": ((), "send text or token ids as prompt"),
+    "modalities": ((["text"],), "the model writes text only"),
+    "audio": ((), "the model writes text only"),
+    "functions": (([],), "send tools instead"),
+    "function_call": (("none",), "send tools instead"),
+    "thinking_token_budget": ((), "reasoning cannot be cut short"),
+    "verbosity": (("medium",), "the model has no such control"),
+    "prediction": ((), "predicted output is not used"),
+    "web_search_options": ((), "the server does not search the web"),
+}
+"""Fields of OpenAI or vLLM that are known and not acted on: name → (values that ask for nothing, why it is refused)."""
 
 _EXPECTED = {
     "int_type": "an integer",
@@ -38,7 +61,7 @@ _EXPECTED = {
 
 
 def parse_body(body: bytes, model: type[M]) -> M:
-    """A checked `model`. A null means "not given". Raises InvalidBody naming the field."""
+    """A checked `model`. A null means "not given". Raises MalformedRequest naming the field."""
     data = decode_body(body)
     given = {name: value for name, value in data.items() if value is not None or not _is_known(name, model)}
     for name in [name for name in given if name in REFUSED and name not in model.model_fields]:
@@ -50,17 +73,17 @@ def parse_body(body: bytes, model: type[M]) -> M:
 
 
 def decode_body(body: bytes) -> dict[str, Any]:
-    """A JSON object. Raises InvalidBody."""
+    """A JSON object. Raises MalformedRequest."""
     if not body:
-        raise InvalidBody("the request body is empty; expected a JSON object")
+        raise MalformedRequest("the request body is empty; expected a JSON object")
     try:
         data = msgspec.json.decode(body)
     except ValueError as error:  # of msgspec, of UTF-8, or of an integer with thousands of digits
-        raise InvalidBody(f"the request body is not valid JSON: {error}") from error
+        raise MalformedRequest(f"the request body is not valid JSON: {error}") from error
     except RecursionError as error:
-        raise InvalidBody("the request body is nested too deeply") from error
+        raise MalformedRequest("the request body is nested too deeply") from error
     if not isinstance(data, dict):
-        raise InvalidBody(f"the request body must be a JSON object, got {shown(data)}")
+        raise MalformedRequest(f"the request body must be a JSON object, got {shown(data)}")
     return data
 
 
@@ -75,7 +98,7 @@ def _refuse(name: str, value: Any) -> None:
         raise RequestError(f"{name} is not supported: {reason} (got {shown(value)})", parameter=name)
 
 
-def _translate(error: ValidationError, data: Mapping[str, Any], model: type[BaseModel]) -> InvalidBody:
+def _translate(error: ValidationError, data: Mapping[str, Any], model: type[BaseModel]) -> MalformedRequest:
     """One sentence for the field that is wrong; the deepest complaint where a union tried several types."""
     complaints: dict[str, list[dict[str, Any]]] = {}
     for item in error.errors(include_url=False):
@@ -85,11 +108,11 @@ def _translate(error: ValidationError, data: Mapping[str, Any], model: type[Base
     path = max((path for path in complaints if _root(path) == root), key=len)
     items = complaints[path]
     if items[0]["type"] == "missing":
-        return InvalidBody(f"{path} is required", parameter=path)
+        return MalformedRequest(f"{path} is required", parameter=path)
     if items[0]["type"] == "extra_forbidden":
-        return InvalidBody(_unknown(path, items[0]["loc"], model), parameter=path)
+        return MalformedRequest(_unknown(path, items[0]["loc"], model), parameter=path)
     expected = " or ".join(dict.fromkeys(_expected(item) for item in items))
-    return InvalidBody(f"{path}: expected {expected}, got {shown(items[0]['input'])}", parameter=path)
+    return MalformedRequest(f"{path}: expected {expected}, got {shown(items[0]['input'])}", parameter=path)
 
 
 def _root(path: str) -> str:
@@ -134,3 +157,8 @@ def shown(value: Any) -> str:
         return f"{kinds[type(value)]} of {len(value)}"
     text = repr(value)
     return f"{text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + '…'} ({kinds.get(type(value), type(value).__name__)})"
+
+
+def wrong(path: str, expected: str, got: Any) -> MalformedRequest:
+    """The error for a value at `path` that is not what was expected."""
+    return MalformedRequest(f"{path}: expected {expected}, got {shown(got)}", parameter=path)

@@ -1,4 +1,4 @@
-"""Chat messages: checked and brought into the form chat templates read."""
+"""OpenAI's form of messages, tools and switches: checked and brought into the form that chat templates read."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from pegboard.errors import RequestError
-from pegboard_api_openai.body import shown
-from pegboard_api_openai.errors import InvalidBody
+from pegboard.errors import MalformedRequest, RequestError
+from pegboard_chat.request_body import wrong
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -20,7 +19,7 @@ EMPTY_FIELDS = ("annotations", "audio")
 
 def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages for the chat template: content as text (parts joined by a newline), fields that are null left out, arguments
-    of tool calls as objects. Raises InvalidBody naming `messages[i].field`."""
+    of tool calls as objects. Raises MalformedRequest naming `messages[i].field`."""
     if not messages:
         raise RequestError("messages must not be empty", parameter="messages")
     return [_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
@@ -29,7 +28,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 def _read_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
-        raise _wrong(f"{path}.role", f"one of {', '.join(ROLES)}", role)
+        raise wrong(f"{path}.role", f"one of {', '.join(ROLES)}", role)
     result: dict[str, Any] = {"role": role}
     for name, value in message.items():
         if name == "role" or value is None:
@@ -46,22 +45,22 @@ def _read_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
             result[name] = _read_function(value, f"{path}.{name}")
         elif name in EMPTY_FIELDS:
             if value:
-                raise InvalidBody(f"{path}.{name} is not supported: the model reads text only", parameter=f"{path}.{name}")
+                raise MalformedRequest(f"{path}.{name} is not supported: the model reads text only", parameter=f"{path}.{name}")
         else:
-            raise InvalidBody(f"unknown field '{path}.{name}'", parameter=f"{path}.{name}")
+            raise MalformedRequest(f"unknown field '{path}.{name}'", parameter=f"{path}.{name}")
     if "content" not in result:
         if not {"tool_calls", "function_call", "refusal", "reasoning", "reasoning_content"} & result.keys():
-            raise InvalidBody(f"{path}.content is required", parameter=f"{path}.content")
+            raise MalformedRequest(f"{path}.content is required", parameter=f"{path}.content")
         result["content"] = result.get("refusal", "")
     return result
 
 
 def read_content(content: Any, path: str) -> str:
-    """A message's content as text. Raises InvalidBody naming `path`."""
+    """A message's content as text. Raises MalformedRequest naming `path`."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise _wrong(path, "a string or a list of parts", content)
+        raise wrong(path, "a string or a list of parts", content)
     return "\n".join(_read_part(part, f"{path}[{index}]") for index, part in enumerate(content))
 
 
@@ -69,22 +68,22 @@ def _read_part(part: Any, path: str) -> str:
     if isinstance(part, str):
         return part
     if not isinstance(part, dict):
-        raise _wrong(path, "an object with type and text", part)
+        raise wrong(path, "an object with type and text", part)
     kind = part.get("type")
     if not isinstance(kind, str):
-        raise _wrong(f"{path}.type", "a string", kind)
+        raise wrong(f"{path}.type", "a string", kind)
     if kind not in TEXT_PARTS:
         raise RequestError(f"{path}: parts of type {kind!r} are not supported: the model reads text only", parameter=path)
     field = TEXT_PARTS[kind]
     unknown = next((name for name, value in part.items() if name not in ("type", field) and value), None)
     if unknown is not None:
-        raise InvalidBody(f"unknown field '{path}.{unknown}'", parameter=f"{path}.{unknown}")
+        raise MalformedRequest(f"unknown field '{path}.{unknown}'", parameter=f"{path}.{unknown}")
     return _string(part.get(field), f"{path}.{field}")
 
 
 def _read_call(call: Mapping[str, Any], path: str) -> dict[str, Any]:
     if call.get("type", "function") != "function":
-        raise _wrong(f"{path}.type", "'function'", call["type"])
+        raise wrong(f"{path}.type", "'function'", call["type"])
     result = {**call, "type": "function", "function": _read_function(call.get("function"), f"{path}.function")}
     if result.get("id") is not None:
         _string(result["id"], f"{path}.id")
@@ -94,29 +93,64 @@ def _read_call(call: Mapping[str, Any], path: str) -> dict[str, Any]:
 def _read_function(function: Any, path: str) -> dict[str, Any]:
     """Templates iterate over the arguments, so the JSON text that clients send back becomes an object."""
     if not isinstance(function, dict):
-        raise _wrong(path, "an object with name and arguments", function)
+        raise wrong(path, "an object with name and arguments", function)
     arguments = function.get("arguments") or "{}"
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments)
         except (ValueError, RecursionError) as error:
-            raise InvalidBody(f"{path}.arguments is not valid JSON: {error}", parameter=f"{path}.arguments") from error
+            raise MalformedRequest(f"{path}.arguments is not valid JSON: {error}", parameter=f"{path}.arguments") from error
     if not isinstance(arguments, dict):
-        raise _wrong(f"{path}.arguments", "a JSON object", arguments)
+        raise wrong(f"{path}.arguments", "a JSON object", arguments)
     return {**function, "name": _string(function.get("name"), f"{path}.name"), "arguments": arguments}
 
 
 def _list_of_objects(value: Any, path: str) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise _wrong(path, "a list of objects", value)
+        raise wrong(path, "a list of objects", value)
     return value
 
 
 def _string(value: Any, path: str) -> str:
     if not isinstance(value, str):
-        raise _wrong(path, "a string", value)
+        raise wrong(path, "a string", value)
     return value
 
 
-def _wrong(path: str, expected: str, got: Any) -> InvalidBody:
-    return InvalidBody(f"{path}: expected {expected}, got {shown(got)}", parameter=path)
+def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Function tools, checked; None when there are none. Raises MalformedRequest naming `tools[i].field`."""
+    for index, tool in enumerate(tools or ()):
+        path = f"tools[{index}]"
+        if tool.get("type") != "function":
+            raise wrong(f"{path}.type", "'function'", tool.get("type"))
+        function = tool.get("function")
+        if not isinstance(function, dict):
+            raise wrong(f"{path}.function", "an object with a name", function)
+        check_function(function, f"{path}.function")
+    return [dict(tool) for tool in tools or ()] or None
+
+
+def check_function(function: Mapping[str, Any], path: str) -> None:
+    """Raise MalformedRequest unless it has a name, and a schema if any that is an object."""
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str):
+        raise wrong(f"{path}.name", "a string", name)
+    if parameters is not None and not isinstance(parameters, dict):
+        raise wrong(f"{path}.parameters", "a JSON schema (an object)", parameters)
+
+
+def template_kwargs(given: Mapping[str, Any], reasoning_effort: str | None) -> dict[str, Any]:
+    """The switches of the chat template. An effort is handed on, and is thinking or not for templates that know only that."""
+    if reasoning_effort is None:
+        return dict(given)
+    return {"reasoning_effort": reasoning_effort, "enable_thinking": reasoning_effort != "none", **given}
+
+
+def read_logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
+    """JSON keys are text; values beyond ±100 count as ±100 (OpenAI's range)."""
+    result = {}
+    for key, value in biases.items():
+        if not key.isascii() or not key.isdigit() or len(key) > 18:
+            raise RequestError(f"logit_bias: expected token ids as keys, got {key[:60]!r}", parameter="logit_bias")
+        result[int(key)] = max(-100.0, min(100.0, value))
+    return result

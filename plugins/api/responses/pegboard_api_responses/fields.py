@@ -6,7 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pegboard_api_openai.fields import Count, Int32, LogprobCount, TokenIds
+Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+TokenIds = list[Annotated[int, Field(ge=0, le=2**31 - 1)]]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+LogprobCount = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 
 LOGPROBS = "message.output_text.logprobs"
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
-from pegboard_api_openai.plugin import RESPONSES
-from pegboard_api_openai.responses.api import ResponsesApi
-from pegboard_api_openai.responses.options import ResponsesOptions
+from pegboard_api_responses.api import ResponsesApi
+from pegboard_api_responses.options import ResponsesOptions
+from pegboard_api_responses.plugin import RESPONSES
 from pydantic import TypeAdapter
 from starlette.testclient import TestClient
 
@@ -28,6 +28,7 @@ from pegboard_server.app import build_app
 from pegboard_testing.fake_builtin_tool import TYPES, FakeBuiltinTool, FakeToolSession
 from pegboard_testing.fake_client import ByteTokenizer, FakeEngineClient
 from pegboard_testing.fake_parsers import FakeReasoningParser, FakeToolParser
+from pegboard_testing.served_app import serving
 
 CALC = {"type": "mcp", "server_label": "calc"}
 CODE = {"type": "code_interpreter"}
@@ -380,6 +381,10 @@ def test_a_conversation_that_grows_too_long_fails_and_keeps_its_items(monkeypatc
         assert events[-1]["type"] == "response.failed" and kinds(events[-1]["response"]) == ["web_search_call"]
 
 
+def apis(setup: ApiSetup) -> Any:
+    return [("responses", ResponsesApi(ResponsesOptions(), setup), RESPONSES)]
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
     while not condition():
@@ -407,11 +412,11 @@ def test_in_the_background_and_cancelled_while_a_tool_runs():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_cancels_the_tool(serve: Any, stream: bool):
+def test_a_client_that_leaves_cancels_the_tool(stream: bool):
     tool = FakeBuiltinTool()
     engine = FakeEngineClient("<call calc_wait>{}</call>", tool_parser=FakeToolParser)
     body = json.dumps({"input": "x", "tools": [CALC], "stream": stream}).encode()
-    with serve(engine, {"mcp": [tool]}) as address:
+    with serving(apis, engine, {"mcp": [tool]}) as address:
         host, port = address.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as client:
             head = (
@@ -423,7 +428,7 @@ def test_a_client_that_leaves_cancels_the_tool(serve: Any, stream: bool):
     assert tool.sessions[0].num_cancelled == 1 and len(engine.requests) == 1
 
 
-def test_the_official_client(serve: Any):
+def test_the_official_client():
     engine = FakeEngineClient(
         lambda prompt, index: ANSWER if "tool: " in prompt else ADD + PYTHON + FIND,
         tool_parser=FakeToolParser,
@@ -432,7 +437,7 @@ def test_the_official_client(serve: Any):
     tool = FakeBuiltinTool()
     tools: Any = [CALC, {"type": "web_search"}, {"type": "code_interpreter"}]
     with (
-        serve(engine, {kind: [tool] for kind in TYPES}) as address,
+        serving(apis, engine, {kind: [tool] for kind in TYPES}) as address,
         openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0) as client,
     ):
         whole = client.responses.create(model="fake-model", input="1 + 2?", tools=tools)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pegboard.errors import RequestError
-from pegboard_api_openai.responses.event_log import EventLog
-from pegboard_api_openai.responses.options import ResponsesOptions
+from pegboard_api_responses.event_log import EventLog
+from pegboard_api_responses.options import ResponsesOptions
 
 
 class UnknownResponse(RequestError):

@@ -1,19 +1,18 @@
-"""What a body asks for, in the engine's terms: tools, parameters, structure."""
+"""What a body asks for, in the engine's terms: the conversation, parameters, structure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
-from pegboard.errors import RequestError
-from pegboard.interfaces.api import EngineClient, Parsing
-from pegboard_api_openai.errors import InvalidBody
-from pegboard_api_openai.responses.fields import LOGPROBS, ResponsesRequest
-from pegboard_api_openai.responses.tools import Tools
-from pegboard_api_openai.sampling import read_logit_bias
-from pegboard_api_openai.tools import parsing_of, wrong
+from pegboard.errors import MalformedRequest, RequestError
+from pegboard.interfaces.tokenizer import Chat
+from pegboard_api_responses.fields import LOGPROBS, ResponsesRequest
+from pegboard_api_responses.tools import Tools
+from pegboard_chat.chats import ChatRequest, Chats
+from pegboard_chat.openai_format import read_logit_bias
+from pegboard_chat.request_body import wrong
 
 # Fields whose name and meaning are SamplingParams'.
 SAME = (
@@ -28,11 +27,10 @@ CHOICES = "none, auto, required or {'type': 'function', 'name': …}"
 STRUCTURES = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
-def response_parsing(
-    request: ResponsesRequest, tools: Tools, client: EngineClient, template_kwargs: Mapping[str, Any], *, auto: bool
-) -> Parsing:
-    """How the answer is read. Raises InvalidBody naming `tool_choice` or `tools`."""
-    choice, name, shapes = request.tool_choice, None, tools.shapes
+def chat_request(request: ResponsesRequest, chat: Chat, tools: Tools, chats: Chats) -> ChatRequest:
+    """The conversation of the first turn. Raises RequestError naming `tool_choice` or `tools`."""
+    choice: Any = request.tool_choice
+    name, shapes = None, tools.shapes
     if isinstance(choice, dict) and choice.get("type") == "function":
         name = choice.get("name")
         if not isinstance(name, str):
@@ -45,32 +43,24 @@ def response_parsing(
         choice = "required"
     elif choice not in (None, "none", "auto", "required"):
         raise wrong("tool_choice", CHOICES, choice)
-    if choice == "auto" and not tools.shapes:  # what clients send who always send it
+    if choice == "auto" and not tools.shapes:  # some clients always send it
         choice = None
-    if choice is None and tools.builtin and (not auto or client.parsers()["tool_parser"] is None):
-        raise InvalidBody(NO_CALLS, parameter="tools")
-    return parsing_of(
-        choice,
-        name,
-        shapes,
-        client,
-        auto=auto,
-        template_kwargs=template_kwargs,
+    if choice is None and tools.builtin and not chats.can_read_calls:
+        raise MalformedRequest(NO_CALLS, parameter="tools")
+    return ChatRequest(
+        chat=chat,
+        tool_choice=choice,
+        function=name,
+        tools=shapes,
         parallel_tool_calls=request.parallel_tool_calls,
-        skip_special_tokens=request.skip_special_tokens is not False,
+        cache_salt=request.cache_salt,
     )
-
-
-def later_parsing(first: Parsing, shapes: Sequence[Mapping[str, Any]], client: EngineClient, *, auto: bool) -> Parsing:
-    """How the answer is read behind the results of tools: a call that was forced has been made, the choice is the model's now."""
-    is_read = auto and bool(shapes) and client.parsers()["tool_parser"] is not None
-    return replace(first, tools=tuple(shapes), tool_choice="auto" if is_read else "none", function=None)
 
 
 def response_params(request: ResponsesRequest, defaults: Mapping[str, Any]) -> SamplingParams:
     """Always read piece by piece (DELTA), so that a whole answer is made of what a stream would have said."""
     if request.top_logprobs is not None and LOGPROBS not in request.include:
-        raise InvalidBody(f"top_logprobs needs include: ['{LOGPROBS}']", parameter="top_logprobs")
+        raise MalformedRequest(f"top_logprobs needs include: ['{LOGPROBS}']", parameter="top_logprobs")
     values = dict(defaults)
     limits = [limit for limit in (request.max_output_tokens, values.pop("max_tokens", None)) if limit is not None]
     values.update({name: getattr(request, name) for name in SAME if name in request.model_fields_set})
@@ -95,7 +85,7 @@ def _structure(request: ResponsesRequest) -> StructuredOutputsParams | None:
             raise RequestError("structured_outputs and text.format exclude each other", parameter="structured_outputs")
         unknown = next((name for name in given if name not in STRUCTURES), None)
         if unknown is not None:
-            raise InvalidBody(f"unknown field 'structured_outputs.{unknown}'", parameter=f"structured_outputs.{unknown}")
+            raise MalformedRequest(f"unknown field 'structured_outputs.{unknown}'", parameter=f"structured_outputs.{unknown}")
         return StructuredOutputsParams(**given)
     if kind in (None, "text"):
         return None

@@ -3,50 +3,45 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pegboard.data.output import RequestOutput
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import PegboardError, RequestError
-from pegboard.interfaces.api import EngineClient, ParsedOutput, Parsing, Prompt, RequestOptions
-from pegboard.interfaces.tokenizer import Chat
-from pegboard_api_openai.connection import Outputs, chain, first_output, merge, refuse_failed
-from pegboard_api_openai.rendering import render
-from pegboard_api_openai.responses.fields import ResponsesRequest
-from pegboard_api_openai.responses.history import as_messages, conversation, is_unfinished
-from pegboard_api_openai.responses.open_items import StreamEvent
-from pegboard_api_openai.responses.request import later_parsing
-from pegboard_api_openai.responses.response import ResponseAnswer
-from pegboard_api_openai.responses.tools import Tools
+from pegboard.interfaces.api import RequestOptions
+from pegboard_api_responses.fields import ResponsesRequest
+from pegboard_api_responses.history import as_messages, conversation
+from pegboard_api_responses.open_items import StreamEvent
+from pegboard_api_responses.response import ResponseAnswer
+from pegboard_api_responses.tools import Tools
+from pegboard_chat.chats import ChatRequest, Chats
+from pegboard_chat.reading import ParsedOutput
+from pegboard_server.streaming import chain, first_of
 
 Messages = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What stays the same in all turns. messages: the conversation before this response. auto: calls are read where the choice is
-    the model's. template_kwargs: the template's switches."""
+    """What stays the same in all turns. messages: the conversation before this response."""
 
-    client: EngineClient
+    chats: Chats
     request: ResponsesRequest
     messages: Messages
     tools: Tools
-    template_kwargs: Mapping[str, Any]
-    auto: bool
 
 
 class Turns:
     """Writes one response: `start`, perhaps `wait`, then `events` to its end; `aclose` in any case."""
 
-    def __init__(self, plan: Plan, answer: ResponseAnswer, params: SamplingParams, parsing: Parsing) -> None:
+    def __init__(self, plan: Plan, answer: ResponseAnswer, params: SamplingParams, chat_request: ChatRequest) -> None:
         self.answer = answer
         self._plan = plan
         self._params = params
-        self._parsing = parsing
-        self._outputs: Outputs | None = None
-        self._first: tuple[int, RequestOutput] | None = None
+        self._chat_request = chat_request
+        self._outputs: AsyncGenerator[ParsedOutput, None] | None = None
+        self._first: ParsedOutput | None = None
         self._is_first_turn = True
         self._is_withdrawn = False
 
@@ -54,15 +49,14 @@ class Turns:
         """With what is written so far, without instructions."""
         return [*self._plan.messages, *as_messages(self.answer.items.written)]
 
-    async def start(self, shapes: Sequence[Mapping[str, Any]] | None) -> None:
-        """Write the prompt. shapes: the tools that the template shows."""
-        continues = is_unfinished(self._plan.request.input)
-        self._outputs = await self._generate(self._plan.messages, shapes, self._params, self._parsing, continues=continues)
+    async def start(self) -> None:
+        """Write the prompt of the first turn."""
+        self._outputs = await self._generate(self._chat_request, self._params)
 
     async def wait(self) -> None:
         """For the first output: before the response begins, an error still has its proper status."""
         assert self._outputs is not None, "started"
-        self._first = await first_output(self._outputs)
+        self._first = await first_of(self._outputs)
 
     async def aclose(self) -> None:
         """Abort what runs, and end the tools' sessions. Again is fine."""
@@ -105,9 +99,7 @@ class Turns:
     async def _turn(self) -> AsyncGenerator[ParsedOutput, None]:
         assert self._outputs is not None, "started"
         first, self._first = self._first, None
-        async for _, output in self._outputs if first is None else chain(first, self._outputs):
-            assert isinstance(output, ParsedOutput), "responses are parsed"
-            refuse_failed(output)
+        async for output in self._outputs if first is None else chain(first, self._outputs):
             yield output
 
     def _goes_on(self) -> bool:
@@ -118,7 +110,7 @@ class Turns:
         return waits and self.answer.finish_reason == "stop" and not items.num_client_calls
 
     async def _next_turn(self) -> bool:
-        """Generate behind what is written; False when no token is left for it."""
+        """Generate after what is written; False when no token is left for it."""
         plan, answer, limit = self._plan, self.answer, self._params.max_tokens
         left = None if limit is None else limit - answer.num_output_tokens
         if left is not None and left < 1:
@@ -126,30 +118,20 @@ class Turns:
         self._is_first_turn = False
         self._is_withdrawn = answer.items.num_ignored > 0
         shapes = plan.tools.of_client() if self._is_withdrawn else plan.tools.shapes
-        parsing = later_parsing(self._parsing, shapes, plan.client, auto=plan.auto)
+        chat = replace(
+            self._chat_request.chat,
+            messages=conversation(plan.request.instructions, (), self.conversation()),
+            tools=shapes or None,
+            add_generation_prompt=True,
+            continue_final_message=False,
+        )
+        # A call that was forced has been made: the choice is the model's now.
+        later = replace(self._chat_request, chat=chat, tools=None, tool_choice=None, function=None)
         answer.next_turn()
-        self._outputs = await self._generate(self.conversation(), shapes, self._params.clone(max_tokens=left), parsing)
+        self._outputs = await self._generate(later, self._params.clone(max_tokens=left))
         return True
 
-    async def _generate(
-        self,
-        messages: Messages,
-        shapes: Sequence[Mapping[str, Any]] | None,
-        params: SamplingParams,
-        parsing: Parsing,
-        *,
-        continues: bool = False,
-    ) -> Outputs:
-        plan, request = self._plan, self._plan.request
-        chat = Chat(
-            messages=conversation(request.instructions, (), messages),
-            tools=shapes or None,
-            add_generation_prompt=not continues,
-            continue_final_message=continues,
-            template_kwargs=plan.template_kwargs,
-        )
-        token_ids = await render(plan.client.tokenizer(), chat, add_special_tokens=False)
-        params = plan.client.prepare(params, parsing, token_ids)
-        options = RequestOptions(request_id=f"{self.answer.name}-{uuid.uuid4().hex[:8]}", priority=request.priority)
-        prompt = Prompt(token_ids=token_ids, add_special_tokens=False, cache_salt=request.cache_salt)
-        return merge([plan.client.events(plan.client.generate(prompt, params, options), parsing)])
+    async def _generate(self, request: ChatRequest, params: SamplingParams) -> AsyncGenerator[ParsedOutput, None]:
+        name = f"{self.answer.name}-{uuid.uuid4().hex[:8]}"
+        options = RequestOptions(request_id=name, priority=self._plan.request.priority)
+        return await self._plan.chats.answer(request, params, options)

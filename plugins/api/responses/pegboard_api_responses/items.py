@@ -7,8 +7,8 @@ from typing import Any
 
 from pegboard.interfaces.builtin_tool import ToolFunction
 from pegboard.interfaces.output_parser import Content, Event, Reasoning, ToolCallArguments, ToolCallEnd, ToolCallStart
-from pegboard_api_openai.responses.builtin_items import FORMS, BuiltinCall, IgnoredCall
-from pegboard_api_openai.responses.open_items import FunctionCallItem, MessageItem, OpenItem, ReasoningItem, StreamEvent
+from pegboard_api_responses.builtin_items import FORMS, BuiltinCall, IgnoredCall
+from pegboard_api_responses.open_items import FunctionCallItem, MessageItem, OpenItem, ReasoningItem, StreamEvent
 
 
 class Items:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-import msgspec
-
-from pegboard_api_openai.responses.open_items import StreamEvent
+from pegboard_api_responses.open_items import StreamEvent
+from pegboard_server.streaming import named_event
 
 
 class EventEncoder:
@@ -19,8 +18,7 @@ class EventEncoder:
     def __call__(self, events: Sequence[StreamEvent]) -> list[bytes]:
         encoded = []
         for event in events:
-            body = msgspec.json.encode({**event, "sequence_number": self._number})
-            encoded.append(f"event: {event['type']}\ndata: ".encode() + body + b"\n\n")
+            encoded.append(named_event({**event, "sequence_number": self._number}))
             self._number += 1
         return encoded
 

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pegboard_api_openai.plugin import RESPONSES
-from pegboard_api_openai.responses.api import ResponsesApi
-from pegboard_api_openai.responses.event_log import EventLog
-from pegboard_api_openai.responses.history import as_messages, read_input
-from pegboard_api_openai.responses.options import ResponsesOptions
+from pegboard_api_responses.api import ResponsesApi
+from pegboard_api_responses.event_log import EventLog
+from pegboard_api_responses.history import as_messages, read_input
+from pegboard_api_responses.options import ResponsesOptions
+from pegboard_api_responses.plugin import RESPONSES
 from starlette.testclient import TestClient
 
 from pegboard.config.schema import ServerConfig

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from pegboard.interfaces.builtin_tool import ToolFunction, ToolOutput
-from pegboard_api_openai.responses.open_items import CALL_ID, OWN_ID, OpenItem, StreamEvent, fresh_name
+from pegboard_api_responses.open_items import CALL_ID, OWN_ID, OpenItem, StreamEvent, fresh_name
 
 
 class BuiltinCall(OpenItem):

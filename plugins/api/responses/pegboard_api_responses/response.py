@@ -7,12 +7,12 @@ from typing import Any
 
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import Overloaded, RequestError
-from pegboard.interfaces.api import ParsedOutput, Parsing
 from pegboard.interfaces.output_parser import Reasoning
-from pegboard_api_openai.logprobs import TokenNames, chat_logprobs
-from pegboard_api_openai.responses.fields import ResponsesRequest
-from pegboard_api_openai.responses.items import Items
-from pegboard_api_openai.responses.open_items import StreamEvent
+from pegboard_api_responses.fields import ResponsesRequest
+from pegboard_api_responses.items import Items
+from pegboard_api_responses.open_items import StreamEvent
+from pegboard_chat.logprobs import TokenNames, chat_logprobs
+from pegboard_chat.reading import ParsedOutput
 
 
 class ResponseAnswer:
@@ -28,7 +28,7 @@ class ResponseAnswer:
         name: str,
         model: str,
         params: SamplingParams,
-        parsing: Parsing,
+        has_tools: bool,
         names: TokenNames,
         items: Items,
     ) -> None:
@@ -43,9 +43,9 @@ class ResponseAnswer:
         self._counted = (0, 0)
         self._status = "queued" if request.background else "in_progress"
         self._more: dict[str, Any] = {"error": None, "incomplete_details": None}
-        self._fixed = self._described(model, params, parsing)
+        self._fixed = self._described(model, params, has_tools)
 
-    def _described(self, model: str, params: SamplingParams, parsing: Parsing) -> dict[str, Any]:
+    def _described(self, model: str, params: SamplingParams, has_tools: bool) -> dict[str, Any]:
         request = self._request
         given_choice = request.tool_choice if request.tool_choice is not None else "auto"
         return {
@@ -68,7 +68,7 @@ class ResponseAnswer:
             "store": request.store,
             "temperature": params.temperature,
             "text": {"format": (request.text and request.text.format) or {"type": "text"}, "verbosity": "medium"},
-            "tool_choice": given_choice if parsing.tools else "none",
+            "tool_choice": given_choice if has_tools else "none",
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs or 0,
             "top_p": params.top_p,

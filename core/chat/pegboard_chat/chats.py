@@ -1,0 +1,247 @@
+"""One call from messages to events: render, check, generate, parse. Every API answers chats through it.
+
+request = ChatRequest(chat=Chat(messages=[{"role": "user", "content": "Hello"}]))
+outputs = await Chats(client).answer(request, SamplingParams(), RequestOptions(request_id="a"))
+async for output in outputs:
+    print(output.events)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, Literal
+
+from pegboard.data.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from pegboard.errors import MalformedRequest, RequestError
+from pegboard.interfaces.api import EngineClient, Prompt, RequestOptions
+from pegboard.interfaces.output_parser import OutputParser, OutputParserSetup
+from pegboard.interfaces.tokenizer import Chat
+from pegboard_chat.parsing import Pipeline
+from pegboard_chat.parsing.forced_calls import NamedCall, RequiredCalls, fresh_id, named_schema, required_schema
+from pegboard_chat.parsing.special_tokens import with_special_tokens
+from pegboard_chat.parsing.structural_tag import triggers
+from pegboard_chat.reading import ParsedOutput, read_outputs, special_texts
+
+ToolChoice = Literal["none", "auto", "required", "named"]
+
+RESERVED_KWARGS = (
+    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template",
+)  # fmt: skip
+"""Template arguments with a field of their own, or that would change what rendering returns."""
+
+NO_PARSER = (
+    "tool_choice 'auto' is not supported: no tool parser is known for this model; name one with --tool-call-parser, leave "
+    "tool_choice out to get the answer as text, or force a call"
+)
+NOT_AUTO = "tool_choice 'auto' is not supported: the server runs with --no-enable-auto-tool-choice"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """A conversation, and how the answer to it is read.
+
+    chat: what the template gets; its tools are those that the model is shown.
+    tool_choice: "none" leaves calls as text, "auto" reads the model's own format, "required" and "named" force calls;
+    None = "auto" where calls can be read, else "none". function: the one that "named" names.
+    tools: OpenAI-shaped, those that may be called; None = all of the chat's.
+    parallel_tool_calls: False keeps the first call only.
+    """
+
+    chat: Chat
+    tool_choice: ToolChoice | None = None
+    function: str | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    parallel_tool_calls: bool = True
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A request with nothing left open. chat: as the template gets it."""
+
+    chat: Chat
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: ToolChoice
+    request: ChatRequest
+
+
+class Chats:
+    """Answers conversations with the served model. settings: those of the server, as an API plugin gets them."""
+
+    def __init__(self, client: EngineClient, settings: Mapping[str, Any] | None = None) -> None:
+        settings = settings or {}
+        self._client = client
+        self._is_auto = bool(settings.get("enable_auto_tool_choice", True))
+        self._hides_tools = bool(settings.get("exclude_tools_when_tool_choice_none"))
+        self._trusts_templates = bool(settings.get("trust_request_chat_template"))
+
+    @property
+    def can_read_calls(self) -> bool:
+        """The model has a tool parser, and the server lets the model choose whether to call."""
+        return self._is_auto and self._client.parsers().tool is not None
+
+    def tool_choice(self, request: ChatRequest) -> ToolChoice:
+        """The choice that holds. Raises MalformedRequest naming `tool_choice`."""
+        choice, tools = request.tool_choice, request.chat.tools if request.tools is None else request.tools
+        if choice is None:
+            return "auto" if tools and self.can_read_calls else "none"
+        if choice != "none" and not tools:
+            raise MalformedRequest("tool_choice needs tools", parameter="tool_choice")
+        if choice == "auto" and not self.can_read_calls:
+            raise MalformedRequest(NO_PARSER if self._is_auto else NOT_AUTO, parameter="tool_choice")
+        return choice
+
+    async def token_ids(self, request: ChatRequest) -> Sequence[int]:
+        """The prompt. Raises RequestError for what is wrong with the conversation."""
+        return await self._render(self._checked(request))
+
+    async def answer(
+        self, request: ChatRequest, params: SamplingParams | BeamSearchParams, options: RequestOptions
+    ) -> AsyncGenerator[ParsedOutput, None]:
+        """Begin to answer. Raises RequestError for what is wrong with the conversation, the tools or the parameters.
+
+        The outputs come as `params.output_kind` says (DELTA or FINAL_ONLY), each with what it says: a whole answer is a stream of
+        one output, so the two cannot differ. The iterator raises what `EngineClient.generate` raises, and PegboardError where the
+        engine gave a completion up. Closing it aborts.
+        """
+        checked = self._checked(request)
+        token_ids = await self._render(checked)
+        prompt = Prompt(token_ids=token_ids, add_special_tokens=False, cache_salt=request.cache_salt, chat=checked.chat)
+        if isinstance(params, BeamSearchParams):
+            outputs = self._client.beam_search(prompt, params, options)
+        else:
+            outputs = self._client.generate(prompt, self._prepared(params, checked, token_ids), options)
+        hides_special = self._keeps_special(checked) and params.skip_special_tokens
+        return read_outputs(
+            outputs,
+            partial(self._pipeline, checked),
+            hidden=self._special_texts if hides_special else None,
+            is_parallel=request.parallel_tool_calls,
+        )
+
+    # --- check -------------------------------------------------------------------------------------------------------------
+
+    def _checked(self, request: ChatRequest) -> _Checked:
+        chat, choice = request.chat, self.tool_choice(request)
+        if chat.add_generation_prompt and chat.continue_final_message:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt cannot both be true: an answer either continues the last "
+                "message or starts a new one",
+                parameter="continue_final_message",
+            )
+        if chat.chat_template is not None and not self._trusts_templates:
+            raise RequestError(
+                "chat_template is not accepted in requests; the server allows it with --trust-request-chat-template",
+                parameter="chat_template",
+            )
+        taken = next((name for name in RESERVED_KWARGS if name in chat.template_kwargs), None)
+        if taken is not None:
+            raise RequestError(f"chat_template_kwargs must not hold {taken!r}", parameter="chat_template_kwargs")
+        tools = (chat.tools if request.tools is None else request.tools) or ()
+        if request.tool_choice == "none" and self._hides_tools:
+            chat = replace(chat, tools=None)
+        return _Checked(chat, tools, choice, request)
+
+    async def _render(self, checked: _Checked) -> Sequence[int]:
+        """Rendering and encoding run in a thread."""
+        rendered = await asyncio.to_thread(self._client.tokenizer().render, checked.chat)
+        return rendered.token_ids
+
+    # --- generate ----------------------------------------------------------------------------------------------------------
+
+    def _prepared(self, params: SamplingParams, checked: _Checked, prompt_token_ids: Sequence[int]) -> SamplingParams:
+        """`params` as the parsers need them: a schema for calls that are forced or strict, special tokens for markers that are
+        some."""
+        changes: dict[str, Any] = {}
+        forced = self._forced(checked)
+        if forced is not None and params.structured_outputs is not None:
+            raise RequestError(
+                "a tool_choice that forces a call and a structured output exclude each other: leave one of them out",
+                parameter="tool_choice",
+            )
+        if forced is not None:
+            changes["structured_outputs"] = forced
+        elif params.structured_outputs is None and (strict := self._strict(checked, prompt_token_ids)) is not None:
+            changes["structured_outputs"] = strict
+        if self._keeps_special(checked):
+            changes["skip_special_tokens"] = False
+        return params.clone(**changes) if changes else params
+
+    def _forced(self, checked: _Checked) -> StructuredOutputsParams | None:
+        """The schema of calls that must be made. It forbids free white space if it can: a small model that may write any number
+        of line feeds does not always come to an end."""
+        if checked.tool_choice == "named":
+            schema = named_schema(checked.tools, checked.request.function or "")
+        elif checked.tool_choice == "required":
+            schema = required_schema(checked.tools, is_parallel=checked.request.parallel_tool_calls)
+        else:
+            return None
+        is_compact = self._client.parsers().can_be_compact
+        return StructuredOutputsParams(json=json.dumps(schema), disable_any_whitespace=is_compact, parameter="tools")
+
+    def _strict(self, checked: _Checked, prompt_token_ids: Sequence[int]) -> StructuredOutputsParams | None:
+        """Of calls that the model may make, where a tool is `strict` and the parser can describe its format.
+
+        It waits for the end of the reasoning, unless all that begins a call also ends the reasoning: then it can hold from the
+        first token on, and also holds a call that the model makes out of its reasoning.
+        """
+        parsers = self._client.parsers()
+        is_strict = any(tool["function"].get("strict") for tool in checked.tools)
+        if checked.tool_choice != "auto" or not is_strict or parsers.tool is None:
+            return None
+        setup = self._setup(checked, prompt_token_ids)
+        described = parsers.tool.make(setup).constraint(checked.tools, "auto")
+        if described is None:
+            return None
+        constraint = with_special_tokens(described, self._special_tokens)
+        wanted: dict[str, Any] = {constraint.kind: True if constraint.kind == "json_object" else constraint.text}
+        ends = parsers.reasoning.make(setup).reasoning_end() if parsers.reasoning is not None else ()
+        is_free = constraint is not described or not set(ends) & set(self._special_tokens)  # to write the ends of reasoning
+        if is_free and (begins := triggers(described)) and set(begins) <= set(ends):
+            wanted["reasoning_end_token_ids"] = []
+        return StructuredOutputsParams(**wanted, parameter="tools")
+
+    def _keeps_special(self, checked: _Checked) -> bool:
+        """Some parser of this request reads special tokens."""
+        parsers = self._client.parsers()
+        used = (parsers.reasoning, parsers.tool if checked.tool_choice == "auto" else None)
+        return any(parser is not None and parser.reads_special for parser in used)
+
+    # --- parse -------------------------------------------------------------------------------------------------------------
+
+    def _pipeline(self, checked: _Checked, prompt_token_ids: Sequence[int]) -> Pipeline:
+        """The parsers of one completion."""
+        parsers = self._client.parsers()
+        is_forced = checked.tool_choice in ("required", "named")
+        reads_calls = checked.tool_choice == "auto" and bool(checked.tools) and parsers.tool is not None
+        if not (parsers.reasoning or reads_calls or is_forced):
+            return Pipeline()
+        setup = self._setup(checked, prompt_token_ids)
+        reasoning = parsers.reasoning.make(setup) if parsers.reasoning else None
+        tools: OutputParser | None = parsers.tool.make(setup) if parsers.tool and (reads_calls or is_forced) else None
+        if is_forced:
+            make_id = tools.call_id if tools else fresh_id
+            is_named = checked.tool_choice == "named"
+            tools = NamedCall(checked.request.function or "", make_id) if is_named else RequiredCalls(make_id)
+        return Pipeline(reasoning, tools)
+
+    def _setup(self, checked: _Checked, prompt_token_ids: Sequence[int]) -> OutputParserSetup:
+        tokenizer = self._client.tokenizer()
+        return OutputParserSetup.after_prompt(tokenizer, prompt_token_ids, checked.tools, checked.chat.template_kwargs)
+
+    @cached_property
+    def _special_tokens(self) -> dict[str, int]:
+        """Special tokens by their texts, without those that end an output."""
+        tokenizer = self._client.tokenizer()
+        vocabulary = tokenizer.vocabulary()
+        ids = sorted(vocabulary.special_token_ids - set(vocabulary.eos_token_ids))
+        return {text: token for token in ids if (text := tokenizer.decode([token], skip_special_tokens=False))}
+
+    @cached_property
+    def _special_texts(self) -> "re.Pattern[str] | None":
+        return special_texts(self._client.tokenizer())

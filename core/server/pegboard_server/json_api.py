@@ -1,0 +1,75 @@
+"""What JSON APIs in OpenAI's style share: error bodies with vLLM's words for the type, endpoints, the choice of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pegboard.errors import MalformedRequest, UnknownModel
+from pegboard.interfaces.api import EngineClient
+
+_TYPES = {
+    400: "BadRequestError",
+    404: "NotFoundError",
+    405: "Method Not Allowed",
+    413: "Content Too Large",
+    422: "UnprocessableEntityError",
+    500: "InternalServerError",
+    503: "Service Unavailable",
+}
+BAD_REQUEST = "Bad Request"
+_TYPES_OF_HTTP = {400: BAD_REQUEST, 404: "Not Found"}
+
+MAX_NAME = 200
+"""Characters of a wrong model name that the error repeats."""
+
+
+def error_body(status: int, message: str, parameter: str | None, kind: str | None = None) -> dict[str, Any]:
+    """The body of an error, also used for errors inside a stream. `code` is the HTTP status. kind: the type, if not the one
+    that follows from the status. A missing or wrong key has vLLM's body, one word."""
+    if status == 401:
+        return {"error": "Unauthorized"}
+    default = _TYPES.get(status, "BadRequestError" if status < 500 else "InternalServerError")
+    if parameter is None:  # not a field is wrong, but the path or the media type
+        default = _TYPES_OF_HTTP.get(status, default)
+    return {"error": {"message": message, "type": kind or default, "param": parameter, "code": status}}
+
+
+def error_event(status: int, message: str, parameter: str | None) -> bytes:
+    """The error body as a server-sent event without a name."""
+    return b"data: " + msgspec.json.encode(error_body(status, message, parameter)) + b"\n\n"
+
+
+def endpoint(answer: Callable[[Request], Awaitable[Response]], body_model: type[BaseModel] | None = None) -> Any:
+    """`answer` as a route's endpoint: a body that does not fit gets vLLM's type of error. body_model: what the body must be,
+    for /openapi.json."""
+
+    async def call(http: Request) -> Response:
+        try:
+            return await answer(http)
+        except MalformedRequest as error:
+            return json_response(error_body(error.status, str(error), error.parameter, BAD_REQUEST), error.status)
+
+    call.__doc__ = answer.__doc__
+    call.body_model = body_model  # type: ignore[attr-defined]
+    return call
+
+
+def json_response(body: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+def served_model(client: EngineClient, name: str | None) -> str:
+    """`name` if it is served; the first served model when there is none. Raises UnknownModel."""
+    names = [model.name for model in client.models()]
+    if name is None:
+        return names[0]
+    if name not in names:
+        served = ", ".join(names)
+        raise UnknownModel(f"The model `{name[:MAX_NAME]}` does not exist. This server has: {served}", parameter="model")
+    return name

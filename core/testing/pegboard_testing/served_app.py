@@ -1,0 +1,59 @@
+"""The real application of some apis, called in this process or served on a port: tests of API plugins talk HTTP to it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+
+from pegboard.config.schema import ServerConfig
+from pegboard.interfaces.api import Api, ApiSetup, ApiSpec, EngineClient
+from pegboard_server.app import build_app
+from pegboard_server.server import run_server
+
+MakeApis = Callable[[ApiSetup], Sequence[tuple[str, Api, ApiSpec]]]
+"""The apis to mount: name, implementation, spec."""
+
+
+def make_app(
+    make_apis: MakeApis, client: EngineClient, builtin_tools: Mapping[str, Any] | None = None, **settings: Any
+) -> Starlette:
+    """The application. settings: fields of ServerConfig."""
+    config = ServerConfig(**settings)
+    setup = ApiSetup(client, msgspec.structs.asdict(config), builtin_tools=builtin_tools or {})
+    return build_app(make_apis(setup), client, config)
+
+
+@contextmanager
+def serving(
+    make_apis: MakeApis, client: EngineClient, builtin_tools: Mapping[str, Any] | None = None, **settings: Any
+) -> Iterator[str]:
+    """A real server on a free port, in a thread; gives its address."""
+    config = ServerConfig(port=0, disable_access_log=True, uvicorn_log_level="error", shutdown_timeout_s=1, **settings)
+    app = make_app(make_apis, client, builtin_tools, **settings)
+    ready: list[Any] = []
+    is_ready = threading.Event()
+
+    async def main() -> None:
+        stop = asyncio.Event()
+
+        def on_ready(address: str) -> None:
+            ready.extend([address, asyncio.get_running_loop(), stop])
+            is_ready.set()
+
+        await run_server(app, config, on_ready=on_ready, stop=stop)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
+    thread.start()
+    assert is_ready.wait(20)
+    try:
+        yield ready[0]
+    finally:
+        ready[1].call_soon_threadsafe(ready[2].set)
+        thread.join(20)
+        assert not thread.is_alive()
