@@ -234,11 +234,11 @@ def test_keyed_prefers_exact_names_then_the_wildcard(fakes: FakeDistributions) -
     add(fakes, "model", "Llama", tier="reference")
     add(fakes, "model", "*", tier="vendor")
     registry = Registry(fakes.scan())
-    assert registry.choose_keyed("model", ["Llama"], ModelNeed()).require().name == "Llama"
-    fallback = registry.choose_keyed("model", ["Mamba", "Rwkv"], ModelNeed())
+    assert registry.choose("model", ModelNeed(), keys=["Llama"]).require().name == "Llama"
+    fallback = registry.choose("model", ModelNeed(), keys=["Mamba", "Rwkv"])
     assert fallback.require().name == "*" and fallback.key == "Mamba"
-    assert registry.choose_keyed("model", ["Mamba", "Llama"], ModelNeed()).require().name == "Llama"
-    assert registry.choose_keyed("model", ["Llama"], ModelNeed(), explicit="d-any:*").require().name == "*"
+    assert registry.choose("model", ModelNeed(), keys=["Mamba", "Llama"]).require().name == "Llama"
+    assert registry.choose("model", ModelNeed(), keys=["Llama"], explicit="d-any:*").require().name == "*"
     assert set(registry.decisions) == {("model", "Llama"), ("model", "Mamba")}
 
 
@@ -248,8 +248,8 @@ def test_keyed_exact_but_broken_is_fatal_unsuitable_goes_on(fakes: FakeDistribut
     add(fakes, "model", "*")
     registry = Registry(fakes.scan())
     with pytest.raises(PluginBroken, match="model:Llama"):
-        registry.choose_keyed("model", ["Llama"], ModelNeed())
-    decision = registry.choose_keyed("model", ["Mamba"], ModelNeed(platform="cpu"))
+        registry.choose("model", ModelNeed(), keys=["Llama"])
+    decision = registry.choose("model", ModelNeed(platform="cpu"), keys=["Mamba"])
     assert decision.require().name == "*" and "runs on cuda" in decision.table()
 
 
@@ -258,10 +258,10 @@ def test_keyed_conflict_and_absence(fakes: FakeDistributions) -> None:
     add(fakes, "model", "Llama", "two")
     registry = Registry(fakes.scan())
     with pytest.raises(PluginConflict, match="'one:Llama' or 'two:Llama'"):
-        registry.choose_keyed("model", ["Llama"], ModelNeed())
+        registry.choose("model", ModelNeed(), keys=["Llama"])
     with pytest.raises(PluginNotFound, match="Xyzzy"):
-        registry.choose_keyed("model", ["Xyzzy"], ModelNeed())
-    assert registry.choose_keyed("model", ["Xyzzy"], ModelNeed(), required=False).winner is None
+        registry.choose("model", ModelNeed(), keys=["Xyzzy"])
+    assert registry.choose("model", ModelNeed(), keys=["Xyzzy"], required=False).winner is None
 
 
 def test_build_is_attributed(fakes: FakeDistributions) -> None:
@@ -284,17 +284,15 @@ def test_build_is_attributed(fakes: FakeDistributions) -> None:
         Registry(fakes.scan(), PluginPolicy(deny=("d-s",))).load(entry)
 
 
-def test_order_and_prefers(fakes: FakeDistributions) -> None:
+def test_prefers_and_among(fakes: FakeDistributions) -> None:
     for name, tier in (("a", "vendor"), ("b", "tuned"), ("c", "reference")):
         add(fakes, "sampler", name, tier=tier)
     registry = Registry(fakes.scan())
     need = SamplerNeed()
     assert registry.choose("sampler", need).require().name == "a"
     assert registry.choose("sampler", need, prefers=("nowhere", "b")).require().name == "b"
-    assert registry.choose("sampler", need, order=("c", "b"), prefers=("b",)).require().name == "c"
+    assert registry.choose("sampler", need, prefers=("c", "b")).require().name == "c"
     assert registry.choose("sampler", need, among=[registry.find("sampler", "b")]).require().name == "b"
-    with pytest.raises(PluginNotFound, match="nowhere"):
-        registry.choose("sampler", need, order=("nowhere",))
 
 
 ROWS = st.lists(
@@ -319,7 +317,8 @@ def test_ranking_is_a_total_order_independent_of_install_order(rows: list[tuple[
     sys.modules["ranked_specs"] = module
     try:
         first, second = (
-            Registry(Scan(entries=tuple(some))).choose("attention", AttentionNeed(), order=order) for some in (entries, shuffled)
+            Registry(Scan(entries=tuple(some))).choose("attention", AttentionNeed(), prefers=order)
+            for some in (entries, shuffled)
         )
     finally:
         del sys.modules["ranked_specs"]

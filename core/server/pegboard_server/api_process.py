@@ -49,7 +49,7 @@ async def serve_client(
     hooks = _hooks(client)
     async with client:
         if hooks is not None:
-            hooks[0].role_started(hooks[1])
+            hooks[0].call("pegboard_role_started", hooks[1])
         on_loaded()
         try:
             return await run_server(
@@ -58,7 +58,7 @@ async def serve_client(
             )  # fmt: skip
         finally:
             if hooks is not None:
-                hooks[0].role_stopping(hooks[1])
+                hooks[0].call("pegboard_role_stopping", hooks[1])
 
 
 def _hooks(client: "AsyncLLM") -> tuple[Any, Any] | None:

@@ -20,9 +20,8 @@ from pegboard.interfaces.model_family import ModelFamilySpec
 from pegboard.interfaces.spec import TIERS, Absent, Broken, Ok, Spec
 from pegboard.plugins import discovery, options
 from pegboard.plugins.discovery import Entry
-from pegboard.plugins.importing import import_part, import_spec, incompatibility
-from pegboard.plugins.probing import probe_facts
-from pegboard.plugins.spec_cost import BUDGET_MS, measure
+from pegboard.plugins.doctor import BUDGET_MS, measure
+from pegboard.plugins.importing import import_part, import_spec, incompatibility, probe_facts
 
 
 def installed_entry(kind: str, name: str, distribution: str | None = None) -> Entry:

@@ -72,7 +72,7 @@ def test_a_level_that_does_not_work_is_passed_over(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(build, "_trial", lambda path: None)
     level, path = build.best_compiled()
     assert level == others[0] and path == build.library_path(level)
-    verdict = probe(ProbeFacts(machine="x86_64", system="Linux", cpu_flags=flags))
+    verdict = probe(ProbeFacts(machine="x86_64", cpu_flags=flags))
     assert isinstance(verdict, Ok)
     assert verdict.facts == {"level": level, "library": "compiled", "passed over": f"{best}: a trial was killed by SIGILL"}
 
@@ -116,7 +116,7 @@ def test_a_library_that_multiplies_wrong_fails_its_trial(tmp_path: Path, monkeyp
 
 
 def test_without_a_compiler_or_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = ProbeFacts(machine="x86_64", system="Linux")
+    facts = ProbeFacts(machine="x86_64")
     monkeypatch.setenv("PEGBOARD_CACHE", str(tmp_path))
     assert isinstance(probe(facts), Ok)
     monkeypatch.setattr(shutil, "which", lambda name: None)

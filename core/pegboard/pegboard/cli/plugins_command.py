@@ -116,7 +116,7 @@ def _why(registry: Registry, arguments: argparse.Namespace) -> int:
     error = ""
     key = arguments.name if kind.chosen == "keyed" and arguments.name and ":" not in arguments.name else ""
     try:
-        made = registry.choose_keyed(kind.name, [key], need) if key else registry.choose(kind.name, need, explicit=arguments.name)
+        made = registry.choose(kind.name, need, keys=[key]) if key else registry.choose(kind.name, need, explicit=arguments.name)
     except PluginError as failure:
         error = str(failure)
         recorded = registry.decisions.get((kind.name, key))

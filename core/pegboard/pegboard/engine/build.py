@@ -80,7 +80,8 @@ def _tell_hooks(registry: Registry, plan: "EnginePlan", weight_bytes: int, load_
     if registry.enabled_hooks():
         architecture = plan.architectures[0] if plan.architectures else ""
         num_layers = plan.checkpoint.config.get("num_hidden_layers", 0)
-        Hooks(registry).model_loaded(LoadedModel(plan.model_names[0], architecture, num_layers, weight_bytes, load_s))
+        model = LoadedModel(plan.model_names[0], architecture, num_layers, weight_bytes, load_s)
+        Hooks(registry).call("pegboard_model_loaded", model)
 
 
 def _with_platform_defaults(registry: Registry, plan: "EnginePlan") -> EngineConfig:

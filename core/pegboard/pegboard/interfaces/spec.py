@@ -101,7 +101,6 @@ class ProbeFacts:
     """What a probe may look at: nothing of a device is touched to make it."""
 
     machine: str
-    system: str
     cpu_flags: frozenset[str] = frozenset()
     num_cpus: int = 1
 

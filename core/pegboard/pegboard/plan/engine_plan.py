@@ -281,14 +281,14 @@ def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint
     """Architecture and quantization must be installed: said now, with what to install, not after loading."""
     if not checkpoint.architectures:
         raise ModelError(f"{checkpoint.path}: the checkpoint names no architecture; give one with --hf-overrides architectures")
-    _announce(registry.choose_keyed("model", checkpoint.architectures, ModelNeed()))
+    _announce(registry.choose("model", ModelNeed(), keys=checkpoint.architectures))
     stored = (checkpoint.quantization or {}).get("quant_method")
     asked = settings.engine.quantization
     if asked and stored and asked != stored and "online" not in registry.spec(registry.find("quantization", asked)).flags:
         raise ConfigError(f"quantization {asked!r} was asked for, but the checkpoint is quantized with {stored!r}")
     method = asked or stored or default_name("quantization")
     if method is not None:
-        _announce(registry.choose_keyed("quantization", [str(method)], QuantizationNeed()))
+        _announce(registry.choose("quantization", QuantizationNeed(), keys=[str(method)]))
 
 
 # --- numbers of the model ----------------------------------------------------------------------------------------------------

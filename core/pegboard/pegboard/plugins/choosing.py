@@ -1,4 +1,4 @@
-"""Runs the gates over the candidates of one kind. `Registry.choose` and `Registry.choose_keyed` are the doors to it."""
+"""Runs the gates over the candidates of one kind. `Registry.choose` is the door to it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def choose_ranked(
     registry: Registry,
     kind: str,
     need: Need,
-    order: Sequence[str],
-    prefers: Sequence[str],
+    *,
     key: str,
+    keys: Sequence[str] | None,
+    prefers: Sequence[str],
     among: Iterable[Entry] | None,
     required: bool,
 ) -> Decision:
@@ -34,60 +35,50 @@ def choose_ranked(
     check_kind(kind)
     if locked := _from_lock(registry, kind, need, key):
         return locked
-    user_order = [registry.find(kind, name) for name in order]
     preferred = [entry for name in prefers if (entry := _find_or_none(registry, kind, name)) is not None]
-    entries = [entry for entry in registry.scan.entries if entry.kind == kind]
-    if among is not None:
-        wanted = set(among)
-        entries = [entry for entry in entries if entry in wanted]
-    judged = [judge(registry, entry, need) for entry in entries] + (_unserved(registry, kind, None) if among is None else [])
-    suited = [(c.entry, registry.spec(c.entry)) for c in judged if c.gate == "ranked"]
-    ranked, rank = pick(suited, user_order, preferred)
-    decision = _decision(registry, kind, key, need, ranked, judged, rank)
-    if kind == PLATFORM:
-        _refuse_broken_platform(decision)
-    _quarantine_broken(registry, judged)
-    if required and decision.winner is None:
-        if not decision.candidates:
-            raise PluginNotFound(to_install(kind))
-        decision.require()
-    return decision
-
-
-def choose_keyed(registry: Registry, kind: str, keys: Sequence[str], need: Need, required: bool) -> Decision:
-    """See `Registry.choose_keyed`, without an explicit name."""
-    check_kind(kind)
-    key = keys[0] if keys else ""
-    if locked := _from_lock(registry, kind, need, key):
-        return locked
-    names = list(dict.fromkeys([*keys, WILDCARD]))
-    judged = _unserved(registry, kind, names)
+    wanted = None if among is None else set(among)
+    entries = [entry for entry in registry.scan.entries if entry.kind == kind and (wanted is None or entry in wanted)]
+    names = [""] if keys is None else list(dict.fromkeys([*keys, WILDCARD]))
+    judged = _unserved(registry, kind, None if keys is None else names) if among is None else []
     ranked: list[Candidate] = []
     rank = ""
     for name in names:
-        named = [entry for entry in registry.scan.entries if entry.kind == kind and entry.name == name]
+        named = [entry for entry in entries if keys is None or entry.name == name]
         if ranked:
             reason = f"{ranked[0].entry.name} comes before {name!r}"
             judged += [Candidate(entry, "ranked", reason) for entry in named if not registry.policy.blocked(entry)]
             continue
         found = [judge(registry, entry, need) for entry in named]
         judged += found
-        suited = [c.entry for c in found if c.gate == "ranked"]
-        broken = [c for c in found if c.broken]
-        if not suited and broken and name != WILDCARD:  # the checkpoint asked for exactly this one
-            registry.record(_decision(registry, kind, key, need, [], judged, ""))
-            raise PluginBroken(_attributed(broken[0]), plugin=broken[0].entry.id)
-        if len(suited) > 1 and name != WILDCARD:
-            raise registry.conflict(kind, name, suited)
-        ranked, _ = pick([(entry, registry.spec(entry)) for entry in suited], (), ())
-        rank = "any name" if name == WILDCARD else "exact name"
-        _quarantine_broken(registry, found)
-    decision = _decision(registry, kind, key, need, ranked, judged, rank if ranked else "")
+        suited = [(c.entry, registry.spec(c.entry)) for c in found if c.gate == "ranked"]
+        if keys is not None and name != WILDCARD:
+            _refuse_unclear(registry, Decision(kind, None, tuple(by_gate(judged)), key, need_text(need)), found, suited)
+        ranked, rank = pick(suited, preferred)
+        if keys is not None and ranked:
+            rank = "any name" if name == WILDCARD else "exact name"
+    decision = _decision(registry, kind, key, need, ranked, judged, rank)
+    if kind == PLATFORM:
+        _refuse_broken_platform(decision)
+    for candidate in judged:
+        if candidate.broken:
+            registry.quarantine(candidate.entry, candidate.reason)
     if required and decision.winner is None:
         if not decision.candidates:
-            raise not_found(kind, key, registry.names(kind), typed=False)
+            raise PluginNotFound(to_install(kind)) if keys is None else not_found(kind, key, registry.names(kind), typed=False)
         decision.require()
     return decision
+
+
+def _refuse_unclear(
+    registry: Registry, decision: Decision, found: Sequence[Candidate], suited: Sequence[tuple[Entry, Spec]]
+) -> None:
+    """The checkpoint asks for exactly one name: if that is broken, or there are two, the next name must not be taken."""
+    broken = [c for c in found if c.broken]
+    if broken and not suited:
+        registry.record(decision)
+        raise PluginBroken(_attributed(broken[0]), plugin=broken[0].entry.id)
+    if len(suited) > 1:
+        raise registry.conflict(decision.kind, suited[0][0].name, [entry for entry, _ in suited])
 
 
 def choose_explicit(registry: Registry, kind: str, need: Need, name: str, key: str) -> Decision:
@@ -192,12 +183,6 @@ def _refuse_broken_platform(decision: Decision) -> None:
             raise PluginBroken(f"{_attributed(candidate)}; repair it, {deny}{others}", plugin=candidate.entry.id)
 
 
-def _quarantine_broken(registry: Registry, judged: Iterable[Candidate]) -> None:
-    for candidate in judged:
-        if candidate.broken:
-            registry.quarantine(candidate.entry, candidate.reason)
-
-
 def _attributed(candidate: Candidate) -> str:
     prefix = candidate.entry.id
     return candidate.reason if candidate.reason.startswith(prefix) else f"{prefix} is broken: {candidate.reason}"
@@ -205,5 +190,5 @@ def _attributed(candidate: Candidate) -> str:
 
 def _alternative(registry: Registry, kind: str, need: Need, refused: Entry) -> Entry | None:
     judged = [judge(registry, entry, need) for entry in registry.entries(kind) if entry != refused]
-    ranked, _ = pick([(c.entry, registry.spec(c.entry)) for c in judged if c.gate == "ranked"], (), ())
+    ranked, _ = pick([(c.entry, registry.spec(c.entry)) for c in judged if c.gate == "ranked"])
     return ranked[0].entry if ranked else None

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 
 from pegboard.errors import PegboardError, PluginError
+from pegboard.interfaces import HOOKS_GROUP, KINDS
 from pegboard.interfaces.hooks import Finding
-from pegboard.interfaces.spec import Broken
+from pegboard.interfaces.spec import Broken, Ok
 from pegboard.plugins.discovery import Entry
-from pegboard.plugins.importing import incompatibility
+from pegboard.plugins.importing import import_object, import_part, import_spec, incompatibility
 from pegboard.plugins.registry import Registry
-from pegboard.plugins.spec_cost import BUDGET_MS, measure
+
+BUDGET_MS = 20.0
+"""Processor time a spec's module may take to import, after the kind's interface is imported."""
+
+HEAVY = ("torch", "transformers", "pydantic", "numpy", "tensorflow", "jax", "triton")
+
+_MARK = "spec-cost "
 
 
 def examine(registry: Registry) -> list[Finding]:
@@ -54,35 +68,26 @@ def _conflicts(registry: Registry) -> Iterator[Finding]:
 
 def _requirements(registry: Registry) -> Iterator[Finding]:
     """Requirements of the plugins' distributions that are missing or too old; extras are not asked for."""
-    from importlib.metadata import PackageNotFoundError, requires
-
-    for name in sorted({entry.distribution for entry in registry.scan.all_entries()}):
-        try:
-            wanted = requires(name) or []
-        except PackageNotFoundError:
-            continue
-        for text in wanted:
-            reason = _unmet_requirement(text)
-            if reason:
-                yield Finding("problem", name, reason)
-
-
-def _unmet_requirement(text: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib.metadata import PackageNotFoundError, requires, version
 
     from packaging.requirements import Requirement
 
-    requirement = Requirement(text)
-    if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
-        return None
-    name, specifier = requirement.name, requirement.specifier
-    try:
-        here = version(name)
-    except PackageNotFoundError:
-        return f"requires {text}, which is not installed: pip install '{text}'"
-    if specifier and not specifier.contains(here, prereleases=True):
-        return f"requires {text}, but {name} {here} is installed"
-    return None
+    def installed(distribution: str) -> str | None:
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            return None
+
+    for name in sorted({entry.distribution for entry in registry.scan.all_entries()}):
+        for text in (requires(name) or []) if installed(name) else []:
+            requirement = Requirement(text)
+            if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+                continue
+            here = installed(requirement.name)
+            if here is None:
+                yield Finding("problem", name, f"requires {text}, which is not installed: pip install '{text}'")
+            elif requirement.specifier and not requirement.specifier.contains(here, prereleases=True):
+                yield Finding("problem", name, f"requires {text}, but {requirement.name} {here} is installed")
 
 
 def _specs(registry: Registry) -> Iterator[Finding]:
@@ -97,43 +102,36 @@ def _specs(registry: Registry) -> Iterator[Finding]:
             yield Finding("problem", entry.id, f"its spec takes {cost.ms:.0f} ms to import, the budget is {BUDGET_MS:.0f} ms")
         if cost.effects:
             yield Finding("problem", entry.id, f"importing its spec changes {', '.join(cost.effects)}")
-        yield from _parts(registry, entry)
-        yield from _probe(registry, entry)
+        yield from _judge(registry, entry)
 
 
-def _parts(registry: Registry, entry: Entry) -> Iterator[Finding]:
-    """Whether the modules that the spec names exist; they are not run."""
+def _judge(registry: Registry, entry: Entry) -> Iterator[Finding]:
+    """What the spec says: whether the modules that it names exist (they are not run), and what its probe finds."""
     try:
         spec = registry.spec(entry)
-    except PluginError:
-        return  # `_probe` says so
-    for part in ("implementation", "options", "suits", "validate"):
-        path = getattr(spec, part, None) or ""  # not every kind has all of them
-        module = path.partition(":")[0]
-        if not module:
-            continue
-        try:
-            missing = find_spec(module) is None
-        except ModuleNotFoundError:
-            missing = True
-        if missing:
-            yield Finding("problem", entry.id, f"{part} {path!r}: there is no module {module}")
-
-
-def _probe(registry: Registry, entry: Entry) -> Iterator[Finding]:
-    try:
-        spec = registry.spec(entry)
-        if reason := incompatibility(entry, spec):
-            yield Finding("problem", entry.id, reason)
-            return
-        verdict = registry.verdict(entry)
+        for part in ("implementation", "options", "suits", "validate"):
+            path = getattr(spec, part, None) or ""  # not every kind has all of them
+            module = path.partition(":")[0]
+            if module and not _exists(module):
+                yield Finding("problem", entry.id, f"{part} {path!r}: there is no module {module}")
+        reason = incompatibility(entry, spec)
+        verdict = Ok() if reason else registry.verdict(entry)
     except PluginError as error:
         yield Finding("problem", entry.id, str(error).removeprefix(f"{entry.id}: "))
         return
+    if reason:
+        yield Finding("problem", entry.id, reason)
     if isinstance(verdict, Broken):
         yield Finding("problem", entry.id, f"cannot work here: {verdict.reason}")
-    if registry.policy.override and registry.policy.overrides(entry) and not spec.replaces:
+    if registry.policy.overrides(entry) and not spec.replaces:
         yield Finding("note", entry.id, "is in plugins.override, but replaces nothing")
+
+
+def _exists(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _hooks(registry: Registry) -> Iterator[Finding]:
@@ -141,9 +139,90 @@ def _hooks(registry: Registry) -> Iterator[Finding]:
 
     try:
         hooks = Hooks(registry)
-        yield from hooks.doctor_checks()
+        for findings in hooks.call("pegboard_doctor_checks"):
+            yield from findings
     except PegboardError as error:
         yield Finding("problem", getattr(error, "plugin", None) or "hooks", str(error))
         return
     for name, reason in hooks.quarantined.items():
         yield Finding("problem", f"hooks:{name}", reason)
+
+
+# --- what specs cost ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """ms: processor time. heavy: third-party modules it pulled in that a spec must not. effects: what it changed besides its own
+    module (environment, root logger). error: why it does not import, "" if it does."""
+
+    ms: float
+    heavy: Sequence[str] = ()
+    effects: Sequence[str] = ()
+    error: str = ""
+
+
+def measure(entries: Iterable[Entry]) -> dict[Entry, Cost]:
+    """Cost per entry, measured in a fresh interpreter: `python -m pegboard.plugins.doctor` reads entries as JSON from stdin and
+    answers a line of JSON for each. Several entries of one module: the first one pays. Over budget is measured a second time,
+    since the first import of a fresh installation compiles."""
+    pending = list(entries)
+    costs: dict[Entry, Cost] = {}
+    while pending:
+        found = _run(pending)
+        costs |= found
+        rest = pending[len(found) :]
+        if rest:  # the interpreter died in the first of them
+            costs[rest[0]] = Cost(0.0, error="importing it ends the interpreter")
+        pending = rest[1:]
+    for entry in [entry for entry, cost in costs.items() if cost.ms > BUDGET_MS]:
+        costs[entry] = min(costs[entry], *_run([entry]).values(), key=lambda cost: cost.ms)
+    return costs
+
+
+def _run(entries: list[Entry]) -> dict[Entry, Cost]:
+    result = subprocess.run(
+        [sys.executable, "-m", "pegboard.plugins.doctor"],
+        input=json.dumps([asdict(entry) for entry in entries]),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    answers = [line.removeprefix(_MARK) for line in result.stdout.splitlines() if line.startswith(_MARK)]
+    return {entry: Cost(**json.loads(answer)) for entry, answer in zip(entries, answers, strict=False)}
+
+
+def _cost(entry: Entry) -> Cost:
+    modules, before = set(sys.modules), _surroundings()
+    error = ""
+    start = time.process_time()
+    try:
+        if entry.group == HOOKS_GROUP:
+            import_part(entry, entry.value, "hooks")
+        else:
+            import_spec(entry)
+    except PluginError as failure:
+        error = str(failure)
+    ms = (time.process_time() - start) * 1e3
+    pulled = {name.partition(".")[0] for name in set(sys.modules) - modules}
+    effects = [what for what, value in _surroundings().items() if value != before[what]]
+    return Cost(ms, [name for name in HEAVY if name in pulled], effects, error)
+
+
+def _surroundings() -> dict[str, object]:
+    root = logging.getLogger()
+    return {
+        "the environment": dict(os.environ),
+        "the root logger": (root.level, len(root.handlers), len(root.filters)),
+        "sys.path": list(sys.path),
+        "the working directory": os.getcwd(),
+    }
+
+
+if __name__ == "__main__":
+    for kind in KINDS.values():  # the interfaces are core's cost, also those of the pack's other kinds
+        import_object(kind.spec)
+    for values in json.loads(sys.stdin.read()):
+        print(_MARK + json.dumps(asdict(_cost(Entry(**values)))), flush=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from typing import Any
 
 from pegboard.errors import ConfigError
@@ -27,7 +25,7 @@ class LockedDecision:
     rank: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PluginLock:
     """entries, hooks: all usable ones, also those the policy blocks. options: raw values per plugin, with those of the
     environment merged in, so that a child reads no environment variable. Options may hold secrets: send, never log."""
@@ -70,11 +68,6 @@ class PluginLock:
             options=_options_from_json(value["options"]),
             decisions=tuple(LockedDecision(**decision) for decision in value["decisions"]),
         )
-
-    @cached_property
-    def digest(self) -> str:
-        """ "sha256:…" of the JSON: equal digests mean equal plugins, policy, options and choices."""
-        return "sha256:" + hashlib.sha256(self.to_json().encode()).hexdigest()
 
 
 def _options_to_json(options: Mapping[OptionKey, Mapping[str, Any]]) -> list[list[Any]]:

@@ -17,12 +17,11 @@ from pegboard.interfaces.spec import Need, Ok, Spec, Verdict
 from pegboard.log import get_logger
 from pegboard.plugins import choosing, discovery, options
 from pegboard.plugins.discovery import Entry, Scan, normalized
-from pegboard.plugins.importing import import_part, import_spec, incompatibility
+from pegboard.plugins.importing import import_part, import_spec, incompatibility, run_probe
 from pegboard.plugins.lock import LockedDecision, PluginLock
 from pegboard.plugins.names import check_kind, not_found
 from pegboard.plugins.options import RawOptions
 from pegboard.plugins.policy import PluginPolicy
-from pegboard.plugins.probing import run_probe
 from pegboard.plugins.selection import Decision
 
 logger = get_logger(__name__)
@@ -201,7 +200,7 @@ class Registry:
         need: Need,
         *,
         explicit: str | None = None,
-        order: Sequence[str] = (),
+        keys: Sequence[str] | None = None,
         prefers: Sequence[str] = (),
         key: str = "",
         among: Iterable[Entry] | None = None,
@@ -209,26 +208,16 @@ class Registry:
     ) -> Decision:
         """The best plugin of `kind` for `need`; remembered under (kind, key).
 
-        explicit: the user's own choice (None or "auto" = none): used or an error, never replaced. order: the user's order,
-        unknown names are errors. prefers: the model's or platform's wish, unknown names are passed over. among: consider
-        only these entries. required=False: a Decision without winner instead of an error when nothing suits.
-        Raises PluginNotFound, PluginUnsuitable (with the table), PluginBroken, PluginConflict.
+        explicit: the user's own choice (None or "auto" = none): used or an error, never replaced. keys: for a keyed kind, the
+        names to look for, in this order, and "*" after them; key is the first of them unless it is given. A plugin with such a
+        name that is broken is an error, not a reason to take the next. prefers: the model's or platform's wish, unknown names are
+        passed over. among: consider only these entries. required=False: a Decision without winner instead of an error when
+        nothing suits. Raises PluginNotFound, PluginUnsuitable (with the table), PluginBroken, PluginConflict.
         """
+        key = key or (keys[0] if keys else "")
         if explicit not in (None, "auto"):
             return self.record(choosing.choose_explicit(self, kind, need, str(explicit), key))
-        return choosing.choose_ranked(self, kind, need, order, prefers, key, among, required)
-
-    def choose_keyed(
-        self, kind: str, keys: Sequence[str], need: Need, *, explicit: str | None = None, required: bool = True
-    ) -> Decision:
-        """The plugin whose name is one of `keys` (tried in order), else one named "*"; remembered under (kind, keys[0]).
-
-        A plugin with the exact name that is broken is an error, not a reason to take the next. Errors as `choose`.
-        """
-        key = keys[0] if keys else ""
-        if explicit not in (None, "auto"):
-            return self.record(choosing.choose_explicit(self, kind, need, str(explicit), key))
-        return choosing.choose_keyed(self, kind, keys, need, required)
+        return choosing.choose_ranked(self, kind, need, key=key, keys=keys, prefers=prefers, among=among, required=required)
 
     def record(self, decision: Decision) -> Decision:
         """Keep a decision for explanation and for the lock; returns it."""

@@ -13,9 +13,6 @@ from typing import Any, Literal
 from pegboard.errors import PluginUnsuitable
 from pegboard.interfaces.spec import TIERS, Need, Spec
 from pegboard.plugins.discovery import Entry
-from pegboard.plugins.probing import probe_facts
-
-__all__ = ["GATES", "Candidate", "Decision", "Gate", "need_text", "pick", "probe_facts", "rank_key"]
 
 Gate = Literal["discovered", "allowed", "compatible", "available", "suitable", "ranked", "selected"]
 GATES: tuple[Gate, ...] = ("discovered", "allowed", "compatible", "available", "suitable", "ranked", "selected")
@@ -77,10 +74,11 @@ class Decision:
             lines = [f"{title} → {self.winner.name}   {self.winner.distribution} {self.winner.version}{rank}"]
         if self.need:
             lines.append(f"  need: {self.need}")
+        short = [c.entry.name for c in self.candidates]
         others = [c for c in self.candidates if c.gate != "selected"]
-        names = display_names([c.entry for c in self.candidates])
-        width = max((len(names[c.entry]) for c in others), default=0)
-        lines += [f"  {names[c.entry]:<{width}}  {c.state:<12}  {c.reason}".rstrip() for c in others]
+        names = [c.entry.name if short.count(c.entry.name) == 1 else c.entry.qualified for c in others]
+        width = max(map(len, names), default=0)
+        lines += [f"  {name:<{width}}  {c.state:<12}  {c.reason}".rstrip() for name, c in zip(names, others, strict=True)]
         return "\n".join(lines)
 
     def describe(self) -> dict[str, Any]:
@@ -104,63 +102,42 @@ class Decision:
         return self.winner
 
 
-def display_names(entries: Sequence[Entry]) -> dict[Entry, str]:
-    """Short names where they are unique among `entries`, else the long ones."""
-    names = [entry.name for entry in entries]
-    return {entry: entry.name if names.count(entry.name) == 1 else entry.qualified for entry in entries}
-
-
 def need_text(need: Need) -> str:
     """A need as text that is the same in every process (sets are sorted)."""
-    parts = []
-    for item in fields(need):
-        value = getattr(need, item.name)
-        if value is None or value is False:
-            continue
-        shown = "{" + ", ".join(sorted(map(repr, value))) + "}" if isinstance(value, set | frozenset) else repr(value)
-        parts.append(f"{item.name}={shown}")
-    return ", ".join(parts)
+
+    def shown(value: object) -> str:
+        return "{" + ", ".join(sorted(map(repr, value))) + "}" if isinstance(value, set | frozenset) else repr(value)
+
+    values = {item.name: getattr(need, item.name) for item in fields(need)}
+    return ", ".join(f"{name}={shown(value)}" for name, value in values.items() if value is not None and value is not False)
 
 
-RankKey = tuple[int, int, int, str, str]
+RANK_WORDS = ("preference", "tier", "name", "distribution")
 
 
-def rank_key(entry: Entry, spec: Spec, order: Sequence[Entry], prefers: Sequence[Entry]) -> RankKey:
-    """Lower is better: the user's order, the model's or platform's preference, tier, name, distribution. Total, because
-    (name, distribution) is unique within a kind."""
-    first = order.index(entry) if entry in order else len(order)
-    second = prefers.index(entry) if entry in prefers else len(prefers)
-    return (first, second, TIERS.index(spec.tier), entry.name, entry.distribution)
-
-
-_RANK_WORDS = ("the user's order", "preference", "tier", "name", "distribution")
-
-
-def pick(suited: Sequence[tuple[Entry, Spec]], order: Sequence[Entry], prefers: Sequence[Entry]) -> tuple[list[Candidate], str]:
-    """Rank those that suit: candidates best first (the first is selected), and why the first one won."""
+def pick(suited: Sequence[tuple[Entry, Spec]], prefers: Sequence[Entry] = ()) -> tuple[list[Candidate], str]:
+    """Rank those that suit: candidates best first (the first is selected), and why the first one won. The order is total, because
+    (name, distribution) is unique within a kind: the model's or platform's preference, tier, name, distribution."""
     if len(suited) < 2:
         return [Candidate(entry, "selected") for entry, _ in suited], "the only one that suits" if suited else ""
-    keyed = sorted(((rank_key(entry, spec, order, prefers), entry, spec) for entry, spec in suited), key=lambda row: row[0])
-    best_key, best, best_spec = keyed[0]
-    candidates = [Candidate(best, "selected")]
-    for key, entry, spec in keyed[1:]:
-        candidates.append(Candidate(entry, "ranked", _behind(best_key, key, best, best_spec, spec)))
-    word = _RANK_WORDS[_differs(best_key, keyed[1][0])]
-    rank = f"rank: tier {best_spec.tier}" if word == "tier" else f"rank: {word}"
-    return candidates, rank
 
+    def place(row: tuple[Entry, Spec]) -> tuple[int, int, str, str]:
+        entry, spec = row
+        preference = prefers.index(entry) if entry in prefers else len(prefers)
+        return preference, TIERS.index(spec.tier), entry.name, entry.distribution
 
-def _differs(best: RankKey, other: RankKey) -> int:
-    return next(index for index in range(len(best)) if best[index] != other[index])
+    def decided_by(row: tuple[Entry, Spec]) -> str:
+        return next(word for word, mine, other in zip(RANK_WORDS, place(best), place(row), strict=True) if mine != other)
 
-
-def _behind(best_key: RankKey, key: RankKey, best: Entry, best_spec: Spec, spec: Spec) -> str:
-    index = _differs(best_key, key)
-    if index == 2:
-        return f"tier {spec.tier} < {best_spec.tier}"
-    if index < 2:
-        return f"{_RANK_WORDS[index]} puts {best.name} first"
-    return f"equal to {best.name}, which comes first by {_RANK_WORDS[index]}"
+    best, *others = sorted(suited, key=place)
+    name, tier = best[0].name, best[1].tier
+    candidates = [Candidate(best[0], "selected")]
+    for row in others:
+        word = decided_by(row)
+        reason = {"preference": f"preference puts {name} first", "tier": f"tier {row[1].tier} < {tier}"}.get(word)
+        candidates.append(Candidate(row[0], "ranked", reason or f"equal to {name}, which comes first by {word}"))
+    word = decided_by(others[0])
+    return candidates, f"rank: tier {tier}" if word == "tier" else f"rank: {word}"
 
 
 def by_gate(candidates: Sequence[Candidate]) -> list[Candidate]:

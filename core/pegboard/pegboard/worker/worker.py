@@ -119,7 +119,7 @@ class Worker:
             lora=LoRALimits(config.max_loras, config.max_lora_rank) if config.max_loras else None,
             lora_slots=lambda: self.running.token_lora_slots,
         )
-        entry = self.registry.choose_keyed("model", checkpoint.architectures, ModelNeed()).require()
+        entry = self.registry.choose("model", ModelNeed(), keys=checkpoint.architectures).require()
         implementation = self.registry.load(entry)
         with blame(entry.id):
             self.model = implementation(checkpoint.config, self.build)
