@@ -41,7 +41,7 @@ def test_refused_by_the_server(server: Server) -> None:
     ("words", "told"),
     [
         (["serve", "--max-num-sequences", "3"], "unknown flag --max-num-sequences, did you mean '--max-num-seqs'?"),
-        (["serve", "--max-model-len", "many"], "'many' is no number"),
+        (["serve", "--max-model-len", "many"], "'many' is not a number"),
         (["serve", "a", "b"], "unexpected argument 'b'"),
         (["serv"], "there is no command 'serv', did you mean 'serve'?"),
         (["chat", "--quik", "x"], "did you mean '--quick'?"),

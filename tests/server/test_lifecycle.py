@@ -117,3 +117,19 @@ def test_taken_port(server: Server, smollm2_gguf: Any, tmp_path: Any) -> None:
     assert ended.returncode == 1 and f"port {server.port} on 127.0.0.1 is already in use" in ended.stderr
     assert "Traceback" not in ended.stderr and list(tmp_path.iterdir()) == []
     assert server.status("/health") == 200
+
+
+def test_start_up_prints_five_lines(start_server: StartServer) -> None:
+    """Model, device, KV cache, address, and what to look at when it is slow. The table of choices is one flag away."""
+    server = start_server()
+    wait_until(lambda: server.log.read_text().count("\n") >= 5, "everything is printed")
+    model, device, cache, address, advice = server.log.read_text().splitlines()
+    assert ": LlamaForCausalLM, loaded in " in model and "device cpu" in device and "KV cache: " in cache
+    assert address.endswith(f" on {server.url}") and "pegboard plugins why --model " in advice
+    assert server.stop() == 0 and len(server.log.read_text().splitlines()) == 5
+
+
+def test_verbose_start_up_tells_every_choice(start_server: StartServer) -> None:
+    shown = start_server("-v").log.read_text()
+    for choice in ("weight_loader →", "model LlamaForCausalLM →", "platform →", "attention ", "api →"):
+        assert choice in shown, choice

@@ -35,6 +35,11 @@ def log_level() -> str:
     return value
 
 
+def log_everything() -> None:
+    """Set the log level of this process and its children to DEBUG: what `-v` asks for."""
+    os.environ["PEGBOARD_LOG_LEVEL"] = "DEBUG"
+
+
 def api_key() -> str | None:
     """PEGBOARD_API_KEY: the bearer token clients must send. Default: none."""
     return os.environ.get("PEGBOARD_API_KEY") or None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -13,6 +14,8 @@ from pegboard.cli.flags import FlagParser, number, split_dotted
 from pegboard.cli.main import commands, main
 from pegboard.config.schema import SECTIONS, settings_of
 from pegboard.errors import ConfigError, UsageError
+from pegboard.plugins import discovery
+from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 
 
 def parse(*words: str):
@@ -217,3 +220,79 @@ def test_parsers_keep_values_with_underscores():
     parser.add_argument("--some-name")
     assert parser.parse(["--some_name", "a_b"]).some_name == "a_b"
     assert parser.parse(["--some_name=a_b"]).some_name == "a_b"
+
+
+# --- commands of plugins ------------------------------------------------------------------------------------------------------
+
+GREET = """
+class Greet:
+    def __init__(self, options, setup):
+        self.parser = setup.parser(prog="pegboard greet")
+        self.parser.add_argument("--times", type="number", default=1)
+        self.parser.add_settings("engine", only={"engine": ["max_model_len"]})
+
+    def run(self, words):
+        settings, arguments = self.parser.parse_settings(words, {"engine": {"max_model_len": 7}})
+        print(f"hello {settings.engine.model}, {settings.engine.max_model_len}, {arguments.times}")
+        return 5
+"""
+
+
+@pytest.fixture
+def fakes(tmp_path, monkeypatch):
+    """Installed distributions: one with the command `greet`."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    fakes = FakeDistributions(tmp_path)
+    spec = spec_source("command", implementation="greet_command:Greet")
+    fakes.add("acme-greet", {"command": {"greet": "greet_spec:SPEC"}}, {"greet_spec": spec, "greet_command": GREET})
+    monkeypatch.setattr(discovery, "scan", fakes.scan)
+    yield fakes
+    for name in set(sys.modules) - before:
+        if name.startswith("greet_"):
+            del sys.modules[name]
+
+
+def test_an_authors_own_command(fakes, capsys):
+    assert main(["greet", "org/name", "--times", "2k"]) == 5
+    assert capsys.readouterr().out == "hello org/name, 7, 2000\n"
+    assert main(["greet", "--max-model-len", "9"]) == 5
+    assert capsys.readouterr().out == "hello None, 9, 1\n"
+    assert main(["greet", "--max-num-seqs", "9"]) == 2
+    assert main(["--help"]) == 0 and "greet" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["help", "greet"])
+    assert "--times" in capsys.readouterr().out
+
+
+def test_two_commands_of_one_name(fakes, capsys):
+    fakes.add("twin", {"command": {"greet": "greet_spec:SPEC"}})
+    assert main(["greet"]) == 1
+    assert "write 'acme-greet:greet' or 'twin:greet'" in capsys.readouterr().err
+    assert main(["twin:greet"]) == 5
+
+
+def test_an_allow_list_hides_no_command_and_a_deny_list_does(fakes, capsys, monkeypatch, tmp_path):
+    fakes.add("other", {"sampler": {"x": "nowhere:X"}})
+    monkeypatch.setenv("PEGBOARD_PLUGINS", "other")
+    assert main(["greet"]) == 5
+    path = tmp_path / "rules.toml"
+    path.write_text('plugins = {deny = ["acme-greet"]}\n')
+    monkeypatch.setenv("PEGBOARD_CONFIG", str(path))
+    assert main(["greet"]) == 1
+    assert "denied by 'acme-greet'" in capsys.readouterr().err
+
+
+def test_a_command_that_could_be_installed(fakes, capsys):
+    assert main(["serve"]) == 1
+    assert "pip install pegboard-server" in capsys.readouterr().err
+
+
+def test_collect_env(capsys):
+    """Versions, machine and plugins; nothing of the user's files."""
+    assert main(["collect-env", "--no-torch", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["packages"]["pegboard"] and report["processor"]["usable cores"] >= 1
+    assert {"kind", "name", "distribution"} <= set(report["plugins"][0])
+    assert main(["collect-env", "--no-torch"]) == 0
+    assert "\nplugins:\n" in capsys.readouterr().out

@@ -34,6 +34,7 @@ def make_parser(setup: CommandSetup) -> FlagParser:
         description="Serve a model over HTTP. Options of plugins: --kind.name.field VALUE (see pegboard help kind.name). "
         "--help=WORD shows the flags of a group (engine, server, plugins, vllm) or those that match.",
     )
+    parser.add_argument("-v", "--verbose", action="store_true", help="log every choice and why it was made (log level DEBUG)")
     parser.add_settings("server", "engine", "plugins")
     return parser
 
@@ -46,8 +47,10 @@ class Serve:
 
     def run(self, words: Sequence[str]) -> int:
         """Serve until told to stop; 1 when the engine died."""
-        settings, _ = self._parser.parse_settings(words, {"engine": {"max_num_queued_reqs": MAX_QUEUED}})
+        settings, arguments = self._parser.parse_settings(words, {"engine": {"max_num_queued_reqs": MAX_QUEUED}})
         check_server(settings.server)
+        if arguments.verbose:
+            env.log_everything()
         set_up_logging(env.log_level())
         before = signal.signal(signal.SIGTERM, _on_terminate)
         try:
@@ -113,4 +116,6 @@ def _serve_in_children(
 
 
 def _announce(plan: "EnginePlan", address: str) -> None:
-    print(f"Serving {', '.join(plan.model_names)} on {address}", flush=True)
+    model = plan.settings.engine.model or plan.model_names[0]
+    print(f"Serving {', '.join(plan.model_names)} on {address}")
+    print(f"If it is slow: pegboard plugins why --model {model} tells what was chosen, pegboard serve -v logs more", flush=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import threading
@@ -177,6 +178,8 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
         **tls_arguments(config),
     )
     made.load()
+    if config.uvicorn_log_level == "info":  # it would tell of its start and end, which we tell ourselves
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     return made
 
 

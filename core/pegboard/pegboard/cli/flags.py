@@ -94,7 +94,11 @@ class FlagParser(argparse.ArgumentParser):
         for word in flags:
             name = word.partition("=")[0]
             if name not in known:
-                raise UsageError(f"unknown flag {name}{did_you_mean(name, known)}")
+                silent = [action for action in self._actions if action.help == argparse.SUPPRESS]
+                acting = known.difference(*(action.option_strings for action in silent))
+                    flag for action in self._actions if action.help == argparse.SUPPRESS for flag in action.option_strings
+                }
+                raise UsageError(f"unknown flag {name}{did_you_mean(name, acting)}")
 
     @property
     def flags(self) -> Iterable[str]:

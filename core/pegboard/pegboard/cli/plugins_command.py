@@ -134,10 +134,7 @@ def _why(registry: Registry, arguments: argparse.Namespace) -> int:
 
 def _why_kernels(registry: Registry, need: Need, as_json: bool) -> int:
     """One choice per op, which is a kernel's name up to the dot, and what the probes of the chosen found."""
-    by_op: dict[str, list[Entry]] = {}
-    for entry in registry.entries("kernel"):
-        by_op.setdefault(entry.name.partition(".")[0], []).append(entry)
-    made = [registry.choose("kernel", need, key=op, among=among, required=False) for op, among in sorted(by_op.items())]
+    made = _kernels(registry, need)
     _print_decisions(made, as_json, "no kernels are installed: core's torch operators compute")
     winners = {decision.winner.distribution: decision.winner for decision in made if decision.winner is not None}
     for distribution, entry in winners.items() if not as_json else ():
@@ -146,8 +143,16 @@ def _why_kernels(registry: Registry, need: Need, as_json: bool) -> int:
     return 0
 
 
+def _kernels(registry: Registry, need: Need) -> list[Decision]:
+    by_op: dict[str, list[Entry]] = {}
+    for entry in registry.entries("kernel"):
+        by_op.setdefault(entry.name.partition(".")[0], []).append(entry)
+    return [registry.choose("kernel", need, key=op, among=among, required=False) for op, among in sorted(by_op.items())]
+
+
 def _why_for_model(arguments: argparse.Namespace, config: PluginConfig | None) -> int:
-    """Choices that read the checkpoint: model, model family and its parsers, … 1 when the kind is not among them."""
+    """Choices made for a model: those that read the checkpoint, the platform, and the kernels. 1 when the kind is not among
+    them."""
     from dataclasses import replace
 
     from pegboard.config.schema import PluginConfig
@@ -157,6 +162,8 @@ def _why_for_model(arguments: argparse.Namespace, config: PluginConfig | None) -
     if arguments.kind is not None:
         check_kind(arguments.kind)
     _, registry = resolve(replace(engine_settings(arguments.model, {}), plugins=config or PluginConfig()))
+    platform = registry.choose("platform", _need("platform", (), None), required=False).winner
+    _kernels(registry, _need("kernel", (), platform.name if platform else None))
     decisions = [made for (kind, _), made in sorted(registry.decisions.items()) if arguments.kind in (None, kind)]
     if decisions or arguments.as_json:
         _print_decisions(decisions, arguments.as_json)

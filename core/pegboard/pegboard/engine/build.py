@@ -54,10 +54,10 @@ def build_engine(plan: "EnginePlan") -> Engine:
     executor.call("allocate", kv_plan)
     executor.call("warm_up")
     tokens = (kv_plan.num_blocks - 1) * min(group.block_size for group in kv_plan.groups) // len(kv_plan.groups)
-    log.info(
-        "loaded %s in %.1f s; KV cache of %d tokens in %d blocks (%.2f GiB)",
-        plan.model_names[0], loaded - started, tokens, kv_plan.num_blocks, kv_plan.num_blocks * kv_plan.block_bytes / 2**30,
-    )  # fmt: skip
+    log.info("model %s: %s, loaded in %.1f s", plan.model_names[0], ", ".join(plan.architectures), loaded - started)
+    log.info("device %s: computes in %s", config.device, config.dtype)
+    gibibytes = kv_plan.num_blocks * kv_plan.block_bytes / 2**30
+    log.info("KV cache: %d tokens in %d blocks (%.2f GiB)", tokens, kv_plan.num_blocks, gibibytes)
     _tell_hooks(registry, plan, sum(rank.weight_bytes for rank in ready), loaded - started)
     engine = Engine(
         executor=executor,
@@ -88,7 +88,7 @@ def _with_platform_defaults(registry: Registry, plan: "EnginePlan") -> EngineCon
     """The engine's settings with every "auto" filled in by the platform; a user's value wins."""
     settings, checkpoint = plan.settings, plan.checkpoint
     decision = registry.choose("platform", PlatformNeed(), explicit=settings.engine.device)
-    log.info("%s", decision.line())
+    log.debug("%s", decision.line())
     entry = decision.require()
     platform = registry.build(entry, PlatformSetup(num_threads=settings.engine.num_threads))
     facts = ModelFacts(

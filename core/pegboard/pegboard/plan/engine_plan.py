@@ -158,7 +158,7 @@ def _reads_files(registry: Registry, entry: Entry, payload: TokenizerPayload) ->
 
 
 def _announce(decision: Decision) -> None:
-    log.info("%s", decision.line())
+    log.debug("%s", decision.line())
 
 
 def _amend(registry: Registry, settings: Settings) -> Settings:

@@ -88,7 +88,7 @@ def choose_family(registry: Registry, need: ModelFamilyNeed) -> Family:
         if best:
             log.warning("model family → none: %s", reason)
         return Family(reason=reason)
-    log.info("model family → %s  (%s)", winner[1].name, reason)
+    log.debug("model family → %s  (%s)", winner[1].name, reason)
     return Family(winner[1].name, reason, dict(winner[2].recommends), _template(winner[1], winner[2], need.template))
 
 
@@ -166,7 +166,7 @@ def choose_parser(registry: Registry, kind: str, asked: str, family: Family) -> 
         registry.record(Decision(kind, None, _others(registry, kind), rank=f"{name} is recommended, but {advice}"))
         return None
     decision = registry.record(replace(decision, rank=f"recommended by the model family {family.name}"))
-    log.info("%s", decision.line())
+    log.debug("%s", decision.line())
     return decision.require().qualified
 
 

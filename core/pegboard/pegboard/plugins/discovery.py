@@ -110,7 +110,7 @@ def summary(distribution: str) -> str:
     """The one line in which a distribution's metadata describes it."""
     from importlib_metadata import metadata
 
-    return metadata(distribution)["Summary"] or ""
+    return metadata(distribution).get("Summary") or ""
 
 
 def _collect(distributions: Iterable[Distribution]) -> Scan:

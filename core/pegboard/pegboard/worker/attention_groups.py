@@ -71,7 +71,7 @@ class AttentionGroups:
         known = self.registry.decisions.get(("attention", key))
         decision = known or self.registry.choose("attention", need, explicit=limits.explicit, key=key)
         if known is None:
-            log.info("%s", decision.line())
+            log.debug("%s", decision.line())
         return decision.require()
 
     def kv_specs(self) -> dict[int, KVCacheSpec]:

@@ -25,7 +25,7 @@ def choose_kernels(registry: Registry, *, platform: str, dtype: str) -> Mapping[
         if entries:
             need = KernelNeed(platform=platform, dtype=dtype)
             decision = registry.choose("kernel", need, key=op, among=entries, required=False)
-            log.info("%s", decision.line())
+            log.debug("%s", decision.line())
             if decision.winner is not None:
                 chosen[op] = registry.load(decision.winner)
     return chosen

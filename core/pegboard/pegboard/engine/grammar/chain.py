@@ -51,10 +51,10 @@ def _chosen(registry: Registry, config: StructuredOutputsConfig) -> list[Any]:
     if config.names:
         decisions = [registry.choose("structured_output", need, explicit=name, key=name) for name in config.names]
         for decision in decisions:
-            log.info("%s", decision.line())
+            log.debug("%s", decision.line())
         return [decision.require() for decision in decisions]
     decision = registry.choose("structured_output", need, required=False)
     if decision.winner is not None:
-        log.info("%s", decision.line())
+        log.debug("%s", decision.line())
     ranked = [candidate.entry for candidate in decision.candidates if candidate.gate in ("selected", "ranked")]
     return ranked[:1] if config.disable_fallback else ranked
