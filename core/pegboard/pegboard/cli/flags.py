@@ -96,8 +96,6 @@ class FlagParser(argparse.ArgumentParser):
             if name not in known:
                 silent = [action for action in self._actions if action.help == argparse.SUPPRESS]
                 acting = known.difference(*(action.option_strings for action in silent))
-                    flag for action in self._actions if action.help == argparse.SUPPRESS for flag in action.option_strings
-                }
                 raise UsageError(f"unknown flag {name}{did_you_mean(name, acting)}")
 
     @property
