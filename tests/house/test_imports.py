@@ -24,7 +24,6 @@ CYCLES_WITH_A_REASON: dict[frozenset[str], str] = {
     frozenset({"pegboard.plugins.choosing", "pegboard.plugins.registry"}): TODAY,
     frozenset({"pegboard.plan.engine_plan", "pegboard.plan.metrics_plugins"}): TODAY,
     frozenset({"pegboard.front.beam_search", "pegboard.front.llm"}): TODAY,
-    frozenset({"pegboard.engine.controls", "pegboard.engine.engine"}): TODAY,
 }
 """Files of one folder that import each other → why that is right."""
 

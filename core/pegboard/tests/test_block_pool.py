@@ -65,21 +65,6 @@ def test_reset_needs_everything_free() -> None:
     assert pool.find(0, b"a") is None
 
 
-def test_events_tell_what_can_be_found() -> None:
-    pool = BlockPool(2, record_events=True)
-    (a,) = pool.take(1) or []
-    pool.insert(3, b"a", a)
-    pool.free([a])
-    pool.take(1)
-    seen = [(event.kind, event.group, event.block_hash) for event in pool.drain_events()]
-    assert seen == [("stored", 3, b"a"), ("removed", 3, b"a")]
-    pool.free([a])
-    pool.reset()
-    assert [event.kind for event in pool.drain_events()] == ["cleared"]
-    assert pool.drain_events() == []
-    assert BlockPool(2).drain_events() == []
-
-
 def test_freeing_too_often_is_caught() -> None:
     pool = BlockPool(2)
     pool.free(pool.take(1) or [])

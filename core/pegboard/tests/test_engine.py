@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from pegboard.config.limits import Limits
 from pegboard.data.pooling_params import PoolingParams
-from pegboard.data.request import EngineRequest, Request, RequestDelta
-from pegboard.data.request_parts import AdapterRef, Blob, MediaRef
+from pegboard.data.request import AdapterRef, Blob, EngineRequest, MediaRef, RequestDelta
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
-from pegboard.engine.stop_check import append_until_stop
+from pegboard.engine.requests import Request
 from pegboard.errors import ConfigError, EngineDeadError, KVCacheTooSmall, Overloaded, PluginFailure, RequestError
 from pegboard.interfaces.attention import Encoder, Full
 from pegboard.interfaces.metrics import Metric, Sample, split_series
@@ -117,7 +116,7 @@ def test_limits_that_contradict() -> None:
 
 def end(params: SamplingParams, outputs: list[int], max_model_len: int = 100) -> tuple[int, str | None, int | str | None]:
     request = Request(EngineRequest(request_id="r", prompt_token_ids=[5, 6], params=params))
-    kept, reason = append_until_stop(request, outputs, max_model_len)
+    kept, reason = request.append_until_stop(outputs, max_model_len)
     assert request.output_token_ids == kept == outputs[: len(kept)] and request.all_token_ids == [5, 6, *kept]
     return len(kept), reason, request.stop_reason
 
@@ -146,7 +145,7 @@ def test_tokens_in_one_go_end_like_tokens_one_by_one(outputs: list[int], min_tok
     params = greedy(max_tokens, min_tokens=min_tokens, eos_token_ids=[EOS], stop_token_ids=data.draw(st.sampled_from([[], [2]])))
     one_by_one = Request(EngineRequest(request_id="r", prompt_token_ids=[5], params=params))
     for token in outputs:
-        if append_until_stop(one_by_one, [token], 100)[1]:
+        if one_by_one.append_until_stop([token], 100)[1]:
             break
     assert end(params, outputs)[0] == one_by_one.num_output_tokens
 
@@ -273,37 +272,26 @@ def test_reset_prefix_cache() -> None:
     assert engine.results["a", 0].deltas[0].num_cached_tokens == 0
 
 
-@pytest.mark.parametrize("action", ["sleep", "reload_weights"])
-def test_what_changes_the_weights_forgets_what_they_computed(action: str) -> None:
-    engine = FakeEngine(block_size=4, max_in_flight=2)
-    engine.generate(range(10), greedy(8))
-    engine.add("a", range(10), greedy(8))
-    engine.step()
-    engine.engine.control(action)
-    assert engine.executor.calls[-1][0] == action and engine.engine.stats()["num_cached_blocks"] == 0
-    if action == "sleep":
-        num_steps = engine.worker.num_steps
-        while engine.engine.has_work:
-            engine.step()  # only what was in flight is handed out
-        assert engine.worker.num_steps == num_steps
-        engine.engine.control("wake", tags=["weights"])
-        assert not engine.engine.has_work
-        engine.engine.control("wake", tags=["kv_cache"])
-    assert len(engine.run()["a", 0].token_ids) == 8
-
-
 def test_the_rest_of_the_side_door() -> None:
-    engine = FakeEngine(block_size=4, record_kv_events=True)
+    engine = FakeEngine(block_size=4)
     engine.add("a", range(10), greedy(8))
     engine.step()
     usage = engine.engine.control("block_usage")
     assert usage["requests"] == {"a": [3]} and usage["num_free"] == usage["num_blocks"] - 1 - 3
-    assert [event["kind"] for event in engine.engine.control("kv_events")] == ["stored", "stored"]
-    assert engine.engine.control("call", method="probe", args=[1, "x"]) == [None]
-    assert engine.executor.calls[-1] == ("probe", (1, "x"))
+    assert engine.engine.control("call", method="profile", args=["/tmp/x"]) == [None]
+    assert engine.executor.calls[-1] == ("profile", ("/tmp/x",))
     assert engine.engine.control("stats") == engine.engine.stats()
     with pytest.raises(RequestError, match="unknown action 'fly'; there are stats,"):
         engine.engine.control("fly")
+
+
+@pytest.mark.parametrize("method", ["allocate", "warm_up", "load", "run", "stop", "fly"])
+def test_what_would_disturb_serving_cannot_be_called(method: str) -> None:
+    engine = FakeEngine()
+    with pytest.raises(RequestError, match=f"workers cannot run '{method}' while they serve; they can run memory, profile"):
+        engine.engine.control("call", method=method)
+    assert engine.executor.calls == []
+    engine.generate(range(5), greedy())
 
 
 # --- death --------------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pegboard.data.request_parts import Blob, MediaRef
+from pegboard.data.request import Blob, MediaRef
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.engine.grammar.grammars import constraint_of
 from pegboard.errors import RequestError
@@ -161,7 +161,7 @@ def test_media_encoded_elsewhere_are_not_encoded_here() -> None:
     store: dict[str, Any] = {}
     media = (MediaRef("cat", 2, 6, Blob(b"x", "uint8", (1,))),)
     first = FakeEngine(encoder_cache_tokens=8, encoder_connector=FakeEncoderConnector(store))
-    second = FakeEngine(encoder_cache_tokens=8, max_encoder_tokens=7, encoder_connector=FakeEncoderConnector(store))
+    second = FakeEngine(encoder_cache_tokens=8, encoder_connector=FakeEncoderConnector(store))
     texts = [engine.generate(range(12), greedy(), media=media).token_ids for engine in (first, second)]
     assert texts[0] == texts[1] and (first.worker.num_encoded, second.worker.num_encoded) == (1, 0)
 

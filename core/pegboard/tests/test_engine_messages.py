@@ -6,8 +6,7 @@ import pytest
 
 from pegboard import errors
 from pegboard.data.pooling_params import PoolingParams
-from pegboard.data.request import EngineRequest, PositionLogprobs, RequestDelta
-from pegboard.data.request_parts import AdapterRef
+from pegboard.data.request import AdapterRef, EngineRequest, PositionLogprobs, RequestDelta
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.engine.boundary.messages import (
     Abort,

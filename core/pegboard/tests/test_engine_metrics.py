@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pegboard.data.request_parts import AdapterRef
+from pegboard.data.request import AdapterRef
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
-from pegboard.engine.metrics.catalogue import MeasuredEngine, engine_metrics, token_buckets
+from pegboard.engine.metrics.catalogue import engine_metrics, token_buckets
+from pegboard.engine.metrics.step import StepMetrics
 from pegboard.interfaces.metrics import Reading, RequestRecord, Sample, Totals
 from pegboard_testing.fake_engine import FakeEngine
+from pegboard_testing.fake_limits import fake_limits
 from pegboard_testing.fake_structured_output import FakeStructuredOutput
 
 NAMES = {kind: f"my_{kind}" for kind in ("attention", "model", "sampler", "draft", "structured_output", "kv_connector")}
@@ -46,11 +49,10 @@ class Clock:
         return self.now_s
 
 
-def measured_engine(**more: object) -> tuple[FakeEngine, Records]:
+def measured_engine(show_hidden: str | None = None, **more: Any) -> tuple[FakeEngine, Records]:
     sink = Records()
-    measured = MeasuredEngine(64, max_drafts=int(str(more.get("max_drafts", 0))), plugin_names=NAMES)
-    arguments = {"block_size": 4, "clock": Clock(), "measured": measured, "wants_records": True, **more}
-    return FakeEngine(metrics=[sink], **arguments), sink  # type: ignore[arg-type]
+    measured = {"plugin_names": NAMES, "wants_records": True, "show_hidden": show_hidden}
+    return FakeEngine(metrics=[sink], **{"block_size": 4, "clock": Clock(), "measured": measured, **more}), sink
 
 
 requests = st.lists(
@@ -162,7 +164,7 @@ def test_plugins_cost_time() -> None:
 
 def test_adapters_in_use(tmp_path: Path) -> None:
     sink = Records()
-    engine = FakeEngine(metrics=[sink], max_loras=1, measured=MeasuredEngine(64, max_loras=1), clock=Clock())
+    engine = FakeEngine(metrics=[sink], max_loras=1, clock=Clock())
     for number, name in enumerate(("sql", "poems"), 1):
         lora = AdapterRef(number, name, str(tmp_path))
         engine.add(name, [2, 3, 4], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True), lora=lora)
@@ -174,19 +176,21 @@ def test_adapters_in_use(tmp_path: Path) -> None:
     assert [reading.labels for reading in info] == [("1", "", "")]
 
 
-def test_sleep_and_a_sink_that_comes_late() -> None:
+def test_a_sink_that_comes_late_learns_the_state() -> None:
     engine, sink = measured_engine()
-    states = ("awake", "weights_offloaded", "discard_all")
     late = Records()
-    engine.engine.control("sleep", level=2)
     engine.engine.attach(late)
-    for each in (sink, late):
-        assert [each.value("engine_sleep_state", state) for state in states] == [0, 0, 1]
-    engine.engine.control("wake")
     engine.generate([2, 3, 4], SamplingParams(max_tokens=2))
     for each in (sink, late):
-        assert [each.value("engine_sleep_state", state) for state in states] == [1, 0, 0]
+        assert each.value("engine_sleep_state", "awake") == 1, "dashboards for vLLM read it"
         assert each.value("request_success_total", "length") == 1
+
+
+def test_a_misspelled_metric_is_an_error() -> None:
+    metrics = StepMetrics(fake_limits(), [Records()])
+    metrics.count("generation_token_total")
+    with pytest.raises(AssertionError, match="'generation_token_total' .* is not in the catalogue"):
+        metrics.publish({})
 
 
 def test_buckets_of_tokens_end_at_the_models_length() -> None:
@@ -198,12 +202,12 @@ def test_buckets_of_tokens_end_at_the_models_length() -> None:
     ("version", "is_shown"), [(None, False), ("0.11", True), ("0.12", True), ("0.12.1", True), ("0.13", False)]
 )
 def test_hidden_metrics(version: str | None, is_shown: bool) -> None:
-    names = {metric.name for metric in engine_metrics(MeasuredEngine(64, show_hidden=version))}
+    names = {metric.name for metric in engine_metrics(fake_limits(), show_hidden=version)}
     assert ("time_per_output_token_seconds" in names) is is_shown
 
 
 def test_a_hidden_metric_repeats_the_new_one() -> None:
-    engine, sink = measured_engine(measured=MeasuredEngine(64, show_hidden="0.12"))
+    engine, sink = measured_engine(show_hidden="0.12")
     engine.generate([2, 3, 4], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
     old, new = sink.get("time_per_output_token_seconds"), sink.get("inter_token_latency_seconds")
     assert (old.count, old.value, old.bucket_counts) == (new.count, new.value, new.bucket_counts) and new.count == 3

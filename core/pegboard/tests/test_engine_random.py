@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from pegboard.config.limits import NO_LIMIT
-from pegboard.data.request import EngineRequest
-from pegboard.data.request_parts import AdapterRef, Blob, MediaRef
+from pegboard.data.request import AdapterRef, Blob, EngineRequest, MediaRef
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.interfaces.attention import Chunk, Encoder, Full, State, Window
 from pegboard_testing.fake_connectors import FakeEncoderConnector
@@ -59,13 +58,11 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "enable_prefix_caching": draw(st.booleans()) or kv_load is not None,
         "enable_chunked_prefill": draw(st.sampled_from([True, True, False])),
         "max_drafts": max_drafts,
-        "num_lookahead_tokens": draw(st.sampled_from([0, max_drafts])),
         "draft_accuracy": draw(st.sampled_from([0.3, 0.8, 1.0])),
         "max_loras": draw(st.sampled_from([1, 2])),
         "by_priority": draw(st.booleans()),
         "kv_load": kv_load,
         "encoder_cache_tokens": draw(st.sampled_from([12, 30])) if Encoder not in kinds else 30,
-        "never_split_media": draw(st.booleans()) and Encoder not in kinds and max_num_batched_tokens >= 8,
         "long_prefill_token_threshold": draw(st.sampled_from([NO_LIMIT, NO_LIMIT, 3, 9])),
         "max_num_partial_prefills": draw(st.integers(1, 3)),
     }
@@ -171,7 +168,7 @@ def _run(engine: FakeEngine, arrivals: list[tuple[int, EngineRequest]], aborts: 
         if not pending and not engine.engine.has_work:
             return
         engine.step()
-    raise AssertionError(f"no end: {engine.engine.stats()} {engine.engine._roster.requests}")
+    raise AssertionError(f"no end: {engine.engine.stats()} {engine.engine._queues.requests}")
 
 
 def _check_results(engine: FakeEngine, arrivals: list[tuple[int, EngineRequest]], aborts: dict[str, int]) -> None:

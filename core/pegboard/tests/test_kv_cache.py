@@ -9,15 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pegboard.data.request import EngineRequest, Request
-from pegboard.data.request_parts import AdapterRef, Blob, MediaRef
+from pegboard.data.batch import TransferReport
+from pegboard.data.request import AdapterRef, Blob, EngineRequest, MediaRef
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.kv.cache import KVCache
+from pegboard.engine.kv.connectors import KVConnectors
 from pegboard.engine.kv.hashes import ROOT_HASH, BlockHasher, sha256_block, sha256_cbor_block
 from pegboard.engine.kv.plan import blocks_per_request, plan_kv
 from pegboard.engine.kv.rules import make_rule
+from pegboard.engine.requests import Request
 from pegboard.errors import ConfigError, KVCacheTooSmall
 from pegboard.interfaces.attention import Chunk, Full, KVGroup, Retain, State, Window
+from pegboard.interfaces.kv_connector import BlockView, Release
 from pegboard_testing.fake_limits import fake_limits
 from pegboard_testing.fake_model import FakeModel, fake_kv_spec
 
@@ -65,7 +68,7 @@ def test_hashes_grow_with_the_outputs() -> None:
     hasher = BlockHasher("sha256", 4)
     hasher.extend(request)
     assert request.block_hashes == []
-    request.append_tokens([4, 5])
+    request.all_token_ids.extend([4, 5])
     hasher.extend(request)
     assert request.block_hashes == hashes([1, 2, 3, 4])
 
@@ -302,22 +305,31 @@ def test_fork_is_refused_when_the_window_has_moved_on() -> None:
     cache = KVCache(small_plan(Window(3)))
     parent, child = make_request(list(range(10)), id="a"), make_request(list(range(10)), id="b")
     cache.allocate(parent, 20)
-    parent.append_tokens(list(range(9)))
+    parent.all_token_ids.extend(range(9))
     cache.commit(parent, 18)
     before = cache.pool.num_free
     assert not cache.fork(parent, child)
     assert cache.pool.num_free == before and not cache.holds(child)
 
 
-def test_a_pin_outlives_the_request() -> None:
+def test_what_a_connector_still_reads_outlives_the_request() -> None:
+    class Slow:
+        def released(self, request: Request, blocks: BlockView, why: str) -> Release:
+            return Release(later=True)
+
+        def update(self, reports: object) -> None:
+            pass
+
     cache = KVCache(small_plan(Full()))
+    connectors = KVConnectors({"c": Slow()}, cache)  # type: ignore[dict-item]
     request = make_request(list(range(10)), id="a")
     cache.allocate(request, 10)
-    cache.pin(request, "c")
+    connectors.released(request, "finished")
     cache.release(request)
-    assert cache.pool.num_free == 39 - 3 and cache.has_pins and not cache.reset()
-    assert cache.unpin("c", "a") and not cache.unpin("c", "a")
-    assert cache.pool.num_free == 39 and not cache.has_pins
+    assert cache.pool.num_free == 39 - 3 and connectors.has_open and not cache.pool.reset()
+    for _ in range(2):  # a second report changes nothing
+        connectors.update({"c": TransferReport(saved=["a"])})
+        assert cache.pool.num_free == 39 and not connectors.has_open
 
 
 def test_a_released_request_takes_its_waiting_copies_along() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pegboard.data.batch import Batch
-from pegboard.data.request_parts import AdapterRef, Blob, MediaRef
+from pegboard.data.request import AdapterRef, Blob, MediaRef
 from pegboard.data.sampling_params import SamplingParams
-from pegboard.engine.encoder_cache import EncoderCache
+from pegboard.engine.media import EncoderCache
 from pegboard.errors import RequestError
 from pegboard.interfaces.attention import Full, State, Window
 from pegboard_testing.fake_engine import EOS, FakeEngine
@@ -169,7 +169,7 @@ def test_a_window_keeps_what_a_step_in_flight_reads() -> None:
     engine.add("a", range(30), greedy(9))
     while engine.engine.has_work:
         engine.step()
-        for request in engine.engine._roster.running:
+        for request in engine.engine._queues.running:
             first_read = max(0, request.num_confirmed_tokens - 3)
             assert all(engine.engine._kv.tables(request)[0][first_read:])
 
@@ -229,18 +229,18 @@ def test_completions_share_the_prompt_by_fork() -> None:
     results = engine.run()
     assert engine.worker.num_tokens == (14 + 5) + 2 * (1 + 5)
     assert len({tuple(results["a", i].token_ids) for i in range(3)}) == 3
-    children = [new for batch in engine.executor.batches for new in batch.new if new.parent_row is not None]
-    assert len(children) == 2 and all(new.num_computed_tokens == 13 for new in children)
+    assert [new.num_computed_tokens for batch in engine.executor.batches for new in batch.new] == [0, 13, 13]
     assert sum(len(batch.copy_blocks) for batch in engine.executor.batches) == 2
     engine.check_idle()
 
 
 def test_a_child_without_a_parent_to_fork_from_is_admitted_normally() -> None:
     engine = FakeEngine(max_num_seqs=1)
-    engine.add("a", range(9), SamplingParams(n=3, seed=7, max_tokens=3))
+    engine.add("a", range(10), SamplingParams(n=3, seed=7, max_tokens=3))
     results = engine.run()
     assert all(results["a", i].finish_reason == "length" for i in range(3))
-    assert not any(new.parent_row is not None for batch in engine.executor.batches for new in batch.new)
+    starts = [new.num_computed_tokens for batch in engine.executor.batches for new in batch.new]
+    assert starts == [0, 8, 8], "full blocks come from the prefix cache; a fork would start at 9"
 
 
 def test_a_window_is_kept_for_children_that_still_wait() -> None:
@@ -248,7 +248,7 @@ def test_a_window_is_kept_for_children_that_still_wait() -> None:
     engine.add("other", range(5), greedy(6))
     engine.add("a", range(12), SamplingParams(n=2, seed=7, max_tokens=20))
     engine.run()
-    assert sum(new.parent_row is not None for batch in engine.executor.batches for new in batch.new) == 1
+    assert [new.num_computed_tokens for batch in engine.executor.batches for new in batch.new] == [0, 0, 11]
 
 
 def test_a_parent_that_is_short_of_blocks_stops_keeping_its_window() -> None:
@@ -317,21 +317,12 @@ def test_a_batch_never_wants_more_adapters_than_there_are_slots() -> None:
         assert len(set(batch.lora_slots.tolist()) - {0}) <= 2
 
 
-def test_the_least_recently_used_adapter_makes_room_unless_pinned() -> None:
+def test_the_least_recently_used_adapter_makes_room() -> None:
     engine = FakeEngine(max_loras=2)
     for number in (1, 2, 1, 3, 1, 2):
         engine.generate(range(number, number + 4), GREEDY, lora=adapter(number))
     loads = [loaded.lora_id for batch in engine.executor.batches for _, loaded in batch.lora_loads]
     assert loads == [1, 2, 3, 2]
-    engine.engine.control("pin_lora", lora_id=1)
-    for number in (2, 3, 2, 1):
-        engine.generate(range(number, number + 4), GREEDY, lora=adapter(number))
-    loads = [loaded.lora_id for batch in engine.executor.batches for _, loaded in batch.lora_loads]
-    assert loads == [1, 2, 3, 2, 3, 2], "adapter 1 stayed"
-    with pytest.raises(RequestError, match="max_loras=2"):
-        engine.engine.control("pin_lora", lora_id=2)
-    with pytest.raises(RequestError, match="not loaded"):
-        engine.engine.control("pin_lora", lora_id=9)
 
 
 # --- media --------------------------------------------------------------------------------------------------------------------
@@ -367,13 +358,6 @@ def test_a_later_item_in_the_cache_does_not_keep_out_an_earlier_one() -> None:
     assert engine.worker.num_encoded == 3, "the second item made room for the first and came again"
 
 
-def test_media_are_never_split_when_asked() -> None:
-    engine = FakeEngine(max_num_batched_tokens=8, encoder_cache_tokens=20, never_split_media=True)
-    engine.add("a", range(20), GREEDY, media=(image("cat", 5, 6),))
-    engine.run()
-    assert tokens_per_step(engine)[:3] == [[5], [8], [7]]
-
-
 def test_too_large_media_are_refused() -> None:
     with pytest.raises(RequestError, match="item 0 has 9 tokens; at most 8"):
         FakeEngine(encoder_cache_tokens=8).add("a", range(20), GREEDY, media=(image("cat", 2, 9),))
@@ -386,9 +370,11 @@ def test_what_is_held_is_never_pushed_out() -> None:
     assert not cache.add(cow, "c"), "both are needed"
     cache.release(cat, "a")
     cache.release(dog, "b")
-    assert cache.hold(cat, "c") and cache.held_tokens == 4
+    cache.hold(cat, "c")
+    assert cache.held_tokens == 4
     assert cache.add(cow, "c") and cache.take_freed() == ("dog",)
-    assert cat.hash in cache and not cache.hold(dog, "d")
+    cache.hold(dog, "d")
+    assert cat.hash in cache and dog.hash not in cache
     cache.release(cat, "someone else")
     assert cache.held_tokens == 8
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.data.batch import CSR, Batch, BlockDelta, Logprobs, NewRequest
-from pegboard.data.request_parts import Blob, MediaRef
+from pegboard.data.request import Blob, MediaRef
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, KVTensor
 from pegboard.worker.media import EmbeddingSources

@@ -13,12 +13,14 @@ import time
 import numpy as np
 import pytest
 
-from pegboard.engine.metrics.catalogue import MeasuredEngine, engine_metrics
+from pegboard.engine.metrics.catalogue import engine_metrics
 from pegboard.interfaces.metrics import Metric, MetricsSetup, MetricsSink, RequestRecord, Sample, series
 from pegboard_server.http_metrics import HTTP_METRICS
+from pegboard_testing.fake_limits import fake_limits
 
 SETUP = MetricsSetup(model_name="org/model-1", interval_s=1.0)
-METRICS = engine_metrics(MeasuredEngine(4096, max_drafts=3, max_loras=2, cache_config={"block_size": "16"}, show_hidden="0.12"))
+LIMITS = fake_limits(max_model_len=4096, max_drafts=3, max_loras=2)
+METRICS = engine_metrics(LIMITS, cache_config={"block_size": "16"}, show_hidden="0.12")
 OWN = (*METRICS, *HTTP_METRICS, Metric("plugin_things_total", "counter", "Declared by another plugin"))
 
 

@@ -21,9 +21,15 @@ import pytest
 
 from pegboard.config.limits import NO_LIMIT
 from pegboard.data.batch import StepTimes
-from pegboard.data.request import RequestStatus, RequestView
-from pegboard.data.request_parts import AdapterRef
-from pegboard.interfaces.scheduling_policy import SchedulingPolicy, SchedulingPolicySetup, SchedulingPolicySpec, StepLoad
+from pegboard.data.request import AdapterRef
+from pegboard.interfaces.scheduling_policy import (
+    RequestStatus,
+    RequestView,
+    SchedulingPolicy,
+    SchedulingPolicySetup,
+    SchedulingPolicySpec,
+    StepLoad,
+)
 from pegboard_testing.fake_limits import fake_limits
 
 SETUP = SchedulingPolicySetup(fake_limits(max_num_batched_tokens=512, max_num_partial_prefills=2))

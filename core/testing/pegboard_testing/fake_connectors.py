@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 
 from pegboard.data.batch import Batch, TransferReport
-from pegboard.data.request import RequestView
-from pegboard.data.request_parts import AdapterRef
+from pegboard.data.request import AdapterRef
 from pegboard.engine.kv.rules import make_rule
 from pegboard.interfaces.attention import KVGroup, KVPlan, KVView
 from pegboard.interfaces.kv_connector import BlockView, Match, Release
+from pegboard.interfaces.scheduling_policy import RequestView
 
 Place = tuple[int, int, int, bytes]
 """(group, index in the table, block id, hash)."""

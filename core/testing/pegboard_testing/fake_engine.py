@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.engine import Engine
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.plan import blocks_per_request, plan_kv
-from pegboard.engine.metrics.catalogue import MeasuredEngine
+from pegboard.engine.metrics.step import StepMetrics
 from pegboard.interfaces.attention import Full, KVPlan, Retain
 from pegboard.interfaces.draft import DraftSetup
 from pegboard.interfaces.metrics import MetricsSink
@@ -45,7 +45,8 @@ class FakeEngine:
 
     retains: retention rule of each layer of the model; slot_bytes: bytes per token (or state) of each. num_blocks: exactly;
     otherwise spare_blocks more than one longest request needs. draft_accuracy with max_drafts > 0 turns drafts on. kv_load: a KV
-    connector that loads this way; kv_store shares its contents between engines. kv_fails: see FakeKVConnectorWorker.
+    connector that loads this way; kv_store shares its contents between engines. kv_fails: see FakeKVConnectorWorker. measured:
+    more arguments of StepMetrics.
     """
 
     def __init__(
@@ -65,14 +66,14 @@ class FakeEngine:
         policy: SchedulingPolicy | None = None,
         by_priority: bool = False,
         structured_output: FakeStructuredOutput | None = None,
+        grammar_timeout_s: float = 60.0,
         kv_load: Literal["in_step", "between_steps"] | None = None,
         kv_store: dict[tuple[int, bytes], Any] | None = None,
         kv_fails: Callable[[str], int | None] = lambda key: None,
         kv_hesitate: int = 0,
         encoder_connector: FakeEncoderConnector | None = None,
         metrics: Sequence[MetricsSink] = (),
-        measured: MeasuredEngine | None = None,
-        wants_records: bool = False,
+        measured: Mapping[str, Any] | None = None,
         failing_step: int | None = None,
         clock: Callable[[], float] | None = None,
         plan: KVPlan | None = None,
@@ -112,20 +113,19 @@ class FakeEngine:
             kv_plan=self.plan,
             limits=self.limits,
             connectors={"fake": self.connector} if self.connector else None,
-            grammars=self._grammars(structured_output),
+            grammars=self._grammars(structured_output, grammar_timeout_s),
             encoder_connector=encoder_connector,
-            metrics=metrics,
+            metrics=StepMetrics(self.limits, metrics, clock=clock or time.time, **(measured or {})),
             has_priority=by_priority,
-            measured=measured,
-            wants_records=wants_records,
+            plugin_modules={type(self.policy).__module__: f"scheduling_policy {type(self.policy).__name__}"},
             clock=clock or time.time,
         )
         self.results: dict[tuple[str, int], Result] = {}
 
-    def _grammars(self, backend: FakeStructuredOutput | None) -> Grammars | None:
+    def _grammars(self, backend: FakeStructuredOutput | None, timeout_s: float) -> Grammars | None:
         if backend is None:
             return None
-        return Grammars({"fake": backend}, vocab_size=self.limits.vocab_size, timeout_s=self.limits.grammar_timeout_s)
+        return Grammars({"fake": backend}, vocab_size=self.limits.vocab_size, timeout_s=timeout_s)
 
     def _plan(self, retains: Sequence[Retain], slot_bytes: Sequence[int], num_blocks: int | None, spare_blocks: int) -> KVPlan:
         limits = self.limits
@@ -173,12 +173,12 @@ class FakeEngine:
 
     def check_idle(self) -> None:
         """Everything has been given back: no references, no rows, no pins, no adapters in use, nothing remembered."""
-        stats, roster = self.engine.stats(), self.engine._roster
+        stats, queues = self.engine.stats(), self.engine._queues
         assert stats["num_free_blocks"] == stats["num_blocks"] - 1, f"blocks are still held: {stats}"
         assert stats["num_requests_running"] == stats["num_requests_waiting"] == stats["num_steps_in_flight"] == 0
-        assert sorted(roster.free_rows) == list(range(len(roster.by_row))) and not any(roster.by_row)
-        assert not roster.requests and not roster.completions and not roster.draining and not roster.loading
-        assert roster.encoder_cache.held_tokens == 0
+        assert sorted(queues.free_rows) == list(range(len(queues.by_row))) and not any(queues.by_row)
+        assert not queues.requests and not queues.completions and not queues.draining and not queues.loading
+        assert queues.encoder_cache.held_tokens == 0
         assert not any(self.engine._kv.pool._num_refs)
 
 

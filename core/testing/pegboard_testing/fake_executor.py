@@ -54,7 +54,7 @@ class FakeExecutor:
 
     def call(self, method: str, *args: object, ranks: Sequence[int] | None = None) -> list[object]:
         self.calls.append((method, args))
-        return [None]
+        return [self.worker.call(method, *args)]
 
     def watch(self, on_death: Callable[[WorkerDeath], None]) -> None:
         self._on_death = on_death

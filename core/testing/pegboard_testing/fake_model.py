@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from pegboard.data.request_parts import Blob, MediaRef
+from pegboard.data.request import Blob, MediaRef
 from pegboard.interfaces.attention import Chunk, Encoder, Full, KVCacheSpec, KVTensor, Retain, State, Window
 
 

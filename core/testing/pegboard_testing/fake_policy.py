@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pegboard.data.batch import StepTimes
-from pegboard.data.request import RequestStatus, RequestView
-from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup, StepBudget, StepLoad
+from pegboard.interfaces.scheduling_policy import RequestStatus, RequestView, SchedulingPolicySetup, StepBudget, StepLoad
 
 
 class FakePolicy:

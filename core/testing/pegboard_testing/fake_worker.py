@@ -17,9 +17,11 @@ import numpy as np
 
 from pegboard.data.batch import CSR, Batch, Logprobs, NewRequest, StepOutput, StepTimes, TokenMasks
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.errors import ConfigError
 from pegboard.interfaces.attention import Encoder, KVPlan, State
 from pegboard.interfaces.draft import DraftProposer, DraftStep
 from pegboard.interfaces.encoder_connector import EncoderConnectorWorker
+from pegboard.interfaces.executor import SERVING_CALLS, START_CALLS
 from pegboard.interfaces.kv_connector import KVConnectorWorker
 from pegboard_testing.fake_model import FakeModel
 
@@ -86,7 +88,7 @@ class FakeWorker:
         self._update_rows(batch)
         for name, connector in self.connectors.items():
             connector.begin(batch.connector[name])
-        encoded = self._encode(batch)
+        self._encode(batch)
         given = [self._inputs(batch, i) for i in range(batch.num_rows)]
         for i in range(batch.num_rows):
             self._write(self._row(batch, i), given[i])
@@ -94,12 +96,17 @@ class FakeWorker:
         output = self._read_all(batch, given, allowed)
         if self.draft is not None:
             output.draft_token_ids = self._propose(output)
-        output.encoded = encoded
         output.transfers = {name: connector.end() for name, connector in self.connectors.items()}
         output.times = StepTimes(forward_s=time.perf_counter() - started)
         self.num_steps += 1
         self.num_tokens += batch.num_tokens
         return output
+
+    def call(self, method: str, *args: object) -> object:
+        """Refuses what a real worker refuses; the answer is empty."""
+        if method not in START_CALLS | SERVING_CALLS:
+            raise ConfigError(f"workers have no method {method!r}")
+        return None
 
     def _row(self, batch: Batch, i: int) -> _Row:
         row = self.rows[int(batch.rows[i])]
@@ -133,10 +140,9 @@ class FakeWorker:
             for i, slot in enumerate(batch.lora_slots.tolist()):
                 self._row(batch, i).lora_id = self.adapters[slot] if slot else 0
 
-    def _encode(self, batch: Batch) -> tuple[str, ...]:
+    def _encode(self, batch: Batch) -> None:
         for media_hash in batch.free_media:
             self.encoded.remove(media_hash)
-        done = []
         for number, index in batch.encode.tolist() if batch.encode is not None else ():
             row = self.rows[number]
             assert row is not None
@@ -149,10 +155,8 @@ class FakeWorker:
                     if self.encoder_connector is not None:
                         self.encoder_connector.save(item.hash, item.data)
                 self.encoded.add(item.hash)
-                done.append(item.hash)
         for number in {number for number, _ in batch.encode.tolist()} if batch.encode is not None else ():
             self._write_encoder(self.rows[number])
-        return tuple(done)
 
     def _write_encoder(self, row: _Row | None) -> None:
         assert row is not None

@@ -21,12 +21,9 @@ class Limits:
     long_prefill_token_threshold: most tokens of one prompt in one step. max_num_partial_prefills: most prompts computed in parts
     at once, of which max_long_partial_prefills may be longer than the threshold. target_itl_s: how long a step with decodes
     should last at most, in seconds; prefill chunks are cut to fit; 0 = no bound. max_drafts: most draft tokens per row and step.
-    num_lookahead_tokens: extra slots that a draft proposer writes after the last token. max_loras: adapters resident at once,
-    0 = LoRA off. kv_metrics_share: share of the KV blocks whose stay is measured, 0 = none.
+    max_loras: adapters resident at once, 0 = LoRA off. kv_metrics_share: share of the KV blocks whose stay is measured, 0 = none.
+    encoder_cache_tokens: capacity of the worker's encoder cache, which is also the most that one step encodes.
 
-    encoder_cache_tokens: capacity of the worker's encoder cache; max_encoder_tokens: most media tokens encoded per step.
-    never_split_media: a chunk of a prompt never ends inside a media item. grammar_timeout_s: time to compile one grammar.
-    record_kv_events: keep block events for `control("kv_events")`.
     Raises ConfigError, naming the setting.
     """
 
@@ -45,20 +42,15 @@ class Limits:
     enable_prefix_caching: bool = True
     hash_algo: str = "sha256"
     max_drafts: int = 0
-    num_lookahead_tokens: int = 0
     max_loras: int = 0
     kv_load_failure_policy: Literal["recompute", "fail"] = "recompute"
     kv_metrics_share: float = 0.0
     encoder_cache_tokens: int = 0
-    max_encoder_tokens: int = NO_LIMIT
-    never_split_media: bool = False
-    grammar_timeout_s: float = 60.0
-    record_kv_events: bool = False
 
     def __post_init__(self) -> None:
         positive = ("max_model_len", "vocab_size", "max_num_seqs", "max_num_batched_tokens", "block_size", "max_in_flight",
                     "max_num_queued_reqs", "long_prefill_token_threshold", "max_num_partial_prefills",
-                    "max_long_partial_prefills", "max_encoder_tokens")  # fmt: skip
+                    "max_long_partial_prefills")  # fmt: skip
         for name in positive:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")

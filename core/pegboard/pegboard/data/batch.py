@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from pegboard.data.pooling_params import PoolingParams
-from pegboard.data.request_parts import AdapterRef, Blob, MediaRef
+from pegboard.data.request import AdapterRef, Blob, MediaRef
 from pegboard.data.sampling_params import SamplingParams
 
 Array = np.ndarray
@@ -68,9 +68,7 @@ class NewRequest(msgspec.Struct):
     seed: int | None
     block_ids: tuple[Array, ...]  # per KV group: the whole table so far
     prompt_embeds: Blob | None = None
-    positions: Array | None = None  # [3, n] for multi-axis rope
     media: tuple[MediaRef, ...] = ()
-    parent_row: int | None = None  # n > 1: this row was forked from that one
 
 
 class BlockDelta(msgspec.Struct):
@@ -85,14 +83,6 @@ class BlockDelta(msgspec.Struct):
     def empty(cls) -> "BlockDelta":
         """Nothing was appended; the same object every time."""
         return cls(np.zeros(0, np.int32), np.zeros(0, np.int32), CSR.empty())
-
-
-class DPStep(msgspec.Struct):
-    """Data parallel with experts: tokens per rank this step, the padded size, and whether this rank idles."""
-
-    num_tokens: tuple[int, ...]
-    padded: int
-    is_dummy: bool
 
 
 class Batch(msgspec.Struct, kw_only=True):
@@ -124,13 +114,11 @@ class Batch(msgspec.Struct, kw_only=True):
     copy_blocks: Array
     draft_token_ids: CSR | None = None
     needs_masks: bool = False
-    known_token_ids: CSR | None = None
     encode: Array | None = None
     free_media: tuple[str, ...] = ()
     lora_slots: Array | None = None
     lora_loads: tuple[tuple[int, AdapterRef], ...] = ()
     connector: Mapping[str, bytes] = {}
-    dp: DPStep | None = None
 
     @property
     def num_rows(self) -> int:
@@ -197,7 +185,6 @@ class StepOutput(msgspec.Struct, kw_only=True):
     logprobs: per row (same order) or None for rows that did not ask; each covers the row's accepted tokens.
     prompt_logprobs: row → finished prompt logprobs ([num_prompt_tokens - 1] positions, for tokens 1 …).
     draft_token_ids: proposals for the next step, per row of `rows` (also kept in W).
-    nan_rows: rows whose logits held NaN.
     """
 
     step: int
@@ -208,6 +195,4 @@ class StepOutput(msgspec.Struct, kw_only=True):
     draft_token_ids: CSR | None = None
     pooled: dict[int, Any] = {}
     transfers: dict[str, TransferReport] = {}
-    encoded: tuple[str, ...] = ()
-    nan_rows: Array | None = None
     times: StepTimes = msgspec.field(default_factory=StepTimes)

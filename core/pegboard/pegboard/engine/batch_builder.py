@@ -1,42 +1,98 @@
-"""Turns a finished plan into the Batch the workers get, and books the scheduled tokens on the requests."""
+"""One step: who computes how many tokens while it is being planned, and the Batch it becomes for the workers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from pegboard.config.limits import Limits
 from pegboard.data.batch import CSR, Batch, BlockDelta, NewRequest
-from pegboard.data.request import Request
-from pegboard.data.request_parts import MediaRef
-from pegboard.engine.kv.cache import Copy, KVCache
-from pegboard.engine.kv.connectors import Transfers
-from pegboard.engine.roster import Roster
-from pegboard.engine.step_plan import Entry, StepPlan
+from pegboard.data.request import MediaRef
+from pegboard.engine.kv.cache import Copy, NewBlocks
+from pegboard.engine.media import MediaPlanner
+from pegboard.engine.queues import Queues
+from pegboard.engine.requests import Request
+from pegboard.interfaces.scheduling_policy import StepBudget
+
+
+class Entry(NamedTuple):
+    """One row's share. num_tokens: to compute, drafts included. samples: it ends the known tokens, so a new one is sampled.
+    new_blocks: appended to its tables. is_new: the worker gets the whole request."""
+
+    num_tokens: int
+    num_drafts: int
+    samples: bool
+    new_blocks: NewBlocks
+    is_new: bool = False
+
+
+class StepPlan:
+    """Accumulates entries. A prefill is *partial* when its prompt does not end in this step, and *long* when the prompt exceeds
+    the chunk limit."""
+
+    def __init__(self, budget: StepBudget) -> None:
+        self.budget = budget
+        self.tokens_left = budget.max_tokens
+        self.entries: dict[Request, Entry] = {}
+        self.has_preempted = False
+        self.has_trimmed_drafts = False
+        self._num_partial = 0
+        self._num_long_partial = 0
+
+    @property
+    def is_untouched(self) -> bool:
+        """The whole token budget is left."""
+        return self.tokens_left == self.budget.max_tokens
+
+    def put(self, request: Request, entry: Entry) -> None:
+        """Schedule the request."""
+        self.entries[request] = entry
+        self._count(request, entry, 1)
+
+    def withdraw(self, request: Request) -> None:
+        """Unschedule a request that lost its blocks, if it is scheduled."""
+        entry = self.entries.pop(request, None)
+        if entry is not None:
+            self._count(request, entry, -1)
+
+    def allows_partial(self, request: Request) -> bool:
+        """One more prompt may be computed in parts."""
+        if self._is_long(request) and self._num_long_partial >= self.budget.max_long_prefills:
+            return False
+        return self._num_partial < self.budget.max_prefills
+
+    def _count(self, request: Request, entry: Entry, sign: int) -> None:
+        self.tokens_left -= sign * entry.num_tokens
+        if not entry.samples:
+            self._num_partial += sign
+            self._num_long_partial += sign * self._is_long(request)
+
+    def _is_long(self, request: Request) -> bool:
+        return request.num_prompt_tokens > self.budget.max_chunk
+
 
 Item = tuple[Request, Entry]
 
 
 class BatchBuilder:
-    """Numbers the steps. The batch shares no mutable state with the engine: it may be computed much later."""
+    """Numbers the steps, and books the scheduled tokens on the requests. A batch shares no mutable state with the engine: it may
+    be computed much later."""
 
-    def __init__(self, limits: Limits, roster: Roster, kv: KVCache, transfers: Transfers) -> None:
+    def __init__(self, limits: Limits, queues: Queues, media: MediaPlanner) -> None:
         self._limits = limits
-        self._roster = roster
-        self._kv = kv
-        self._transfers = transfers
+        self._queues = queues
+        self._media = media
         self._step = 0
 
     def build(self, plan: StepPlan) -> tuple[Batch, dict[int, list[int]], list[Copy]]:
         """The batch, row → draft tokens it verifies, and the block copies it runs."""
         items = self._in_order(plan)
-        copies = self._kv.take_copies()
-        drafts = {cast(int, r.row): r.draft_token_ids[: e.num_drafts] for r, e in items if e.num_drafts}
-        new = [self._new_request(request, plan) for request, entry in items if entry.is_new]
-        roster, limits = self._roster, self._limits
+        queues, encode = self._queues, self._media.encode
+        copies = queues.kv.take_copies()
+        drafts = {row: r.draft_token_ids[: e.num_drafts] for r, e in items if e.num_drafts and (row := r.row) is not None}
         batch = Batch(
             step=self._step,
             rows=_ints(request.row for request, _ in items),
@@ -44,23 +100,26 @@ class BatchBuilder:
             num_computed_tokens=_ints(request.num_computed_tokens for request, _ in items),
             num_draft_tokens=_ints(entry.num_drafts for _, entry in items),
             samples=np.array([entry.samples for _, entry in items], bool),
-            new=new,
-            removed_rows=_ints(roster.removed_rows),
+            new=[self._new_request(request) for request, entry in items if entry.is_new],
+            removed_rows=_ints(queues.removed_rows),
             new_blocks=_block_delta(items),
             copy_blocks=np.array(copies, np.int32).reshape(-1, 3),
             needs_masks=any(entry.samples and request.grammar is not None for request, entry in items),
-            encode=np.array([(request.row, index) for request, index in plan.encode], np.int32) if plan.encode else None,
-            free_media=roster.encoder_cache.take_freed(),
-            lora_loads=roster.loras.take_loads(),
+            encode=np.array([(request.row, index) for request, index in encode], np.int32) if encode else None,
+            free_media=queues.encoder_cache.take_freed(),
+            lora_loads=queues.loras.take_loads(),
         )
         if plan.has_trimmed_drafts:
             batch.draft_token_ids = CSR.of([request.draft_token_ids[: entry.num_drafts] for request, entry in items])
-        if limits.max_loras:
-            batch.lora_slots = _ints(roster.loras.slot_of(request.lora) for request, _ in items)
-        roster.removed_rows = []
-        self._book(items)
-        if self._transfers.is_on:
-            batch.connector = self._transfers.plan(batch)
+        if self._limits.max_loras:
+            batch.lora_slots = _ints(queues.loras.slot_of(request.lora) for request, _ in items)
+        queues.removed_rows = []
+        for request, entry in items:  # from now on these tokens count as computed, pending the step's result
+            request.num_computed_tokens += entry.num_tokens
+            request.num_in_flight_tokens += entry.num_tokens
+            request.num_in_flight_steps += 1
+        if queues.connectors:
+            batch.connector = queues.connectors.plan(batch)
         self._step += 1
         return batch, drafts, copies
 
@@ -72,14 +131,7 @@ class BatchBuilder:
             return first
         return first + [item for item in plan.entries.items() if item[1].num_tokens > short]
 
-    def _book(self, items: list[Item]) -> None:
-        """From now on these tokens count as computed, pending the step's result."""
-        for request, entry in items:
-            request.num_computed_tokens += entry.num_tokens
-            request.num_in_flight_tokens += entry.num_tokens
-            request.num_in_flight_steps += 1
-
-    def _new_request(self, request: Request, plan: StepPlan) -> NewRequest:
+    def _new_request(self, request: Request) -> NewRequest:
         token_ids = np.array(request.all_token_ids, np.int32)
         if request.prompt_embeds is not None:
             token_ids[: request.num_prompt_tokens] = -1
@@ -92,18 +144,15 @@ class BatchBuilder:
             num_computed_tokens=request.num_computed_tokens,
             params=request.params,
             seed=request.seed,
-            block_ids=tuple(np.array(table, np.int32) for table in self._kv.tables(request)),
+            block_ids=tuple(np.array(table, np.int32) for table in self._queues.kv.tables(request)),
             prompt_embeds=request.prompt_embeds,
-            media=self._media(request, plan),
-            parent_row=plan.parents.get(request),
+            media=self._media_of(request) if request.media else (),
         )
 
-    def _media(self, request: Request, plan: StepPlan) -> tuple[MediaRef, ...]:
+    def _media_of(self, request: Request) -> tuple[MediaRef, ...]:
         """Without the data of items that the worker has, or gets in this very step from another row."""
-        if not request.media:
-            return ()
-        encoded_here = {index for owner, index in plan.encode if owner is request}
-        cache = self._roster.encoder_cache
+        encoded_here = {index for owner, index in self._media.encode if owner is request}
+        cache = self._queues.encoder_cache
         return tuple(
             msgspec.structs.replace(item, data=None) if index not in encoded_here and cache.is_held(item, request.key) else item
             for index, item in enumerate(request.media)

@@ -12,15 +12,16 @@ from pegboard.config.schema import EngineConfig, check_engine
 from pegboard.engine.engine import Engine
 from pegboard.engine.grammar.chain import make_grammars
 from pegboard.engine.kv.plan import plan_kv
-from pegboard.engine.metrics.catalogue import MeasuredEngine
+from pegboard.engine.metrics.step import StepMetrics
 from pegboard.errors import ConfigError
 from pegboard.interfaces.attention import KVPlan
-from pegboard.interfaces.encoder_connector import EncoderConnectorNeed, EncoderConnectorSetup
+from pegboard.interfaces.encoder_connector import EncoderConnectorSetup
 from pegboard.interfaces.executor import ExecutorNeed, ExecutorSetup
 from pegboard.interfaces.hooks import LoadedModel
-from pegboard.interfaces.kv_connector import KVConnectorNeed, KVConnectorSetup
+from pegboard.interfaces.kv_connector import KVConnectorSetup
 from pegboard.interfaces.platform import ModelFacts, PlatformNeed, PlatformSetup
-from pegboard.interfaces.scheduling_policy import SchedulingPolicyNeed, SchedulingPolicySetup
+from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
+from pegboard.interfaces.spec import Need
 from pegboard.log import get_logger
 from pegboard.plan.metrics_plugins import build_sinks, wants_records
 from pegboard.plugins.defaults import default_name
@@ -68,9 +69,8 @@ def build_engine(plan: "EnginePlan") -> Engine:
         connectors=_connectors(registry, config, kv_plan),
         grammars=make_grammars(registry, plan),
         encoder_connector=_encoder_connector(registry, plan),
-        metrics=list(build_sinks(registry, plan, "engine").values()),
-        measured=_measured(registry, plan, config, kv_plan),
-        wants_records=wants_records(registry),
+        metrics=_metrics(registry, plan, config, limits, kv_plan),
+        plugin_modules=_plugin_modules(registry),
     )
     engine.decisions = registry.describe_decisions
     return engine
@@ -116,6 +116,8 @@ def _with_platform_defaults(registry: Registry, plan: "EnginePlan") -> EngineCon
 
 def _executor(registry: Registry, plan: "EnginePlan", config: EngineConfig, limits: Limits) -> Any:
     world_size = config.tensor_parallel_size * config.pipeline_parallel_size
+    if world_size > 1:  # each rank would run the whole model
+        raise ConfigError(f"tensor_parallel_size × pipeline_parallel_size is {world_size}: this version runs a model on one rank")
     need = ExecutorNeed(world_size=world_size)
     asked = config.distributed_executor_backend
     prefers = [name] if (name := default_name("executor")) else []
@@ -127,7 +129,7 @@ def _executor(registry: Registry, plan: "EnginePlan", config: EngineConfig, limi
 def _policy(registry: Registry, config: EngineConfig, limits: Limits) -> tuple[Any, bool]:
     """The scheduling policy, and whether it honours priorities."""
     asked = config.scheduling_policy or default_name("scheduling_policy")
-    entry = registry.choose("scheduling_policy", SchedulingPolicyNeed(), explicit=asked).require()
+    entry = registry.choose("scheduling_policy", Need(), explicit=asked).require()
     return registry.build(entry, SchedulingPolicySetup(limits)), "priority" in registry.spec(entry).flags
 
 
@@ -161,7 +163,7 @@ def _connectors(registry: Registry, config: EngineConfig, kv_plan: Any) -> dict[
     connectors = {}
     setup = KVConnectorSetup(tuple(group.block_size for group in kv_plan.groups))
     for name in config.kv_connectors or ():
-        entry = registry.choose("kv_connector", KVConnectorNeed(), explicit=name, key=name).require()
+        entry = registry.choose("kv_connector", Need(), explicit=name, key=name).require()
         connectors[name] = registry.build(entry, setup)
     return connectors
 
@@ -183,11 +185,17 @@ def _encoder_connector(registry: Registry, plan: "EnginePlan") -> Any:
     name = plan.settings.engine.encoder_connector
     if name is None:
         return None
-    entry = registry.choose("encoder_connector", EncoderConnectorNeed(), explicit=name).require()
+    entry = registry.choose("encoder_connector", Need(), explicit=name).require()
     return registry.build(entry, EncoderConnectorSetup(plan.checkpoint.digest))
 
 
-def _measured(registry: Registry, plan: "EnginePlan", config: EngineConfig, kv_plan: KVPlan) -> MeasuredEngine:
+def _plugin_modules(registry: Registry) -> dict[str, str]:
+    """The module that implements each chosen plugin → its id."""
+    chosen = [decision.winner for decision in registry.decisions.values() if decision.winner is not None]
+    return {registry.spec(entry).implementation.partition(":")[0]: entry.id for entry in chosen}
+
+
+def _metrics(registry: Registry, plan: "EnginePlan", config: EngineConfig, limits: Limits, kv_plan: KVPlan) -> StepMetrics:
     chosen: dict[str, set[str]] = {"structured_output": set(registry.names("structured_output"))}
     for decision in registry.decisions.values():
         if decision.winner is not None:
@@ -202,11 +210,10 @@ def _measured(registry: Registry, plan: "EnginePlan", config: EngineConfig, kv_p
         "num_gpu_blocks_override": config.num_gpu_blocks_override,
         "prefix_caching_hash_algo": config.prefix_caching_hash_algo,
     }
-    return MeasuredEngine(
-        plan.max_model_len,
-        max_drafts=config.spec_tokens,
-        max_loras=config.max_loras,
-        watches_blocks=config.kv_cache_metrics,
+    return StepMetrics(
+        limits,
+        list(build_sinks(registry, plan, "engine").values()),
+        wants_records=wants_records(registry),
         cache_config={name: str(value) for name, value in cache_config.items()},
         plugin_names={kind: "+".join(sorted(names)) for kind, names in chosen.items()},
         show_hidden=config.show_hidden_metrics_for_version,

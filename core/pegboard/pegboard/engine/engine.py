@@ -8,6 +8,7 @@ One thread calls it. Nothing here knows text, HTTP or torch.
 from __future__ import annotations
 
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,31 +17,26 @@ from typing import Any, Literal
 import msgspec
 
 from pegboard.config.limits import Limits
-from pegboard.data.batch import Batch, StepOutput
-from pegboard.data.request import EngineRequest, Request, RequestDelta
+from pegboard.data.batch import Batch
+from pegboard.data.request import EngineRequest, RequestDelta
 from pegboard.data.sampling_params import SamplingParams
-from pegboard.engine.blamed import BlamedPolicy
-from pegboard.engine.controls import Controls
-from pegboard.engine.encoder_cache import EncoderCache
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import KVCache
-from pegboard.engine.kv.connectors import Transfers
-from pegboard.engine.kv.residency import BlockResidency
-from pegboard.engine.lora_slots import LoRASlots
-from pegboard.engine.media_plan import MediaPlanner
-from pegboard.engine.metrics.catalogue import MeasuredEngine
+from pegboard.engine.kv.connectors import KVConnectors
+from pegboard.engine.kv.plan import check_fits
+from pegboard.engine.media import EncoderCache, MediaPlanner
 from pegboard.engine.metrics.step import StepMetrics
-from pegboard.engine.outcome import Outcome
-from pegboard.engine.request_check import RequestCheck, check_limits
-from pegboard.engine.roster import Roster
+from pegboard.engine.queues import Queues
+from pegboard.engine.requests import check_request, completions_of
 from pegboard.engine.scheduler import Scheduler
-from pegboard.errors import EngineDeadError, Overloaded, PegboardError, RequestError
+from pegboard.errors import EngineDeadError, Overloaded, PegboardError, PluginFailure, RequestError
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.encoder_connector import EncoderConnectorScheduler
-from pegboard.interfaces.executor import Executor, StepFuture, WorkerDeath
+from pegboard.interfaces.executor import SERVING_CALLS, Executor, StepFuture, WorkerDeath
 from pegboard.interfaces.kv_connector import KVConnectorScheduler
 from pegboard.interfaces.metrics import MetricsSink
 from pegboard.interfaces.scheduling_policy import SchedulingPolicy
+from pegboard.plugins.names import to_install
 
 GRAMMAR_NAP_S = 0.01
 """How long a step sleeps when nothing but a compiling grammar can bring work."""
@@ -50,8 +46,8 @@ class Engine:
     """Serves requests on an executor whose model is loaded and whose KV cache is allocated.
 
     connectors: implementations by plugin name, in chain order. grammars: this engine's own, stopped with it. has_priority: the
-    policy honours `EngineRequest.priority`. measured: what the metrics say about this engine. wants_records: some sink wants a
-    record of every request that ended. clock: seconds, the same clock as `EngineRequest.arrival_s`.
+    policy honours `EngineRequest.priority`. plugin_modules: module → id of the plugin whose code it is; a failure in it is
+    reported with the id. clock: seconds, the same clock as `EngineRequest.arrival_s`.
     Raises KVCacheTooSmall when the plan cannot hold one request of `limits.max_model_len` tokens.
 
     After a plugin or the executor has failed in a step, the engine is dead: every call raises EngineDeadError.
@@ -67,45 +63,41 @@ class Engine:
         connectors: Mapping[str, KVConnectorScheduler] | None = None,
         grammars: Grammars | None = None,
         encoder_connector: EncoderConnectorScheduler | None = None,
-        metrics: Sequence[MetricsSink] = (),
-        measured: MeasuredEngine | None = None,
-        wants_records: bool = False,
+        metrics: StepMetrics | None = None,
         has_priority: bool = False,
+        plugin_modules: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        check_fits(kv_plan, limits.max_model_len, limits.chunk_tokens)
         self.limits = limits
+        self.decisions: Callable[[], list[dict[str, Any]]] = list
+        """Which plugins were chosen for this engine, and why; whoever builds it knows."""
         self._executor = executor
+        self._grammars = grammars
+        self._has_priority = has_priority
         self._clock = clock
-        kv = self._kv = KVCache(
+        self._kv = KVCache(
             kv_plan,
             enable_prefix_caching=limits.enable_prefix_caching,
             hash_algo=limits.hash_algo,
-            record_events=limits.record_kv_events,
-            residency=BlockResidency(limits.kv_metrics_share) if limits.kv_metrics_share else None,
+            residency_share=limits.kv_metrics_share,
         )
-        kv.check_fits(limits.max_model_len, limits.chunk_tokens)
-        check_limits(limits, media_at_once=kv.has_encoder_groups)
-        blamed = BlamedPolicy(policy, f"scheduling_policy {type(policy).__name__}")
-        self._transfers = Transfers(connectors or {}, kv)
         encoder_cache = EncoderCache(limits.encoder_cache_tokens)
-        self._roster = Roster(limits, kv, blamed, self._transfers, LoRASlots(limits.max_loras), encoder_cache, clock)
-        self._grammars = grammars
-        media = MediaPlanner(
-            encoder_cache, encoder_connector, all_at_once=kv.has_encoder_groups, never_split=limits.never_split_media
-        )
-        self._scheduler = Scheduler(limits, self._roster, kv, blamed, self._transfers, media, self._grammars)
-        measured = measured or MeasuredEngine(
-            limits.max_model_len, limits.max_drafts, limits.max_loras, watches_blocks=limits.kv_metrics_share > 0
-        )
-        self._metrics = StepMetrics(metrics, clock, measured, wants_records=wants_records)
-        self._outcome = Outcome(limits, self._roster, kv, self._transfers, media, self._metrics)
-        self._check = RequestCheck(limits, self._grammars, has_priority=has_priority)
+        media = MediaPlanner(encoder_cache, encoder_connector, all_at_once=self._kv.has_encoder_groups)
+        self._connectors = KVConnectors(connectors or {}, self._kv)
+        self._queues = Queues(limits, self._kv, policy, self._connectors, encoder_cache, clock)
+        self._metrics = metrics or StepMetrics(limits)
+        self._scheduler = Scheduler(limits, self._queues, media, grammars, self._metrics)
         self._in_flight: deque[tuple[Batch, StepFuture]] = deque()
         self._dead: str | None = None
-        self.decisions: Callable[[], list[dict[str, Any]]] = list
-        """Which plugins were chosen for this engine, and why; whoever builds it knows."""
-        self._controls = Controls(self, executor, kv, self._roster)
-        self._metrics.inform(self._controls.sleep_gauges())
+        self._plugin_modules = plugin_modules or {}
+        self._actions: dict[str, Callable[..., Any]] = {
+            "stats": self.stats,
+            "block_usage": self._block_usage,
+            "reset_prefix_cache": self._reset_prefix_cache,
+            "call": self._call,
+            "decisions": lambda: self.decisions(),
+        }
         executor.watch(self._on_death)
 
     # --- requests -----------------------------------------------------------------------------------------------------------
@@ -114,24 +106,30 @@ class Engine:
         """Take a request in; `params.n` > 1 becomes n completions. Raises RequestError for what cannot be served (empty or too
         long prompt, ids outside the vocabulary, an id in use, …) and Overloaded when the queue is full."""
         self._must_live()
-        if request.request_id in self._roster.completions:
+        if request.request_id in self._queues.completions:
             raise RequestError(f"request id {request.request_id!r} is in use; choose another", parameter="request_id")
-        self._check(request)
-        self._must_have_room(request.params.n if isinstance(request.params, SamplingParams) else 1)
+        check_request(request, self.limits, has_priority=self._has_priority)
+        self._check_grammar(request)
+        most, waiting = self.limits.max_num_queued_reqs, self._queues.num_waiting
+        if waiting + (request.params.n if isinstance(request.params, SamplingParams) else 1) > most:
+            raise Overloaded(f"{waiting} completions are waiting, the limit is {most}; try again later")
         if not request.arrival_s:
             request = msgspec.structs.replace(request, arrival_s=self._clock())
         with self._dying():
-            for completion in _expand(request):
+            for completion in completions_of(request):
                 if self._grammars is not None:
                     self._grammars.start(completion)
-                self._roster.add(completion)
+                self._queues.add(completion)
 
-    def _must_have_room(self, n: int) -> None:
-        most, waiting = self.limits.max_num_queued_reqs, self._roster.num_waiting
-        if n > most:
-            raise RequestError(f"n must be at most {most}, as many completions may wait here, got {n}", parameter="n")
-        if waiting + n > most:
-            raise Overloaded(f"{waiting} completions are waiting, the limit is {most}; try again later")
+    def _check_grammar(self, request: EngineRequest) -> None:
+        wanted = request.params.structured_outputs if isinstance(request.params, SamplingParams) else None
+        if wanted is not None:
+            if self._grammars is None:
+                raise RequestError(
+                    f"{wanted.parameter} needs a structured output plugin, and none is active; {to_install('structured_output')}",
+                    parameter=wanted.parameter,
+                )
+            self._grammars.check(wanted)
 
     def abort(self, request_ids: Sequence[str], reason: Literal["abort", "stop"] = "abort") -> None:
         """End requests (all their completions), or single completions by key. Their last delta comes with the next step.
@@ -139,102 +137,82 @@ class Engine:
         self._must_live()
         with self._dying():
             for name in request_ids:
-                completions = self._roster.completions.get(name) or filter(None, [self._roster.requests.get(name)])
+                completions = self._queues.completions.get(name) or filter(None, [self._queues.requests.get(name)])
                 for request in list(completions):
-                    self._outcome.fail(request, reason)
+                    self._queues.fail(request, reason)
 
     # --- the loop -----------------------------------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
         """`step` has something to do: requests, steps in flight, open KV transfers, or deltas to hand out."""
-        roster = self._roster
-        if self._controls.asleep:
-            return bool(roster.deltas)
-        return bool(roster.requests or self._in_flight or roster.deltas or self._transfers.has_open)
+        return bool(self._queues.requests or self._in_flight or self._queues.deltas or self._connectors.has_open)
 
     def step(self) -> list[RequestDelta]:
         """Submit what can be submitted, apply the oldest result, return what the requests gained."""
         self._must_live()
-        if self._controls.asleep:
-            return self._take_deltas()
         with self._dying():
             while len(self._in_flight) < self.limits.max_in_flight and (batch := self._schedule()):
                 self._in_flight.append((batch, self._submit(batch)))
             if self._in_flight:
-                batch, future = self._in_flight.popleft()
-                if batch.needs_masks:
-                    self._send_masks(batch)
-                self._apply(batch, self._result(future))
-            elif self._grammars is not None and not self._roster.deltas:
+                self._finish_oldest()
+            elif self._grammars is not None and not self._queues.deltas:
                 self._grammars.wait(GRAMMAR_NAP_S)
             self._publish()
-            return self._take_deltas()
-
-    def drain(self) -> None:
-        """Apply every step in flight without submitting new ones; the deltas come with the next step."""
-        self._must_live()
-        with self._dying():
-            while self._in_flight:
-                batch, future = self._in_flight.popleft()
-                if batch.needs_masks:
-                    self._send_masks(batch)
-                self._apply(batch, self._result(future))
+            deltas, self._queues.deltas = self._queues.deltas, []
+            return deltas
 
     def _schedule(self) -> Batch | None:
         with self._metrics.timed("schedule"):
             return self._scheduler.schedule()
 
-    def _apply(self, batch: Batch, output: StepOutput) -> None:
-        with self._metrics.timed("apply"):
-            self._scheduler.close(batch.step, output.times)
-            self._metrics.step(batch, output.times, self._roster.by_row)
-            self._outcome.apply(batch, output)
-
-    def _send_masks(self, batch: Batch) -> None:
-        """Older steps are applied, so the grammars are exact; the forward of this step runs meanwhile."""
-        assert self._grammars is not None
-        by_row = self._roster.by_row
-        live = [by_row[row] if by_row[row] not in self._roster.draining else None for row in batch.rows.tolist()]
-        started = time.perf_counter()
-        masks = self._grammars.masks(batch, live, self._scheduler.drafts(batch.step))
-        self._metrics.masks_filled(time.perf_counter() - started)
-        with self._executing("take token masks"):
-            self._executor.provide_masks(batch.step, masks)
-
     def _submit(self, batch: Batch) -> StepFuture:
         with self._executing("take a step"):
             return self._executor.submit(batch)
 
-    def _result(self, future: StepFuture) -> StepOutput:
+    def _finish_oldest(self) -> None:
+        batch, future = self._in_flight.popleft()
+        if batch.needs_masks:
+            self._send_masks(batch)
         with self._executing("run a step"), self._metrics.timed("execute"):
-            return future.result()
+            output = future.result()
+        with self._metrics.timed("apply"):
+            self._scheduler.update(batch, output)
 
-    def _take_deltas(self) -> list[RequestDelta]:
-        deltas, self._roster.deltas = self._roster.deltas, []
-        return deltas
+    def _send_masks(self, batch: Batch) -> None:
+        """Older steps are applied, so the grammars are exact; the forward of this step runs meanwhile."""
+        assert self._grammars is not None
+        by_row, draining = self._queues.by_row, self._queues.draining
+        live = [by_row[row] if by_row[row] not in draining else None for row in batch.rows.tolist()]
+        started = time.perf_counter()
+        masks = self._grammars.masks(batch, live, self._scheduler.drafts(batch.step))
+        self._metrics.spent("structured_output", time.perf_counter() - started)
+        with self._executing("take token masks"):
+            self._executor.provide_masks(batch.step, masks)
+
+    # --- metrics ------------------------------------------------------------------------------------------------------------
 
     def _publish(self) -> None:
-        metrics, roster, queries = self._metrics, self._roster, self._scheduler.prefix_queries
+        metrics, queues, queries = self._metrics, self._queues, self._scheduler.prefix_queries
         metrics.count_up_to("prefix_cache_queries_total", queries.queries)
         metrics.count_up_to("prefix_cache_hits_total", queries.hits)
         metrics.count_up_to("external_prefix_cache_queries_total", queries.external_queries)
         metrics.count_up_to("external_prefix_cache_hits_total", queries.external_hits)
-        metrics.count_up_to("num_preemptions_total", roster.num_preemptions)
+        metrics.count_up_to("num_preemptions_total", queues.num_preemptions)
         if self._kv.pool.residency is not None:
             metrics.block_stays(self._kv.pool.residency)
-        ended, roster.ended = roster.ended, []
+        ended, queues.ended = queues.ended, []
         for request in ended:
             metrics.finished(request, self._clock())
         if self.limits.max_loras:
-            metrics.loras(roster.running, roster.requests)
+            metrics.loras(queues.running, queues.requests)
         metrics.publish(self._gauges())
 
     def _gauges(self) -> dict[str, float]:
         return {
-            "num_requests_running": len(self._roster.running),
-            "num_requests_waiting": self._roster.num_waiting,
-            "kv_cache_usage_perc": self._kv.usage,
+            "num_requests_running": len(self._queues.running),
+            "num_requests_waiting": self._queues.num_waiting,
+            "kv_cache_usage_perc": self._kv.pool.usage,
         }
 
     def attach(self, sink: MetricsSink) -> None:
@@ -244,29 +222,52 @@ class Engine:
     # --- control ------------------------------------------------------------------------------------------------------------
 
     def control(self, action: str, **arguments: Any) -> Any:
-        """Everything that is not a request: see `pegboard.engine.controls`. RequestError for an unknown action."""
+        """Everything that is not a request, between steps: one of a few named actions. RequestError for an unknown one."""
         self._must_live()
-        result = self._controls(action, **arguments)
-        if action in ("sleep", "wake"):
-            self._metrics.inform(self._controls.sleep_gauges())
-            self._publish()
-        return result
+        if action not in self._actions:
+            raise RequestError(f"unknown action {action!r}; there are {', '.join(self._actions)}", parameter="action")
+        return self._actions[action](**arguments)
 
     def stats(self) -> dict[str, Any]:
         """Numbers of this moment and totals since the start."""
-        queries = self._scheduler.prefix_queries
+        queries, pool = self._scheduler.prefix_queries, self._kv.pool
         return {
-            "num_requests_running": len(self._roster.running),
-            "num_requests_waiting": self._roster.num_waiting,
+            **self._gauges(),
             "num_steps_in_flight": len(self._in_flight),
-            "kv_cache_usage_perc": self._kv.usage,
-            "num_blocks": self._kv.pool.num_blocks,
-            "num_free_blocks": self._kv.pool.num_free,
-            "num_cached_blocks": self._kv.pool.num_cached,
+            "num_blocks": pool.num_blocks,
+            "num_free_blocks": pool.num_free,
+            "num_cached_blocks": pool.num_cached,
             "prefix_cache_queries": queries.queries,
             "prefix_cache_hits": queries.hits,
-            "num_preemptions": self._roster.num_preemptions,
+            "num_preemptions": self._queues.num_preemptions,
         }
+
+    def _block_usage(self) -> dict[str, Any]:
+        """Blocks by state, and how many every running request holds in each KV group."""
+        pool = self._kv.pool
+        tables = {r.key: [sum(1 for block in table if block) for table in self._kv.tables(r)] for r in self._queues.running}
+        return {"num_blocks": pool.num_blocks, "num_free": pool.num_free, "num_cached": pool.num_cached, "requests": tables}
+
+    def _reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached blocks. False while requests hold blocks, unless `reset_running_requests` makes them recompute."""
+        if reset_running_requests:
+            with self._dying():
+                while self._in_flight:
+                    self._finish_oldest()
+                for request in list(self._queues.running):
+                    self._queues.preempt(request)
+        is_reset = self._kv.pool.reset()
+        if is_reset:
+            self._connectors.reset()
+            self._queues.encoder_cache.reset()
+        return is_reset
+
+    def _call(self, method: str, args: Sequence[Any] = ()) -> list[object]:
+        """A worker method on all ranks, one that does not disturb serving; results in rank order."""
+        if method not in SERVING_CALLS:
+            allowed = ", ".join(sorted(SERVING_CALLS))
+            raise RequestError(f"workers cannot run {method!r} while they serve; they can run {allowed}", parameter="method")
+        return self._executor.call(method, *args)
 
     def stop(self) -> None:
         """Drop everything and stop the executor. Idempotent; the engine takes nothing afterwards."""
@@ -292,7 +293,16 @@ class Engine:
             yield
         except BaseException as error:
             self._dead = self._dead or f"{type(error).__name__}: {error}"
+            if isinstance(error, Exception) and not isinstance(error, PegboardError):
+                self._blame(error)
             raise
+
+    def _blame(self, error: Exception) -> None:
+        """Raise PluginFailure when the error came out of the code of a plugin."""
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            plugin = self._plugin_modules.get(frame.f_globals.get("__name__", ""))
+            if plugin is not None:
+                raise PluginFailure(f"plugin {plugin} failed: {type(error).__name__}: {error}", plugin=plugin) from error
 
     @contextmanager
     def _executing(self, what: str) -> Iterator[None]:
@@ -304,17 +314,3 @@ class Engine:
         except Exception as error:  # models, kernels and transports can raise anything
             name = f"{type(error).__name__}: " if not isinstance(error, PegboardError) else ""
             raise EngineDeadError(f"the executor could not {what}: {name}{error}") from error
-
-
-def _expand(source: EngineRequest) -> Iterator[Request]:
-    """The n completions of a request; the first one is the parent whose prompt blocks the others share."""
-    parent = Request(source)
-    yield parent
-    params = source.params
-    if not isinstance(params, SamplingParams) or params.n == 1:
-        return
-    for index in range(1, params.n):
-        child = Request(source, index=index, parent=parent)
-        if params.prompt_logprobs is not None:  # the parent reports them for all
-            child.params = params.clone(prompt_logprobs=None, skip_reading_prefix_cache=None)
-        yield child

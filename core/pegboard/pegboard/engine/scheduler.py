@@ -1,9 +1,11 @@
-"""Decides each step's work. There is no prefill phase and no decode phase: `num_computed_tokens` chases the known tokens.
+"""Decides each step's work, and applies its result. There is no prefill phase and no decode phase: `num_computed_tokens` chases
+the known tokens.
 
-    1. running requests, in order: each gets the tokens it lacks, within the token budget; when blocks run out, the policy names
-       a victim, which gives its blocks back and recomputes later
-    2. if nobody was preempted: waiting requests, in the policy's order (admission.py)
-    3. the plan becomes a Batch
+    schedule():  1. running requests, in order: each gets the tokens it lacks, within the token budget; when blocks run out, the
+                    policy names a victim, which gives its blocks back and recomputes later
+                 2. if nobody was preempted: waiting requests, in the policy's order (prefill.py)
+                 3. the plan becomes a Batch
+    update():    tokens are appended, ends found, full blocks made findable, deltas left in the queues
 
 Several steps may be in flight. Each sampling step adds one token that is not known yet, so a request's known tokens are at
 least `num_computed_tokens + 1` once its prompt is done. A row with a sampling step in flight is scheduled ahead only when
@@ -13,28 +15,28 @@ drafts are off: how many drafts were accepted decides what comes next.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 from pegboard.config.limits import Limits
-from pegboard.data.batch import Batch, StepTimes
-from pegboard.data.request import Request, RequestStatus
+from pegboard.data.batch import Batch, Logprobs, StepOutput
+from pegboard.data.request import PositionLogprobs, RequestDelta
 from pegboard.data.sampling_params import SamplingParams
-from pegboard.engine.admission import Admission
-from pegboard.engine.batch_builder import BatchBuilder
-from pegboard.engine.blamed import BlamedPolicy
+from pegboard.engine.batch_builder import BatchBuilder, Entry, StepPlan
 from pegboard.engine.grammar.grammars import Grammars
-from pegboard.engine.kv.cache import Copy, KVCache, NewBlocks
-from pegboard.engine.kv.connectors import Transfers
-from pegboard.engine.media_plan import MediaPlanner
-from pegboard.engine.roster import Roster
-from pegboard.engine.step_plan import Entry, StepPlan
-from pegboard.engine.step_size import StepSize
-from pegboard.interfaces.scheduling_policy import StepLoad
+from pegboard.engine.kv.cache import Copy, NewBlocks
+from pegboard.engine.media import MediaPlanner
+from pegboard.engine.metrics.step import StepMetrics
+from pegboard.engine.prefill import Prefill
+from pegboard.engine.prefill_pacing import PrefillPacing
+from pegboard.engine.queues import Queues
+from pegboard.engine.requests import Request
+from pegboard.interfaces.scheduling_policy import RequestStatus, StepLoad
 
 
 @dataclass(slots=True)
 class InFlight:
-    """What the engine must remember of a submitted step: row → draft tokens it verifies, copies it runs, the load it met, tokens
-    it computes beyond one a row."""
+    """What is remembered of a submitted step: row → draft tokens it verifies, copies it runs, the load it met, tokens it computes
+    beyond one a row."""
 
     drafts: dict[int, list[int]]
     copies: list[Copy]
@@ -43,45 +45,38 @@ class InFlight:
 
 
 class Scheduler:
-    """Called from the engine's thread: `schedule` before a step is submitted, `close` when its result is in."""
+    """Called from the engine's thread: `schedule` before a step is submitted, `update` when its result is in, in the same
+    order."""
 
     def __init__(
-        self,
-        limits: Limits,
-        roster: Roster,
-        kv: KVCache,
-        policy: BlamedPolicy,
-        transfers: Transfers,
-        media: MediaPlanner,
-        grammars: Grammars | None,
+        self, limits: Limits, queues: Queues, media: MediaPlanner, grammars: Grammars | None, metrics: StepMetrics
     ) -> None:
         self._limits = limits
-        self._roster = roster
-        self._kv = kv
-        self._policy = policy
-        self._transfers = transfers
+        self._queues = queues
+        self._kv = queues.kv
         self._media = media
         self._grammars = grammars
-        self._admission = Admission(limits, roster, kv, policy, transfers, media, grammars)
-        self._builder = BatchBuilder(limits, roster, kv, transfers)
-        self._size = StepSize(limits.target_itl_s) if limits.target_itl_s else None
+        self._metrics = metrics
+        self._prefill = Prefill(limits, queues, media, grammars)
+        self._builder = BatchBuilder(limits, queues, media)
+        self._pacing = PrefillPacing(limits.target_itl_s) if limits.target_itl_s else None
         self._steps: dict[int, InFlight] = {}
-        self.prefix_queries = self._admission.prefix_queries
+        self.prefix_queries = self._prefill.prefix_queries
 
     def schedule(self) -> Batch | None:
         """The next step's batch; None when nothing can run now. An empty batch is a poll: only a step brings the reports that
         open KV transfers wait for."""
         load = self._load()
-        limits = self._limits
-        encoder_tokens = min(limits.encoder_cache_tokens, limits.max_encoder_tokens)
-        budget = self._policy.budget(load)
-        if self._size is not None:
-            budget = self._size.limit(budget, load)
-        plan = StepPlan(budget, encoder_tokens)
+        budget = self._queues.policy.budget(load)
+        if self._pacing is not None:
+            budget = self._pacing.limit(budget, load)
+        plan = StepPlan(budget)
+        self._media.start_step()
         self._plan_running(plan)
         if not plan.has_preempted:
-            self._admission.run(plan)
-        if not plan.entries and (self._steps or not self._must_poll()):
+            self._prefill.admit(plan)
+        must_poll = self._queues.loading or self._queues.connectors.has_open
+        if not plan.entries and (self._steps or not must_poll):
             return None
         batch, drafts, copies = self._builder.build(plan)
         num_prefill_tokens = int(batch.num_scheduled_tokens.sum()) - len(batch.rows)
@@ -92,26 +87,15 @@ class Scheduler:
         """Row → the draft tokens a submitted step verifies."""
         return self._steps[step].drafts
 
-    def close(self, step: int, times: StepTimes) -> None:
-        """The step's result is in: its copies are done, and its times are something to learn from."""
-        record = self._steps.pop(step)
-        self._kv.copies_done(record.copies)
-        self._policy.observe(record.load, times)
-        if self._size is not None:
-            self._size.observe(record.num_prefill_tokens, times.total_s)
-
-    def _must_poll(self) -> bool:
-        return bool(self._roster.loading) or self._transfers.has_open
-
     def _load(self) -> StepLoad:
-        running = self._roster.running
+        running = self._queues.running
         num_decodes = sum(1 for request in running if request.num_computed_tokens >= len(request.all_token_ids) - 1)
-        return StepLoad(num_decodes, len(running) - num_decodes, self._roster.num_waiting, self._kv.usage)
+        return StepLoad(num_decodes, len(running) - num_decodes, self._queues.num_waiting, self._kv.pool.usage)
 
-    # --- running requests ---------------------------------------------------------------------------------------------------
+    # --- schedule: running requests -----------------------------------------------------------------------------------------
 
     def _plan_running(self, plan: StepPlan) -> None:
-        running = self._roster.running
+        running = self._queues.running
         index = 0
         while index < len(running) and plan.tokens_left > 0:
             request, num_before = running[index], len(running)
@@ -137,13 +121,13 @@ class Scheduler:
         new_blocks = self._find_blocks(request, computed + num_known + num_drafts, plan)
         if new_blocks is None:
             return
-        if encode or request.media:
-            self._media.book(request, num_known, encode, plan)
+        if request.media:
+            self._media.book(request, num_known, encode)
         samples = computed + num_known >= len(request.all_token_ids)
         plan.put(request, Entry(num_known + num_drafts, num_drafts, samples, new_blocks))
 
     def _missing(self, request: Request) -> tuple[int, int]:
-        """(known tokens without KV, drafts to verify behind them); (0, 0) when the request must wait for its own result, or
+        """(known tokens without KV, drafts to verify after them); (0, 0) when the request must wait for its own result, or
         when what is in flight is certain to end it."""
         computed, num_tokens = request.num_computed_tokens, len(request.all_token_ids)
         if computed < num_tokens - 1:
@@ -151,23 +135,16 @@ class Scheduler:
         limits = self._limits
         if computed >= num_tokens:  # outputs are in flight: 1 per sampling step
             num_pending = computed - num_tokens + 1
-            room = self._output_room(request) - num_pending
+            room = request.output_room(limits.max_model_len) - num_pending
             return (1, 0) if room > 0 and limits.max_drafts == 0 else (0, 0)
         drafts = request.draft_token_ids
         if not drafts or request.num_in_flight_steps:
             return 1, 0
-        return 1, max(0, min(len(drafts), limits.max_drafts, self._output_room(request) - 1))
-
-    def _output_room(self, request: Request) -> int:
-        """Tokens that may still be sampled before max_tokens or max_model_len ends the request; none when it is pooled."""
-        params = request.params
-        if not isinstance(params, SamplingParams):
-            return 0
-        room = self._limits.max_model_len - len(request.all_token_ids)
-        return room if params.max_tokens is None else min(room, params.max_tokens - len(request.output_token_ids))
+        return 1, max(0, min(len(drafts), limits.max_drafts, request.output_room(limits.max_model_len) - 1))
 
     def _shorten(self, request: Request, num_known: int, num_drafts: int, plan: StepPlan) -> tuple[int, int, list[int]]:
-        """Fit the wish into what is left of the step. Drafts are cut by the budget and by the grammar."""
+        """Fit the wish into what is left of the step. Drafts are cut by the budget and by the grammar. Also the media to
+        encode."""
         if num_known == 1:
             num_drafts = min(num_drafts, plan.tokens_left - 1)
             if num_drafts and request.grammar is not None and self._grammars is not None:
@@ -176,25 +153,168 @@ class Scheduler:
                 plan.has_trimmed_drafts |= num_drafts < len(wanted)
             if not request.media:
                 return 1, num_drafts, []
-        num_known = self._admission.chunk(request, num_known, plan)
-        num_known, encode = self._media.fit(request, num_known, plan) if request.media else (num_known, [])
+        num_known = self._prefill.chunk(request, num_known, plan)
+        num_known, encode = self._media.fit(request, num_known) if request.media else (num_known, [])
         return num_known, num_drafts, encode
 
     def _find_blocks(self, request: Request, num_tokens: int, plan: StepPlan) -> NewBlocks | None:
         """Blocks for `num_tokens` tokens, taken from victims if there is no other way. None = the request waits."""
-        num_tokens = min(num_tokens + self._limits.num_lookahead_tokens, self._limits.max_model_len)
+        queues = self._queues
         while (new_blocks := self._kv.allocate(request, num_tokens)) is None:
             if request.num_waiting_children and self._kv.stop_keeping(request):
                 continue
-            if self._roster.draining:
+            if queues.draining:
                 return None  # blocks come back as soon as the steps in flight are done: no need to take more
-            victim = self._policy.victim(tuple(self._roster.running), request)
-            if (victim is None or victim is request) and self._roster.reclaim(request):
+            victim = cast("Request | None", queues.policy.victim(tuple(queues.running), request))
+            if (victim is None or victim is request) and queues.reclaim(request):
                 continue
-            if victim is None or not plan.withdraw(victim):
+            if victim is None or self._media.encodes_for(victim):
                 return None
+            plan.withdraw(victim)
             plan.has_preempted = True
-            self._roster.preempt(victim)
+            queues.preempt(victim)
             if victim is request:
                 return None
         return new_blocks
+
+    # --- update -------------------------------------------------------------------------------------------------------------
+
+    def update(self, batch: Batch, output: StepOutput) -> None:
+        """Bring all requests of the step up to date; results for rows whose request has left meanwhile are dropped."""
+        self._close(batch, output)
+        failed_loads = self._take_reports(output)
+        places = {row: place for place, row in enumerate(output.rows.tolist())}
+        token_ids = output.token_ids.lists()
+        drafts = output.draft_token_ids.lists() if output.draft_token_ids is not None else None
+        now_s = self._queues.clock()
+        columns = (batch.rows, batch.num_scheduled_tokens, batch.num_draft_tokens)
+        for row, num_tokens, num_drafts in zip(*(column.tolist() for column in columns), strict=True):
+            request = self._queues.by_row[row]
+            assert request is not None, f"row {row} was freed while step {batch.step} held it"
+            request.num_in_flight_steps -= 1
+            request.num_in_flight_tokens -= num_tokens + request.num_loading_tokens
+            request.num_loading_tokens = 0
+            if request.status is not RequestStatus.RUNNING:
+                if not request.num_in_flight_steps:
+                    self._queues.vacate(request)
+                continue
+            if request.key in failed_loads:
+                self._redo(request)
+                continue
+            place = places.get(row)
+            if place is None:  # part of a prompt, or a pooled prompt
+                self._commit(request)
+                if row in output.pooled:
+                    delta = RequestDelta(request_id=request.request_id, index=request.index, pooled=output.pooled[row])
+                    self._queues.finish(request, delta, "stop")
+                continue
+            request.num_computed_tokens -= num_drafts + 1 - len(token_ids[place])
+            self._take_tokens(request, token_ids[place], output, place, now_s)
+            request.draft_token_ids = drafts[place] if drafts is not None else []
+            if num_drafts:
+                self._metrics.drafts(num_drafts, len(token_ids[place]) - 1)
+
+    def _close(self, batch: Batch, output: StepOutput) -> None:
+        """The step is over: its copies are done, and its times are something to learn from."""
+        step = self._steps.pop(batch.step)
+        self._kv.copies_done(step.copies)
+        self._queues.policy.observe(step.load, output.times)
+        if self._pacing is not None:
+            self._pacing.observe(step.num_prefill_tokens, output.times.total_s)
+        self._metrics.step(batch, output.times, self._queues.by_row)
+
+    def _take_tokens(self, request: Request, token_ids: list[int], output: StepOutput, place: int, now_s: float) -> None:
+        is_first = not request.output_token_ids
+        kept, reason = request.append_until_stop(token_ids, self._limits.max_model_len)
+        self._commit(request)
+        delta = RequestDelta(request_id=request.request_id, index=request.index, token_ids=kept)
+        if is_first:
+            delta.num_cached_tokens = request.num_cached_tokens
+            if output.prompt_logprobs and request.row in output.prompt_logprobs:
+                delta.prompt_logprobs = _positions(output.prompt_logprobs[request.row])
+        if output.logprobs is not None and (logprobs := output.logprobs[place]) is not None:
+            delta.logprobs = _positions(logprobs)[: len(kept)]
+        self._metrics.tokens(request, len(kept), now_s)
+        if request.grammar is not None:
+            reason = self._advance_grammar(request, kept, delta, reason)
+        if reason is None:
+            self._queues.deltas.append(delta)
+        else:
+            self._queues.finish(request, delta, reason)
+
+    def _advance_grammar(self, request: Request, token_ids: list[int], delta: RequestDelta, reason: str | None) -> str | None:
+        """The finish reason, the grammar's if it has one: where it wants a stop token and min_tokens (or a model without any)
+        allows none, the text is whole and the completion ends."""
+        params = request.params
+        assert isinstance(params, SamplingParams) and params.structured_outputs, "it has a grammar"
+        if request.grammar.accept(token_ids) != len(token_ids):
+            delta.error = (
+                f"token ids {token_ids} do not fit the request's grammar; logit_bias, allowed_token_ids or bad_words leave none "
+                "of the tokens that it allows"
+            )
+            delta.error_parameter = params.structured_outputs.parameter
+            return "error"
+        if reason is not None:
+            return reason
+        may_stop = params.eos_token_ids and (params.ignore_eos or len(request.output_token_ids) >= params.min_tokens)
+        if may_stop or not request.grammar.has_ended():
+            return None
+        delta.ends_whole = True
+        return "stop"
+
+    def _commit(self, request: Request) -> None:
+        """What no step in flight can change any more is valid."""
+        confirmed = request.num_confirmed_tokens
+        self._kv.commit(request, min(confirmed, len(request.all_token_ids)))
+        if request.media:
+            self._media.passed(request, confirmed)
+
+    # --- update: KV transfers -----------------------------------------------------------------------------------------------
+
+    def _take_reports(self, output: StepOutput) -> set[str]:
+        """Take the connectors' reports. Returns the keys of requests whose load inside this step failed."""
+        if not output.transfers:
+            return set()
+        loaded, failed = self._queues.connectors.update(output.transfers)
+        for key in loaded:
+            if (request := self._queues.loading.pop(key, None)) is not None:
+                request.status = RequestStatus.WAITING
+                self._kv.commit(request, request.num_computed_tokens)
+        in_step = set()
+        for key, first_bad_token in failed.items():
+            if (request := self._queues.loading.pop(key, None)) is not None:
+                request.status = RequestStatus.WAITING
+                self._continue_without(request, first_bad_token)
+            else:
+                in_step.add(key)
+        return in_step
+
+    def _continue_without(self, request: Request, first_bad_token: int) -> None:
+        """A load between steps failed: keep the blocks if they allow it, and compute from the first bad token on."""
+        if self._limits.kv_load_failure_policy == "fail":
+            self._queues.fail(request, "error", _load_failed(f" from token {first_bad_token} on"))
+        elif not self._kv.can_resume(request, first_bad_token):
+            self._queues.drop_blocks(request)
+        else:
+            request.num_computed_tokens = min(request.num_computed_tokens, first_bad_token)
+            request.uses_connectors = False
+            self._kv.commit(request, request.num_computed_tokens)
+
+    def _redo(self, request: Request) -> None:
+        """A load inside the step failed, so everything computed on top of it is void. Nothing of it was committed: the request
+        starts over from what is cached here."""
+        request.uses_connectors = False
+        if self._limits.kv_load_failure_policy == "fail":
+            self._queues.fail(request, "error", _load_failed())
+        else:
+            self._queues.preempt(request)
+
+
+def _load_failed(where: str = "") -> str:
+    return f"a KV connector could not load the request's prefix{where}, and kv_load_failure_policy is 'fail'"
+
+
+def _positions(logprobs: Logprobs) -> list[PositionLogprobs]:
+    """Arrays to one object per position."""
+    columns = zip(logprobs.token_ids.tolist(), logprobs.values.tolist(), logprobs.ranks.tolist(), strict=True)
+    return [PositionLogprobs(token_ids, values, rank) for token_ids, values, rank in columns]

@@ -45,7 +45,7 @@ from pegboard.log import get_logger
 
 if TYPE_CHECKING:
     from pegboard.config.schema import Settings
-    from pegboard.data.request_parts import AdapterRef
+    from pegboard.data.request import AdapterRef
     from pegboard.engine.boundary.client import EngineProcess
     from pegboard.interfaces.tokenizer import Tokenizer
     from pegboard.plan.engine_plan import EnginePlan

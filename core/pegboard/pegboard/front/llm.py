@@ -27,7 +27,7 @@ from pegboard.log import get_logger
 
 if TYPE_CHECKING:
     from pegboard.config.schema import Settings
-    from pegboard.data.request_parts import AdapterRef
+    from pegboard.data.request import AdapterRef
     from pegboard.front.beam_search import BeamSearchOutput
     from pegboard.interfaces.tokenizer import Tokenizer
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from pegboard.data.output import RequestOutput
-    from pegboard.data.request_parts import AdapterRef
+    from pegboard.data.request import AdapterRef
     from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
     from pegboard.interfaces.builtin_tool import BuiltinTool
     from pegboard.interfaces.metrics import MetricsSink

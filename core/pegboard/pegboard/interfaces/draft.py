@@ -35,8 +35,8 @@ class DraftSetup:
 
 @dataclass(slots=True)
 class DraftStep:
-    """rows: [B] that may draft. history: token ids per row, as host arrays (flag "host_tokens"). hidden: the target's last
-    hidden states [B, hidden] (flag "hidden_states"). max_drafts: [B] limit per row."""
+    """rows: [B] that may draft. history: token ids per row, as host arrays. hidden: the target's last hidden states [B, hidden].
+    max_drafts: [B] limit per row."""
 
     rows: "np.ndarray"
     history: "list[np.ndarray]"
@@ -46,11 +46,9 @@ class DraftStep:
 
 @dataclass(slots=True)
 class Drafts:
-    """token_ids: per row, at most max_drafts[i] proposals (none is fine). probs: [sum, V] of the proposals, None when
-    deterministic."""
+    """token_ids: per row, at most max_drafts[i] proposals (none is fine)."""
 
     token_ids: "list[np.ndarray]"
-    probs: "Tensor | None" = None
 
 
 class DraftProposer(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pegboard.interfaces.spec import Need, Spec
+from pegboard.interfaces.spec import Spec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,11 +17,6 @@ class EncoderConnectorSpec(Spec):
     """`implementation` is the scheduler half; `worker` the worker half."""
 
     worker: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderConnectorNeed(Need):
-    pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from pegboard.interfaces.attention import KVCacheSpec
 
 
+START_CALLS = frozenset({"allocate", "warm_up"})
+"""Worker methods that `Executor.call` may name before the first step."""
+
+SERVING_CALLS = frozenset({"memory", "profile"})
+"""Worker methods that it may name between steps as well."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSpec(Spec):
     """supports: `world_size` (a set or AtMost)."""
@@ -58,7 +65,8 @@ class WorkerLike(Protocol):
 
     def run(self, batch: "Batch", masks: "Callable[[], TokenMasks] | None") -> "StepOutput": ...
 
-    def call(self, method: str, *args: object) -> object: ...
+    def call(self, method: str, *args: object) -> object:
+        """A method named in START_CALLS or SERVING_CALLS. ConfigError for any other."""
 
     def stop(self) -> None: ...
 

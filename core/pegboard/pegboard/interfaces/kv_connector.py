@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pegboard.interfaces.spec import Need, Spec
+from pegboard.interfaces.spec import Spec
 
 if TYPE_CHECKING:
     from pegboard.data.batch import Batch, TransferReport
-    from pegboard.data.request import RequestView
     from pegboard.interfaces.attention import KVGroup, KVView
+    from pegboard.interfaces.scheduling_policy import RequestView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,11 +19,6 @@ class KVConnectorSpec(Spec):
     """`implementation` is the scheduler half; `worker`: "module:Class" of the worker half."""
 
     worker: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KVConnectorNeed(Need):
-    pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pegboard.interfaces.spec import Need, Spec
+from pegboard.interfaces.spec import Spec
 
 if TYPE_CHECKING:
-    from pegboard.data.request_parts import AdapterRef
+    from pegboard.data.request import AdapterRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoRAResolverSpec(Spec):
-    pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoRAResolverNeed(Need):
     pass
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from pegboard.interfaces.spec import Need, Spec
+from pegboard.interfaces.spec import Spec
 
 PREFIX = "vllm:"
 """What dashboards expect before the name of a metric whose `prefixed` is true. Sinks may let the user change it."""
@@ -30,11 +30,6 @@ class MetricsSpec(Spec):
     FLAGS = frozenset({"requests", "traces"})
 
     process: Literal["engine", "api"] = "engine"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricsNeed(Need):
-    pass
 
 
 @dataclass(frozen=True, slots=True)

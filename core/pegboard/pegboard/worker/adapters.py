@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pegboard.data.request_parts import AdapterRef
+from pegboard.data.request import AdapterRef
 from pegboard.errors import ModelError
 from pegboard.layers import Layer, Linear
 from pegboard.plugins.registry import Registry

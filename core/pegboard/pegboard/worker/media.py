@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pegboard.data.batch import Batch, NewRequest
-from pegboard.data.request_parts import Blob, MediaRef
+from pegboard.data.request import Blob, MediaRef
 from pegboard.interfaces.encoder_connector import EncoderConnectorWorker
 from pegboard.worker.step_inputs import StepInputs
 
@@ -43,12 +43,12 @@ class EmbeddingSources:
         self.prompts.pop(row, None)
         self.media.pop(row, None)
 
-    def run_encoder(self, batch: Batch) -> tuple[str, ...]:
-        """Drop what the batch frees, then encode (or load) what it says; returns the hashes that are new."""
+    def run_encoder(self, batch: Batch) -> None:
+        """Drop what the batch frees, then encode (or load) what it says."""
         for media_hash in batch.free_media:
             self.encoded.pop(media_hash, None)
         if batch.encode is None or not len(batch.encode):
-            return ()
+            return
         wanted = [self.media[row][index] for row, index in batch.encode.tolist()]
         items = {item.hash: item for item in wanted if item.hash not in self.encoded}
         found = {name: self.connector.load(name) for name in items} if self.connector is not None else {}
@@ -61,7 +61,6 @@ class EmbeddingSources:
                 if self.connector is not None:
                     self.connector.save(item.hash, encoded)
         self.encoded.update({name: tensor for name, tensor in found.items() if tensor is not None})
-        return tuple(items)
 
     @property
     def in_use(self) -> bool:

@@ -73,9 +73,9 @@ class ModelRunner:
         started = time.perf_counter()
         self._apply(batch)
         transfer_s = self._begin_transfers(batch)
-        encoded = self.sources.run_encoder(batch)
+        self.sources.run_encoder(batch)
         if batch.num_rows == 0:
-            return self._empty(batch, encoded)
+            return self._empty(batch)
         inputs = self.inputs.build(batch)
         prepared = time.perf_counter()
         hidden = self.forward(batch, inputs)
@@ -85,7 +85,7 @@ class ModelRunner:
         prompt_logprobs = self.scores.collect(batch, inputs, hidden) if self.scores.wanted else {}
         output = StepOutput(
             step=batch.step, rows=inputs.sample_rows, token_ids=CSR.empty(), prompt_logprobs=prompt_logprobs,
-            transfers=transfers, encoded=encoded,
+            transfers=transfers,
         )  # fmt: skip
         last_hidden = self._sample(inputs, hidden, masks, output)
         sampled = time.perf_counter()
@@ -212,8 +212,8 @@ class ModelRunner:
             state.drafts[row] = proposal
         return CSR.of(proposals)
 
-    def _empty(self, batch: Batch, encoded: tuple[str, ...]) -> StepOutput:
+    def _empty(self, batch: Batch) -> StepOutput:
         """A step without tokens still moves transfers along."""
         transfers = {name: connector.end() for name, connector in self.parts.connectors.items()}
         none = np.zeros(0, np.int32)
-        return StepOutput(step=batch.step, rows=none, token_ids=CSR.empty(), transfers=transfers, encoded=encoded)
+        return StepOutput(step=batch.step, rows=none, token_ids=CSR.empty(), transfers=transfers)

@@ -16,19 +16,19 @@ from pegboard.errors import CannotRecord, ConfigError, blame
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
 from pegboard.interfaces.encoder_connector import (
-    EncoderConnectorNeed,
     EncoderConnectorSetup,
     EncoderConnectorSpec,
     EncoderConnectorWorker,
 )
-from pegboard.interfaces.executor import WorkerReady
+from pegboard.interfaces.executor import SERVING_CALLS, START_CALLS, WorkerReady
 from pegboard.interfaces.kernel import Recorder
-from pegboard.interfaces.kv_connector import KVConnectorNeed, KVConnectorSetup, KVConnectorSpec, KVConnectorWorker
+from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorSpec, KVConnectorWorker
 from pegboard.interfaces.logits_processor import LogitsProcessorNeed, LogitsProcessorSetup
 from pegboard.interfaces.model import ModelNeed
 from pegboard.interfaces.platform import PlatformNeed, PlatformSetup
 from pegboard.interfaces.quantization import QuantizationNeed, QuantizationSetup
 from pegboard.interfaces.sampler import Sampler, SamplerNeed, SamplerSetup
+from pegboard.interfaces.spec import Need
 from pegboard.interfaces.weight_loader import Checkpoint, WeightLoaderNeed, WeightLoaderSetup
 from pegboard.layers import Build
 from pegboard.layers.build import LoRALimits
@@ -48,9 +48,6 @@ from pegboard.worker.recording import record
 from pegboard.worker.repack_cache import MappedRepackCache
 
 log = get_logger(__name__)
-
-CALLS = frozenset({"allocate", "warm_up", "profile", "memory"})
-"""Methods that may be asked for through `call`."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +210,7 @@ class Worker:
         setup = KVConnectorSetup(tuple(group.block_size for group in kv_plan.groups))
         connectors = {}
         for name in self.config.kv_connectors or ():
-            entry = self.registry.choose("kv_connector", KVConnectorNeed(), explicit=name, key=name).require()
+            entry = self.registry.choose("kv_connector", Need(), explicit=name, key=name).require()
             connectors[name] = self._worker_half(entry, setup)
             with blame(entry.id):
                 connectors[name].register(views, kv_plan.groups)
@@ -223,7 +220,7 @@ class Worker:
         name = self.config.encoder_connector
         if name is None:
             return None
-        entry = self.registry.choose("encoder_connector", EncoderConnectorNeed(), explicit=name).require()
+        entry = self.registry.choose("encoder_connector", Need(), explicit=name).require()
         return self._worker_half(entry, EncoderConnectorSetup(self.plan.checkpoint.digest))
 
     def _worker_half(self, entry: Entry, setup: object) -> Any:
@@ -273,9 +270,9 @@ class Worker:
         return self.running.run(batch, masks)
 
     def call(self, method: str, *args: object) -> object:
-        """Control plane: one of `CALLS`."""
-        if method not in CALLS:
-            raise ConfigError(f"workers have no method {method!r}; known: {', '.join(sorted(CALLS))}")
+        """Control plane: one of START_CALLS and SERVING_CALLS."""
+        if method not in START_CALLS | SERVING_CALLS:
+            raise ConfigError(f"workers have no method {method!r}; known: {', '.join(sorted(START_CALLS | SERVING_CALLS))}")
         return getattr(self, method)(*args)
 
     def profile(self, path: str | None) -> None:

@@ -83,7 +83,7 @@ def _kind_section(kind: Kind) -> str:
     module_name, _, spec_name = kind.spec.partition(":")
     module = import_module(module_name)
     spec = getattr(module, spec_name)
-    need = getattr(module, spec_name.removesuffix("Spec") + "Need")
+    need = getattr(module, spec_name.removesuffix("Spec") + "Need", Need)
     asked = [item.name for item in fields(need) if item.name not in {shared.name for shared in fields(Need)}]
     lines = [f"## {kind.name}", "", f"`{module_name}` · spec `{spec_name}`"]
     if asked:

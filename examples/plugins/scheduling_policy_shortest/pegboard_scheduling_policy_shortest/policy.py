@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pegboard.data.request import RequestStatus, RequestView
-from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup, StepBudget, StepLoad
+from pegboard.interfaces.scheduling_policy import RequestStatus, RequestView, SchedulingPolicySetup, StepBudget, StepLoad
 
 if TYPE_CHECKING:
     from pegboard.data.batch import StepTimes

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from pegboard_scheduling_policy_shortest.options import ShortestOptions
 from pegboard_scheduling_policy_shortest.policy import ShortestPolicy
 
-from pegboard.data.request import RequestStatus
 from pegboard.data.sampling_params import SamplingParams
-from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
+from pegboard.interfaces.scheduling_policy import RequestStatus, SchedulingPolicySetup
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.fake_engine import FakeEngine
 from pegboard_testing.fake_limits import fake_limits

@@ -14,13 +14,14 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from pegboard.config.schema import ServerConfig
-from pegboard.engine.metrics.catalogue import MeasuredEngine, engine_metrics
+from pegboard.engine.metrics.catalogue import engine_metrics
 from pegboard.errors import ConfigError
 from pegboard.interfaces.api import ApiSetup, ApiSpec
 from pegboard.interfaces.metrics import MetricsSetup
 from pegboard_server.app import build_app
 from pegboard_server.http_metrics import HTTP_METRICS
 from pegboard_testing.fake_client import FakeEngineClient
+from pegboard_testing.fake_limits import fake_limits
 
 
 class OtherApi:
@@ -48,7 +49,7 @@ class OtherApi:
 
 def make_sink() -> PrometheusSink:
     sink = PrometheusSink(PrometheusOptions(), MetricsSetup("m"))
-    sink.declare([*HTTP_METRICS, *engine_metrics(MeasuredEngine(64))])
+    sink.declare([*HTTP_METRICS, *engine_metrics(fake_limits())])
     return sink
 
 

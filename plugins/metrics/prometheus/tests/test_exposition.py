@@ -17,19 +17,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
 from pegboard.data.sampling_params import SamplingParams
-from pegboard.engine.metrics.catalogue import MeasuredEngine, engine_metrics
+from pegboard.engine.metrics.catalogue import engine_metrics
 from pegboard.interfaces.metrics import Metric, MetricsSetup, Sample, series
 from pegboard_server.http_metrics import HTTP_METRICS
 from pegboard_testing.contract_metrics import OWN, random_sample
 from pegboard_testing.fake_engine import FakeEngine
+from pegboard_testing.fake_limits import fake_limits
 
 FIXTURE = Path(__file__).parent / "vllm_metrics.tsv"
-ENGINE = MeasuredEngine(
-    2048, max_drafts=2, max_loras=1, cache_config={"block_size": "16"}, plugin_names={"model": "llama"}, show_hidden="0.12"
+ENGINE = engine_metrics(
+    fake_limits(max_model_len=2048, max_drafts=2, max_loras=1), cache_config={"block_size": "16"}, show_hidden="0.12"
 )
 
 
-def make_sink(metrics: tuple[Metric, ...] = (*engine_metrics(ENGINE), *HTTP_METRICS), **options: object) -> PrometheusSink:
+def make_sink(metrics: tuple[Metric, ...] = (*ENGINE, *HTTP_METRICS), **options: object) -> PrometheusSink:
     sink = PrometheusSink(PrometheusOptions(**options), MetricsSetup("org/model"))  # type: ignore[arg-type]
     sink.declare(metrics)
     return sink
@@ -41,7 +42,7 @@ def families(sink: PrometheusSink) -> dict[str, Family]:
 
 def everything(sink: PrometheusSink) -> None:
     """At least one series of every metric."""
-    metrics = (*engine_metrics(ENGINE), *HTTP_METRICS)
+    metrics = (*ENGINE, *HTTP_METRICS)
     keys = {metric.name: series(metric.name, *("1" for _ in metric.labels)) for metric in metrics}
     sink.publish(
         Sample(
@@ -135,7 +136,7 @@ def test_the_prefix_is_the_users() -> None:
 
 
 def test_a_real_engines_samples() -> None:
-    sink = make_sink(engine_metrics(MeasuredEngine(64)))
+    sink = make_sink(engine_metrics(fake_limits()))
     engine = FakeEngine(metrics=[sink])
     for index in range(5):
         engine.generate(range(2 + index), SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))

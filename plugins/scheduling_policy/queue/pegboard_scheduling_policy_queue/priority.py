@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-from pegboard.data.request import RequestStatus, RequestView
-from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup, StepBudget, StepLoad
+from pegboard.interfaces.scheduling_policy import RequestStatus, RequestView, SchedulingPolicySetup, StepBudget, StepLoad
 from pegboard_scheduling_policy_queue.limits import fixed_budget
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from pegboard_scheduling_policy_queue.plugin import FCFS, PRIORITY
 from pegboard_scheduling_policy_queue.priority import PriorityPolicy
 
 from pegboard.config.limits import NO_LIMIT
-from pegboard.data.request import RequestStatus
-from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup, StepLoad
+from pegboard.interfaces.scheduling_policy import RequestStatus, SchedulingPolicySetup, StepLoad
 from pegboard_testing.fake_limits import fake_limits
 
 SETUP = SchedulingPolicySetup(fake_limits(max_num_batched_tokens=512, max_num_seqs=8))

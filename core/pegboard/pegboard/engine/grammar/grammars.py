@@ -17,10 +17,10 @@ import numpy as np
 
 from pegboard.config.schema import StructuredOutputsConfig
 from pegboard.data.batch import Array, Batch, TokenMasks
-from pegboard.data.request import Request
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.request_grammar import ReasoningEnd, RequestGrammar
+from pegboard.engine.requests import Request
 from pegboard.errors import RequestError, blame
 from pegboard.interfaces.structured_output import Constraint, StructuredOutput
 

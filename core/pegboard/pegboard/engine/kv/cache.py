@@ -1,6 +1,6 @@
 """Block tables of all requests in all KV groups, and the prefix cache over them. No torch; knows requests, not scheduling.
 
-Who owns a block: every entry of a request's table holds one reference; a pin holds one (a transfer still reads the block);
+Who owns a block: every entry of a request's table holds one reference; a KV connector that still reads the block holds one;
 a copy waiting for its step holds one on its source. When all are gone the block is free, and findable until it is reused.
 
 `num_tokens` arguments count from the start of the request. Tables may hold 0, the null block: the token's keys and values
@@ -14,14 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from pegboard.data.request import Request
 from pegboard.engine.kv.hashes import BlockHasher
-from pegboard.engine.kv.plan import check_fits
-from pegboard.engine.kv.pool import NULL_BLOCK, BlockPool
-from pegboard.engine.kv.residency import BlockResidency
+from pegboard.engine.kv.pool import NULL_BLOCK, BlockPool, BlockResidency
 from pegboard.engine.kv.rules import EncoderRule, StateRule, make_rule
-from pegboard.interfaces.attention import Encoder, KVPlan
-from pegboard.interfaces.kv_connector import BlockView
+from pegboard.engine.requests import Request
+from pegboard.interfaces.attention import KVPlan
 
 NewBlocks = tuple[list[int], ...]
 """Block ids appended to a request's tables, per group."""
@@ -56,7 +53,12 @@ class RequestBlocks:
 
 
 class KVCache:
-    """Called by the scheduler only. `allocate` and `commit` are hot: once per running request and step."""
+    """Called by the scheduler only. `allocate` and `commit` are hot: once per running request and step.
+
+    residency_share: share of the blocks whose stay is measured. checkpoint_every: tokens between the places where all states are
+    cached (a prefill chunk should end there); 0 = none are. has_encoder_groups: keys and values of encoded media live in the KV
+    cache (cross attention).
+    """
 
     def __init__(
         self,
@@ -64,51 +66,26 @@ class KVCache:
         *,
         enable_prefix_caching: bool = True,
         hash_algo: str = "sha256",
-        record_events: bool = False,
-        residency: BlockResidency | None = None,
+        residency_share: float = 0.0,
     ):
         self.plan = plan
-        self.pool = BlockPool(plan.num_blocks, record_events=record_events, residency=residency)
-        self.enable_prefix_caching = enable_prefix_caching
+        self.pool = BlockPool(plan.num_blocks, residency=BlockResidency(residency_share) if residency_share else None)
         self.rules = [make_rule(group, plan.hash_block_size) for group in plan.groups]
-        self._token_groups = [i for i, rule in enumerate(self.rules) if not isinstance(rule, StateRule | EncoderRule)]
+        self._enable_prefix_caching = enable_prefix_caching
         self._state_groups = [i for i, rule in enumerate(self.rules) if isinstance(rule, StateRule)]
         self._encoder_groups = [i for i, rule in enumerate(self.rules) if isinstance(rule, EncoderRule)]
+        self._token_groups = [i for i in range(len(self.rules)) if i not in self._state_groups + self._encoder_groups]
         self._alignment = math.lcm(plan.hash_block_size, *(self.rules[i].block_size for i in self._token_groups))
         self._finders: list[Callable[[bytes], int | None]] = [partial(self.pool.find, i) for i in range(len(self.rules))]
-        has_encoder = any(isinstance(group.spec.retain, Encoder) for group in plan.groups)
-        self.checkpoint_every = self._common_checkpoint()
-        self._hasher = BlockHasher(hash_algo, plan.hash_block_size, media_in_first_block=has_encoder)
+        every = [rule.checkpoint_every for rule in self.rules if isinstance(rule, StateRule)]
+        self.checkpoint_every = math.lcm(*every) if every and enable_prefix_caching else 0
+        self.has_encoder_groups = bool(self._encoder_groups)
+        self.hasher = BlockHasher(hash_algo, plan.hash_block_size, media_in_first_block=self.has_encoder_groups)
         self._nothing: NewBlocks = tuple([] for _ in self.rules)
         self._blocks: dict[str, RequestBlocks] = {}
-        self._pins: dict[tuple[str, str], list[list[int]]] = {}
         self._copies: list[tuple[str, Copy]] = []
 
     # --- questions ----------------------------------------------------------------------------------------------------------
-
-    @property
-    def usage(self) -> float:
-        """Fraction of blocks in use."""
-        return self.pool.usage
-
-    @property
-    def has_pins(self) -> bool:
-        return bool(self._pins)
-
-    @property
-    def has_encoder_groups(self) -> bool:
-        """Keys and values of encoded media live in the KV cache (cross attention)."""
-        return bool(self._encoder_groups)
-
-    def _common_checkpoint(self) -> int:
-        """`checkpoint_every`: tokens between the places where all states are cached (a prefill chunk should end there); 0 = none
-        are."""
-        every = [self.plan.groups[i].spec.retain.checkpoint_every for i in self._state_groups]  # type: ignore[union-attr]
-        return math.lcm(*every) if every and self.enable_prefix_caching else 0
-
-    def check_fits(self, max_model_len: int, chunk_tokens: int) -> None:
-        """Raise KVCacheTooSmall unless one request of `max_model_len` tokens can run alone."""
-        check_fits(self.plan, max_model_len, chunk_tokens)
 
     def holds(self, request: Request) -> bool:
         """The request has block tables."""
@@ -117,12 +94,6 @@ class KVCache:
     def tables(self, request: Request) -> NewBlocks:
         """The live tables (do not change them)."""
         return self._blocks[request.key].tables
-
-    def view(self, request: Request) -> BlockView:
-        """The tables as connectors see them; empty when the request holds none."""
-        blocks = self._blocks.get(request.key)
-        tables = blocks.tables if blocks else self._nothing
-        return BlockView(tuple(tuple(table) for table in tables))
 
     def can_resume(self, request: Request, num_tokens: int) -> bool:
         """The request's blocks let it compute from token `num_tokens` on: nothing it would read or write was left out."""
@@ -137,16 +108,12 @@ class KVCache:
 
     # --- prefix cache -------------------------------------------------------------------------------------------------------
 
-    def hash_blocks(self, request: Request) -> None:
-        """Bring `request.block_hashes` up to its confirmed tokens."""
-        self._hasher.extend(request)
-
     def lookup(self, request: Request) -> PrefixHit:
         """Longest cached prefix all groups can serve, at most all tokens but one (the last one must be computed to sample).
         Every rule may only shorten it, so asking in turn until nobody objects finds the longest. Takes nothing."""
-        if not self.enable_prefix_caching:
+        if not self._enable_prefix_caching:
             return PrefixHit(0, self._nothing)
-        self._hasher.extend(request)
+        self.hasher.extend(request)
         hashes = request.block_hashes
         num_tokens, before = min(request.num_tokens - 1, len(hashes) * self.plan.hash_block_size), -1
         while num_tokens != before:
@@ -164,8 +131,8 @@ class KVCache:
         blocks = self._blocks[request.key]
         if num_tokens < blocks.wake_at:
             return
-        if self.enable_prefix_caching:
-            self._hasher.extend(request)
+        if self._enable_prefix_caching:
+            self.hasher.extend(request)
             for index in self._token_groups:
                 self._publish(blocks, index, request.block_hashes, num_tokens)
             self._publish_checkpoint(blocks, request.block_hashes, num_tokens)
@@ -244,9 +211,7 @@ class KVCache:
         for index in self._token_groups:
             counts[index] = max(0, self.rules[index].blocks_needed(num_tokens) - len(blocks.tables[index]))
         taken = self.pool.take(sum(counts))
-        if taken is None:
-            return None
-        return self._append(blocks, counts, taken)
+        return None if taken is None else self._append(blocks, counts, taken)
 
     def _append(self, blocks: RequestBlocks, counts: Iterable[int], taken: list[int]) -> NewBlocks:
         """Deal `taken` out to the tables, `counts` per group."""
@@ -355,22 +320,6 @@ class KVCache:
         self._copies = [entry for entry in self._copies if entry[0] != request.key]
         self.pool.free(source for _, source, _ in stale)
 
-    def pin(self, request: Request, name: str) -> None:
-        """Keep the request's blocks, also after `release`, until `unpin`: `name` (a connector) still reads them."""
-        held = [block_id for table in self.tables(request) for block_id in reversed(table)]
-        self.pool.touch(held)
-        self._pins.setdefault((name, request.key), []).append(held)
-
-    def unpin(self, name: str, key: str) -> bool:
-        """The oldest pinned transfer of this name and request is done. False when there is none."""
-        pinned = self._pins.get((name, key))
-        if not pinned:
-            return False
-        self.pool.free(pinned.pop(0))
-        if not pinned:
-            del self._pins[name, key]
-        return True
-
     def take_copies(self) -> list[Copy]:
         """Copies to run before the next step's forward; `copies_done` must be told after that step."""
         copies = [copy for _, copy in self._copies]
@@ -380,7 +329,3 @@ class KVCache:
     def copies_done(self, copies: Iterable[Copy]) -> None:
         """The step that ran them is over: their sources may go."""
         self.pool.free(source for _, source, _ in copies)
-
-    def reset(self) -> bool:
-        """Forget the prefix cache; False while blocks are in use."""
-        return self.pool.reset()

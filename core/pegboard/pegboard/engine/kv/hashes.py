@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from pegboard.engine.requests import Request
 from pegboard.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pegboard.data.request import Request
 
 ROOT_HASH = hashlib.sha256(b"pegboard-block-chain").digest()
 """Parent of every first block; a constant, so that all engines share one name space."""
@@ -100,13 +97,6 @@ class BlockHasher:
         if request.cache_salt is not None and start == 0:
             keys.append(["salt", request.cache_salt])
         if request.prompt_embeds is not None and start < request.num_prompt_tokens:
-            keys.append(["embeds", embeds_slice(request, start, stop)])
+            row_bytes = len(request.prompt_embeds.data) // request.prompt_embeds.shape[0]
+            keys.append(["embeds", request.prompt_embeds.data[start * row_bytes : stop * row_bytes]])
         return msgspec.msgpack.encode(keys) if keys else b""
-
-
-def embeds_slice(request: Request, start: int, stop: int) -> bytes:
-    """Bytes of the prompt embeddings of tokens start … stop-1 (fewer at the end of the prompt)."""
-    embeds = request.prompt_embeds
-    assert embeds is not None
-    row_bytes = len(embeds.data) // embeds.shape[0]
-    return embeds.data[start * row_bytes : stop * row_bytes]

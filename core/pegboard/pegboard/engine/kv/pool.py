@@ -12,39 +12,84 @@ Block 0 is the null block: it stands in block tables for blocks that were droppe
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable
-from typing import Literal
-
-import msgspec
-
-from pegboard.engine.kv.residency import BlockResidency
+import random
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 NULL_BLOCK = 0
 
+NUM_GAPS = 3
+"""Gaps between uses that are kept of a watched block, the latest ones: as many as in vLLM."""
 
-class KVEvent(msgspec.Struct, frozen=True):
-    """A block became findable ("stored"), lost its hash ("removed"), or all did ("cleared", the other fields empty)."""
 
-    kind: Literal["stored", "removed", "cleared"]
-    group: int = 0
-    block_hash: bytes = b""
-    block_id: int = 0
+@dataclass(slots=True)
+class _Stay:
+    """A watched block since it was taken. uses: times of the latest prefix hits."""
+
+    taken_s: float
+    last_use_s: float
+    uses: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_GAPS + 1))
+
+
+class BlockResidency:
+    """How long blocks stay, for a share of them chosen by chance: this tells whether the cache is too small for its load.
+
+    Times in seconds. lifetimes: from taking to losing the content; idle_times: from the last use to that; reuse_gaps: between
+    the last few prefix hits of a block. All of blocks that have lost their content since `clear`.
+    """
+
+    def __init__(self, share: float, *, clock: Callable[[], float] = time.monotonic, seed: int | None = None) -> None:
+        self._share = share
+        self._clock = clock
+        self._chance = random.Random(seed)
+        self._watched: dict[int, _Stay] = {}
+        self.clear()
+
+    def taken(self, block_ids: Iterable[int]) -> None:
+        """Blocks got new content, and lost what they had."""
+        now = self._clock()
+        for block_id in block_ids:
+            stay = self._watched.pop(block_id, None)
+            if stay is not None:
+                self.lifetimes.append(now - stay.taken_s)
+                self.idle_times.append(now - stay.last_use_s)
+                uses = list(stay.uses)
+                self.reuse_gaps += [later - earlier for earlier, later in zip(uses, uses[1:], strict=False)]
+            if self._chance.random() < self._share:
+                self._watched[block_id] = _Stay(now, now)
+
+    def used(self, block_id: int) -> None:
+        """A prefix hit."""
+        stay = self._watched.get(block_id)
+        if stay is not None:
+            stay.last_use_s = self._clock()
+            stay.uses.append(stay.last_use_s)
+
+    def forget(self) -> None:
+        """The cache was emptied at once, which says nothing about its size."""
+        self._watched.clear()
+
+    def clear(self) -> None:
+        """What has been gathered was read."""
+        self.lifetimes: list[float] = []
+        self.idle_times: list[float] = []
+        self.reuse_gaps: list[float] = []
 
 
 class BlockPool:
     """Blocks 1 … num_blocks-1. Every operation costs O(1) per block. The free list is kept in eviction order. residency: told
     of every block that is taken or gets another user."""
 
-    def __init__(self, num_blocks: int, *, record_events: bool = False, residency: BlockResidency | None = None) -> None:
+    def __init__(self, num_blocks: int, *, residency: BlockResidency | None = None) -> None:
         assert num_blocks >= 1, "the null block is always there"
         self.num_blocks = num_blocks
+        self.residency = residency
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self._num_refs = [0] * num_blocks
         self._key_of: dict[int, tuple[int, bytes]] = {}
         self._block_of: dict[tuple[int, bytes], int] = {}
-        self._events: list[KVEvent] | None = [] if record_events else None
-        self.residency = residency
 
     @property
     def num_free(self) -> int:
@@ -118,8 +163,6 @@ class BlockPool:
         assert self._num_refs[block_id] > 0, f"block {block_id} is not held"
         self._block_of[key] = block_id
         self._key_of[block_id] = key
-        if self._events is not None:
-            self._events.append(KVEvent("stored", group, block_hash, block_id))
 
     def reset(self) -> bool:
         """Forget every hash. False, and nothing happens, while any block is referenced."""
@@ -129,19 +172,8 @@ class BlockPool:
         self._block_of.clear()
         if self.residency is not None:
             self.residency.forget()
-        if self._events is not None:
-            self._events.append(KVEvent("cleared"))
         return True
-
-    def drain_events(self) -> list[KVEvent]:
-        """Events since the last call; always empty when the pool does not record them."""
-        if not self._events:
-            return []
-        events, self._events = self._events, []
-        return events
 
     def _forget(self, block_id: int) -> None:
         key = self._key_of.pop(block_id)
         del self._block_of[key]
-        if self._events is not None:
-            self._events.append(KVEvent("removed", key[0], key[1], block_id))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
+from pegboard.config.limits import Limits
 from pegboard.interfaces.metrics import Metric, series
 
 FIRST_TOKEN_S = (
@@ -28,30 +28,12 @@ PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 FINISH_REASONS = ("stop", "length", "abort", "error")
 SUCCESS = {reason: series("request_success_total", reason) for reason in FINISH_REASONS}
 PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+AWAKE = series("engine_sleep_state", "awake")
 BY_SOURCE = {source: series("prompt_tokens_by_source_total", source) for source in PROMPT_SOURCES}
-SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 PLUGIN_SECONDS = "pegboard_plugin_seconds_total"
 STEP_SECONDS = "pegboard_step_seconds_total"
 STEP_PARTS = ("schedule", "execute", "apply")
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredEngine:
-    """What of an engine decides which metrics it has.
-
-    max_drafts: above 0 where drafts are on. max_loras: above 0 where adapters are on. cache_config: labels of
-    cache_config_info. watches_blocks: how long KV blocks stay is measured. plugin_names: kind → names of the plugins in use.
-    show_hidden: version whose hidden metrics are shown.
-    """
-
-    max_model_len: int
-    max_drafts: int = 0
-    max_loras: int = 0
-    cache_config: Mapping[str, str] = field(default_factory=dict)
-    plugin_names: Mapping[str, str] = field(default_factory=dict)
-    show_hidden: str | None = None
-    watches_blocks: bool = False
 
 
 def token_buckets(most: int) -> tuple[float, ...]:
@@ -60,135 +42,91 @@ def token_buckets(most: int) -> tuple[float, ...]:
     return tuple(float(step) for step in steps if step <= most)
 
 
-def engine_metrics(engine: MeasuredEngine) -> tuple[Metric, ...]:
-    """All metrics of an engine."""
-    return (
-        *_load(engine),
-        *_tokens(engine),
-        *_blocks(engine),
-        *_requests(engine),
-        *_drafts(engine),
-        *_costs(),
-        *hidden_metrics(engine.show_hidden),
-    )
+def engine_metrics(
+    limits: Limits, *, cache_config: Mapping[str, str] | None = None, show_hidden: str | None = None
+) -> tuple[Metric, ...]:
+    """All metrics of an engine. cache_config: labels of cache_config_info. show_hidden: version whose hidden metrics are shown."""
+    metrics = [*ALWAYS, *_requests(token_buckets(limits.max_model_len)), *hidden_metrics(show_hidden)]
+    if cache_config:
+        text = "Settings of the KV cache, as labels"
+        info = Metric("cache_config_info", "gauge", text, labels=tuple(cache_config), common=("engine",), latest=True)
+        metrics.append(info)
+    if limits.max_loras:
+        labels = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+        text = "Adapters of running and waiting requests, as labels; the value is the unix time"
+        metrics.append(Metric("lora_requests_info", "gauge", text, labels=labels, common=(), latest=True))
+    if limits.kv_metrics_share:
+        metrics += BLOCKS
+    if limits.max_drafts:
+        metrics += DRAFTS
+        places = [str(place) for place in range(limits.max_drafts)]
+        name, text = "spec_decode_num_accepted_tokens_per_pos_total", "Draft tokens accepted, by their place in the draft"
+        metrics.append(_by(name, text, "position", places))
+    return tuple(metrics)
 
 
-def _load(engine: MeasuredEngine) -> Iterator[Metric]:
-    yield Metric("num_requests_running", "gauge", "Completions that own a row")
-    yield Metric("num_requests_waiting", "gauge", "Completions waiting for a row")
-    yield Metric("kv_cache_usage_perc", "gauge", "Fraction of KV blocks in use, 0 to 1")
-    yield Metric(
-        "engine_sleep_state",
-        "gauge",
-        "1 for the state the engine is in",
-        labels=("sleep_state",),
-        initial=tuple((state,) for state in SLEEP_STATES),
-    )
-    if engine.cache_config:
-        yield Metric(
-            "cache_config_info",
-            "gauge",
-            "Settings of the KV cache, as labels",
-            labels=tuple(engine.cache_config),
-            common=("engine",),
-            latest=True,
-        )
-    if engine.max_loras:
-        yield Metric(
-            "lora_requests_info",
-            "gauge",
-            "Adapters of running and waiting requests, as labels; the value is the unix time",
-            labels=("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
-            common=(),
-            latest=True,
-        )
+def _by(name: str, help: str, label: str, values: Sequence[str], *, prefixed: bool = True) -> Metric:
+    """A counter by the values of one label."""
+    return Metric(name, "counter", help, labels=(label,), initial=tuple((value,) for value in values), prefixed=prefixed)
 
 
-def _tokens(engine: MeasuredEngine) -> Iterator[Metric]:
-    yield Metric("prompt_tokens_total", "counter", "Prompt tokens of completions that produced their first token")
-    yield Metric("prompt_tokens_cached_total", "counter", "Of those, tokens that came from a cache")
-    yield Metric(
-        "prompt_tokens_by_source_total",
-        "counter",
-        "Prompt tokens by where their keys and values came from",
-        labels=("source",),
-        initial=tuple((source,) for source in PROMPT_SOURCES),
-    )
-    yield Metric("generation_tokens_total", "counter", "Tokens sampled and kept")
-    yield Metric("prefix_cache_queries_total", "counter", "Tokens looked up in the prefix cache")
-    yield Metric("prefix_cache_hits_total", "counter", "Of those, tokens found")
-    yield Metric("external_prefix_cache_queries_total", "counter", "Tokens looked up at KV connectors")
-    yield Metric("external_prefix_cache_hits_total", "counter", "Of those, tokens found")
-    yield Metric("num_preemptions_total", "counter", "Completions that gave their blocks back and recomputed")
-    yield Metric("iteration_tokens_total", "histogram", "Tokens computed in a step", STEP_TOKENS)
-
-
-def _blocks(engine: MeasuredEngine) -> Iterator[Metric]:
-    if not engine.watches_blocks:
-        return
-    yield Metric("kv_block_lifetime_seconds", "histogram", "From taking a KV block to losing its content", STAY_S)
-    yield Metric("kv_block_idle_before_evict_seconds", "histogram", "From the last use of a KV block to losing it", STAY_S)
-    yield Metric("kv_block_reuse_gap_seconds", "histogram", "Between two uses of a KV block by prefix hits", STAY_S)
-
-
-def _requests(engine: MeasuredEngine) -> Iterator[Metric]:
-    tokens = token_buckets(engine.max_model_len)
-    reasons = tuple((reason,) for reason in FINISH_REASONS)
-    yield Metric(
-        "request_success_total",
-        "counter",
-        "Completions that ended, by finish reason",
-        labels=("finished_reason",),
-        initial=reasons,
-    )
-    yield Metric("corrupted_requests_total", "counter", "Completions whose logits held NaN")
-    yield Metric("request_prompt_tokens", "histogram", "Prompt tokens of a completion that ended", tokens)
-    yield Metric("request_generation_tokens", "histogram", "Output tokens of a completion that ended", tokens)
-    yield Metric("request_max_num_generation_tokens", "histogram", "Output tokens of a request's longest completion", tokens)
-    yield Metric("request_params_n", "histogram", "Parameter n of a request", COMPLETIONS)
-    yield Metric("request_params_max_tokens", "histogram", "Parameter max_tokens of a request", tokens)
-    yield Metric("request_prefill_kv_computed_tokens", "histogram", "Prompt tokens computed, not taken from a cache", tokens)
-    yield Metric("request_num_preemptions", "histogram", "How often a completion was preempted", PREEMPTIONS)
-    yield Metric("time_to_first_token_seconds", "histogram", "From arrival to the first token", FIRST_TOKEN_S)
-    yield Metric("inter_token_latency_seconds", "histogram", "Between two outputs of a completion", TOKEN_S)
-    yield Metric("request_time_per_output_token_seconds", "histogram", "Mean time per token after the first", TOKEN_S)
-    yield Metric("e2e_request_latency_seconds", "histogram", "From arrival to the end", REQUEST_S)
-    yield Metric("request_queue_time_seconds", "histogram", "From arrival to the first row", REQUEST_S)
-    yield Metric("request_prefill_time_seconds", "histogram", "From the first row to the first token", REQUEST_S)
-    yield Metric("request_decode_time_seconds", "histogram", "From the first token to the last", REQUEST_S)
-    yield Metric("request_inference_time_seconds", "histogram", "From the first row to the last token", REQUEST_S)
-
-
-def _drafts(engine: MeasuredEngine) -> Iterator[Metric]:
-    if not engine.max_drafts:
-        return
-    yield Metric("spec_decode_num_drafts_total", "counter", "Rows that verified drafts, summed over the steps")
-    yield Metric("spec_decode_num_draft_tokens_total", "counter", "Draft tokens verified")
-    yield Metric("spec_decode_num_accepted_tokens_total", "counter", "Of those, tokens accepted")
-    yield Metric(
-        "spec_decode_num_accepted_tokens_per_pos_total",
-        "counter",
-        "Draft tokens accepted, by their place in the draft",
-        labels=("position",),
-        initial=tuple((str(position),) for position in range(engine.max_drafts)),
-    )
-
-
-def _costs() -> Iterator[Metric]:
-    yield Metric(
+ALWAYS = (
+    Metric("num_requests_running", "gauge", "Completions that own a row"),
+    Metric("num_requests_waiting", "gauge", "Completions waiting for a row"),
+    Metric("kv_cache_usage_perc", "gauge", "Fraction of KV blocks in use, 0 to 1"),
+    Metric("engine_sleep_state", "gauge", "Always awake", labels=("sleep_state",)),
+    Metric("prompt_tokens_total", "counter", "Prompt tokens of completions that produced their first token"),
+    Metric("prompt_tokens_cached_total", "counter", "Of those, tokens that came from a cache"),
+    _by("prompt_tokens_by_source_total", "Prompt tokens by where their keys and values came from", "source", PROMPT_SOURCES),
+    Metric("generation_tokens_total", "counter", "Tokens sampled and kept"),
+    Metric("prefix_cache_queries_total", "counter", "Tokens looked up in the prefix cache"),
+    Metric("prefix_cache_hits_total", "counter", "Of those, tokens found"),
+    Metric("external_prefix_cache_queries_total", "counter", "Tokens looked up at KV connectors"),
+    Metric("external_prefix_cache_hits_total", "counter", "Of those, tokens found"),
+    Metric("num_preemptions_total", "counter", "Completions that gave their blocks back and recomputed"),
+    Metric("iteration_tokens_total", "histogram", "Tokens computed in a step", STEP_TOKENS),
+    _by("request_success_total", "Completions that ended, by finish reason", "finished_reason", FINISH_REASONS),
+    Metric("request_params_n", "histogram", "Parameter n of a request", COMPLETIONS),
+    Metric("request_num_preemptions", "histogram", "How often a completion was preempted", PREEMPTIONS),
+    Metric("time_to_first_token_seconds", "histogram", "From arrival to the first token", FIRST_TOKEN_S),
+    Metric("inter_token_latency_seconds", "histogram", "Between two outputs of a completion", TOKEN_S),
+    Metric("request_time_per_output_token_seconds", "histogram", "Mean time per token after the first", TOKEN_S),
+    Metric("e2e_request_latency_seconds", "histogram", "From arrival to the end", REQUEST_S),
+    Metric("request_queue_time_seconds", "histogram", "From arrival to the first row", REQUEST_S),
+    Metric("request_prefill_time_seconds", "histogram", "From the first row to the first token", REQUEST_S),
+    Metric("request_decode_time_seconds", "histogram", "From the first token to the last", REQUEST_S),
+    Metric("request_inference_time_seconds", "histogram", "From the first row to the last token", REQUEST_S),
+    Metric(
         PLUGIN_SECONDS,
         "counter",
         "Time spent in plugins, by kind, name and what they did",
         labels=("kind", "name", "part"),
         prefixed=False,
-    )
-    yield Metric(
-        STEP_SECONDS,
-        "counter",
-        "Time of the engine's loop, by what it did",
-        labels=("part",),
-        initial=tuple((part,) for part in STEP_PARTS),
-        prefixed=False,
+    ),
+    _by(STEP_SECONDS, "Time of the engine's loop, by what it did", "part", STEP_PARTS, prefixed=False),
+)
+
+BLOCKS = (
+    Metric("kv_block_lifetime_seconds", "histogram", "From taking a KV block to losing its content", STAY_S),
+    Metric("kv_block_idle_before_evict_seconds", "histogram", "From the last use of a KV block to losing it", STAY_S),
+    Metric("kv_block_reuse_gap_seconds", "histogram", "Between two uses of a KV block by prefix hits", STAY_S),
+)
+
+DRAFTS = (
+    Metric("spec_decode_num_drafts_total", "counter", "Rows that verified drafts, summed over the steps"),
+    Metric("spec_decode_num_draft_tokens_total", "counter", "Draft tokens verified"),
+    Metric("spec_decode_num_accepted_tokens_total", "counter", "Of those, tokens accepted"),
+)
+
+
+def _requests(tokens: tuple[float, ...]) -> tuple[Metric, ...]:
+    """Token counts of a request, in buckets up to the longest one."""
+    return (
+        Metric("request_prompt_tokens", "histogram", "Prompt tokens of a completion that ended", tokens),
+        Metric("request_generation_tokens", "histogram", "Output tokens of a completion that ended", tokens),
+        Metric("request_max_num_generation_tokens", "histogram", "Output tokens of a request's longest completion", tokens),
+        Metric("request_params_max_tokens", "histogram", "Parameter max_tokens of a request", tokens),
+        Metric("request_prefill_kv_computed_tokens", "histogram", "Prompt tokens computed, not taken from a cache", tokens),
     )
 
 

@@ -1,77 +1,87 @@
-"""Measurements of the engine: gathered during a step, published once at its end. A sink that fails is switched off, once."""
+"""Measurements of the engine: gathered during a step, published once at its end; and one record per request that ended."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
+from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, StepTimes
-from pegboard.data.request import Request
 from pegboard.data.sampling_params import SamplingParams
-from pegboard.engine.kv.residency import BlockResidency
+from pegboard.engine.kv.pool import BlockResidency
 from pegboard.engine.metrics.catalogue import (
+    AWAKE,
     BY_SOURCE,
     PLUGIN_SECONDS,
     SAME_AS,
     STEP_PARTS,
     STEP_SECONDS,
     SUCCESS,
-    MeasuredEngine,
     engine_metrics,
 )
-from pegboard.engine.metrics.records import RequestRecords
 from pegboard.engine.metrics.sinks import Sinks
-from pegboard.interfaces.metrics import MetricsSink, RequestRecord, Sample, series
+from pegboard.engine.requests import Request
+from pegboard.interfaces.metrics import MetricsSink, RequestRecord, Sample, series, split_series
 
 PARTS = {part: series(STEP_SECONDS, part) for part in STEP_PARTS}
+
+PLUGIN_PARTS = {
+    "attention": "plan",
+    "model": "forward",
+    "sampler": "sample",
+    "draft": "propose",
+    "structured_output": "masks",
+    "kv_connector": "transfer",
+}
+"""What of each kind of plugin is measured."""
 
 
 class StepMetrics:
     """Counts and observations since the last publish. All times are on the engine's clock.
 
-    wants_records: some sink asks for `Sample.requests`. Without sinks nothing is gathered.
+    plugin_names: kind → names of the plugins in use. wants_records: some sink asks for `Sample.requests`. cache_config,
+    show_hidden: see `engine_metrics`. A name that is not in the catalogue is an error.
     """
 
     def __init__(
         self,
-        sinks: Sequence[MetricsSink],
-        clock: Callable[[], float],
-        engine: MeasuredEngine,
+        limits: Limits,
+        sinks: Sequence[MetricsSink] = (),
         *,
+        clock: Callable[[], float] = time.time,
+        plugin_names: Mapping[str, str] | None = None,
         wants_records: bool = False,
+        cache_config: Mapping[str, str] | None = None,
+        show_hidden: str | None = None,
     ) -> None:
-        self.metrics = engine_metrics(engine)
-        self._engine = engine
+        self.metrics = engine_metrics(limits, cache_config=cache_config, show_hidden=show_hidden)
+        self._limits = limits
         self._sinks = Sinks(sinks)
         self._clock = clock
         self._counters: dict[str, float] = {}
         self._observations: dict[str, list[float]] = {}
+        self._known: set[str] = set()
         self._num_generated = 0
         self._latencies: list[float] = []
         self._totals: dict[str, float] = {}
-        self._info: dict[str, float] = {}
-        self._news: dict[str, float] = {}
+        self._info: dict[str, float] = {AWAKE: 1.0}
+        self._news: dict[str, float] = {AWAKE: 1.0}
         self._lora_info = ""
         self._ended: list[RequestRecord] = []
-        self._corrupted: set[str] = set()
-        self._records = RequestRecords()
+        self._open: dict[str, _OpenRequest] = {}
         self._wants_records = wants_records
         self._hidden = {name: old for name, old in SAME_AS.items() if any(metric.name == old for metric in self.metrics)}
-        names = engine.plugin_names
+        names = plugin_names or {}
         self._plugin_keys = {
-            (kind, part): series(PLUGIN_SECONDS, kind, names[kind], part)
-            for kind, part in (
-                ("attention", "plan"), ("model", "forward"), ("sampler", "sample"), ("draft", "propose"),
-                ("structured_output", "masks"), ("kv_connector", "transfer"),
-            )
-            if names.get(kind)
-        }  # fmt: skip
-        if engine.cache_config:
-            self.inform({series("cache_config_info", *engine.cache_config.values()): 1.0})
+            kind: series(PLUGIN_SECONDS, kind, names[kind], part) for kind, part in PLUGIN_PARTS.items() if names.get(kind)
+        }
+        if cache_config:
+            self._inform({series("cache_config_info", *cache_config.values()): 1.0})
         self._sinks.declare(self.metrics)
 
-    def inform(self, gauges: Mapping[str, float]) -> None:
+    def _inform(self, gauges: Mapping[str, float]) -> None:
         """Gauges that seldom change: published once, and to a sink that is attached later."""
         self._info.update(gauges)
         self._news.update(gauges)
@@ -108,23 +118,25 @@ class StepMetrics:
         yield
         self.count(PARTS[part], time.perf_counter() - started)
 
-    def masks_filled(self, seconds: float) -> None:
-        """Grammars have filled the token masks of a step."""
-        self._spent("structured_output", "masks", seconds)
-
     def step(self, batch: Batch, times: StepTimes, by_row: Sequence[Request | None]) -> None:
-        """The result of a step is in and not applied yet: how large the step was, and what its parts cost."""
+        """The result of a step is in and not applied yet: how large the step was, and what its parts cost. Every request counts
+        the step once, whatever its completions."""
         self.observe("iteration_tokens_total", batch.num_tokens)
-        self._spent("attention", "plan", times.plan_s)
-        self._spent("model", "forward", times.forward_s - times.plan_s)
-        self._spent("sampler", "sample", times.sample_s)
-        self._spent("draft", "propose", times.draft_s)
-        self._spent("kv_connector", "transfer", times.transfer_s)
+        self.spent("attention", times.plan_s)
+        self.spent("model", times.forward_s - times.plan_s)
+        self.spent("sampler", times.sample_s)
+        self.spent("draft", times.draft_s)
+        self.spent("kv_connector", times.transfer_s)
         if self._wants_records:
-            self._records.step(batch, times, by_row)
+            rows = (by_row[row] for row in batch.rows.tolist())
+            for name in {request.request_id for request in rows if request is not None and not request.is_finished}:
+                entry = self._open.setdefault(name, _OpenRequest())
+                entry.forward_s += times.forward_s
+                entry.execute_s += times.total_s
 
-    def _spent(self, kind: str, part: str, seconds: float) -> None:
-        if (key := self._plugin_keys.get((kind, part))) is not None:
+    def spent(self, kind: str, seconds: float) -> None:
+        """Time that the plugins of a kind took, for what `PLUGIN_PARTS` says."""
+        if (key := self._plugin_keys.get(kind)) is not None:
             self.count(key, seconds)
 
     def tokens(self, request: Request, num_tokens: int, now_s: float) -> None:
@@ -134,17 +146,14 @@ class StepMetrics:
             self._latencies.append(now_s - request.last_token_s)
         else:
             request.first_token_s = now_s
-            self._prompt(request)
+            cached, external = request.num_cached_tokens or 0, request.num_external_tokens
+            self.count("prompt_tokens_total", request.num_prompt_tokens)
+            self.count("prompt_tokens_cached_total", cached)
+            self.count(BY_SOURCE["local_compute"], request.num_prompt_tokens - cached)
+            self.count(BY_SOURCE["local_cache_hit"], cached - external)
+            self.count(BY_SOURCE["external_kv_transfer"], external)
             self.observe("time_to_first_token_seconds", now_s - request.arrival_s)
         request.last_token_s = now_s
-
-    def _prompt(self, request: Request) -> None:
-        cached, external = request.num_cached_tokens or 0, request.num_external_tokens
-        self.count("prompt_tokens_total", request.num_prompt_tokens)
-        self.count("prompt_tokens_cached_total", cached)
-        self.count(BY_SOURCE["local_compute"], request.num_prompt_tokens - cached)
-        self.count(BY_SOURCE["local_cache_hit"], cached - external)
-        self.count(BY_SOURCE["external_kv_transfer"], external)
 
     def drafts(self, num_drafts: int, num_accepted: int) -> None:
         """A row has verified drafts."""
@@ -165,18 +174,11 @@ class StepMetrics:
                 self._observations.setdefault(name, []).extend(values)
         residency.clear()
 
-    def corrupted(self, requests: Iterable[Request | None]) -> None:
-        """Their logits held NaN; each counts once, when it ends."""
-        self._corrupted.update(request.key for request in requests if request is not None and not request.is_finished)
-
     # --- an end -------------------------------------------------------------------------------------------------------------
 
     def finished(self, request: Request, now_s: float) -> None:
         """A completion has ended, for whatever reason. What never came (a first token, a row) is in no histogram."""
         self.count(SUCCESS[request.finish_reason or "abort"])
-        if request.key in self._corrupted:
-            self._corrupted.discard(request.key)
-            self.count("corrupted_requests_total")
         self.observe("e2e_request_latency_seconds", now_s - request.arrival_s)
         self.observe("request_prompt_tokens", request.num_prompt_tokens)
         self.observe("request_generation_tokens", request.num_output_tokens)
@@ -187,12 +189,15 @@ class StepMetrics:
             self.observe("request_queue_time_seconds", request.first_scheduled_s - request.arrival_s)
         if request.first_token_s:
             self._times(request)
-        ended = self._records.finished(request, now_s)
-        if ended is not None:
-            self.observe("request_params_n", ended.record.n)
-            self.observe("request_max_num_generation_tokens", ended.longest)
+        entry = self._open.setdefault(request.request_id, _OpenRequest())
+        entry.add(request)
+        n = request.params.n if isinstance(request.params, SamplingParams) else 1
+        if len(entry.reasons) == n:
+            del self._open[request.request_id]
+            self.observe("request_params_n", n)
+            self.observe("request_max_num_generation_tokens", entry.longest)
             if self._wants_records:
-                self._ended.append(ended.record)
+                self._ended.append(entry.record(request, n, now_s))
 
     def _times(self, request: Request) -> None:
         decode_s = request.last_token_s - request.first_token_s
@@ -209,11 +214,11 @@ class StepMetrics:
         """Which adapters are in use; published when that changes."""
         here = {request.lora.name for request in running if request.lora is not None}
         other = {request.lora.name for request in waiting.values() if request.lora is not None and request.row is None}
-        key = series("lora_requests_info", str(self._engine.max_loras), ",".join(sorted(other)), ",".join(sorted(here)))
+        key = series("lora_requests_info", str(self._limits.max_loras), ",".join(sorted(other)), ",".join(sorted(here)))
         if key != self._lora_info:
             self._info.pop(self._lora_info, None)
             self._lora_info = key
-            self.inform({key: self._clock()})
+            self._inform({key: self._clock()})
 
     def publish(self, gauges: Mapping[str, float]) -> None:
         """Hand everything gathered to every sink and start anew."""
@@ -226,10 +231,76 @@ class StepMetrics:
                 if name in self._observations:
                     self._observations[old] = self._observations[name]
             gauges, self._news = {**self._news, **gauges}, {}
+            for keys in (gauges.keys(), self._counters.keys(), self._observations.keys()):
+                if not keys <= self._known:
+                    self._check(keys)
             self._sinks.publish(Sample(self._clock(), gauges, self._counters, self._observations, requests=tuple(self._ended)))
         self._counters, self._observations, self._ended = {}, {}, []
         self._num_generated, self._latencies = 0, []
 
+    def _check(self, keys: Collection[str]) -> None:
+        """Remember names that are in the catalogue; a misspelled one is a mistake in the engine."""
+        names = {metric.name: metric for metric in self.metrics}
+        for name, labels in map(split_series, keys):
+            assert name in names and len(labels) == len(names[name].labels), f"metric {name!r} {labels} is not in the catalogue"
+        self._known.update(keys)
+
     def close(self) -> None:
         """No more samples."""
         self._sinks.close()
+
+
+@dataclass(slots=True)
+class _OpenRequest:
+    """A request that has completions running: what is known of those that have ended. longest: output tokens of the longest
+    completion. forward_s, execute_s: of the steps it took part in."""
+
+    reasons: list[str] = field(default_factory=list)
+    first_scheduled_s: float = 0.0
+    first_token_s: float = 0.0
+    last_token_s: float = 0.0
+    num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
+    longest: int = 0
+    forward_s: float = 0.0
+    execute_s: float = 0.0
+
+    def add(self, request: Request) -> None:
+        """One completion has ended."""
+        self.reasons.append(request.finish_reason or "abort")
+        self.first_scheduled_s = _earlier(self.first_scheduled_s, request.first_scheduled_s)
+        self.first_token_s = _earlier(self.first_token_s, request.first_token_s)
+        self.last_token_s = max(self.last_token_s, request.last_token_s)
+        self.num_generated_tokens += request.num_output_tokens
+        self.longest = max(self.longest, request.num_output_tokens)
+        if request.parent is None:
+            self.num_cached_tokens = request.num_cached_tokens or 0
+
+    def record(self, request: Request, n: int, now_s: float) -> RequestRecord:
+        """The record of the request, whose last completion is `request`."""
+        params = request.params if isinstance(request.params, SamplingParams) else None
+        return RequestRecord(
+            request_id=request.request_id,
+            arrival_s=request.arrival_s,
+            first_scheduled_s=self.first_scheduled_s,
+            first_token_s=self.first_token_s,
+            last_token_s=self.last_token_s,
+            finished_s=now_s,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_generated_tokens=self.num_generated_tokens,
+            finish_reasons=tuple(self.reasons),
+            n=n,
+            max_tokens=params.max_tokens if params else None,
+            temperature=params.temperature if params else None,
+            top_p=params.top_p if params else None,
+            lora_name=request.lora.name if request.lora is not None else None,
+            forward_s=self.forward_s,
+            execute_s=self.execute_s,
+            trace_headers=request.trace_headers,
+        )
+
+
+def _earlier(first: float, second: float) -> float:
+    """The smaller of two times of which 0.0 means never."""
+    return min(filter(None, (first, second)), default=0.0)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import cast
 
 from pegboard.config.limits import Limits
-from pegboard.data.request import Request, RequestDelta, RequestStatus
-from pegboard.engine.blamed import BlamedPolicy
+from pegboard.engine.batch_builder import Entry, StepPlan
 from pegboard.engine.grammar.grammars import Grammars
-from pegboard.engine.kv.cache import KVCache, NewBlocks, PrefixHit
-from pegboard.engine.kv.connectors import External, Transfers
-from pegboard.engine.media_plan import MediaPlanner
-from pegboard.engine.roster import Roster
-from pegboard.engine.step_plan import Entry, StepPlan
+from pegboard.engine.kv.cache import PrefixHit
+from pegboard.engine.kv.connectors import External
+from pegboard.engine.media import MediaPlanner
+from pegboard.engine.queues import Queues
+from pegboard.engine.requests import Request
 from pegboard.errors import PegboardError
+from pegboard.interfaces.scheduling_policy import RequestStatus
 
 
 class Verdict(Enum):
-    """On one waiting request: it got in; the next one may try; or nobody behind it may pass."""
+    """On one waiting request: it got in; the next one may try; or nobody after it may pass."""
 
     ADMITTED = "admitted"
     SKIPPED = "skipped"
@@ -40,8 +42,8 @@ class _Start:
     """Where a request begins: its cached prefix (None = not looked for), and what a connector adds. is_loaded: a connector has
     filled its blocks between steps, and num_computed_tokens says how far."""
 
-    hit: PrefixHit | None
-    external: External
+    hit: PrefixHit | None = None
+    external: External = External()
     is_loaded: bool = False
 
     @property
@@ -49,87 +51,74 @@ class _Start:
         return (self.hit.num_tokens if self.hit else 0) + self.external.match.num_tokens
 
 
-class Admission:
-    """The second half of scheduling. Stateless between steps, but for the statistics of the prefix cache."""
+class Prefill:
+    """The second half of scheduling. Stateless between steps, except for the statistics of the prefix cache."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        roster: Roster,
-        kv: KVCache,
-        policy: BlamedPolicy,
-        transfers: Transfers,
-        media: MediaPlanner,
-        grammars: Grammars | None,
-    ) -> None:
+    def __init__(self, limits: Limits, queues: Queues, media: MediaPlanner, grammars: Grammars | None) -> None:
         self._limits = limits
-        self._roster = roster
-        self._kv = kv
-        self._policy = policy
-        self._transfers = transfers
+        self._queues = queues
+        self._kv = queues.kv
         self._media = media
         self._grammars = grammars
         self.prefix_queries = PrefixQueries()
 
-    def run(self, plan: StepPlan) -> None:
-        """Admit in the policy's order until rows, tokens or blocks run out."""
-        roster = self._roster
-        left: list[Request] = []
+    def admit(self, plan: StepPlan) -> None:
+        """Admit in the policy's order until rows, tokens or blocks run out. A request whose grammar cannot be compiled fails."""
+        queues = self._queues
+        admitted: list[Request] = []
         failed: list[tuple[Request, PegboardError]] = []
-        for request in self._policy.waiting():
-            if plan.tokens_left <= 0 or not roster.free_rows:
+        for request in cast("Iterator[Request]", queues.policy.waiting()):  # they are the ones it was given
+            if plan.tokens_left <= 0 or not queues.free_rows:
                 break
-            try:
-                verdict = self._try(request, plan)
-            except _GrammarFailed as error:
-                failed.append((request, error.cause))
-                continue
+            verdict = self._try(request, plan, failed)
             if verdict is Verdict.ADMITTED:
-                left.append(request)
+                admitted.append(request)
             elif verdict is Verdict.BLOCKED:
                 break
-        for request in left:
-            roster.leave_queue(request)
-        for request, cause in failed:
-            roster.finish(request, "error")
-            delta = RequestDelta(request_id=request.request_id, index=request.index, finish_reason="error", error=str(cause))
-            delta.error_parameter = getattr(cause, "parameter", None)
-            roster.deltas.append(delta)
+        for request in admitted:
+            queues.stop_waiting(request)
+        for request, error in failed:
+            queues.fail(request, "error", str(error), getattr(error, "parameter", None))
 
-    def _try(self, request: Request, plan: StepPlan) -> Verdict:
-        if not self._is_ready(request):
+    def _try(self, request: Request, plan: StepPlan, failed: list[tuple[Request, PegboardError]]) -> Verdict:
+        try:
+            if not self._is_ready(request):
+                return Verdict.SKIPPED
+        except PegboardError as error:
+            failed.append((request, error))
             return Verdict.SKIPPED
-        if request.lora is not None and self._roster.loras.assign(request.lora) is None:
+        loras, adapter = self._queues.loras, request.lora
+        if adapter is not None and not loras.assign(adapter):
             return Verdict.SKIPPED
         verdict = self._try_with_adapter(request, plan)
-        if verdict is not Verdict.ADMITTED and request.lora is not None:
-            self._roster.loras.release(request.lora)
+        if adapter is not None and verdict is not Verdict.ADMITTED:
+            loras.release(adapter)
         return verdict
 
     def _try_with_adapter(self, request: Request, plan: StepPlan) -> Verdict:
         if self._fork(request, plan):
             return Verdict.ADMITTED
         start = self._find_start(request)
-        if start.external.undecided:
+        if start is None:
             return Verdict.SKIPPED
-        if start.external.match.load == "between_steps" and start.external.winner is not None:
+        if start.external.loads_between_steps:
             return self._begin_loading(request, start)
-        return self._schedule(request, start, plan)
+        before = request.num_computed_tokens
+        request.num_computed_tokens += start.num_cached
+        verdict = self._schedule(request, start, plan)
+        if verdict is not Verdict.ADMITTED:
+            request.num_computed_tokens = before
+        return verdict
 
     # --- what a request may wait for ----------------------------------------------------------------------------------------
 
     def _is_ready(self, request: Request) -> bool:
+        """Nothing but a row keeps the request waiting. PegboardError when its grammar cannot be compiled."""
         if request.status is RequestStatus.LOADING:
             return False
         if "parent" in request.waits_for and self._parent_is_busy(request):
             return False
-        if "grammar" in request.waits_for:
-            assert self._grammars is not None
-            try:
-                return self._grammars.take(request)
-            except PegboardError as error:
-                raise _GrammarFailed(error) from error
-        return True
+        return "grammar" not in request.waits_for or self._grammars is None or self._grammars.take(request)
 
     def _parent_is_busy(self, request: Request) -> bool:
         """The parent still computes the prompt, or is about to: its blocks are worth waiting for."""
@@ -149,85 +138,62 @@ class Admission:
         if self._kv.holds(request) or request.num_output_tokens or parent.num_confirmed_tokens < num_prompt:
             return False  # what is still in flight may turn out wrong (a failed KV load)
         before, request.num_computed_tokens = request.num_computed_tokens, num_prompt - 1
-        num_tokens, encode = self._media.fit(request, 1, plan) if request.media else (1, [])  # the parent's may be gone by now
+        num_tokens, encode = self._media.fit(request, 1) if request.media else (1, [])  # the parent's may be gone by now
         if not num_tokens or not self._kv.fork(parent, request):
             request.num_computed_tokens = before
             return False
         request.num_cached_tokens = parent.num_cached_tokens
-        assert parent.row is not None
-        plan.parents[request] = parent.row
-        self._seat(request, Entry(1, 0, True, self._kv.tables(request), is_new=True), encode, plan)
+        self._run(request, 1, True, encode, plan)
         return True
 
-    def _find_start(self, request: Request) -> _Start:
-        """The longest computed prefix: what is here already, cached here, and at a connector."""
+    def _find_start(self, request: Request) -> _Start | None:
+        """The longest computed prefix: what is here already, cached here, and at a connector. None = ask again in a later
+        step."""
         if self._kv.holds(request):  # a connector has loaded its blocks
-            return _Start(None, External(), is_loaded=True)
+            return _Start(is_loaded=True)
         if getattr(request.params, "skip_reading_prefix_cache", False):
-            return _Start(None, External())
+            return _Start()
         hit = self._kv.lookup(request)
-        return _Start(hit, self._transfers.find(request, hit.num_tokens))
+        external = self._queues.connectors.find(request, hit.num_tokens)
+        return None if external is None else _Start(hit, external)
 
     def _begin_loading(self, request: Request, start: _Start) -> Verdict:
         """Reserve blocks for the prefix and wait outside of the rows until the connector has filled them."""
         blocks = self._kv.allocate(request, start.num_cached, hit=start.hit, num_computed_tokens=start.num_cached)
         if blocks is None:
-            if not self._is_alone() or self._roster.reclaim(request):
+            if not self._is_alone() or self._queues.reclaim(request):
                 return Verdict.BLOCKED
             request.uses_connectors = False  # there will never be more room than now: compute it, chunk by chunk
             return Verdict.SKIPPED
         self._count_query(request, start)
         request.num_computed_tokens = start.num_cached
         request.status = RequestStatus.LOADING
-        self._roster.loading[request.key] = request
-        self._transfers.allocated(request, start.external)
+        self._queues.loading[request.key] = request
+        self._queues.connectors.allocated(request, start.external)
         return Verdict.SKIPPED
 
     # --- its first tokens ---------------------------------------------------------------------------------------------------
 
     def _schedule(self, request: Request, start: _Start, plan: StepPlan) -> Verdict:
-        before = request.num_computed_tokens
-        request.num_computed_tokens = before + start.num_cached
-        verdict = self._schedule_from(request, start, plan)
-        if verdict is not Verdict.ADMITTED:
-            request.num_computed_tokens = before
-        return verdict
-
-    def _schedule_from(self, request: Request, start: _Start, plan: StepPlan) -> Verdict:
         computed = request.num_computed_tokens
         num_missing = request.num_tokens - computed
         if not self._limits.enable_chunked_prefill and num_missing > plan.tokens_left and not plan.is_untouched:
             return Verdict.BLOCKED  # it gets a whole step to itself rather than being cut
         num_tokens = self.chunk(request, num_missing, plan)
-        num_tokens, encode = self._media.fit(request, num_tokens, plan) if request.media else (num_tokens, [])
+        num_tokens, encode = self._media.fit(request, num_tokens) if request.media else (num_tokens, [])
         samples = num_tokens == num_missing
         if num_tokens == 0 or (not samples and not plan.allows_partial(request)):
             return Verdict.SKIPPED
-        if not self._reserve(request, start, computed + num_tokens):
-            return Verdict.BLOCKED
+        while self._kv.allocate(request, computed + num_tokens, hit=start.hit, num_computed_tokens=computed) is None:
+            if not self._is_alone() or not self._queues.reclaim(request):
+                return Verdict.BLOCKED
         self._count_query(request, start)
         if not start.is_loaded:
-            self._transfers.allocated(request, start.external)
+            self._queues.connectors.allocated(request, start.external)
             request.num_loading_tokens = start.external.match.num_tokens
             request.num_in_flight_tokens += request.num_loading_tokens
-        entry = Entry(num_tokens, 0, samples, self._kv.tables(request), is_new=True)
-        self._seat(request, entry, encode, plan)
+        self._run(request, num_tokens, samples, encode, plan)
         return Verdict.ADMITTED
-
-    def _reserve(self, request: Request, start: _Start, num_tokens: int) -> bool:
-        num_tokens = min(num_tokens + self._limits.num_lookahead_tokens, self._limits.max_model_len)
-        while self._allocate(request, start, num_tokens) is None:
-            if not self._is_alone() or not self._roster.reclaim(request):
-                return False
-        return True
-
-    def _is_alone(self) -> bool:
-        """Nobody runs, loads or leaves who could give blocks back."""
-        roster = self._roster
-        return not (roster.running or roster.draining or roster.loading or self._transfers.has_open)
-
-    def _allocate(self, request: Request, start: _Start, num_tokens: int) -> NewBlocks | None:
-        return self._kv.allocate(request, num_tokens, hit=start.hit, num_computed_tokens=request.num_computed_tokens)
 
     def chunk(self, request: Request, num_missing: int, plan: StepPlan) -> int:
         """How many of the missing tokens this step computes: within the budget and the chunk limit, ending where a state can
@@ -242,11 +208,16 @@ class Admission:
                 num_tokens = border - computed
         return num_tokens
 
-    def _seat(self, request: Request, entry: Entry, encode: list[int], plan: StepPlan) -> None:
+    def _run(self, request: Request, num_tokens: int, samples: bool, encode: list[int], plan: StepPlan) -> None:
         if request.media:
-            self._media.book(request, entry.num_tokens, encode, plan)
-        self._roster.seat(request)
-        plan.put(request, entry)
+            self._media.book(request, num_tokens, encode)
+        self._queues.run(request)
+        plan.put(request, Entry(num_tokens, 0, samples, self._kv.tables(request), is_new=True))
+
+    def _is_alone(self) -> bool:
+        """Nobody runs, loads or leaves who could give blocks back."""
+        queues = self._queues
+        return not (queues.running or queues.draining or queues.loading or queues.connectors.has_open)
 
     def _count_query(self, request: Request, start: _Start) -> None:
         """Statistics, and what the client is told: only the first admission counts."""
@@ -257,14 +228,6 @@ class Admission:
                 queries.queries += request.num_tokens
                 queries.hits += hit
                 request.num_external_tokens = start.num_cached - hit
-                if self._transfers.is_on:
+                if self._queues.connectors:
                     queries.external_queries += request.num_tokens - hit
                     queries.external_hits += request.num_external_tokens
-
-
-class _GrammarFailed(Exception):
-    """The request's own grammar cannot be compiled."""
-
-    def __init__(self, cause: PegboardError) -> None:
-        super().__init__(str(cause))
-        self.cause = cause

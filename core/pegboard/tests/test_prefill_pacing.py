@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pegboard.config.schema import EngineConfig, check_engine
 from pegboard.data.batch import Batch, StepOutput, StepTimes, TokenMasks
 from pegboard.data.sampling_params import SamplingParams
-from pegboard.engine.step_size import MIN_CHUNK, StepSize
+from pegboard.engine.prefill_pacing import MIN_CHUNK, PrefillPacing
 from pegboard.errors import ConfigError
 from pegboard.interfaces.scheduling_policy import StepBudget, StepLoad
 from pegboard_testing.fake_engine import FakeEngine
@@ -35,7 +35,7 @@ BUDGET = StepBudget(max_tokens=512, max_chunk=512, max_prefills=1, max_long_pref
 def test_steps_come_to_fit_the_bound(fixed_ms: float, per_token_ms: float, target_ms: float, noise: float, seed: int) -> None:
     """On a machine of any speed, after a few steps, and without wasting more than a part of what there is to have."""
     rng = np.random.default_rng(seed)
-    size, took = StepSize(target_ms / 1000), []
+    size, took = PrefillPacing(target_ms / 1000), []
     for step in range(60):
         load = StepLoad(num_decodes=4, num_prefills=step % 3, num_waiting=0, kv_usage=0.1)
         budget = size.limit(BUDGET, load)
@@ -50,14 +50,14 @@ def test_steps_come_to_fit_the_bound(fixed_ms: float, per_token_ms: float, targe
 
 
 def test_nobody_decodes_nobody_waits() -> None:
-    size = StepSize(0.001)
+    size = PrefillPacing(0.001)
     size.observe(100, 10.0)
     assert size.limit(BUDGET, StepLoad(0, 3, 5, 0.0)) is BUDGET
 
 
 def test_a_policy_that_gives_less_is_left_alone() -> None:
     small = StepBudget(max_tokens=20, max_chunk=4, max_prefills=2, max_long_prefills=1)
-    assert StepSize(1.0).limit(small, StepLoad(3, 1, 0, 0.0)) == small
+    assert PrefillPacing(1.0).limit(small, StepLoad(3, 1, 0, 0.0)) == small
 
 
 class Measured:

@@ -1,4 +1,4 @@
-"""Prefill chunks of a size that keeps the time between two tokens under a bound (`target_itl_ms`).
+"""Prefill pacing: chunks of a size that keeps the time between two tokens under a bound (`target_itl_ms`).
 
 Whoever decodes waits for everything else in its step. A step lasts about `fixed + per_token * prefill tokens`; both are learned
 from the steps before, so that the chunk follows the machine, the batch and the length of what is attended to.
@@ -6,10 +6,12 @@ from the steps before, so that the chunk follows the machine, the batch and the 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pegboard.interfaces.scheduling_policy import StepBudget, StepLoad
 
 FIRST_CHUNK = 32
-"""Prefill tokens beside decodes before any speed is known."""
+"""Prefill tokens in a step with decodes before any speed is known."""
 
 MIN_CHUNK = 8
 """Prefill tokens a step may always compute: prompts move on, however slow the machine and however low the bound."""
@@ -21,7 +23,7 @@ WEIGHT_SLOWER, WEIGHT_FASTER = 0.5, 0.1
 """Weight of a new measurement in its running mean: a slower step is believed at once, a faster one only when it repeats."""
 
 
-class StepSize:
+class PrefillPacing:
     """target_s: the longest a step with decodes should last. Told every step, asked before every step."""
 
     def __init__(self, target_s: float) -> None:
@@ -33,27 +35,20 @@ class StepSize:
         """The policy's budget, cut to what fits the bound; as it is while nobody decodes."""
         if load.num_decodes == 0:
             return budget
-        chunk = self._chunk()
-        return StepBudget(
-            max_tokens=min(budget.max_tokens, load.num_decodes + chunk),
-            max_chunk=min(budget.max_chunk, chunk),
-            max_prefills=budget.max_prefills,
-            max_long_prefills=budget.max_long_prefills,
-        )
+        chunk = FIRST_CHUNK
+        if self._per_token_s is not None:
+            left_s = self._target_s - (self._fixed_s or 0.0)
+            chunk = max(MIN_CHUNK, int(left_s / max(self._per_token_s, 1e-9)))
+        max_tokens = min(budget.max_tokens, load.num_decodes + chunk)
+        return replace(budget, max_tokens=max_tokens, max_chunk=min(budget.max_chunk, chunk))
 
     def observe(self, num_prefill_tokens: int, seconds: float) -> None:
-        """A step that computed so many prompt tokens beside one token of each decoding row."""
+        """A step that computed so many prompt tokens and one token of each decoding row."""
         if num_prefill_tokens == 0:
             self._fixed_s = _mean(self._fixed_s, seconds)
         elif num_prefill_tokens >= MIN_CHUNK:  # fewer say little about the price of one
             above_fixed = max(seconds - (self._fixed_s or 0.0), 0.1 * seconds)
             self._per_token_s = _mean(self._per_token_s, above_fixed / num_prefill_tokens)
-
-    def _chunk(self) -> int:
-        if self._per_token_s is None:
-            return FIRST_CHUNK
-        left_s = self._target_s - (self._fixed_s or 0.0)
-        return max(MIN_CHUNK, int(left_s / max(self._per_token_s, 1e-9)))
 
 
 def _mean(before: float | None, new: float) -> float:

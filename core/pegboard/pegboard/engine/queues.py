@@ -1,0 +1,211 @@
+"""All live requests, waiting and running, and what they hold: rows, blocks, adapter slots, encoded media.
+
+A request leaves its row in two moves. First it stops being scheduled (finished, aborted or preempted). Then, once no step in
+flight holds its row, it is *vacated*: row, blocks, adapter and media are given back, and a preempted request waits again. In
+between it is *draining*, and results that still come for it are dropped.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from pegboard.config.limits import Limits
+from pegboard.data.request import AdapterRef, RequestDelta
+from pegboard.engine.kv.cache import KVCache
+from pegboard.engine.kv.connectors import KVConnectors
+from pegboard.engine.media import EncoderCache
+from pegboard.engine.requests import Request
+from pegboard.interfaces.scheduling_policy import RequestStatus, SchedulingPolicy
+
+BASE_SLOT = 0
+"""The LoRA slot of the base model."""
+
+
+class Queues:
+    """policy: holds the waiting requests. running: in admission order. loading: requests whose blocks a connector fills between
+    steps. by_row: who owns each row, draining requests included. removed_rows: vacated since the last batch. deltas: waiting to
+    be handed out. ended: finished since they were last measured."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        kv: KVCache,
+        policy: SchedulingPolicy,
+        connectors: KVConnectors,
+        encoder_cache: EncoderCache,
+        clock: Callable[[], float],
+    ) -> None:
+        self.clock = clock
+        self.kv = kv
+        self.policy = policy
+        self.connectors = connectors
+        self.encoder_cache = encoder_cache
+        self.loras = LoRASlots(limits.max_loras)
+        self.requests: dict[str, Request] = {}
+        self.completions: dict[str, list[Request]] = {}
+        self.running: list[Request] = []
+        self.loading: dict[str, Request] = {}
+        self.draining: set[Request] = set()
+        self.by_row: list[Request | None] = [None] * limits.max_num_seqs
+        self.free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
+        self.removed_rows: list[int] = []
+        self.deltas: list[RequestDelta] = []
+        self.ended: list[Request] = []
+        self.num_waiting = 0
+        self.num_preemptions = 0
+
+    def add(self, request: Request) -> None:
+        """A new completion waits."""
+        self.requests[request.key] = request
+        self.completions.setdefault(request.request_id, []).append(request)
+        if request.parent is not None:
+            request.waits_for.add("parent")
+            request.parent.num_waiting_children += 1
+        self._wait(request)
+
+    def run(self, request: Request) -> None:
+        """Give an admitted request its row. The caller has its blocks and its adapter, and calls `stop_waiting` once it does not
+        iterate over the waiting requests any more."""
+        self._leave_parent(request)
+        request.row = self.free_rows.pop()
+        request.status = RequestStatus.RUNNING
+        request.first_scheduled_s = request.first_scheduled_s or self.clock()
+        self.by_row[request.row] = request
+        self.running.append(request)
+
+    def stop_waiting(self, request: Request) -> None:
+        """The policy forgets it."""
+        self.policy.remove(request)
+        self.num_waiting -= 1
+
+    def preempt(self, request: Request) -> None:
+        """Take the row and the blocks back; it recomputes later."""
+        request.status = RequestStatus.PREEMPTED
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        request.draft_token_ids = []
+        self.connectors.released(request, "preempted")
+        self._leave_running(request)
+
+    def finish(self, request: Request, delta: RequestDelta, reason: str, *, is_aborted: bool = False) -> None:
+        """End a live request in any status. `delta` is its last one."""
+        was_running, was_draining = request.status is RequestStatus.RUNNING, request in self.draining
+        del self.requests[request.key]
+        siblings = self.completions[request.request_id]
+        siblings.remove(request)
+        if not siblings:
+            del self.completions[request.request_id]
+        if not was_draining:
+            delta.kv_transfer_params = self.connectors.released(request, "aborted" if is_aborted else "finished")
+        request.status = RequestStatus.FINISHED
+        if was_running:
+            self._leave_running(request)
+        elif not was_draining:
+            self.loading.pop(request.key, None)
+            self.stop_waiting(request)
+            self._leave_parent(request)
+            self.kv.release(request)
+        request.finish_reason = delta.finish_reason = reason
+        delta.stop_reason = request.stop_reason
+        self.deltas.append(delta)
+        self.ended.append(request)
+
+    def fail(self, request: Request, reason: str, error: str | None = None, parameter: str | None = None) -> None:
+        """End a request, in whatever status, without a result. error: why, for the client; parameter: the field at fault."""
+        delta = RequestDelta(request_id=request.request_id, index=request.index, error=error, error_parameter=parameter)
+        self.finish(request, delta, reason, is_aborted=True)
+
+    def vacate(self, request: Request) -> None:
+        """No step in flight holds the request's row any more: give everything back; a preempted request waits again."""
+        assert request.row is not None
+        self.draining.discard(request)
+        self.kv.release(request)
+        self.by_row[request.row] = None
+        self.free_rows.append(request.row)
+        self.removed_rows.append(request.row)
+        request.row = None
+        if request.lora is not None:
+            self.loras.release(request.lora)
+        for item in request.media:
+            self.encoder_cache.release(item, request.key)
+        if request.status is RequestStatus.PREEMPTED:
+            request.num_computed_tokens = request.num_in_flight_tokens = request.num_loading_tokens = 0
+            self._wait(request)
+
+    def reclaim(self, need: Request) -> bool:
+        """Take the blocks of one other waiting request, which a connector has loaded: the last resort before `need`, which could
+        run, gives way itself. False when nobody has any."""
+        for other in reversed(self.requests.values()):
+            if other is not need and other.status is RequestStatus.WAITING and self.kv.holds(other):
+                self.drop_blocks(other)
+                return True
+        return False
+
+    def drop_blocks(self, request: Request) -> None:
+        """A waiting request gives back what a connector loaded for it, and starts over by computing."""
+        self.connectors.released(request, "preempted")
+        self.kv.release(request)
+        request.num_computed_tokens = 0
+        request.uses_connectors = False
+
+    def _wait(self, request: Request) -> None:
+        self.policy.add(request)
+        self.num_waiting += 1
+
+    def _leave_running(self, request: Request) -> None:
+        self.running.remove(request)
+        if request.num_in_flight_steps:
+            self.draining.add(request)
+        else:
+            self.vacate(request)
+
+    def _leave_parent(self, request: Request) -> None:
+        """The completion does not count on its parent's prompt blocks any more."""
+        if "parent" in request.waits_for and request.parent is not None:
+            request.parent.num_waiting_children -= 1
+            request.waits_for.discard("parent")
+
+
+class LoRASlots:
+    """Which LoRA adapter sits in which of the worker's slots 1 … max_loras. An adapter that a running request uses never loses
+    its slot, so no batch can want more than `max_loras` adapters. Of the others the least recently used one makes room."""
+
+    def __init__(self, max_loras: int) -> None:
+        self._free = list(range(max_loras, BASE_SLOT, -1))
+        self._slots: OrderedDict[int, int] = OrderedDict()  # lora_id → slot, least recently used first
+        self._num_users: dict[int, int] = {}
+        self._loads: list[tuple[int, AdapterRef]] = []
+
+    def assign(self, adapter: AdapterRef) -> bool:
+        """Hold a slot for the adapter until `release`; it is loaded before the next batch if it is new. False = all slots are
+        held by other adapters: the request waits."""
+        lora_id = adapter.lora_id
+        if lora_id not in self._slots:
+            slot = self._free.pop() if self._free else self._evict()
+            if slot is None:
+                return False
+            self._slots[lora_id] = slot
+            self._loads.append((slot, adapter))
+        self._slots.move_to_end(lora_id)
+        self._num_users[lora_id] = self._num_users.get(lora_id, 0) + 1
+        return True
+
+    def release(self, adapter: AdapterRef) -> None:
+        """One user less."""
+        self._num_users[adapter.lora_id] -= 1
+        if not self._num_users[adapter.lora_id]:
+            del self._num_users[adapter.lora_id]
+
+    def slot_of(self, adapter: AdapterRef | None) -> int:
+        """Slot of a held adapter; 0 for the base model."""
+        return BASE_SLOT if adapter is None else self._slots[adapter.lora_id]
+
+    def take_loads(self) -> tuple[tuple[int, AdapterRef], ...]:
+        """(slot, adapter) pairs to load before the next forward."""
+        loads, self._loads = tuple(self._loads), []
+        return loads
+
+    def _evict(self) -> int | None:
+        unused = next((lora_id for lora_id in self._slots if lora_id not in self._num_users), None)
+        return None if unused is None else self._slots.pop(unused)

@@ -1,0 +1,198 @@
+"""One completion of one request as the engine keeps it: its state, what is refused, and when it ends. Knows no scheduling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pegboard.config.limits import Limits
+from pegboard.data.request import EngineRequest
+from pegboard.data.sampling_params import SamplingParams
+from pegboard.errors import RequestError
+from pegboard.interfaces.scheduling_policy import RequestStatus
+
+
+class Request:
+    """Changed only by the scheduler and the KV cache; plugins see it as `RequestView`.
+
+    num_computed_tokens: tokens whose KV is written (or will be, once the steps in flight are done).
+    num_in_flight_tokens: of those, scheduled but not yet confirmed, in num_in_flight_steps steps; num_loading_tokens: of those,
+        the ones that a KV connector brings within the first of these steps.
+    block_hashes: the chain of hashes, one per KVPlan.hash_block_size confirmed tokens.
+    waits_for: of "grammar" and "parent" (whose prompt a completion of n > 1 will share; num_waiting_children counts them).
+    num_external_tokens: of num_cached_tokens, those that KV connectors brought.
+    uses_connectors: False once a KV load has failed: the prefix is computed here instead.
+    key: unique name inside the engine, "<request_id>" for n = 1 and "<index>_<request_id>" otherwise.
+    """
+
+    __slots__ = (
+        "request_id", "index", "key", "params", "prompt_token_ids", "output_token_ids", "prompt_embeds", "media", "priority",
+        "arrival_s", "cache_salt", "lora", "kv_transfer_params", "seed", "status", "row", "num_computed_tokens",
+        "num_cached_tokens", "num_in_flight_tokens", "num_preemptions", "block_hashes", "draft_token_ids", "grammar",
+        "parent", "finish_reason", "stop_reason", "all_token_ids", "stop_token_ids", "first_scheduled_s", "first_token_s",
+        "waits_for", "num_in_flight_steps", "num_waiting_children", "uses_connectors", "last_token_s", "num_external_tokens",
+        "num_loading_tokens", "trace_headers",
+    )  # fmt: skip
+
+    def __init__(self, source: EngineRequest, *, index: int = 0, parent: "Request | None" = None) -> None:
+        params = source.params
+        self.request_id = source.request_id
+        self.index = index
+        self.params = params
+        self.prompt_token_ids = source.prompt_token_ids
+        self.output_token_ids: list[int] = []
+        self.all_token_ids: list[int] = list(source.prompt_token_ids)
+        self.prompt_embeds = source.prompt_embeds
+        self.media = source.media
+        self.priority = source.priority
+        self.arrival_s = source.arrival_s
+        self.cache_salt = source.cache_salt
+        self.lora = source.lora
+        self.kv_transfer_params = source.kv_transfer_params
+        self.trace_headers = source.trace_headers
+        self.key = source.request_id
+        self.seed: int | None = None
+        self.stop_token_ids: set[int] = set()
+        if isinstance(params, SamplingParams):
+            if params.n > 1:
+                self.key = f"{index}_{source.request_id}"
+            self.seed = None if params.seed is None else params.seed + index
+            self.stop_token_ids = params.all_stop_token_ids
+        self.status = RequestStatus.WAITING
+        self.row: int | None = None
+        self.num_computed_tokens = 0
+        self.num_cached_tokens: int | None = None
+        self.num_external_tokens = 0
+        self.num_in_flight_tokens = 0
+        self.num_in_flight_steps = 0
+        self.num_loading_tokens = 0
+        self.num_preemptions = 0
+        self.block_hashes: list[bytes] = []
+        self.draft_token_ids: list[int] = []
+        self.grammar: Any = None
+        self.parent = parent
+        self.waits_for: set[str] = set()
+        self.num_waiting_children = 0
+        self.uses_connectors = True
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.first_scheduled_s = 0.0
+        self.first_token_s = 0.0
+        self.last_token_s = 0.0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and confirmed outputs."""
+        return len(self.all_token_ids)
+
+    @property
+    def num_confirmed_tokens(self) -> int:
+        """Tokens whose KV no step in flight can change any more."""
+        return self.num_computed_tokens - self.num_in_flight_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED
+
+    def __repr__(self) -> str:
+        return f"Request({self.key!r}, {self.status.value}, {self.num_computed_tokens}/{self.num_tokens} tokens)"
+
+    # --- its end ------------------------------------------------------------------------------------------------------------
+
+    def output_room(self, max_model_len: int) -> int:
+        """Tokens that may still be sampled before max_tokens or max_model_len ends it; none for a pooled prompt."""
+        params = self.params
+        if not isinstance(params, SamplingParams):
+            return 0
+        room = max_model_len - len(self.all_token_ids)
+        return room if params.max_tokens is None else min(room, params.max_tokens - len(self.output_token_ids))
+
+    def append_until_stop(self, token_ids: list[int], max_model_len: int) -> tuple[list[int], str | None]:
+        """Append tokens one at a time; the first one that ends the completion is the last one kept. Returns the kept tokens and
+        the finish reason ("stop", "length" or None); sets `stop_reason`.
+
+        Order and reasons are vLLM's: end of sequence and stop tokens count only from `min_tokens` outputs on. End of sequence
+        leaves stop_reason None, a stop token is named there. Stop strings are found where the text is (A), not here.
+        """
+        params = self.params
+        assert isinstance(params, SamplingParams), "pooling requests produce no tokens"
+        for count, token in enumerate(token_ids, 1):
+            self.output_token_ids.append(token)
+            self.all_token_ids.append(token)
+            if token in self.stop_token_ids and len(self.output_token_ids) >= params.min_tokens:
+                is_eos = token in params.eos_token_ids and not params.ignore_eos
+                self.stop_reason = None if is_eos else token
+                return token_ids[:count], "stop"
+            if self.output_room(max_model_len) <= 0:
+                return token_ids[:count], "length"
+        return token_ids, None
+
+
+def completions_of(source: EngineRequest) -> Iterator[Request]:
+    """The n completions of a request; the first one is the parent whose prompt blocks the others share."""
+    parent = Request(source)
+    yield parent
+    params = source.params
+    if not isinstance(params, SamplingParams):
+        return
+    for index in range(1, params.n):
+        child = Request(source, index=index, parent=parent)
+        if params.prompt_logprobs is not None:  # the parent reports them for all
+            child.params = params.clone(prompt_logprobs=None, skip_reading_prefix_cache=None)
+        yield child
+
+
+def check_request(request: EngineRequest, limits: Limits, *, has_priority: bool) -> None:
+    """Raise RequestError, with the field at fault, when the request cannot be served under `limits`. has_priority: the scheduling
+    policy honours `priority`. Grammars are checked elsewhere."""
+    _check_prompt(request, limits)
+    for index, item in enumerate(request.media):
+        if item.num_tokens > limits.encoder_cache_tokens:
+            raise RequestError(
+                f"media item {index} has {item.num_tokens} tokens; at most {limits.encoder_cache_tokens} are possible",
+                parameter="media",
+            )
+    if request.priority and not has_priority:
+        raise RequestError(
+            f"priority {request.priority} needs a scheduling policy that honours it; choose one with scheduling_policy",
+            parameter="priority",
+        )
+    if request.lora is not None and not limits.max_loras:
+        raise RequestError(f"adapter {request.lora.name!r}: LoRA is off; start with max_loras of at least 1", parameter="model")
+    n, most = request.params.n if isinstance(request.params, SamplingParams) else 1, limits.max_num_queued_reqs
+    if n > most:
+        raise RequestError(f"n must be at most {most}, as many completions may wait here, got {n}", parameter="n")
+
+
+def _check_prompt(request: EngineRequest, limits: Limits) -> None:
+    num_tokens = len(request.prompt_token_ids)
+    if not num_tokens:
+        raise RequestError("the prompt is empty: at least one token is needed", parameter="prompt")
+    longest = limits.max_model_len - isinstance(request.params, SamplingParams)  # room for one output token
+    if num_tokens > longest:
+        raise RequestError(
+            f"the prompt has {num_tokens} tokens, and the maximum model length is {limits.max_model_len} tokens for prompt "
+            f"and output together: at most {longest} prompt tokens are possible; shorten it or use truncate_prompt_tokens",
+            parameter="prompt",
+        )
+    if not limits.enable_chunked_prefill and num_tokens > limits.max_num_batched_tokens:
+        raise RequestError(
+            f"the prompt has {num_tokens} tokens, and a step takes max_num_batched_tokens={limits.max_num_batched_tokens}; "
+            "shorten it, or enable chunked prefill",
+            parameter="prompt",
+        )
+    if request.prompt_embeds is not None:
+        num_rows = request.prompt_embeds.shape[0]
+        if num_rows != num_tokens:
+            raise RequestError(f"prompt_embeds has {num_rows} rows for {num_tokens} prompt tokens", parameter="prompt_embeds")
+    elif min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= limits.vocab_size:
+        bad = next(token for token in request.prompt_token_ids if not 0 <= token < limits.vocab_size)
+        raise RequestError(f"token id {bad} is out of vocabulary: ids go from 0 to {limits.vocab_size - 1}", parameter="prompt")
