@@ -103,7 +103,7 @@ def test_details(collect: object, extra: set[str]) -> None:
 def test_one_span_per_request_of_a_real_engine() -> None:
     exporter = InMemorySpanExporter()
     sink = OpenTelemetrySink(options(collect="all"), MetricsSetup("m"), exporter)
-    engine = FakeEngine(metrics=[sink], wants_records=True)
+    engine = FakeEngine(metrics=[sink], measured={"wants_records": True})
     params = SamplingParams(n=3, seed=0, max_tokens=5, ignore_eos=True)
     engine.add("many", [2, 3, 4], params, trace_headers={"traceparent": TRACEPARENT})
     engine.add("one", [2, 3], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))

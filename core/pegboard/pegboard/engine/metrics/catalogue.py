@@ -45,7 +45,7 @@ def token_buckets(most: int) -> tuple[float, ...]:
 def engine_metrics(
     limits: Limits, *, cache_config: Mapping[str, str] | None = None, show_hidden: str | None = None
 ) -> tuple[Metric, ...]:
-    """All metrics of an engine. cache_config: labels of cache_config_info. show_hidden: version whose hidden metrics are shown."""
+    """All metrics of an engine. cache_config: labels of cache_config_info. show_hidden: version whose hidden metrics show."""
     metrics = [*ALWAYS, *_requests(token_buckets(limits.max_model_len)), *hidden_metrics(show_hidden)]
     if cache_config:
         text = "Settings of the KV cache, as labels"
