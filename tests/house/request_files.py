@@ -28,11 +28,11 @@ from members import CORE, ROOT, members, text_of
 MAIN_LINE = {
     "front/async_llm.py": "checks a request, opens its output stream, sends it to the engine and feeds back what the engine says",
     "engine/engine.py": "`step()`: schedule a batch, submit it, take the oldest result, apply it",
-    "engine/scheduler.py": "`schedule()`: which requests compute how many tokens in this step",
-    "engine/admission.py": "lets waiting requests in, with the part of their prompt that is cached",
+    "engine/scheduler.py": "`schedule()`: who computes how many tokens in a step; `update()`: appends new tokens, ends what is finished",
+    "engine/prefill.py": "lets waiting requests in, with the part of their prompt that is cached",
+    "engine/queues.py": "who waits, runs and ends, and gives back rows, blocks, adapters and media",
     "engine/kv/cache.py": "which blocks hold whose keys and values, and which can be found again",
     "worker/model_runner.py": "`run()`: batch to tensors, forward, logits, sampler",
-    "engine/outcome.py": "appends the new tokens, ends what is finished, frees its blocks",
     "front/output_stream.py": "token ids to text: incremental decoding, stop strings, logprobs",
 }
 """File of core/pegboard/pegboard → what it does for a request. Read in this order, it is the life of a request."""

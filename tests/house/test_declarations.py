@@ -31,16 +31,16 @@ WORKER = CORE / "worker/worker.py"
 UNREAD: set[str] = {
     "AttentionInputs.bidirectional", "AttentionInputs.draft_parents", "AttentionInputs.encoder_lens",
     "AttentionInputs.max_query_len", "AttentionInputs.max_seq_len", "AttentionInputs.num_decode_rows", "AttentionLayer.causal",
-    "AttentionNeed.bidirectional", "AttentionNeed.tree", "Batch.dp", "Batch.known_token_ids", "BuiltinToolNeed.type",
-    "CollectiveSetup.address", "CollectiveSetup.rank", "Drafts.probs", "EncoderConnectorSetup.model_digest",
+    "AttentionNeed.bidirectional", "AttentionNeed.tree", "BuiltinToolNeed.type",
+    "CollectiveSetup.address", "CollectiveSetup.rank", "EncoderConnectorSetup.model_digest",
     "ExecutorSetup.worker_plan", "ExecutorSetup.world_size", "KVCacheSpec.layout", "KVConnectorSetup.block_sizes",
-    "KernelNeed.op", "KernelSpec.fuses", "KernelSpec.symbol", "Limits.grammar_timeout_s", "LoRAResolverSetup.base_model",
-    "NewRequest.parent_row", "StructuredOutputNeed.text", "StructuredOutputSetup.load", "WeightLoaderSpec.weights_optional",
+    "KernelNeed.op", "KernelSpec.fuses", "KernelSpec.symbol", "LoRAResolverSetup.base_model",
+    "StructuredOutputNeed.text", "StructuredOutputSetup.load", "WeightLoaderSpec.weights_optional",
 }  # fmt: skip
 """Fields without a reader, to be read or deleted. Only shrinks."""
 UNSET: set[str] = {
-    "Limits.encoder_cache_tokens", "Limits.max_encoder_tokens", "Limits.never_split_media", "Limits.num_lookahead_tokens",
-    "Limits.record_kv_events", "MetricsSetup.interval_s", "ModelSourceSetup.offline", "StepOutput.nan_rows",
+    "Limits.encoder_cache_tokens",
+    "MetricsSetup.interval_s", "ModelSourceSetup.offline",
 }  # fmt: skip
 """Fields that are read and never set, to be set or deleted. Only shrinks."""
 EXCEPTIONS = {
@@ -53,11 +53,11 @@ EXCEPTIONS = {
     "TransferReport.failed": "KV connectors fill it",
 }
 """Fields that no other file of the product reads or sets → why they stay."""
-UNCALLED_METHODS: set[str] = {"memory"}
+UNCALLED_METHODS: set[str] = set()
 """Methods of the worker that nothing calls. Only shrinks."""
-MISSING_METHODS: set[str] = {"sleep", "wake", "reload_weights"}
+MISSING_METHODS: set[str] = set()
 """Methods that the engine calls on workers, which they do not have. Only shrinks."""
-UNASKED_ACTIONS: set[str] = {"stats", "block_usage", "kv_events", "pin_lora", "call", "sleep", "reload_weights"}
+UNASKED_ACTIONS: set[str] = {"stats", "block_usage", "call"}
 """Control actions that no product code asks for. Only shrinks."""
 
 
