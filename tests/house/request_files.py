@@ -28,7 +28,7 @@ from members import CORE, ROOT, members, text_of
 MAIN_LINE = {
     "front/async_llm.py": "checks a request, opens its output stream, sends it to the engine and feeds back what the engine says",
     "engine/engine.py": "`step()`: schedule a batch, submit it, take the oldest result, apply it",
-    "engine/scheduler.py": "`schedule()`: who computes how many tokens in a step; `update()`: appends new tokens, ends what is finished",
+    "engine/scheduler.py": "`schedule()`: who computes how many tokens in a step; `update()`: appends tokens, ends requests",
     "engine/prefill.py": "lets waiting requests in, with the part of their prompt that is cached",
     "engine/queues.py": "who waits, runs and ends, and gives back rows, blocks, adapters and media",
     "engine/kv/cache.py": "which blocks hold whose keys and values, and which can be found again",
