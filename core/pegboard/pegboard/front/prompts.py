@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pegboard.config.schema import structured_outputs_config
-from pegboard.data.request import EngineRequest
-from pegboard.data.request import AdapterRef
+from pegboard.data.request import AdapterRef, EngineRequest
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.errors import RequestError, blame
 from pegboard.interfaces.api import Prompt
