@@ -18,7 +18,7 @@ _HOMES = {
     "StructuredOutputsParams": "pegboard.data.sampling_params",
     "RequestOutputKind": "pegboard.data.sampling_params",
     "BeamSearchParams": "pegboard.data.sampling_params",
-    "PoolingParams": "pegboard.data.pooling_params",
+    "PoolingParams": "pegboard.data.sampling_params",
     "EngineConfig": "pegboard.config.schema",
     "CompletionOutput": "pegboard.data.output",
     "RequestOutput": "pegboard.data.output",
@@ -30,8 +30,13 @@ __all__ = [*_HOMES, "__version__"]
 if TYPE_CHECKING:
     from pegboard.config.schema import EngineConfig
     from pegboard.data.output import CompletionOutput, Logprob, RequestOutput
-    from pegboard.data.pooling_params import PoolingParams
-    from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
+    from pegboard.data.sampling_params import (
+        BeamSearchParams,
+        PoolingParams,
+        RequestOutputKind,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
     from pegboard.front.async_llm import AsyncLLM
     from pegboard.front.llm import LLM
 

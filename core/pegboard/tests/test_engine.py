@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.config.limits import Limits
-from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.request import AdapterRef, Blob, EngineRequest, MediaRef, RequestDelta
-from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
+from pegboard.data.sampling_params import PoolingParams, SamplingParams, StructuredOutputsParams
 from pegboard.engine.requests import Request
 from pegboard.errors import ConfigError, EngineDeadError, KVCacheTooSmall, Overloaded, PluginFailure, RequestError
 from pegboard.interfaces.attention import Encoder, Full

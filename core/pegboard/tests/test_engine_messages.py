@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pegboard import errors
-from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.request import AdapterRef, EngineRequest, PositionLogprobs, RequestDelta
-from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
+from pegboard.data.sampling_params import PoolingParams, SamplingParams, StructuredOutputsParams
 from pegboard.engine.boundary.messages import (
     Abort,
     Add,

@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 
 from pegboard.errors import ModelError, PluginBroken, PluginNotFound
 from pegboard.interfaces.model_source import ModelReference, ModelSourceSpec
+from pegboard.interfaces.weight_loader import WeightLoaderSpec
 from pegboard.plan.model_reference import parse_reference, split_reference
 
 SCHEMES = {"disk", "hugging", "index"}
 
 
 def _split(text: str, revision: str | None = None) -> ModelReference:
-    return split_reference(text, revision=revision, schemes=SCHEMES, directory_scheme="disk", default_scheme="hugging")
+    return split_reference(
+        text, revision=revision, schemes=SCHEMES, directory_scheme="disk", default_scheme="hugging", endings=(".gguf", ".bin")
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +79,7 @@ def test_what_exists_is_a_path(tmp_path, monkeypatch):
 def test_other_texts_are_explained_with_all_forms(text, message):
     with pytest.raises(ModelError, match=message) as caught:
         _split(text)
-    for form in ("./model", "model.gguf", "org/name", "disk:, hugging:, index:"):
+    for form in ("./model", "./folder/file", "org/name", "disk:, hugging:, index:"):
         assert form in str(caught.value)
 
 
@@ -97,16 +100,19 @@ class Entry:
 
 
 class Registry:
-    def __init__(self, *entries: Entry) -> None:
+    def __init__(self, *entries: Entry, loaders: tuple[Entry, ...] = ()) -> None:
         self._entries = entries
+        self.loaders = loaders
 
     def entries(self, kind):
-        assert kind == "model_source"
-        return self._entries
+        assert kind in ("model_source", "weight_loader")
+        return self._entries if kind == "model_source" else self.loaders
 
     def spec(self, entry):
         if entry.flags is None:
             raise PluginBroken("broken")
+        if entry in self.loaders:
+            return WeightLoaderSpec(api="1.0", implementation="x:Y", file_patterns=("*.Weights", "config"))
         return ModelSourceSpec(api="1.0", implementation="x:Y", flags=entry.flags)
 
 
@@ -116,6 +122,13 @@ def test_schemes_come_from_the_installed_sources():
     assert parse_reference("org/x", full, revision="r") == ModelReference("c1", "org/x", "r")
     assert parse_reference("a1:x", full).scheme == "a1"
     assert parse_reference("broken:x", Registry(Entry("broken", None))).scheme == "broken"
+
+
+def test_what_a_file_of_weights_ends_with_comes_from_the_installed_loaders():
+    disk, loaders = Entry("disk", frozenset({"directory"})), (Entry("w", frozenset()), Entry("broken", None))
+    assert parse_reference("missing.weights", Registry(disk, loaders=loaders)) == ModelReference("disk", "missing.weights")
+    with pytest.raises(PluginNotFound, match="no model reference"):
+        parse_reference("missing.weights", Registry(disk))
 
 
 def test_missing_sources_are_named_with_what_to_install():

@@ -29,9 +29,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Settings of one engine. Sizes in tokens unless the name says bytes or gb; 0.92 style numbers are fractions."""
 
     # model
-    model: Annotated[
-        str | None, doc("Model reference: directory, .gguf file, org/name, or scheme:name; none = the default model")
-    ] = None
+    model: Annotated[str | None, doc("Model reference: directory, file, org/name, or scheme:name; none = the default model")] = (
+        None
+    )
     revision: Annotated[str | None, doc("Branch, tag or commit of the model on its hub")] = None
     hf_token: Annotated[str | None, doc("Access token for the hub; default HF_TOKEN")] = None
     tokenizer: Annotated[str | None, doc("Model reference to take the tokenizer from; default the model")] = None
@@ -45,7 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     load_format: Annotated[str, doc("Weight loader plugin; auto = by the files")] = "auto"
     download_dir: Annotated[str | None, doc("Where fetched models are kept; default PEGBOARD_CACHE")] = None
     repack_cache_gb: Annotated[
-        float, doc("Room for weights kept in the layout of this CPU's kernels, below download_dir; 0 = none are kept")
+        float, doc("Room for weights kept in the layout of this machine's kernels, below download_dir; 0 = none are kept")
     ] = 16.0
     served_model_name: Annotated[list[str] | None, doc("Names clients may use; default the model reference")] = None
     seed: Annotated[int, doc("Seed of requests that bring none")] = 0

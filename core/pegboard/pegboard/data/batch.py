@@ -15,9 +15,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.request import AdapterRef, Blob, MediaRef
-from pegboard.data.sampling_params import SamplingParams
+from pegboard.data.sampling_params import PoolingParams, SamplingParams
 
 Array = np.ndarray
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from pegboard.data.pooling_params import PoolingParams
-from pegboard.data.sampling_params import SamplingParams
+from pegboard.data.sampling_params import PoolingParams, SamplingParams
 
 
 class Blob(msgspec.Struct):

@@ -291,3 +291,14 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
         check.integer("max_tokens", 1)
         check.number("temperature", 0, math.inf)
         check.number("length_penalty", -math.inf, math.inf)
+
+
+class PoolingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="pooling"):
+    """What a request asks of a pooling model (provisional; no pooler ships yet).
+
+    dimensions: truncate the embedding (Matryoshka models); use_activation: normalise or softmax the result;
+    task: embed, classify, score, token_embed or token_classify."""
+
+    dimensions: int | None = None
+    use_activation: bool | None = None
+    task: str | None = None

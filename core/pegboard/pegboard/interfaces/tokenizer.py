@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerSpec(Spec):
     """supports: `payload`, the set of `TokenizerPayload.format` values it reads. file_patterns: file names (glob), one of
-    which must lie in the payload's directory for it to be chosen without being asked for; () = any directory will do."""
+    which must lie in the payload's directory for it to be chosen without being asked for; () = any directory will do.
+    reads: file names (glob) that it reads in such a directory; these are fetched where only a tokenizer is wanted."""
 
     file_patterns: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -21,7 +22,7 @@ from pegboard.errors import ConfigError, ModelError, PluginError
 from pegboard.interfaces.model import ModelNeed
 from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelSourceNeed, ModelSourceSetup, Progress
 from pegboard.interfaces.quantization import QuantizationNeed
-from pegboard.interfaces.tokenizer import TokenizerNeed, TokenizerSetup
+from pegboard.interfaces.tokenizer import TokenizerNeed, TokenizerSetup, TokenizerSpec
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoaderNeed, WeightLoaderSetup, WeightLoaderSpec
 from pegboard.log import get_logger
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 FALLBACK_MAX_MODEL_LEN = 2048
-TOKENIZER_FILES = ("*.json", "*.model", "*.model.v*", "*.jinja", "*.txt", "*.tiktoken")
 
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
 _DEFAULTS = {
@@ -93,7 +93,7 @@ def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[En
     registry.check_options()
     engine = settings.engine
     reference = engine.model or default_model()
-    with _Bar() if progress is None else _NoBar(progress) as report:
+    with _shown(progress) as report:
         checkpoint = _checkpoint(registry, settings, reference, report)
         if engine.tokenizer is not None:
             payload = _tokenizer_payload(registry, settings, engine.tokenizer, report)
@@ -245,10 +245,12 @@ def _listing(root: Path) -> str:
 
 def _tokenizer_payload(registry: Registry, settings: Settings, text: str, progress: Progress) -> TokenizerPayload:
     """What --tokenizer points at: a checkpoint file's own payload, or the files of a directory."""
-    files = _fetch(registry, settings, text, FileFilter(TOKENIZER_FILES), progress, None)
+    specs = [cast(TokenizerSpec, registry.spec(entry)) for entry in registry.entries("tokenizer")]
+    wanted = sorted({pattern for spec in specs for pattern in spec.reads})
+    files = _fetch(registry, settings, text, FileFilter(tuple(wanted)), progress, None)
     if files.root.is_file():
         return _describe(registry, settings, files).tokenizer
-    return TokenizerPayload("hf", files.root)
+    return TokenizerPayload(str(default_name("tokenizer")), files.root)
 
 
 # --- early choices -----------------------------------------------------------------------------------------------------------
@@ -393,37 +395,23 @@ def _chat_template(value: str | None) -> str | None:
 # --- progress ----------------------------------------------------------------------------------------------------------------
 
 
-class _Bar:
-    """One tqdm bar per file that is being fetched, on stderr, if that is a terminal."""
+@contextmanager
+def _shown(progress: Progress | None) -> Iterator[Progress]:
+    """What a download reports to: `progress`, or one tqdm bar per file on stderr, if that is a terminal."""
+    if progress is not None:
+        yield progress
+        return
+    bars: dict[str, Any] = {}
 
-    def __init__(self) -> None:
-        self._bars: dict[str, Any] = {}
-        self._is_shown = sys.stderr.isatty()
-
-    def __enter__(self) -> Progress:
-        return self._report
-
-    def __exit__(self, *exc_info: object) -> None:
-        for bar in self._bars.values():
-            bar.close()
-
-    def _report(self, what: str, done: int, total: int | None) -> None:
-        if not self._is_shown:
-            return
-        bar = self._bars.get(what)
-        if bar is None:
+    def report(what: str, done: int, total: int | None) -> None:
+        if what not in bars:
             from tqdm import tqdm
 
-            bar = self._bars[what] = tqdm(desc=what, total=total, unit="B", unit_scale=True, file=sys.stderr)
-        bar.update(done - bar.n)
+            bars[what] = tqdm(desc=what, total=total, unit="B", unit_scale=True, file=sys.stderr)
+        bars[what].update(done - bars[what].n)
 
-
-class _NoBar:
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def __enter__(self) -> Progress:
-        return self._progress
-
-    def __exit__(self, *exc_info: object) -> None:
-        pass
+    try:
+        yield report if sys.stderr.isatty() else lambda what, done, total: None
+    finally:
+        for bar in bars.values():
+            bar.close()

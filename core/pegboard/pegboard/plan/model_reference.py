@@ -6,6 +6,7 @@ sources say of themselves.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections.abc import Collection, Iterable
@@ -22,7 +23,6 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _SCHEME = re.compile(r"([A-Za-z][\w+-]+):(.*)", re.DOTALL)  # two letters at least: "C:\models" is a path
 _FILE_BEHIND = re.compile(r"(?P<name>.+):(?P<file>[^:\\]*[^:\\/.]\.[A-Za-z]\w*)", re.DOTALL)
 _PATH_STARTS = ("./", "../", "/", "~", ".\\", "..\\")
-_FILE_ENDINGS = (".gguf", ".safetensors")
 
 
 class _Entry(Protocol):
@@ -54,7 +54,12 @@ def parse_reference(text: str, registry: _Registry, *, revision: str | None = No
         raise not_found("model_source", scheme, flags)
     try:
         return split_reference(
-            text, revision=revision, schemes=flags, directory_scheme=directory_scheme, default_scheme=default_scheme
+            text,
+            revision=revision,
+            schemes=flags,
+            directory_scheme=directory_scheme,
+            default_scheme=default_scheme,
+            endings=_weight_endings(registry),
         )
     except ModelError as error:
         advice = missing_providers("model_source", flags)
@@ -70,10 +75,11 @@ def split_reference(
     schemes: Collection[str],
     directory_scheme: str | None,
     default_scheme: str | None,
+    endings: tuple[str, ...] = (),
 ) -> ModelReference:
     """The reference `text` stands for, the first of these that fits:
 
-    1. a path that exists, or looks like one (starts with ./ ../ / ~, or ends like a weight file);
+    1. a path that exists, or looks like one (starts with ./ ../ / ~, or has one of `endings`, those of weight files);
     2. scheme:name[:file] with an installed scheme;
     3. org/name[:file].
 
@@ -82,7 +88,7 @@ def split_reference(
     text = text.strip()
     match = _SCHEME.fullmatch(text)
     scheme, rest = (match[1], match[2]) if match else (None, text)
-    if _exists(text) or (_looks_like_path(text) and scheme not in schemes):
+    if _exists(text) or (_looks_like_path(text, endings) and scheme not in schemes):
         return _path(text, revision, directory_scheme)
     if scheme is not None and scheme in schemes and rest:
         return _with_file(scheme, rest, revision)
@@ -104,10 +110,19 @@ def _exists(text: str) -> bool:
         return False
 
 
-def _looks_like_path(text: str) -> bool:
+def _weight_endings(registry: _Registry) -> tuple[str, ...]:
+    """How files end that the installed weight loaders read."""
+    found: set[str] = set()
+    for entry in registry.entries("weight_loader"):
+        with contextlib.suppress(PluginError):  # a broken one is reported where loaders are chosen
+            found |= {Path(pattern).suffix.lower() for pattern in getattr(registry.spec(entry), "file_patterns", ())}
+    return tuple(sorted(found - {""}))
+
+
+def _looks_like_path(text: str, endings: tuple[str, ...]) -> bool:
     if text.startswith(_PATH_STARTS) or text in {".", ".."}:
         return True
-    return text.lower().endswith(_FILE_ENDINGS) and not _is_hub_file(_with_file("", text, None))
+    return text.lower().endswith(endings) and not _is_hub_file(_with_file("", text, None))
 
 
 def _is_hub_file(reference: ModelReference) -> bool:
@@ -123,7 +138,7 @@ def _split_path_file(text: str) -> tuple[str, str | None]:
 def _path(text: str, revision: str | None, scheme: str | None, file: str | None = None) -> ModelReference:
     if scheme is None:
         raise ModelError(
-            f"{text!r} is a path, but no installed model source takes paths; `pegboard plugins` lists what is installed"
+            f"{text!r} is a path, but no installed model source takes paths; `pegboard plugins list` shows what is installed"
         )
     head, tail = _split_path_file(text)
     if file is None and tail and not _exists(text) and _exists(head):
@@ -150,6 +165,6 @@ def _hint(scheme: str | None, rest: str, schemes: Collection[str]) -> str:
 def _forms(schemes: Collection[str]) -> str:
     known = ", ".join(f"{scheme}:" for scheme in sorted(schemes)) or "none installed"
     return (
-        "expected a directory (./model), a file (model.gguf), org/name with an optional :file behind it, "
+        "expected a directory (./model), a file (./folder/file), org/name with an optional :file behind it, "
         f"or scheme:name with one of the schemes {known}"
     )

@@ -8,4 +8,5 @@ HF = TokenizerSpec(
     api="1.0",
     implementation="pegboard_tokenizer_hf.tokenizer:HFTokenizer",
     supports={"payload": {"hf"}},
+    reads=("*.json", "*.model", "*.jinja", "*.txt", "*.tiktoken"),
 )

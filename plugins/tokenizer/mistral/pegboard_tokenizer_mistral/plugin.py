@@ -9,4 +9,5 @@ MISTRAL = TokenizerSpec(
     implementation="pegboard_tokenizer_mistral.tokenizer:MistralCommonTokenizer",
     supports={"payload": {"hf"}},
     file_patterns=("tekken.json", "tokenizer.model.v*"),
+    reads=("*.json", "*.model", "*.model.v*"),
 )
