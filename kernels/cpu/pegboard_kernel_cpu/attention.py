@@ -84,7 +84,7 @@ class NativeAttention:
         if layer.value_dim not in (None, layer.head_dim):
             raise ModelError(
                 f"attention layer {layer.layer_index} has values of {layer.value_dim} channels and keys of {layer.head_dim}; "
-                "cpu_native wants both equal: choose another attention backend, e.g. --attention cpu_paged"
+                "cpu_native wants both equal: choose another attention backend, for example --attention-backend cpu_paged"
             )
         stored = quantization.dtype if quantization else dtype
         shape = (layer.num_kv_heads, layer.head_dim)

@@ -218,7 +218,8 @@ def _spelled_out(words: Sequence[str]) -> list[str]:
 
 
 def split_dotted(words: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Take `--a.b.c value` and `--a.b.c=value` out of the words; (the rest, [("a.b.c", "value")]). Raises UsageError."""
+    """Take `--kind.name.field value` and `--kind.name.field=value` out of the words; (the rest, [("kind.name.field", "value")]).
+    Raises UsageError."""
     rest: list[str] = []
     dotted: list[tuple[str, str]] = []
     words = iter(words)

@@ -147,7 +147,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     extra_args: dict[str, Any] | None = None
     bad_words: list[str] | None = None
     skip_reading_prefix_cache: bool | None = None
-    # Filled by the front before the request reaches the engine (see `for_engine`); never set by users.
+    # Filled by the front before the request reaches the engine (`front/prompts.py`); never set by users.
     eos_token_ids: list[int] = []
     bad_words_token_ids: list[list[int]] = []
 
