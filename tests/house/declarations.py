@@ -31,7 +31,7 @@ NAMES = {"Batch", "NewRequest", "StepOutput", "BlockDelta", "TransferReport", "S
          "RequestDelta", "AttentionInputs", "AttentionLayer", "SampleStep", "Sampled", "DraftStep", "Drafts"}  # fmt: skip
 CARRIERS = {
     "EngineConfig": ("Settings", "EnginePlan", "WorkerPlan"),
-    "ServerConfig": ("Settings", "ApiSetup"),
+    "ServerConfig": ("Settings", "ApiSetup", "Chats"),
     "PluginConfig": ("Settings",),
     "StructuredOutputsConfig": ("EngineConfig", "EnginePlan"),
     "BlockDelta": ("Batch",),
@@ -150,6 +150,10 @@ def is_read(field: Field) -> bool:
 
 def is_set(field: Field) -> bool:
     """Some code gives it a value, at least when the object is made."""
+    (own,) = (node for node in tree_of(field.file).body if isinstance(node, ast.ClassDef) and node.name == field.owner)
+    calls = [node for node in ast.walk(own) if isinstance(node, ast.Call) and ast.unparse(node.func) == "cls"]
+    if any(len(call.args) > field.position or field.name in {one.arg for one in call.keywords} for call in calls):
+        return True  # a class method that makes one
     for path in places(field.owner, field.file):
         if path == field.file:
             continue

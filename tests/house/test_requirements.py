@@ -32,7 +32,11 @@ NEEDS_EXTRA = {
         "pegboard_testing.contract_weight_loader",
         "pegboard_testing.fake_build",
     ),
-    ("pegboard-testing", "server"): ("pegboard_testing.contract_metrics", "pegboard_testing.authoring.metrics_page"),
+    ("pegboard-testing", "server"): (
+        "pegboard_testing.contract_metrics",
+        "pegboard_testing.authoring.metrics_page",
+        "pegboard_testing.served_app",
+    ),
 }
 """(distribution, extra) → modules that run only where the extra is installed."""
 ERRORS = {"ImportError", "ModuleNotFoundError", "Exception"}
