@@ -6,9 +6,9 @@
         def backend(self, setup: AttentionSetup) -> AttentionBackend:
             return MyBackend(None, setup)
 
-Every declared capability is exercised on random steps and held against `pegboard.ops.paged_attention`; every other one must be
-refused by selection. Attention sinks, token trees, bidirectional spans, cross attention and MLA have no reference here: a
-backend that declares them tests them itself. The cache is only written and read through the backend, so its layout is free.
+Every declared capability is exercised on random steps and compared with `pegboard.ops.paged_attention`. Selection must refuse
+every other capability. Attention sinks, token trees, bidirectional spans, cross attention and MLA have no reference here: a
+backend that declares one of them must test it itself. Only the backend reads and writes the cache, so it may use any layout.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TOLERANCES = {"float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens start … stop − 1 of a row, computed in one step."""
+    """Tokens start … stop − 1 of a row, which are computed in one step."""
 
     row: int
     start: int
@@ -51,8 +51,8 @@ class Piece:
 
 
 class Trial:
-    """A backend over a fresh cache full of garbage, rows of random queries, keys and values in shuffled blocks, and the same in
-    plain tensors for the reference."""
+    """A backend with a new cache full of garbage, rows of random queries, keys and values in shuffled blocks, and the same data
+    in plain tensors for the reference."""
 
     def __init__(self, contract: "AttentionContract", layers: Sequence[AttentionLayer], block_size: int, lengths: Sequence[int],
                  seed: int, dtype: str = "float32") -> None:  # fmt: skip
@@ -64,7 +64,7 @@ class Trial:
             return torch.randn(*shape, generator=random).to(kind).to(self.device)
 
         blocks_of = [-(-length // block_size) for length in lengths]
-        self.num_blocks = 1 + sum(blocks_of) + 2  # block 0 belongs to nobody, two more stay free
+        self.num_blocks = 1 + sum(blocks_of) + 2  # block 0 belongs to no row, and two more blocks stay free
         shuffled = torch.randperm(self.num_blocks - 1, generator=random).add_(1).split([*blocks_of, 2])
         self.tables = [table.to(torch.int32) for table in shuffled[:-1]]
         self.q, self.k, self.v, self.caches = {}, {}, {}, {}
@@ -83,7 +83,7 @@ class Trial:
         assert spec is not None, "a decoder layer stores keys and values"
         group = KVGroup(tuple(layer.layer_index for layer in owners), spec, block_size)
         plan = KVPlan((group,), self.num_blocks, spec.slot_bytes() * block_size * len(owners), block_size)
-        self.backend.attach(memory.allocate(plan, self.device, num_blocks=1), block_size)  # as for the memory profile
+        self.backend.attach(memory.allocate(plan, self.device, num_blocks=1), block_size)  # as in the memory-profiling run
         self.views = memory.allocate(plan, self.device)
         for view in (view for named in self.views.values() for view in named.values()):
             view.copy_(torch.randn(view.shape, generator=random).mul_(9).to(view.dtype))
@@ -99,7 +99,7 @@ class Trial:
         return cache
 
     def inputs(self, pieces: Sequence[Piece], unstored: frozenset[int] = frozenset()) -> AttentionInputs:
-        """The step as the worker would describe it; rows in `unstored` have slot −1 everywhere."""
+        """The step as the worker would describe it; all slots of rows in `unstored` are −1."""
         counts = [piece.stop - piece.start for piece in pieces]
         loc = np.cumsum([0, *counts]).astype(np.int32)
         seq_lens = np.array([piece.stop for piece in pieces], np.int32)
@@ -130,7 +130,7 @@ class Trial:
         )
 
     def _dropped(self, piece: Piece) -> int:
-        """Blocks of the row that no window reaches any more: the engine has given them away."""
+        """Blocks of the row that no window reaches any more: the engine has already given them to other rows."""
         if any(layer.window is None for layer in self.layers):
             return 0
         return max(0, piece.start - max(layer.window or 0 for layer in self.layers) + 1) // self.block_size
@@ -148,7 +148,7 @@ class Trial:
         return outputs
 
     def expected(self, pieces: Sequence[Piece]) -> dict[int, Tensor]:
-        """The same by `paged_attention`, in float32."""
+        """The same, computed by `paged_attention` in float32."""
         inputs, outputs = self.inputs(pieces), {}
         tables = torch.stack([torch.nn.functional.pad(t, (0, self.num_blocks - len(t))) for t in self.tables])
         tables = tables[[piece.row for piece in pieces]].to(self.device)
@@ -164,7 +164,7 @@ class Trial:
 
 
 def random_steps(rng: np.random.Generator, lengths: Sequence[int]) -> Iterator[list[Piece]]:
-    """Every row from its first to its last token, in chunks of random size; each step takes some rows, decodes first."""
+    """Every row from its first to its last token, in chunks of random size; each step takes some of the rows, decodes first."""
     done = [0] * len(lengths)
     while left := [row for row, length in enumerate(lengths) if done[row] < length]:
         taken = [row for row in left if rng.random() < 0.7] or left[:1]
@@ -191,7 +191,7 @@ class AttentionContract:
         return not unmet(self.spec.supports, {feature: value})
 
     def some(self, feature: str, usual: Sequence[Any]) -> list[Any]:
-        """Of the usual values, those the backend declares; the least it declares when there is none."""
+        """The usual values that the backend declares, or the smallest value it declares when it declares none of them."""
         fitting: list[Any] = [value for value in usual if self.can(feature, value)]
         declared: Any = self.spec.supports.get(feature)
         return fitting or [declared.of if isinstance(declared, Multiple) else min(declared)]
@@ -219,7 +219,7 @@ class AttentionContract:
 
     @pytest.mark.parametrize("seed", range(24))
     def test_random_steps_equal_the_reference(self, seed: int) -> None:
-        """Prefill, chunks of it and decode, alone and mixed: each step reads what the ones before it wrote."""
+        """Prefill, chunked prefill and decode, alone and mixed: each step reads what earlier steps wrote."""
         trial, steps = self.random_trial(seed, self.some("dtype", ["float32"])[0])
         for pieces in steps:
             self.check(trial, pieces, trial.step(pieces))
@@ -242,7 +242,7 @@ class AttentionContract:
 
     @pytest.mark.parametrize("seed", range(4))
     def test_rows_do_not_see_their_neighbors(self, seed: int) -> None:
-        """A row computed alone gives what it gives in a batch."""
+        """A row gives the same result alone and in a batch."""
         (together, steps), (alone, _) = self.random_trial(200 + seed), self.random_trial(200 + seed)
         allowed = TOLERANCES["float32"]
         for pieces in steps:
@@ -258,7 +258,7 @@ class AttentionContract:
             assert all(torch.equal(outputs[index], again[index]) for index in outputs)
 
     def test_tokens_without_a_slot_are_not_stored(self) -> None:
-        """Slot −1 writes nothing: the blocks of such a row keep every byte, and its neighbors do not notice."""
+        """Slot −1 writes nothing: the blocks of such a row keep every byte, and other rows are not affected."""
         rng = np.random.default_rng(400)
         trial = Trial(self, self.random_layers(rng), self.some("block_size", [4, 16])[0], [9, 1, 6], 400)
         pieces = [Piece(1, 0, 1), Piece(0, 0, 9), Piece(2, 0, 6)]
@@ -272,7 +272,7 @@ class AttentionContract:
                 torch.testing.assert_close(outputs[index][own], expected[own], atol=3e-5, rtol=3e-5)
 
     def test_a_layer_may_read_the_cache_of_another(self) -> None:
-        """`shares_kv_with`: k and v are None, the layer writes nothing."""
+        """`shares_kv_with`: k and v are None, and the layer writes nothing."""
         rng = np.random.default_rng(500)
         owner = self.random_layers(rng)[0]
         reader = AttentionLayer(layer_index=1, num_heads=owner.num_heads, num_kv_heads=owner.num_kv_heads,

@@ -3,7 +3,7 @@
 class TestMyTool(BuiltinToolContract):
     entry = {"type": "mcp", "server_label": "files"}    # of a request's tools
     call = ("files_read", {"path": "a.txt"})            # answered
-    failing = ("files_read", {"path": "none"})          # an error of the tool's
+    failing = ("files_read", {"path": "none"})          # the tool reports an error
     refused = [({"type": "mcp", "server_url": "http://…"}, "server_url")]
 
     def tool(self) -> BuiltinTool:
@@ -30,7 +30,8 @@ ITEMS = get_args(get_type_hints(ToolFunction)["item"])
 
 
 class BuiltinToolContract:
-    """Every built-in tool passes these. Override `tool`, `entry`, `call`, and `failing` and `refused` where there are such."""
+    """Every built-in tool passes these. Override `tool`, `entry` and `call`; override `failing` and `refused` if the tool has
+    such cases."""
 
     entry: ClassVar[Mapping[str, Any]] = {}
     call: ClassVar[Call] = ("", {})
@@ -38,17 +39,17 @@ class BuiltinToolContract:
     refused: ClassVar[Sequence[tuple[Mapping[str, Any], str]]] = ()
 
     def tool(self) -> BuiltinTool:
-        """A new one, not started."""
+        """A new tool, not started."""
         raise AssertionError("override BuiltinToolContract.tool")
 
     def within(self, work: Callable[[ToolSession], Awaitable[T]]) -> T:
-        """The result of `work` on a session that is closed afterwards, from another task than the one that worked."""
+        """The result of `work` on a session that is closed afterwards by a different task."""
 
         async def run() -> T:
             tool = self.tool()
             await tool.start()
             session = tool.session(self.entry, PATH, "resp_1")
-            assert session is not None, f"{self.entry} is nobody's"
+            assert session is not None, f"the tool does not recognize its own entry {self.entry}"
             try:
                 return await asyncio.ensure_future(work(session))
             finally:
@@ -78,7 +79,7 @@ class BuiltinToolContract:
 
     def test_what_a_tool_finds_wrong_is_an_output(self) -> None:
         if self.failing is None:
-            pytest.skip("nothing can be wrong")
+            pytest.skip("`failing` is not set: the tool has no failing call")
         failing = self.failing
 
         async def work(session: ToolSession) -> list[ToolOutput]:

@@ -4,7 +4,7 @@
         def executor(self, setup: ExecutorSetup) -> Executor:
             return MyExecutor(None, setup)
 
-The worker of these tests is `RecordingWorker`; it tells its history in its answers, so the executor may run it in any process.
+The worker in these tests is `RecordingWorker`. Its answers contain its history, so the executor may run it in any process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def make_masks(value: int) -> TokenMasks:
 
 
 class RecordingWorker:
-    """Answers a step with [step, the steps before it …] and the mask it was given."""
+    """Answers a step with [step, the steps before it …] and the mask that it was given."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -66,8 +66,8 @@ class RecordingWorker:
 
 
 class ExecutorContract:
-    """Every executor passes these. Override `executor`; `world_size` for one that needs several ranks, `worker_plan` with what
-    its child processes need to build a RecordingWorker."""
+    """Every executor passes these. Override `executor`; `world_size` for one that needs several ranks, override `worker_plan`
+    with what its child processes need to build a RecordingWorker."""
 
     world_size = 1
     worker_plan: Any = None
@@ -105,13 +105,13 @@ class ExecutorContract:
                 raise ModelError("weights are damaged")
 
         executor = self.executor(ExecutorSetup(self.world_size, Broken, self.worker_plan))
-        if self.worker_plan is None:  # a class made here cannot travel to another process
+        if self.worker_plan is None:  # a class that is defined here cannot be sent to another process
             with pytest.raises(ModelError, match="weights are damaged"):
                 executor.start()
         executor.stop()
 
     def test_steps_run_in_the_order_of_submission(self, started: Executor) -> None:
-        """Several may be in flight, and results may be asked for in any order."""
+        """Several steps may be in flight, and results may be asked for in any order."""
         futures = {step: started.submit(make_batch(step)) for step in (1, 2, 3, 4)}
         outputs = {step: futures[step].result() for step in (3, 1, 4, 2)}
         assert {step: out.step for step, out in outputs.items()} == {1: 1, 2: 2, 3: 3, 4: 4}
@@ -122,7 +122,7 @@ class ExecutorContract:
         first = future.result()
         assert future.done()
         assert future.result() is first
-        assert self.history(started.submit(make_batch(2)).result()) == [1, 2], "asking again must not run again"
+        assert self.history(started.submit(make_batch(2)).result()) == [1, 2], "asking again must not run the step again"
 
     def test_masks_reach_their_step_and_no_other(self, started: Executor) -> None:
         first = started.submit(make_batch(1, needs_masks=True))
@@ -139,7 +139,7 @@ class ExecutorContract:
         assert self.mask(future.result()) == 5
 
     def test_an_error_belongs_to_its_step(self, started: Executor) -> None:
-        """`result` raises what the step raised, as often as it is asked; the steps around it are not touched."""
+        """`result` raises what the step raised, every time it is asked. Other steps are not affected."""
         before, failing, after = (started.submit(make_batch(step)) for step in (1, FAILS, 14))
         assert self.history(after.result()) == [1, FAILS, 14]
         for _ in range(2):
@@ -161,7 +161,7 @@ class ExecutorContract:
         assert self.history(started.submit(make_batch(1)).result()) == [1]
 
     def test_stop_may_come_again_and_at_any_time(self) -> None:
-        """Before the start, with steps in flight, and twice; an orderly end is no death."""
+        """Before the start, with steps in flight, and twice. An orderly stop does not count as a death."""
         deaths: list[WorkerDeath] = []
         never_started = self.executor(ExecutorSetup(self.world_size, RecordingWorker, self.worker_plan))
         never_started.stop()

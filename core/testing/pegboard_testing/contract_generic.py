@@ -5,8 +5,8 @@
     def test_contract() -> None:
         check_entry(installed_entry("attention", "triton"))
 
-The checks raise AssertionError that names the plugin. Options, probe and implementation are imported here; the spec is
-imported in a fresh interpreter, because this one has already imported too much.
+The checks raise AssertionError that names the plugin. Options, probe and implementation are imported here. The spec is imported
+in a new interpreter, because this one has already imported too much.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def installed_entry(kind: str, name: str, distribution: str | None = None) -> En
         if (entry.kind, entry.name) == (kind, name) and distribution in (None, entry.distribution)
     ]
     assert found, f"{kind}:{name} is not installed: is its entry point in pyproject.toml, and the package installed?"
-    assert len(found) == 1, f"{kind}:{name} is provided by {', '.join(entry.distribution for entry in found)}: name one"
+    assert len(found) == 1, f"{kind}:{name} is provided by {', '.join(entry.distribution for entry in found)}: name one of them"
     return found[0]
 
 
@@ -48,18 +48,18 @@ def check_entry(entry: Entry) -> None:
 
 
 def check_metadata(entry: Entry) -> None:
-    """It is found through installed metadata, in a group this core serves."""
+    """The entry is found through installed metadata, in a group that this core serves."""
     assert entry in discovery.scan().entries, f"{entry.id} is not found through installed metadata"
     assert ":" in entry.value, f"{entry.id}: the entry point is {entry.value!r}, expected module:OBJECT"
 
 
 def check_spec_import(entry: Entry) -> None:
-    """The spec's module is light and changes nothing beside itself."""
+    """The spec's module is light, and importing it has no side effects."""
     cost = measure([entry])[entry]
     assert not cost.error, cost.error
     assert not cost.heavy, f"{entry.id}: the spec's module imports {', '.join(cost.heavy)}; name heavy parts as strings"
     best_ms = cost.ms
-    for _ in range(4):  # a busy machine is slow now and then, a heavy module always
+    for _ in range(4):  # a busy machine is sometimes slow, a heavy module always is
         if best_ms > BUDGET_MS:
             best_ms = min(best_ms, measure([entry])[entry].ms)
     assert best_ms <= BUDGET_MS, f"{entry.id}: the spec's module takes {best_ms:.1f} ms to import, budget {BUDGET_MS:.0f} ms"
@@ -67,7 +67,7 @@ def check_spec_import(entry: Entry) -> None:
 
 
 def check_spec(entry: Entry, spec: Spec) -> None:
-    """The spec's own fields make sense."""
+    """The spec's own fields are valid."""
     reason = incompatibility(entry, spec)
     assert reason is None, f"{entry.id}: {reason}"
     assert spec.tier in TIERS, f"{entry.id}: tier {spec.tier!r} is not one of {', '.join(TIERS)}"
@@ -94,15 +94,15 @@ def check_parts(entry: Entry, spec: Spec) -> None:
         check_family(entry, spec)
         return
     implementation = import_part(entry, spec.implementation, "implementation")
-    # The class of a Protocol says nothing of use about its constructor, a kernel is a function with the op's signature.
-    is_op = isinstance(spec, KernelSpec)  # takes what the op takes
+    # A Protocol class says nothing useful about its constructor, and a kernel is a function with the op's signature.
+    is_op = isinstance(spec, KernelSpec)  # takes the op's arguments
     if inspect.isclass(implementation) and not inspect.isabstract(implementation) and not is_op:
         assert _takes(implementation, 2), f"{entry.id}: {spec.implementation!r} must be built as Implementation(options, setup)"
 
 
 def check_family(entry: Entry, spec: ModelFamilySpec) -> None:
-    """A family is data: it names what it is matched on, recommends kinds of plugin that exist, and its template is there."""
-    assert spec.model_types or spec.architectures or spec.template_markers, f"{entry.id}: it names nothing to match"
+    """A family is data: it names what it is matched on, recommends existing kinds of plugin, and its template exists."""
+    assert spec.model_types or spec.architectures or spec.template_markers, f"{entry.id}: the family names nothing to match"
     wrong = [kind for kind in spec.recommends if kind not in ("tokenizer", "tool_parser", "reasoning_parser")]
     assert not wrong, f"{entry.id}: recommends {wrong[0]!r}, expected tokenizer, tool_parser or reasoning_parser"
     if spec.chat_template is not None:
@@ -112,7 +112,8 @@ def check_family(entry: Entry, spec: ModelFamilySpec) -> None:
 
 
 def check_options(entry: Entry, spec: Spec) -> None:
-    """A frozen pydantic model, unknown keys forbidden, valid without any value given unless a field is required."""
+    """Options are a frozen pydantic model that forbids unknown keys. Unless a field is required, it is valid without any
+    value."""
     if spec.options is None:
         return
     from pydantic import BaseModel
@@ -124,13 +125,13 @@ def check_options(entry: Entry, spec: Spec) -> None:
     assert options.schema_text(entry), entry.id
     if any(info.is_required() for info in model.model_fields.values()):
         return
-    # Defaults are not validated by pydantic itself, so a wrong one would show only when a user repeats it.
+    # Pydantic does not validate defaults, so a wrong default would show only when a user sets the same value.
     values: dict[str, Any] = {name: getattr(model(), name) for name in model.model_fields}
     assert model.model_validate(values) == model(), f"{entry.id}: the defaults of {spec.options!r} do not validate"
 
 
 def check_probe(entry: Entry, spec: Spec) -> None:
-    """The probe answers, here and now, and says why when it says no."""
+    """The probe gives a verdict on this machine, and a reason when the verdict is not ok."""
     if spec.probe is None:
         return
     verdict = import_part(entry, spec.probe, "probe")(probe_facts())
@@ -143,6 +144,6 @@ def _takes(function: Any, count: int) -> bool:
         inspect.signature(function).bind(*([None] * count))
     except TypeError:
         return False
-    except ValueError:  # built in C, without a signature
+    except ValueError:  # implemented in C, without a signature
         return True
     return True

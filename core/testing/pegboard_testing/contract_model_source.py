@@ -2,13 +2,13 @@
 
 class TestMySource(ModelSourceContract):
     @pytest.fixture(autouse=True)
-    def somewhere(self, tmp_path): ...                  # put a model where the source can find it, without network
+    def somewhere(self, tmp_path): ... # put a model where the source finds it without a network
 
     def source(self, setup: ModelSourceSetup) -> ModelSource:
         return MySource(None, setup)
 
-    def present(self) -> ModelReference: ...            # a model that is there: config.json and *.safetensors, or one file
-    def missing(self) -> ModelReference: ...            # one that is not
+    def present(self) -> ModelReference: ... # a model that exists: config.json and *.safetensors, or one file
+    def missing(self) -> ModelReference: ... # one that does not exist
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ EVERYTHING = FileFilter()
 
 
 class ModelSourceContract:
-    """Every model source passes these. Override `source`, `present` and `missing`; `works_offline = False` for a source that
-    keeps nothing."""
+    """Every model source passes these. Override `source`, `present` and `missing`; set `works_offline = False` for a source that
+    keeps no files."""
 
     works_offline = True
 
@@ -35,11 +35,11 @@ class ModelSourceContract:
         raise AssertionError("override ModelSourceContract.source")
 
     def present(self) -> ModelReference:
-        """A model that can be had."""
+        """A model that exists."""
         raise AssertionError("override ModelSourceContract.present")
 
     def missing(self) -> ModelReference:
-        """A model that cannot."""
+        """A model that does not exist."""
         raise AssertionError("override ModelSourceContract.missing")
 
     @pytest.fixture
@@ -76,7 +76,7 @@ class ModelSourceContract:
             assert self.fetch(cache, self.present(), offline=True).root == first.root
 
     def test_a_missing_model_is_named(self, cache: Path) -> None:
-        """Online and offline; nothing half-done stays that a later run could take for the model."""
+        """Online and offline; leaves nothing incomplete that a later run could mistake for the model."""
         for offline in (False, True):
             with pytest.raises(ModelError) as caught:
                 self.fetch(cache, self.missing(), offline=offline)
@@ -99,7 +99,7 @@ class ModelSourceContract:
             assert what and done >= 0 and (total is None or done <= total)
 
     def test_two_at_once_get_the_same_whole_model(self, cache: Path) -> None:
-        """Two servers start together on one machine."""
+        """Two servers start at the same time on one machine."""
         found: list[dict[str, bytes]] = []
 
         def run() -> None:

@@ -42,25 +42,25 @@ LIGHT = settings(max_examples=40, deadline=None, suppress_health_check=list(Heal
 
 
 def setup_for(example: Example | None = None) -> OutputParserSetup:
-    """What a parser is built with for an example; without one, for any text."""
+    """The setup of a parser for an example; without an example, for any text."""
     if example is None:
         return OutputParserSetup(VOCABULARY, TOOLS)
     return OutputParserSetup(VOCABULARY, example.tools, example.template_kwargs, example.prompt_end)
 
 
 def cut(text: str, places: Iterable[int]) -> list[str]:
-    """The text in pieces; places: any numbers."""
+    """The text cut into pieces; places: any numbers."""
     marks = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
     return [text[a:b] for a, b in zip(marks, marks[1:], strict=False)]
 
 
 def tokens(text: str) -> list[str]:
-    """Pieces as a model's vocabulary would have them: words with the space before, single signs, up to four letters."""
+    """Pieces like those of a model's vocabulary: words with the space before them, single signs, up to four letters."""
     return re.findall(r" ?\w{1,4}|\s|[^\w\s]{1,2}", text)
 
 
 def run(parser: OutputParser, pieces: Iterable[str]) -> list[Event]:
-    """All events, neighbors that continue one another joined."""
+    """All events; adjacent events that continue each other are joined."""
     events = [event for piece in pieces for event in parser.feed(piece, ())]
     return merged(events + parser.finish())
 
@@ -73,12 +73,12 @@ def without_random_ids(events: Sequence[Event]) -> list[Event]:
 
 
 def check_order(events: Sequence[Event]) -> None:
-    """Calls are numbered from 0, one is open at a time, arguments and ends belong to the open one, nothing is empty."""
+    """Calls are numbered from 0, one is open at a time, arguments and ends belong to the open call, and no event is empty."""
     count, is_open, ids = 0, False, set()
     for event in events:
         match event:
             case Content(text) | Reasoning(text):
-                assert text, "an empty event says nothing"
+                assert text, "empty event"
             case ToolCallStart(index, id, name):
                 assert index == count and name and id and id not in ids, event
                 ids.add(id)
@@ -91,14 +91,14 @@ def check_order(events: Sequence[Event]) -> None:
 
 
 def said(message: Message) -> str:
-    """All that a message says, in one text; an id that holds the name says it once."""
+    """All texts of a message as one string; when an id contains the name, the name is included once."""
     names = [call.id if call.name in call.id else f"{call.id} {call.name}" for call in message.tool_calls]
     calls = [f"{name} {call.arguments}" for name, call in zip(names, message.tool_calls, strict=True)]
     return "\n".join([message.content, message.reasoning, *calls])
 
 
 def least_text(form: Mapping[str, Any]) -> str:
-    """What a format of a structural tag is when everything that may be left out is, and the first of choices is taken."""
+    """The shortest output of a structural tag's format: all optional parts are left out, and the first choice is taken."""
     kind = form["type"]
     if kind == "tag":
         return f"{form['begin']}{least_text(form['content'])}{form['end']}"
@@ -117,11 +117,11 @@ def least_text(form: Mapping[str, Any]) -> str:
 
 
 class OutputParserContract:
-    """Every output parser passes these. Set `examples`, override `parser`."""
+    """Every output parser passes these. Set `examples` and override `parser`."""
 
     examples: ClassVar[Sequence[Example]] = ()
     plain_is_reasoning: ClassVar[bool] = False
-    """Text without any marker is reasoning (the output begins inside it)."""
+    """Text without any marker is reasoning (the output begins inside a thought)."""
 
     def parser(self, setup: OutputParserSetup) -> OutputParser:
         """A new parser."""
@@ -159,7 +159,8 @@ class OutputParserContract:
     @LIGHT
     @given(st.data())
     def test_broken_examples(self, data: st.DataObject) -> None:
-        """Parts left out, doubled, exchanged: no exception, the same events in every chunking, and what is whole stays whole."""
+        """With parts left out, doubled or exchanged, the parser never raises, gives the same events in every chunking, and keeps
+        whole calls whole."""
         example = data.draw(st.sampled_from(list(self.examples)))
         other = data.draw(st.sampled_from(list(self.examples))).text
         a, b = sorted(data.draw(st.tuples(*[st.integers(0, len(example.text))] * 2)))
@@ -190,7 +191,7 @@ class OutputParserContract:
     @LIGHT
     @given(st.data())
     def test_nothing_is_lost_or_doubled(self, data: st.DataObject) -> None:
-        """A word put anywhere into an example is somewhere in the message, once, whatever it broke."""
+        """A word inserted anywhere into an example appears exactly once in the message, whatever it breaks."""
         example = data.draw(st.sampled_from(list(self.examples)))
         place = data.draw(st.integers(0, len(example.text)))
         text = example.text[:place] + SENTINEL + example.text[place:]
@@ -208,7 +209,7 @@ class OutputParserContract:
     @LIGHT
     @given(st.data())
     def test_cut_off_examples(self, data: st.DataObject) -> None:
-        """Calls that are complete in the beginning of an output are those of the whole output."""
+        """Calls that are complete at the start of an output are also the first calls of the whole output."""
         example = data.draw(st.sampled_from(list(self.examples)))
         text = example.text[: data.draw(st.integers(0, len(example.text)))]
         calls = fold(self.parse(dataclasses.replace(example, text=text), [text])).tool_calls
@@ -217,7 +218,8 @@ class OutputParserContract:
         assert len(calls) <= len(example.calls) + (example.open_call is not None), (text, calls)
 
     def test_long_output_in_time(self) -> None:
-        """32,000 tokens, fed one by one, with calls: under half a second of computing, the same as all at once."""
+        """32,000 tokens, with calls, fed one by one: takes under half a second of CPU time and gives the same result as all at
+        once."""
         texts = [example.text for example in self.examples if len(example.text) < 4000]
         filling = [text for text in texts for _ in range(4)][:60]
         while len(pieces := tokens("\n".join(filling))) < 32000:
@@ -230,7 +232,7 @@ class OutputParserContract:
 
     @pytest.mark.parametrize("filler", FILLERS)
     def test_time_is_linear(self, filler: str) -> None:
-        """Whatever repeats behind whatever beginning: eight times the text takes about eight times as long, not 64 times."""
+        """For any repeated text after any beginning, eight times the text takes about eight times as long, not 64 times."""
         rng = random.Random(filler)
         longest = max(self.examples, key=lambda example: len(example.text))
         for text in (longest.text, rng.choice(self.examples).text):
@@ -251,7 +253,7 @@ class OutputParserContract:
         assert all(ids) and len(set(ids)) == 3
 
     def test_constraint_describes_calls_that_are_read(self) -> None:
-        """What a structural tag lets the model write for a tool is a call of that tool."""
+        """Everything that a structural tag lets the model write for a tool parses as a call of that tool."""
         constraint = self.parser(setup_for()).constraint(TOOLS, "auto")
         if constraint is None or constraint.kind != "structural_tag":
             return
@@ -280,7 +282,7 @@ class OutputParserContract:
         assert read <= names
 
     def seconds(self, pieces: Sequence[str]) -> float:
-        """Computing time of one pass."""
+        """CPU time of one pass."""
         parser = self.parser(setup_for())
         started = time.process_time()
         for piece in pieces:

@@ -17,11 +17,11 @@ from pegboard.config.schema import EngineConfig, check_engine
 from pegboard.interfaces.platform import ModelFacts, Platform, PlatformSetup, StepShape
 
 NEEDED = {"dtype", "block_size", "max_num_seqs", "max_num_batched_tokens"}
-"""Settings that have no default of core's own."""
+"""Settings for which core has no default."""
 
 
 class PlatformContract:
-    """Every platform passes these on a machine that has it. Override `platform`."""
+    """Every platform passes these on a machine that has the device. Override `platform`."""
 
     def platform(self, setup: PlatformSetup) -> Platform:
         """A new platform object of this process."""
@@ -58,7 +58,7 @@ class PlatformContract:
         assert float(weights.sum() + work.sum() + cache.sum()) == 9000
 
     def test_defaults_are_engine_settings_with_valid_values(self) -> None:
-        """Every checkpoint type gets a complete set, and the same one each time it is asked."""
+        """Every checkpoint type gets a complete set of defaults, and the same set every time."""
         platform, device = self.started()
         known = set(EngineConfig.__struct_fields__)
         for dtype in ("float32", "float16", "bfloat16", None):
@@ -78,7 +78,7 @@ class PlatformContract:
         shape = StepShape(num_tokens=8, num_rows=8)
         assert runner.find(shape) is None, "nothing is captured yet"
         if not ladder:
-            assert runner.capture(shape, lambda: torch.zeros(8, 4, device=device.name)), "a platform that cannot record says why"
+            assert runner.capture(shape, lambda: torch.zeros(8, 4, device=device.name)), "say why it cannot record"
             assert runner.find(shape) is None
             runner.reset()
             return
@@ -86,14 +86,14 @@ class PlatformContract:
         buffer = torch.zeros(ladder[0].num_tokens, 4, device=device.name)
         assert runner.capture(ladder[0], lambda: buffer + 1) is None
         buffer.fill_(2)
-        assert float(runner.replay(ladder[0]).max()) == 3, "a replay reads what the buffers hold now"
+        assert float(runner.replay(ladder[0]).max()) == 3, "a replay must read the current content of the buffers"
         assert runner.find(ladder[0]) == ladder[0]
         runner.reset()
         assert runner.find(ladder[0]) is None
 
     def test_the_profiler_writes_below_its_folder(self, tmp_path: Path) -> None:
         platform, device = self.started()
-        platform.profile(None)  # stopping what does not run is harmless
+        platform.profile(None)  # stopping a profile that does not run is harmless
         platform.profile(tmp_path / "profile")
         torch.ones(64, 64, device=device.name).matmul(torch.ones(64, 64, device=device.name))
         platform.profile(None)

@@ -9,10 +9,10 @@
             return MyFormat(None, setup)
 
         def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
-            ...  # the pieces of `values` in the checkpoint's form, and the float32 values those pieces stand for
+            ...  # the pieces of `values` as the checkpoint stores them, and the float32 values they represent
 
-A format may lose precision between the weights someone had and what `stored` returns; what it computes from that must be
-exact up to the compute type.
+A format may lose precision between the original weights and what `stored` returns; results computed from that must be exact up to
+the compute type.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ TOLERANCES = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
 
 
 class QuantizationContract:
-    """Every quantization method passes these. Override `spec`, `method` and `stored`; `config`, `block` (columns that are
-    stored together) and `tolerance` (a factor on TOLERANCES, for methods that also quantize activations) where they differ."""
+    """Every quantization method passes these. Override `spec`, `method` and `stored`; override `config`, `block` (columns that
+    are stored together) and `tolerance` (a factor on TOLERANCES, for methods that also quantize activations) if they differ."""
 
     spec: QuantizationSpec
     config: Mapping[str, Any] = {}
@@ -57,7 +57,7 @@ class QuantizationContract:
         raise AssertionError("override QuantizationContract.method")
 
     def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
-        """This rank's slice `values` [rows, columns] as pieces, and what they stand for. dtype: of the activations."""
+        """This rank's slice `values` [rows, columns] as pieces, and the values they represent. dtype: type of the activations."""
         raise AssertionError("override QuantizationContract.stored")
 
     # --- what the tests are made of ------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ class QuantizationContract:
         return LinearLayer("model.merged", columns, start, tuple(parts))
 
     def fill(self, weight: WeightMethod, layer: LinearLayer, seed: int, dtype: str = "float32") -> Tensor:
-        """Load random values, the last part first; returns the matrix they stand for."""
+        """Load random values, the last part first; returns the matrix they represent."""
         weight.declare()
         matrix = torch.empty(layer.out_features, layer.in_features)
         for index, part in reversed(list(enumerate(layer.parts))):
@@ -91,7 +91,7 @@ class QuantizationContract:
 
     def linear(self, layer: LinearLayer, dtype: str = "float32") -> WeightMethod:
         weight = self.make(dtype).linear(layer)
-        assert weight is not None, "a method that leaves every linear layer alone quantizes nothing"
+        assert weight is not None, "the method quantizes no linear layer"
         return weight
 
     def check(self, found: Tensor, x: Tensor, matrix: Tensor) -> None:
@@ -109,7 +109,7 @@ class QuantizationContract:
     @pytest.mark.parametrize("dtype", TOLERANCES)
     @pytest.mark.parametrize("rows", [(5,), (8, 3, 3), (1, 70)], ids=str)
     def test_merged_parts_multiply_as_one_matrix(self, rows: tuple[int, ...], dtype: str) -> None:
-        """Parts land in their rows whatever order they come in; every declared activation type computes in itself."""
+        """Parts get into their rows in whatever order they arrive; every declared activation type computes in that type."""
         if unmet(self.spec.supports, {"dtype": dtype}):
             return
         layer = self.layer(rows, self.block * 3)
@@ -138,7 +138,7 @@ class QuantizationContract:
         assert torch.equal(x, before)
 
     def test_a_reload_reaches_calls_that_are_bound(self) -> None:
-        """accept and finish again write to the same addresses: recordings and bound calls stay valid."""
+        """A second accept and finish write to the same addresses: recordings and bound calls stay valid."""
         layer = self.layer((4, 4), self.block * 2)
         weight = self.linear(layer)
         old = self.fill(weight, layer, 4)
@@ -183,7 +183,7 @@ class QuantizationContract:
         torch.testing.assert_close(found.float().cpu(), table[ids.cpu()], atol=1e-6, rtol=1e-6)
         if is_head:
             bind_head = getattr(weight, "bind_head", None)
-            assert bind_head is not None, "an embedding with is_head also multiplies: bind_head is missing"
+            assert bind_head is not None, "an embedding with is_head must also multiply: bind_head is missing"
             x = self.activations(3, width)
             self.check(bind_head(REFERENCES)(x), x, table)
 

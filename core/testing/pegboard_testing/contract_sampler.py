@@ -4,8 +4,8 @@
         def sampler(self, setup: SamplerSetup) -> Sampler:
             return MySampler(None, setup)
 
-The meaning of every parameter is written out once more here, for one row and in plain Python (`processed_logits`), and the
-sampler is held against it: exactly where it shows its distribution (processed logprobs), by chi-square where it draws.
+`processed_logits` implements the meaning of every parameter again, for one row and in plain Python. The sampler is compared with
+it: exactly where it shows its distribution (processed logprobs), and by chi-square where it draws.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def processed_logits(
     *,
     allowed: Sequence[bool] | None = None,
 ) -> np.ndarray:
-    """float64 [V]: what the next token is drawn from, one row, one operation after the other, in the documented order."""
+    """float64 [V]: the processed logits of one row, computed one operation at a time in the documented order."""
     x = [float(value) for value in logits]
     ids = range(len(x))
     if allowed is not None:
@@ -78,20 +78,20 @@ def processed_logits(
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
-    """Over the last dimension, float64."""
+    """Softmax over the last dimension, in float64."""
     weights = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
     return np.asarray(weights / weights.sum(-1, keepdims=True))
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
-    """[V] → [V], float64; −inf stays."""
+    """[V] → [V] in float64; −inf stays −inf."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(softmax(x)))
 
 
 def chi_square_fits(observed: np.ndarray, probs: np.ndarray) -> bool:
-    """counts [V] are a plausible sample of probs [V]: chi-square, wrong once in about 10⁵ (Wilson and Hilferty 1931). Tokens
-    expected under five times count as one; tokens with probability 0 must not occur."""
+    """True if counts [V] are a plausible sample of probs [V] by chi-square; wrong about once in 10⁵ (Wilson and Hilferty 1931).
+    Tokens expected under five times count as one; tokens with probability 0 must not occur."""
     expected = probs * observed.sum()
     if observed[probs == 0].any():
         return False
@@ -131,14 +131,14 @@ def random_params(rng: np.random.Generator, **fixed: Any) -> Params:
 
 
 def tensor(array: Any, dtype: str) -> "Tensor":
-    """A new torch tensor; torch is imported here only, so that importing the contract stays light."""
+    """A new torch tensor. Torch is imported only here, so that importing the contract stays light."""
     import torch
 
     return torch.tensor(np.asarray(array), dtype=getattr(torch, dtype))
 
 
 class SamplerContract:
-    """Every sampler passes these. Override `sampler`; `device` too when it does not run on the CPU."""
+    """Every sampler passes these. Override `sampler`, and `device` when it does not run on the CPU."""
 
     device = "cpu"
 
@@ -224,7 +224,7 @@ class SamplerContract:
                 assert chi_square_fits(counts, softmax(processed_logits(x, params, [1], []))), (case, seeded, counts)
 
     def test_speculation_is_lossless(self) -> None:
-        """Whatever is proposed, the first and the second token are distributed as without drafts."""
+        """For any proposal, the first and second tokens are distributed as without drafts."""
         rng = np.random.default_rng(2)
         for with_probs in (False, True):
             sampler, (p0, p1), q = self.make(rows=256, vocab_size=6), rng.normal(0, 1, (2, 6)), softmax(rng.normal(0, 1, 6))
@@ -320,7 +320,7 @@ class SamplerContract:
         self.add(crowd, 5, params)
         found: list[int] = []
         for step, x in enumerate(logits):
-            if step == 6:  # preempted, resumed in another row with its outputs as known tokens
+            if step == 6:  # preempted, then resumed in another row with its outputs as known tokens
                 crowd.remove(np.array([5], np.int32))
                 self.add(crowd, 4, params, [1], found)
             rows = [0, 4 if step >= 6 else 5, 2, 1]
@@ -397,8 +397,8 @@ class SamplerContract:
         assert all(0 <= ids[0] < VOCAB_SIZE for ids in self.tokens(self.run(sampler, x, range(4))))
 
     def test_processors_run_in_their_stage(self) -> None:
-        """A changing one comes after the bias and before penalties and is seen by greedy rows; an invariant one after the
-        temperature, for rows that draw. Both are told of rows before they meet them."""
+        """A changing processor runs after the bias and before penalties, also for greedy rows. An invariant one runs after the
+        temperature, for rows that draw. Both are told of a row before they process it."""
         rng = np.random.default_rng(8)
         x = rng.normal(0, 2, (2, VOCAB_SIZE)).astype(np.float32)
         changing, invariant = RecordingProcessor(False), RecordingProcessor(True)
@@ -426,7 +426,7 @@ class SamplerContract:
         assert changing.removed == [4] and [row for row, *_ in changing.added] == [4, 2, 4]
 
     def test_processors_that_read_tokens_get_every_new_one(self) -> None:
-        """Accepted drafts included, rejected ones not; the others are told nothing."""
+        """Listening processors are told of accepted drafts, not of rejected ones; other processors are told nothing."""
         rng = np.random.default_rng(9)
         listening, deaf = RecordingProcessor(True, host_tokens=True), RecordingProcessor(True)
         sampler = self.make(processors=(listening, deaf))

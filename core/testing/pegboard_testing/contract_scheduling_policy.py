@@ -6,8 +6,8 @@
         def policy(self, setup: SchedulingPolicySetup) -> SchedulingPolicy:
             return MyPolicy(None, setup)
 
-The order is the policy's own affair. What every policy owes the engine: it holds exactly the requests that wait, it is
-deterministic, it lets everybody finish, and it stays within the engine's limits.
+Each policy chooses its own order. But every policy must hold exactly the waiting requests, be deterministic, let every request
+finish, and stay within the engine's limits.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ MAX_STEPS = 5000
 
 @dataclass(eq=True)
 class View:
-    """What a policy sees of a request. Equal and unhashable on purpose: two completions of one request look the same, so a
-    policy must go by identity."""
+    """What a policy sees of a request. Equal and unhashable on purpose: two completions of one request look the same, so a policy
+    must compare by identity."""
 
     request_id: str = "a"
     index: int = 0
@@ -64,7 +64,8 @@ def random_view(rng: np.random.Generator) -> View:
 
 
 class Engine:
-    """A toy engine: `blocks` blocks, four rows, a request needs one block per step it has run, and ends after `work` of them."""
+    """A toy engine: `blocks` blocks, four rows, a request needs one block for each step that it has run, and ends after `work`
+    steps."""
 
     def __init__(self, policy: SchedulingPolicy, arrivals: Sequence[tuple[int, View, int]], blocks: int) -> None:
         self.policy, self.arrivals, self.blocks = policy, list(arrivals), blocks
@@ -76,7 +77,7 @@ class Engine:
         return next(index for index, (_, other, _) in enumerate(self.arrivals) if other is view)
 
     def run(self) -> list[tuple[str, int]]:
-        """Until everything has finished; the log of what happened."""
+        """Run until every request has finished; returns the log of what happened."""
         num_finished = 0
         for step in range(MAX_STEPS):
             for when, view, _ in self.arrivals:
@@ -102,7 +103,7 @@ class Engine:
         self.running = [other for other in self.running if other is not view]
 
     def grow(self) -> None:
-        """Every running request takes one block more; where none is left somebody gives theirs back."""
+        """Every running request takes one more block; when none is left, a victim gives its blocks back."""
         for view in list(self.running):
             while any(view is other for other in self.running) and self.used() + 1 > self.blocks:
                 victim = self.policy.victim(list(self.running), view)
@@ -142,7 +143,7 @@ class SchedulingPolicyContract:
 
     @pytest.mark.parametrize("seed", range(10))
     def test_exactly_the_waiting_requests_are_held(self, seed: int) -> None:
-        """Under random adds and removes, by identity; looking changes nothing."""
+        """Under random adds and removes, by identity; reading the order changes nothing."""
         rng, policy, held = np.random.default_rng(seed), self.policy(SETUP), list[View]()
         for _ in range(150):
             if held and rng.random() < 0.45:
@@ -155,7 +156,7 @@ class SchedulingPolicyContract:
             assert seen == [id(view) for view in policy.waiting()]
 
     def test_the_first_can_be_had_without_the_rest(self) -> None:
-        """The scheduler takes a few and stops; a walk that was left must not spoil the next one."""
+        """The scheduler takes a few requests and stops; an abandoned iteration must not affect the next one."""
         policy, rng = self.policy(SETUP), np.random.default_rng(0)
         views = [random_view(rng) for _ in range(20)]
         for view in views:
@@ -174,7 +175,7 @@ class SchedulingPolicyContract:
         assert next(iter(policy.waiting())) is preempted
 
     def test_priorities_are_honoured_where_claimed(self) -> None:
-        """Flag "priority": lower values first, and the victim never has a better one than somebody else."""
+        """Flag "priority": lower values first, and the victim never has a better value than another running request."""
         if "priority" not in self.spec.flags:
             return
         policy, rng = self.policy(SETUP), np.random.default_rng(1)
@@ -189,12 +190,13 @@ class SchedulingPolicyContract:
         assert self.policy(SETUP).victim([], View()) is None
 
     def test_the_victim_among_equals_is_the_last_admitted(self) -> None:
-        """Or two requests could take each other's blocks for ever."""
+        """Otherwise two requests could take each other's blocks forever."""
         running = [View("a"), View("a"), View("a")]
         assert self.policy(SETUP).victim(running, running[0]) is running[-1]
 
     def workload(self, seed: int) -> tuple[list[tuple[int, View, int]], int]:
-        """(step of arrival, request, steps it needs) …, and blocks that hold the longest request but never all of them."""
+        """(step of arrival, request, steps it needs) …, and a number of blocks that holds the longest request but never all of
+        them."""
         rng = np.random.default_rng(seed)
         arrivals = []
         for index in range(int(rng.integers(2, 25))):
@@ -204,13 +206,13 @@ class SchedulingPolicyContract:
 
     @pytest.mark.parametrize("seed", range(20))
     def test_everybody_finishes_when_blocks_are_short(self, seed: int) -> None:
-        """No starvation and no endless preemption, and the same story every time."""
+        """There is no starvation and no endless preemption, and every run gives the same log."""
         stories = [Engine(self.policy(SETUP), *self.workload(seed)).run() for _ in range(2)]
         assert stories[0] == stories[1]
 
     @pytest.mark.parametrize("threshold", [1, 64, 4096, NO_LIMIT])
     def test_the_budget_stays_within_the_limits(self, threshold: int) -> None:
-        """Whatever the load and the times so far, a step may do something, and never more than the engine allows."""
+        """For any load and any past times, a step is allowed some tokens, and never more than the engine allows."""
         limits = fake_limits(
             max_num_batched_tokens=512,
             long_prefill_token_threshold=threshold,

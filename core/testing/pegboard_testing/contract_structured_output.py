@@ -6,8 +6,9 @@
         def backend(self, setup: StructuredOutputSetup) -> StructuredOutput:
             return MyBackend(None, setup)
 
-What a backend takes, it must enforce: texts drawn at random from its masks are judged by `jsonschema`, by `re`, or by the list of
-choices. Refusing (`reject`, or a RequestError when compiling) is always allowed, but for `takes`.
+A backend must enforce every constraint that it accepts: texts drawn at random from its masks are checked by `jsonschema`, by
+`re`, or against the list of choices. It may refuse any constraint (`reject`, or a RequestError when compiling) except those in
+`takes`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ WORDS = (
     b"-1",
 )  # fmt: skip
 VOCAB_SIZE = 256 + 1 + len(WORDS) + 6
-"""Every byte, end of sequence, some longer tokens, and ids that no token has."""
+"""Every byte, end of sequence, some longer tokens, and ids that belong to no token."""
 
 CLOSING = tuple(b'"}]')
 
@@ -56,13 +57,13 @@ def mask_of(backend: StructuredOutput, grammar: Grammar, vocab_size: int) -> np.
 def draw(
     backend: StructuredOutput, grammar: Grammar, setup: StructuredOutputSetup, rng: np.random.Generator, patience: int = 24
 ) -> bytes | None:
-    """A text at temperature 1 from random logits under the masks; None when it was not complete after many tokens. After
-    `patience` tokens whatever closes something gets likelier and likelier, and what goes on without end less likely."""
+    """A text drawn at temperature 1 from random logits under the masks; None when it was not complete after many tokens. After
+    `patience` tokens, tokens that close something get more and more likely, and tokens that can repeat forever less likely."""
     stops, token_bytes = list(setup.stop_token_ids), setup.vocabulary.token_bytes
     text = b""
     for step in range(40 * patience):
         allowed = mask_of(backend, grammar, setup.vocab_size)
-        assert allowed.any(), f"no token is allowed behind {text!r}"
+        assert allowed.any(), f"no token is allowed after {text!r}"
         may_stop = bool(allowed[stops].any())
         allowed[stops] = False
         tokens = np.flatnonzero(allowed)
@@ -72,7 +73,7 @@ def draw(
         if step > patience:
             weights += (step - patience) * _closing(token_bytes)[tokens] - 20 * _endless(token_bytes)[tokens]
         token = int(tokens[np.argmax(weights)])
-        assert grammar.accept([token]) == 1, f"token {token_bytes[token]!r} was allowed behind {text!r}"
+        assert grammar.accept([token]) == 1, f"token {token_bytes[token]!r} was allowed after {text!r}"
         text += token_bytes[token]
     return None
 
@@ -101,7 +102,7 @@ def _belongs(key: int, token_bytes: Sequence[bytes], rule: Callable[[bytes], boo
 
 
 def json_judge(schema: Mapping[str, Any]) -> Callable[[str], bool]:
-    """True for texts that are JSON and fit the schema, formats included."""
+    """True if the text is JSON and fits the schema, including formats."""
     import jsonschema  # type: ignore[import-untyped]
 
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
@@ -121,7 +122,7 @@ def _refuse(name: str) -> None:
 
 
 def compile_or_none(backend: StructuredOutput, constraint: Constraint) -> Grammar | None:
-    """The grammar; None when the backend refuses the constraint, in either way."""
+    """The grammar; None when the backend refuses the constraint in either of the two ways."""
     if backend.reject(constraint) is not None:
         return None
     try:
@@ -147,7 +148,7 @@ class StructuredOutputContract:
 
     @pytest.fixture
     def made(self, small: StructuredOutputSetup) -> StructuredOutput:
-        """One per class: its tokenizer tables are what costs time."""
+        """One backend per class, because its tokenizer tables take time to build."""
         if type(self) not in _MADE:
             _MADE[type(self)] = self.backend(small)
         return _MADE[type(self)]
@@ -174,7 +175,7 @@ class StructuredOutputContract:
 
     def test_built_without_a_vocabulary(self) -> None:
         def load() -> Vocabulary:
-            raise AssertionError("the vocabulary is read with the first constraint, not before")
+            raise AssertionError("the vocabulary must be read with the first constraint, not before")
 
         backend = self.backend(StructuredOutputSetup(VOCAB_SIZE, load))
         for kind in ("json_object", "choice", "regex"):
@@ -202,7 +203,7 @@ class StructuredOutputContract:
         assert any(self.accepts(made, small, grammar, json.dumps(instance, ensure_ascii=False)) for instance in valid), schema
 
     def accepts(self, made: StructuredOutput, small: StructuredOutputSetup, grammar: Grammar, text: str) -> bool:
-        """The text, byte by byte, and then a stop token."""
+        """Accept the text, byte by byte, and then a stop token."""
         state, data = grammar.fork(), text.encode()
         return state.accept(list(data)) == len(data) and bool(mask_of(made, state, small.vocab_size)[EOS])
 
@@ -222,7 +223,7 @@ class StructuredOutputContract:
         if index in (0, 1, 3):
             made.compile(constraint)
         self.samples_satisfy(made, small, constraint, choices.__contains__)
-        grammar = made.compile(constraint)  # not refused, or the samples were skipped
+        grammar = made.compile(constraint)  # neither refused nor skipped
         for text in choices:
             assert self.accepts(made, small, grammar, text) and not self.accepts(made, small, grammar, text + "?")
 
@@ -288,7 +289,7 @@ class StructuredOutputContract:
     def walk(
         self, made: StructuredOutput, small: StructuredOutputSetup, grammar: Grammar, rng: np.random.Generator, length: int
     ) -> tuple[list[int], list[np.ndarray]]:
-        """Accept random allowed tokens; the tokens, and the mask before each and behind the last."""
+        """Accept random allowed tokens; returns the tokens, the mask before each, and the mask after the last."""
         tokens: list[int] = []
         masks = [mask_of(made, grammar, small.vocab_size)]
         while len(tokens) < length:
@@ -342,7 +343,7 @@ class StructuredOutputContract:
         assert grammar.fork().accept([forbidden]) == 0
         tried = grammar.fork()
         assert tried.accept([first, forbidden, forbidden]) in (1, 2, 3)
-        assert not mask[VOCAB_SIZE - 6 :].any(), "ids without a token are never allowed"
+        assert not mask[VOCAB_SIZE - 6 :].any(), "ids without a token must never be allowed"
 
     def test_a_batch_is_filled_as_its_rows(self, made: StructuredOutput, small: StructuredOutputSetup) -> None:
         rng = np.random.default_rng(1)
@@ -358,7 +359,7 @@ class StructuredOutputContract:
             assert (mask_of(made, grammar, small.vocab_size) == row).all()
 
     def test_a_model_without_end_of_sequence(self) -> None:
-        """The text ends where nothing may follow; or the backend says that it cannot."""
+        """The text ends where nothing may follow, or the backend says that it cannot enforce this."""
         vocabulary = Vocabulary(small_setup().vocabulary.token_bytes, frozenset({EOS}), ())
         setup = StructuredOutputSetup(VOCAB_SIZE, lambda: vocabulary)
         made = self.backend(setup)

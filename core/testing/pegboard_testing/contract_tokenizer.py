@@ -32,12 +32,12 @@ TEMPLATE = "{% for message in messages %}[{{ message.role }}]{{ message.content 
 
 
 class TokenizerContract:
-    """Every tokenizer passes these. Override `tokenizer`; `round_trips = False` for one that does not keep all of a text."""
+    """Every tokenizer passes these. Override `tokenizer`; set `round_trips = False` for one that does not preserve all text."""
 
     round_trips = True
 
     def tokenizer(self, chat_template: str | None = None) -> Tokenizer:
-        """A new tokenizer, with this template instead of the checkpoint's where one is given."""
+        """A new tokenizer, with this template instead of the checkpoint's if one is given."""
         raise AssertionError("override TokenizerContract.tokenizer")
 
     @pytest.fixture
@@ -45,14 +45,14 @@ class TokenizerContract:
         return self.tokenizer()
 
     def token_ids(self, made: Tokenizer, seed: int) -> list[int]:
-        """Ids of a text, of any tokens at all (halves of characters, special tokens), or of both."""
+        """Ids of a text, of arbitrary tokens (parts of characters, special tokens), or of both."""
         rng = np.random.default_rng(seed)
         text = made.encode(TEXTS[seed % len(TEXTS)], add_special_tokens=False)
         anything = rng.integers(0, made.vocabulary().size, int(rng.integers(0, 30))).tolist()
         return [*text, *anything] if seed % 3 else text or anything
 
     def streamed(self, made: Tokenizer, prompt: Sequence[int], ids: Sequence[int], cuts: Sequence[int], skip: bool) -> str:
-        """The text of `ids`, pushed in pieces."""
+        """The text of `ids`, pushed into a stream in pieces."""
         stream = made.stream(prompt, skip_special_tokens=skip)
         borders = [0, *sorted(cuts), len(ids)]
         pieces = [stream.push(list(ids[a:b])) for a, b in zip(borders, borders[1:], strict=False)]
@@ -76,14 +76,15 @@ class TokenizerContract:
         assert [token for token in full if token not in special] == plain
 
     def test_special_tokens_written_in_the_text_are_recognised(self, made: Tokenizer) -> None:
-        """What a chat template writes becomes the token itself; skipping it in decode leaves the text around it."""
+        """A special token that a chat template writes becomes the token itself; when decode skips it, the text around it
+        stays."""
         num_seen = 0
         for token in sorted(made.vocabulary().special_token_ids):
             written = made.decode([token], skip_special_tokens=False)
             ids = made.encode(written, add_special_tokens=False)
             num_seen += ids == [token]
             assert not made.decode([token], skip_special_tokens=True)
-        assert num_seen, "no special token is recognised in text"
+        assert num_seen, "no special token is recognized in text"
 
     def test_text_without_utf8_is_the_requests_error(self, made: Tokenizer) -> None:
         for text in ("\ud800", "a \udfff b"):
@@ -101,7 +102,7 @@ class TokenizerContract:
 
     def test_the_vocabulary_is_complete_and_kept(self, made: Tokenizer) -> None:
         vocabulary = made.vocabulary()
-        assert vocabulary is made.vocabulary(), "it is asked for often: compute it once"
+        assert vocabulary is made.vocabulary(), "compute the vocabulary once: it is read often"
         assert isinstance(vocabulary, Vocabulary) and vocabulary.size > 0
         tokens = {*vocabulary.special_token_ids, *vocabulary.eos_token_ids}
         tokens |= {vocabulary.bos_token_id} if vocabulary.bos_token_id is not None else set()
@@ -111,7 +112,7 @@ class TokenizerContract:
 
     @pytest.mark.parametrize("text", TEXTS)
     def test_the_bytes_of_the_tokens_spell_the_text(self, made: Tokenizer, text: str) -> None:
-        """Grammars rely on it. A space in front of the first word may come or go with the tokenizer."""
+        """Grammars rely on this. Tokenizers may differ in whether they add a space before the first word."""
         if self.round_trips:
             table = made.vocabulary().token_bytes
             spelled = b"".join(table[token] for token in made.encode(text, add_special_tokens=False))
@@ -122,7 +123,7 @@ class TokenizerContract:
     @pytest.mark.parametrize("skip", [False, True])
     @pytest.mark.parametrize("seed", range(24))
     def test_a_stream_ends_as_decode_says(self, made: Tokenizer, seed: int, skip: bool) -> None:
-        """Pushed at once, one by one or cut anywhere, and with text in front: always the same text."""
+        """The text is always the same, whether ids are pushed at once, one by one, in any pieces, or after a prefix."""
         rng, ids = np.random.default_rng(seed), self.token_ids(made, seed)
         whole = made.decode(ids, skip_special_tokens=skip)
         for cuts in ([], list(range(1, len(ids))), rng.integers(0, len(ids) + 1, 4).tolist()):
@@ -166,7 +167,7 @@ class TokenizerContract:
             self.tokenizer().render(Chat(messages=[{"role": "user", "content": "hi"}], chat_template=template))
 
     def test_a_template_cannot_reach_outside(self) -> None:
-        """Templates come with checkpoints and with requests: they run in a sandbox."""
+        """Templates come from checkpoints and requests, so they run in a sandbox."""
         evil = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
         with pytest.raises(RequestError):
             self.tokenizer().render(Chat(messages=[], chat_template=evil))

@@ -69,21 +69,21 @@ class WeightLoaderContract:
         return [WeightSlice(name, shape=tuple(value.shape)) for name, value in values.items()]
 
     def check(self, piece: WeightPiece, expected: Tensor) -> None:
-        """The piece says what it is; plain data is bit by bit what was written."""
+        """The piece states its stored type; plain data has exactly the bits that were written."""
         assert tuple(piece.shape) == tuple(expected.shape), f"{piece.name}: logical shape {piece.shape}"
         if isinstance(piece.data, Tensor):
             assert piece.stored == str(piece.data.dtype).removeprefix("torch.")
             assert torch.equal(piece.data.to(expected.dtype), expected), f"{piece.name} is not what was written"
 
     def test_the_description_is_complete_plain_and_stable(self, tmp_path: Path) -> None:
-        """It travels to other processes, and the digest names the content: equal for equal files."""
+        """The description can be sent to other processes, and its digest identifies the content: it is equal for equal files."""
         loader, checkpoint, values = self.described(tmp_path)
         again = loader.describe(LocalFiles(checkpoint.path))
         assert again == checkpoint
         assert pickle.loads(pickle.dumps(checkpoint)) == checkpoint
         assert checkpoint.architectures and all(isinstance(name, str) for name in checkpoint.architectures)
         assert checkpoint.digest, "an empty digest would mix up the block hashes of different models"
-        assert isinstance(checkpoint.config.get("hidden_size"), int), "the config is Hugging Face-shaped"
+        assert isinstance(checkpoint.config.get("hidden_size"), int), "the config must be Hugging Face-shaped"
         assert bool(checkpoint.tensors) or self.spec.weights_optional
         assert not checkpoint.tensors or set(values) <= set(checkpoint.tensors)
         for name, entry in checkpoint.tensors.items():
@@ -91,7 +91,7 @@ class WeightLoaderContract:
             assert name not in values or entry.shape == tuple(values[name].shape)
 
     def test_the_files_are_recognised(self, tmp_path: Path) -> None:
-        """`file_patterns` and `magic` of the spec match a weight file that is there."""
+        """`file_patterns` and `magic` of the spec match a weight file of the checkpoint."""
         files, _ = self.write(tmp_path)
         paths = [files.root] if files.root.is_file() else [path for path in files.root.iterdir() if path.is_file()]
         named = [path for path in paths if any(fnmatch(path.name, pattern) for pattern in self.spec.file_patterns)]
@@ -104,12 +104,12 @@ class WeightLoaderContract:
         assert result.returncode == 0, result.stderr
 
     def test_every_wanted_tensor_comes_once_in_file_order(self, tmp_path: Path) -> None:
-        """Whatever order they are asked for in; asking twice is asking once."""
+        """In whatever order they are requested; a second request gives the same as the first."""
         loader, checkpoint, values = self.described(tmp_path)
         wanted = self.whole(values)
         wanted = [wanted[index] for index in np.random.default_rng(0).permutation(len(wanted))] + wanted[:1]
         places, seen = [], []
-        for piece in loader.tensors(checkpoint, wanted):  # a piece may be gone with the next one: check at once
+        for piece in loader.tensors(checkpoint, wanted):  # the next piece may overwrite this one, so check it now
             self.check(piece, values[piece.name])
             seen.append(piece.name)
             if entry := checkpoint.tensors.get(piece.name):
@@ -118,7 +118,7 @@ class WeightLoaderContract:
         assert places == sorted(places)
 
     def test_slices_equal_slices_of_the_whole(self, tmp_path: Path) -> None:
-        """Along either dimension, as tensor-parallel ranks take them."""
+        """Slices along either dimension, as tensor-parallel ranks read them."""
         loader, checkpoint, values = self.described(tmp_path)
         kinds = {piece.name: isinstance(piece.data, Tensor) for piece in loader.tensors(checkpoint, self.whole(values))}
         matrices = [n for n, v in values.items() if kinds[n] and v.dim() == 2 and not any(extent % 2 for extent in v.shape)]
@@ -141,7 +141,7 @@ class WeightLoaderContract:
             list(loader.tensors(checkpoint, [WeightSlice("no_such_tensor")]))
 
     def test_damage_is_found_and_the_file_named(self, tmp_path: Path) -> None:
-        """A checkpoint that lost its last bytes, then one whose weight file is empty."""
+        """A checkpoint without its last bytes, then one whose weight file is empty."""
         if self.spec.weights_optional:
             return
         files, values = self.write(tmp_path)

@@ -1,6 +1,5 @@
-"""An engine without a model: it answers every prompt with the prompt's own tokens, over and over, one per step.
-
-Stands in for `engine.Engine` where the engine process, `AsyncLLM` and `LLM` are tested. It fails on demand.
+"""An engine without a model: it answers every prompt with the prompt's own tokens, repeated, one per step. It replaces
+`engine.Engine` in tests of the engine process, `AsyncLLM` and `LLM`. It fails on demand.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pegboard.plan.engine_plan import EnginePlan
 
 BUILDER = "pegboard_testing.echo_engine:build"
 REFUSED_PRIORITY = 99
-"""A request of this priority is not taken."""
+"""A request with this priority is refused."""
 STEP_S = 0.0005
 
 
@@ -43,7 +42,7 @@ def echo_plan(**engine: Any) -> EnginePlan:
 
 
 def build(plan: EnginePlan) -> "EchoEngine":
-    """A model called "broken" does not load; one called "bug" raises something unexpected."""
+    """A model called "broken" does not load; one called "bug" raises an unexpected error."""
     if "broken" in plan.model_names:
         raise ModelError("the checkpoint is broken on purpose")
     if "bug" in plan.model_names:

@@ -1,4 +1,4 @@
-"""What layers and models are built with in tests: plain float weights, reference ops, and ranks as threads."""
+"""What tests build layers and models with: plain float weights, reference ops, and ranks as threads."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class FakeWeight:
 
 
 class FakeLoader:
-    """Delivers slices of tensors held in memory, in the order of their names."""
+    """Delivers slices of tensors that are in memory, in the order of their names."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.held = dict(tensors)
@@ -89,7 +89,7 @@ def fake_build(**more: Any) -> Build:
 
 
 def load_layers(layers: Sequence[Layer], tensors: Mapping[str, Tensor], *, bind: bool = True) -> set[str]:
-    """Fill and bind layers from tensors by checkpoint name, as the worker does; returns the names that were used."""
+    """Fill layers from tensors by checkpoint name and bind them, as the worker does; returns the names that were used."""
     loader, used = FakeLoader(tensors), set()
     for layer in layers:
         wanted = layer.declare(loader.index())
@@ -103,7 +103,7 @@ def load_layers(layers: Sequence[Layer], tensors: Mapping[str, Tensor], *, bind:
 
 
 class FakeCollective:
-    """Ranks are threads of one process: every call waits for all of them."""
+    """Ranks are threads of one process; every call waits for all of them."""
 
     def __init__(self, size: int) -> None:
         self.gate, self.shares = threading.Barrier(size, timeout=20), {}  # type: ignore[var-annotated]
@@ -122,7 +122,7 @@ class FakeCollective:
 
 
 def run_ranks(size: int, body: Callable[[Group], Any]) -> list[Any]:
-    """`body(group)` once per rank, at the same time; results in rank order."""
+    """Run `body(group)` once per rank, concurrently; returns the results in rank order."""
     collective, results, errors = FakeCollective(size), [None] * size, []
 
     def run(rank: int) -> None:

@@ -1,7 +1,7 @@
 """A fake of the kind `builtin_tool`: small functions for every item type, without a server.
 
 mcp                calc_add {x, y}; calc_fail; calc_crash (raises); calc_wait (until cancelled); for server_label "calc" only
-code_interpreter   python {code}: says what it was given
+code_interpreter   python {code}: returns what it was given
 web_search         browser_search {query}, browser_open {id}, browser_find {pattern}
 """
 
@@ -58,7 +58,8 @@ class FakeBuiltinTool:
 
 
 class FakeToolSession:
-    """calls: what ran to its end; num_cancelled: calls that were given up; num_closed: how often it was closed."""
+    """calls: the calls that ran to their end; num_cancelled: number of calls that were cancelled; num_closed: how often it was
+    closed."""
 
     def __init__(self, functions: Sequence[ToolFunction], response_id: str) -> None:
         self.response_id = response_id

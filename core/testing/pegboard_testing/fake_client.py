@@ -1,8 +1,9 @@
-"""A fake EngineClient: no model, no process, the whole contract. Api plugins and the server are tested against it.
+"""A fake EngineClient: it has no model and no process, but keeps the whole contract. Api plugins and the server are tested with
+it.
 
-Its tokenizer maps every byte to one token, so the text of any completion is known in advance: the prompt itself (echo), or
-what `script` says. It honours max_tokens, stop, stop_token_ids, n, logprobs, prompt_logprobs, truncate_prompt_tokens, every
-output kind and abort; it fails and stalls on demand, and records what it was asked.
+Its tokenizer maps every byte to one token, so the text of every completion is known in advance: the prompt itself (echo), or what
+`script` gives. It supports max_tokens, stop, stop_token_ids, n, logprobs, prompt_logprobs, truncate_prompt_tokens, every output
+kind and abort; it fails and stalls on demand, and records the requests it receives.
 """
 
 from __future__ import annotations
@@ -73,10 +74,10 @@ class ByteStream:
 class FakeEngineClient:
     """script: the completion texts; a string for all, a list indexed by completion, or a function of (prompt text, index).
     delay_s: pause before every token. fail_after: raise `error` after that many tokens of a request (0 = before the first).
-    tool_parser, reasoning_parser: what answers are read with. reads_special: the markers of the tool parser are special tokens.
+    tool_parser, reasoning_parser: the parsers that read the answers. reads_special: the markers of the tool parser are special tokens.
 
-    `requests` holds what was asked, `running` the ids being generated, `aborted` those whose stream was closed early,
-    `controls` the actions; an action's answer is what `control_results` has for it, else None.
+    `requests` holds the requests received, `running` the ids being generated, `aborted` those whose stream was closed early,
+    `controls` the control actions. `control_results` gives the answer to an action; the default is None.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class FakeEngineClient:
         )
 
     def die(self, reason: str = "killed by the test") -> None:
-        """From now on the engine is dead."""
+        """Make the engine dead from now on."""
         self._health = Health(False, reason)
 
     def tokenizer(self) -> ByteTokenizer:
@@ -207,7 +208,7 @@ class FakeEngineClient:
 
 
 class _Plan:
-    """One completion, decided in advance: its tokens, the text that may be shown after each, and why it ends."""
+    """One completion, decided in advance: its tokens, the text that may be shown after each, and its finish reason."""
 
     def __init__(self, client: FakeEngineClient, prompt_ids: Sequence[int], params: SamplingParams, index: int) -> None:
         tokenizer = client.tokenizer()
@@ -249,7 +250,7 @@ class _Plan:
         return True
 
     def output(self, start: int, end: int) -> CompletionOutput:
-        """What tokens [start, end) added."""
+        """The output that tokens [start, end) added."""
         before = self.shown[start - 1] if start else ""
         done = end >= self.num_tokens
         asked = self.params.logprobs

@@ -21,7 +21,7 @@ Place = tuple[int, int, int, bytes]
 
 
 class _Plan(msgspec.Struct):
-    """What the scheduler half tells the worker half. By request key."""
+    """What the scheduler half sends to the worker half, by request key."""
 
     loads: dict[str, list[Place]] = {}
     saves: dict[str, list[Place]] = {}
@@ -29,7 +29,7 @@ class _Plan(msgspec.Struct):
 
 class FakeKVConnector:
     """Scheduler half. store: (group, hash) → block contents, shared with the worker half. Saves the full blocks of finished
-    requests (their blocks stay pinned meanwhile), and finds prefixes by hash. hesitate: answers None that many times first."""
+    requests (their blocks stay pinned meanwhile), and finds prefixes by hash. hesitate: how many times it first answers None."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class FakeKVConnector:
         return Match(end - num_local_tokens, self._load)
 
     def _has_all(self, request: RequestView, start: int, stop: int) -> bool:
-        """Everything a request with `stop` computed tokens still reads is stored (behind a window, less than all)."""
+        """Everything that a request with `stop` computed tokens still reads is stored (with a window, this is not everything)."""
         return all(
             self._is_stored(request, group, index)
             for group, size in enumerate(self._sizes)
@@ -117,8 +117,8 @@ class FakeKVConnector:
 
 
 class FakeKVConnectorWorker:
-    """Worker half. delay: steps until a load or save is over (loads "in_step" are always at once). fails: key → first bad token
-    of this load, or None when it succeeds."""
+    """Worker half. delay: number of steps that a load or save takes (loads "in_step" are always immediate). fails: key → first
+    bad token of this load, or None when it succeeds."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class FakeEncoderConnector:
 
 
 class FakeLoRAResolver:
-    """Knows the adapters it is given, by name; counts what it is asked."""
+    """Knows the given adapters by name; counts the lookups."""
 
     def __init__(self, adapters: Sequence[AdapterRef]) -> None:
         self._adapters = {adapter.name: adapter for adapter in adapters}

@@ -1,4 +1,4 @@
-"""Installed packages made of nothing: `.dist-info` folders and modules in a temporary folder.
+"""Fake installed packages: `.dist-info` folders and modules in a temporary folder.
 
 fakes = FakeDistributions(tmp_path)
 fakes.add("acme-attention", {"attention": {"fast": "acme_attention:FAST"}}, {"acme_attention": spec_source("attention")})
@@ -43,12 +43,13 @@ class FakeDistributions:
             (self.root / f"{module}.py").write_text(source, "utf-8")
 
     def scan(self) -> Scan:
-        """What discovery finds in this folder alone."""
+        """What discovery finds in this folder only."""
         return scan_path([str(self.root)])
 
 
 def spec_source(kind: str, name: str = "SPEC", **fields: object) -> str:
-    """Source of a module with one spec called `name`. fields: of the spec, as values; `implementation` defaults to dict."""
+    """Source of a module with one spec called `name`. fields: fields of the spec and their values; `implementation` defaults to
+    dict."""
     module, _, spec_class = KINDS[kind].spec.partition(":")
     given = {"api": "1.0", "implementation": "builtins:dict", **fields}
     arguments = ", ".join(f"{field}={value!r}" for field, value in given.items())

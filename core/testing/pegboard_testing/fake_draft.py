@@ -1,4 +1,4 @@
-"""A draft proposer that is right with a chosen probability, reproducibly."""
+"""A draft proposer that is right with a given probability; its choices are reproducible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole engine on fakes, and the answers it must give: what the engine's own tests, and tests of the front, build on."""
+"""A whole engine on fakes, and the answers that it must give. The tests of the engine and of the front build on it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EOS = 1
 
 @dataclass(slots=True)
 class Result:
-    """All deltas of one completion, folded."""
+    """All deltas of one completion, merged."""
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
@@ -41,7 +41,7 @@ class Result:
 
 
 class FakeEngine:
-    """An Engine with its fakes at hand. Anything not named gets a small default.
+    """An Engine with access to its fakes. Every option has a small default.
 
     retains: retention rule of each layer of the model; slot_bytes: bytes per token (or state) of each. num_blocks: exactly;
     otherwise spare_blocks more than one longest request needs. draft_accuracy with max_drafts > 0 turns drafts on. kv_load: a KV
@@ -146,7 +146,7 @@ class FakeEngine:
         self.engine.add(EngineRequest(request_id=request_id, prompt_token_ids=list(prompt), params=params, **fields))
 
     def step(self) -> list[RequestDelta]:
-        """One engine step; its deltas are folded into `results`."""
+        """One engine step; its deltas are merged into `results`."""
         deltas = self.engine.step()
         for delta in deltas:
             result = self.results.setdefault((delta.request_id, delta.index), Result())
@@ -165,7 +165,7 @@ class FakeEngine:
         raise AssertionError(f"no end after {max_steps} steps: {self.engine.stats()}")
 
     def generate(self, prompt: Sequence[int], params: SamplingParams | None = None, **fields: Any) -> Result:
-        """Run one request to its end, beside whatever else is there."""
+        """Run one request to its end, together with any others that are present."""
         request_id = f"r{len(self.results)}-{len(prompt)}"
         self.add(request_id, prompt, params, **fields)
         self.run()
@@ -191,7 +191,7 @@ def expected_tokens(
     allowed: Callable[[list[int]], list[int]] | None = None,
 ) -> tuple[list[int], str]:
     """(output tokens, finish reason) that completion `index` must get, computed without an engine. allowed: outputs so far →
-    token ids a grammar leaves."""
+    token ids that a grammar allows."""
     params = request.params
     outputs: list[int] = []
     assert isinstance(params, SamplingParams)

@@ -1,4 +1,4 @@
-"""An executor over one FakeWorker that computes as late as it may, so that several steps are really in flight."""
+"""An executor with one FakeWorker. It computes as late as possible, so that several steps are really in flight."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pegboard_testing.fake_worker import FakeWorker
 
 
 class FakeFuture:
-    """The result of a step; computing it computes all steps before it."""
+    """The result of a step. Computing it also computes all earlier steps."""
 
     def __init__(self, executor: FakeExecutor, step: int) -> None:
         self._executor = executor
@@ -67,11 +67,11 @@ class FakeExecutor:
         self.is_stopped = True
 
     def compute(self, step: int) -> StepOutput:
-        """Run all steps up to this one and hand its result out."""
+        """Run all steps up to this one and return its result."""
         while step not in self.outputs:
             batch = self._queue.popleft()
             if batch.needs_masks:
-                assert batch.step in self._masks, "the masks of a step must come before its result is asked for"
+                assert batch.step in self._masks, "the masks of a step must be sent before its result is requested"
                 self.outputs[batch.step] = self.worker.run(batch, partial(self._masks.pop, batch.step))
             else:
                 self.outputs[batch.step] = self.worker.run(batch, None)

@@ -1,9 +1,9 @@
-"""A model without weights: the next token is a hash of everything the model may see, and of nothing else.
+"""A model without weights: the next token is a hash of exactly what the model may see.
 
-What a position stores is a hash of its token, its place, its adapter (and of the media item or embedding under it). What the
-model says next is a hash of the stored values its KV groups let it see: all of them, a window, a chunk, a folded state. So a
-single wrong slot anywhere in the history changes every later token, and `FakeModel.next_token` over a plain list of tokens
-says what a correct engine must produce.
+What a position stores is a hash of its token, its place, its adapter (and of the media item or embedding under it). The next
+token is a hash of the stored values that its KV groups let it see: all of them, a window, a chunk, or a folded state. So one
+wrong slot anywhere in the history changes every later token, and `FakeModel.next_token` computes from a plain list of tokens what
+a correct engine must produce.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pegboard.interfaces.attention import Chunk, Encoder, Full, KVCacheSpec, KVT
 
 
 def fake_kv_spec(retain: Retain | None = None, *, slot_bytes: int = 4) -> KVCacheSpec:
-    """What one layer of a fake model stores, under any retention rule."""
+    """What one layer of a fake model stores, for any retention rule."""
     retain = retain if retain is not None else Full()
     unit: Literal["token", "request"] = "request" if isinstance(retain, State) else "token"
     return KVCacheSpec(tensors=(KVTensor("kv", (slot_bytes,), "uint8"),), retain=retain, unit=unit)
@@ -59,7 +59,7 @@ class FakeModel:
     # --- what is seen -------------------------------------------------------------------------------------------------------
 
     def seen(self, retain: Retain, position: int) -> np.ndarray:
-        """Positions whose stored values the token after `position` depends on, in this group."""
+        """Positions in this group whose stored values determine the token after `position`."""
         match retain:
             case Window(tokens, sinks):
                 start = max(0, position - tokens + 1)
@@ -110,7 +110,7 @@ class FakeModel:
         embeds: Blob | None = None,
         allowed: Sequence[int] | None = None,
     ) -> int:
-        """What follows `token_ids`, computed without any KV cache."""
+        """The tokens that follow `token_ids`, computed without a KV cache."""
         position = len(token_ids) - 1
         values = np.array(self.stored(token_ids, lora_id, media, embeds), np.int64)
         views: list[Sequence[int] | np.ndarray] = []

@@ -1,7 +1,7 @@
 """Fakes of the kinds `reasoning_parser` and `tool_parser`: small formats, real parsers.
 
 <think> … </think>                 reasoning
-<call name> {"x": 1} </call>       a tool call; its arguments stream as they come
+<call name> {"x": 1} </call>       a tool call; its arguments are streamed as they arrive
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class FakeReasoningParser:
 
 
 class FakeToolParser:
-    """Calls are numbered as they come. A call whose name never ends comes back as content; one whose end never comes stays
-    open in the stream and is simply not complete."""
+    """Calls are numbered in order. A call whose name never ends becomes content. A call whose end never comes stays open in the
+    stream and is not complete."""
 
     def __init__(self, options: None = None, setup: OutputParserSetup | None = None) -> None:
         self._scanner = MarkerScanner(["<call "])

@@ -1,4 +1,4 @@
-"""The reference scheduling policy: first come first served, or by priority, in the plainest code that is right."""
+"""The reference scheduling policy, first come first served or by priority, in the simplest correct code."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pegboard.interfaces.scheduling_policy import RequestStatus, RequestView, Sc
 
 
 class FakePolicy:
-    """by_priority: lowest `priority` first, then arrival; the victim is the worst of all. Otherwise the order of `add`, preempted
-    requests first, and the last admitted one is the victim. loads: every StepLoad seen."""
+    """by_priority: lowest `priority` first, then arrival; the victim is the worst of all. Otherwise the order of `add`, with
+    preempted requests first; the victim is the last one admitted. loads: every StepLoad seen."""
 
     def __init__(self, setup: SchedulingPolicySetup, *, by_priority: bool = False) -> None:
         self._limits = setup.limits
@@ -33,8 +33,8 @@ class FakePolicy:
         yield from self._waiting
 
     def victim(self, running: Sequence[RequestView], need: RequestView) -> RequestView | None:
-        """The worst by the order above. Among equals the last admitted one: the first must be able to finish, or two
-        completions of one request could take each other's blocks for ever."""
+        """The worst in the order above; among equals, the last one admitted. The first one must be able to finish, otherwise two
+        completions of one request could take each other's blocks forever."""
         if not self._by_priority:
             return running[-1]
         places = range(len(running))

@@ -25,7 +25,7 @@ class FakeGrammar:
         self.accepted: list[int] = []
 
     def allows(self, token: int) -> bool:
-        """The token may come next."""
+        """Whether the token may come next."""
         if self.is_finished():
             return token in self._stop
         place = len(self.accepted)
@@ -66,7 +66,7 @@ class FakeStructuredOutput:
 
     def compile(self, constraint: Constraint) -> FakeGrammar:
         if self._gate is not None:
-            assert self._gate.wait(30), "nobody opened the gate"
+            assert self._gate.wait(30), "the gate was not opened"
         self.num_compiled += 1
         try:
             modulus, residues, length = constraint.text.split(":")
@@ -76,7 +76,7 @@ class FakeStructuredOutput:
 
     def fill(self, grammars: Sequence[Grammar], masks: np.ndarray) -> None:
         for grammar, mask in zip(grammars, masks, strict=True):
-            assert isinstance(grammar, FakeGrammar), "a backend gets its own grammars back"
+            assert isinstance(grammar, FakeGrammar), "a backend accepts only its own grammars"
             allowed = np.zeros(masks.shape[1] * 32, np.uint8)
             allowed[[token for token in range(self._vocab_size) if grammar.allows(token)]] = 1
             mask[:] = np.packbits(allowed, bitorder="little").view(np.uint32)

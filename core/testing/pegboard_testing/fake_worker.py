@@ -1,10 +1,9 @@
-"""A worker that keeps every promise of `pegboard.data.batch` on a fake KV memory, and checks the engine's promises as it goes.
+"""A worker that does everything that `pegboard.data.batch` promises, on a fake KV memory, and checks what the engine promises.
 
-The memory is one pool of blocks shared by all KV groups. A step writes what it computes through the block tables and then
-reads the history back through the block tables only, so any error in block accounting (a block given to two requests, freed
-too early, not copied, hashed wrongly) changes tokens. Order inside a step, as in a real worker: removed rows, new rows, new
-blocks, block copies, connector loads, media encoding, writes of all rows, then reads and sampling of all rows, drafts,
-connector saves.
+The memory is one pool of blocks shared by all KV groups. A step writes what it computes through the block tables, and reads the
+history back only through them, so any error in block accounting (a block given to two requests, freed too early, not copied,
+hashed wrongly) changes tokens. Order inside a step, as in a real worker: removed rows, new rows, new blocks, block copies,
+connector loads, media encoding, writes of all rows, then reads and sampling of all rows, drafts, connector saves.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class _Row:
 
 class FakeWorker:
     """One rank. draft: proposes after every sampling step (its `DraftSetup.target` may be `next_of_row`). failing_step: the
-    number of a step that raises, for tests of what happens then."""
+    number of a step that raises, for tests of failures."""
 
     def __init__(
         self,
@@ -166,12 +165,12 @@ class FakeWorker:
                 self._store(row, group, np.arange(len(values)), values)
 
     def _inputs(self, batch: Batch, i: int) -> list[int]:
-        """Tokens of this step, drafts last; checks that the engine and the row agree on where it stands."""
+        """Tokens of this step, drafts last; checks that the engine and the row agree on the number of computed tokens."""
         row, num_drafts = self._row(batch, i), int(batch.num_draft_tokens[i])
         num_known = int(batch.num_scheduled_tokens[i]) - num_drafts
         assert int(batch.num_computed_tokens[i]) == row.num_computed, "the engine is wrong about num_computed_tokens"
         known = row.token_ids[row.num_computed : row.num_computed + num_known]
-        assert len(known) == num_known >= 1, "more tokens are scheduled than the row knows"
+        assert len(known) == num_known >= 1, "more tokens are scheduled than the row has"
         assert bool(batch.samples[i]) == (row.num_computed + num_known == len(row.token_ids))
         drafts = batch.draft_token_ids.row(i).tolist() if batch.draft_token_ids is not None else row.proposals[:num_drafts]
         assert len(drafts) == num_drafts and (not num_drafts or batch.samples[i])
@@ -306,7 +305,7 @@ class FakeWorker:
         return CSR.of(proposals)
 
     def next_of_row(self, number: int, token_ids: list[int]) -> int:
-        """What truly follows `token_ids` in this row: lets a fake draft be right as often as it likes."""
+        """The tokens that really follow `token_ids` in this row, so that a fake draft can be right as often as it wants."""
         row = self.rows[number]
         assert row is not None
         request = row.request
@@ -316,7 +315,7 @@ class FakeWorker:
 
 
 def fake_logprobs(token_ids: list[int], k: int, vocab_size: int) -> Logprobs:
-    """k alternatives behind each token; values fall with the rank."""
+    """k alternatives for each token; values decrease with the rank."""
     k = vocab_size if k == -1 else k
     columns = [[token] + [(token + i) % vocab_size for i in range(k)] for token in token_ids]
     values = [[-0.5 - i for i in range(k + 1)] for _ in token_ids]

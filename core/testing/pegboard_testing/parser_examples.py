@@ -1,7 +1,7 @@
 """Example outputs for the contract tests of output parsers, and for the comparison with other implementations.
 
 `CASES` says what models say, without a format: text and calls. A parser's examples are these cases in its format, made by a
-function of a few lines (`rendered`), and others that only its format has. They stand in `tests/examples.py` of its package:
+function of a few lines (`rendered`), and others that only its format has. They are in `tests/examples.py` of its package:
 
     EXAMPLES = {("tool_parser", "hermes"): [*rendered(write), Example("name", text, content=…, calls=…)]}
 """
@@ -21,7 +21,7 @@ Call = tuple[str, dict[str, Any]]
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
-    """An OpenAI-shaped tool; each property a JSON schema, or a word for {"type": word}."""
+    """A tool in OpenAI's form; each property is a JSON schema, or a word that stands for {"type": word}."""
     schemas = {key: {"type": value} if isinstance(value, str) else value for key, value in properties.items()}
     parameters = {"type": "object", "properties": schemas}
     return {"type": "function", "function": {"name": name, "description": f"Tool {name}.", "parameters": parameters}}
@@ -41,7 +41,7 @@ TOOLS = (
 
 @dataclass(frozen=True)
 class Case:
-    """What is said, in no format: text, calls with text between them, text."""
+    """What is said, without a format: text, calls with text between them, text."""
 
     name: str
     calls: tuple[Call, ...] = ()
@@ -56,10 +56,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Example:
-    """An output in some format and what it means. calls: arguments as JSON values; those of `open_call` are text, cut off.
-
-    differs: why the peer that it is compared with reads it in another way ("" = it must not).
-    """
+    """An output in some format and what it means. calls: arguments as JSON values; those of `open_call` are text that is cut off.
+    differs: why the implementation that it is compared with reads it differently ("" = it must not)."""
 
     name: str
     text: str
@@ -178,8 +176,8 @@ def rendered(
     has_after: bool = True,
     differs: Callable[[Case], str] = lambda case: "",
 ) -> list[Example]:
-    """The cases in the format that `write` knows, without those that the format (or its peer's reading of it) excludes.
-    White space around calls is not expected back: a parser may drop it."""
+    """The cases in the format of `write`, without those that the format (or the peer's reading of it) excludes. White space
+    around calls is not expected in the result, because a parser may drop it."""
     return [
         Example(case.name, write(case), content=case.content, calls=case.calls, differs=differs(case))
         for case in CASES
@@ -195,7 +193,7 @@ def drops_text(*, between: bool = True, after: bool = True) -> Callable[[Case], 
 
     def differs(case: Case) -> str:
         is_dropped = case.calls and ((between and case.between) or (after and case.after))
-        return "the peer drops text behind a call" if is_dropped else ""
+        return "the peer drops text after a call" if is_dropped else ""
 
     return differs
 
@@ -203,7 +201,7 @@ def drops_text(*, between: bool = True, after: bool = True) -> Callable[[Case], 
 def with_reasoning(
     examples: Sequence[Example], write: Callable[[str, str], str], thoughts: Sequence[str] = ("Let me think.\nYes, 1 < 2.",)
 ) -> list[Example]:
-    """The examples' texts as contents behind reasoning: `write(thought, text)`. Reasoning parsers do not read calls."""
+    """The examples' texts as content after reasoning: `write(thought, text)`. Reasoning parsers do not read calls."""
     return [
         Example(f"{example.name}, thought {number}", write(thought, example.text), content=example.text, reasoning=thought)
         for number, thought in enumerate(thoughts)
@@ -212,13 +210,13 @@ def with_reasoning(
 
 
 def load_examples(path: Path) -> dict[tuple[str, str], list[Example]]:
-    """EXAMPLES of a package's `tests/examples.py`; tests are no packages, so it is loaded by its path."""
+    """EXAMPLES of a package's `tests/examples.py`; tests are not packages, so the file is loaded by its path."""
     examples: dict[tuple[str, str], list[Example]] = _load(path).EXAMPLES
     return examples
 
 
 def load_tokens(path: Path) -> tuple[str, ...]:
-    """TOKENS of an `examples.py`: texts that are one token each for the models of the format; some by default."""
+    """TOKENS of an `examples.py`: texts that are single tokens for the models of the format; some by default."""
     tokens: tuple[str, ...] = getattr(_load(path), "TOKENS", ("<think>", "</think>", "<tool_call>", "</tool_call>"))
     return tokens
 

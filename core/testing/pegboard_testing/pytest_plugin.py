@@ -1,5 +1,5 @@
-"""pytest plugin of Pegboard: fixtures for plugin authors. Loaded by every pytest run where pegboard is installed, so it imports
-nothing of Pegboard until a fixture is used."""
+"""pytest plugin of Pegboard: fixtures for plugin authors. Every pytest run loads it where pegboard is installed, so it imports
+nothing from Pegboard until a fixture is used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def fake_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["FakeDistributions"]:
-    """A folder on sys.path in which a test installs made-up plugin distributions."""
+    """A folder on sys.path in which a test installs fake plugin distributions."""
     from pegboard_testing.fake_distributions import FakeDistributions
 
     root = tmp_path / "site"
@@ -26,7 +26,7 @@ def fake_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
-    """The GGUF file of the default model. Fetched on first use; the test is skipped when it cannot be had."""
+    """The GGUF file of the default model. It is fetched on first use; the test is skipped when this fails."""
     from pegboard.config.schema import Settings
     from pegboard.errors import PegboardError
     from pegboard.plan.engine_plan import resolve

@@ -1,1 +1,1 @@
-"""Native CPU kernels: C compiled for the machine it runs on, called through ctypes."""
+"""Native CPU kernels: C code, compiled for the machine it runs on and called through ctypes."""

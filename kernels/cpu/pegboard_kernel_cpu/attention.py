@@ -1,7 +1,7 @@
-"""Kind `attention`: the compiled paged attention of this package, one instance per KV group.
+"""The attention backend `cpu_native`: compiled paged attention, with one instance per KV group.
 
-The kernels (csrc/attention*.c) read and write the cache in a layout of their own: the views that core hands out are taken as
-memory, [block, KV head, head_dim, slot] for keys and [block, KV head, slot, head_dim] for values.
+The kernels (csrc/attention*.c) use their own cache layout. They treat the views that core hands out as plain memory: [block, KV
+head, head_dim, slot] for keys and [block, KV head, slot, head_dim] for values.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PLAN = PYFUNCTYPE(None, c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32)
-"""Some microseconds, in which the interpreter is not let go: the step's program comes next, and that lets others run."""
+"""Takes a few microseconds and keeps the interpreter lock; the step's program, which runs next, releases it."""
 
 
 class NativeAttention:
@@ -72,7 +72,8 @@ class NativeAttention:
         self._fill = _PLAN(self.library.address("attention_plan"))
 
     def _make_room(self, num_tokens: int) -> None:
-        """For the items of a step of so many tokens: none has less than one token, and some are cut into pieces."""
+        """Room for the items of a step of `num_tokens` tokens. Each item has at least one token, and some items are cut into
+        pieces."""
         self.capacity = num_tokens
         self.items = np.empty((num_tokens + self.most_pieces) * sizeof(Item), np.uint8)
         self.members = np.empty(num_tokens, np.int32)
@@ -80,7 +81,7 @@ class NativeAttention:
 
     @staticmethod
     def kv_spec(layer: AttentionLayer, dtype: str, quantization: KVQuantization | None) -> KVCacheSpec | None:
-        """int8 stores one float32 scale per token and KV head beside keys and values."""
+        """int8 also stores one float32 scale per token and KV head, for keys and for values."""
         if layer.value_dim not in (None, layer.head_dim):
             raise ModelError(
                 f"attention layer {layer.layer_index} has values of {layer.value_dim} channels and keys of {layer.head_dim}; "
@@ -112,7 +113,7 @@ class NativeAttention:
         return NativeLayer(self, layer)
 
     def cache(self, owner: int) -> Cache:
-        """Where the cache of layer `owner` lies."""
+        """Address and strides of the cache of layer `owner`."""
         view, cache = self.views[owner], Cache()
         for name, tensor in view.items():
             setattr(cache, name, tensor.data_ptr())
@@ -149,7 +150,8 @@ class NativeLayer:
         return out
 
     def record(self, recorder: Any, q: Any, k: Any, v: Any, rotation: "tuple[Any, Any] | None", pairs: bool) -> Any:
-        """Add this layer to a program. q, k, v: its values [T, heads · D]; q is turned in place. rotation: cos and sin [T, R]."""
+        """Add this layer to a program. q, k, v: its values [T, heads · D]; q is rotated in place. rotation: cos and sin [T,
+        R]."""
         reads = {"q": q}
         if k is not None:
             reads |= {"k": k, "v": v}
@@ -187,5 +189,5 @@ class NativeLayer:
 
 
 def _packed(x: "Tensor") -> "Tensor":
-    """[T, heads, D] whose tokens are apart as they like, heads and channels side by side."""
+    """View x as [T, heads, D] with any stride between tokens; heads and channels are contiguous."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -71,12 +71,12 @@ _ATTEND = [
 
 
 class AttendArguments(Structure):
-    """`to`: the kernel can leave its result quantized as well."""
+    """`to`: the kernel can also write its result in quantized form."""
 
     _fields_ = [*_ATTEND, ("to", Quantized)]
 
 
 class FloatAttendArguments(Structure):
-    """The same for heads whose channels blocks of 32 do not fit: a recorder finds no `to` and quantizes by another call."""
+    """For heads whose channels are not a multiple of 32: there is no field `to`, so a recorder quantizes with a separate call."""
 
     _fields_ = [*_ATTEND, ("not_quantized", Quantized)]

@@ -19,17 +19,17 @@ from pegboard_kernel_cpu.recorder import NativeRecorder, TokenIds, Value
 from pegboard_kernel_cpu.structures import Format, LinearBlocks, LookupBlocks, Quantize, Quantized
 
 GROUP = 16
-"""Rows that are packed together."""
+"""Number of rows that are packed together."""
 
 CACHE_LINE = 64
 
 LAYOUT = "cpu blocks 1"
-"""Name of the packed layout in the repack cache: another one when csrc/linear_blocks.c reads other bytes."""
+"""Name of the packed layout in the repack cache. Change it whenever csrc/linear_blocks.c changes the layout it reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive rows of one format: rows [start, stop) of the matrix, packed."""
+    """Consecutive rows of the matrix, [start, stop), in one format, packed."""
 
     start: int
     stop: int
@@ -38,7 +38,7 @@ class Segment:
 
 
 class NativeBlockWeight:
-    """See `pegboard.ops.blocks.BlockWeight`. Neighbouring rows of one format are packed as one segment."""
+    """See `pegboard.ops.blocks.BlockWeight`. Neighboring rows of one format are packed as one segment."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class NativeBlockWeight:
         cache: RepackEntry | None = None,
     ) -> None:
         if dtype != torch.float32:
-            raise ValueError(f"native block weights compute in float32, not {dtype}")
+            raise ValueError(f"native block weights compute in float32 only, not in {dtype}")
         if shape[1] % 32:
             raise ModelError(f"block weights need a multiple of 32 columns, not {shape[1]}")
         self.shape, self.is_table, self.cache = shape, is_table, cache
@@ -68,7 +68,7 @@ class NativeBlockWeight:
         self._written.append((start, blocks))
 
     def finish(self) -> None:
-        """Pack what was written; a second time into the same memory."""
+        """Pack what was written. A second call packs into the same memory."""
         self._written.sort(key=lambda entry: entry[0])
         is_first = not self.segments
         runs = _runs(self._written) if is_first else []
@@ -88,7 +88,7 @@ class NativeBlockWeight:
 
     def bind_lookup(self) -> "NativeBlockLookup":
         if len(self.segments) != 1:
-            raise ModelError("an embedding table is stored in one format")
+            raise ModelError("an embedding table must be stored in a single format")
         return NativeBlockLookup(self.segments[0], self.shape)
 
     def dense(self) -> Tensor:
@@ -104,7 +104,7 @@ class NativeBlockWeight:
 
 
 class _Run(NamedTuple):
-    """Adjoining rows [start, stop) of one format, whose fields follow."""
+    """Adjacent rows [start, stop) of one format; their fields are merged."""
 
     start: int
     stop: int
@@ -120,7 +120,7 @@ class _Run(NamedTuple):
         return Format(self.bits, self.block_size, self.is_wide, self.has_minimum, self.zero, record_bytes)
 
     def num_bytes(self, columns: int) -> int:
-        """Of the packed rows, up to the next cache line."""
+        """Bytes of the packed rows, rounded up to the next cache line."""
         size = -(-(self.stop - self.start) // GROUP) * (columns // self.block_size) * self.format().record_bytes
         return -(-size // CACHE_LINE) * CACHE_LINE
 
@@ -138,7 +138,7 @@ def _runs(written: Sequence[tuple[int, Blocks]]) -> list[_Run]:
 
 
 def _offsets(runs: Sequence[_Run], columns: int) -> list[int]:
-    """Where each run's bytes begin, and where the last one's end."""
+    """Offset of each run's first byte, then the end of the last run."""
     offsets = [0]
     for run in runs:
         offsets.append(offsets[-1] + run.num_bytes(columns))
@@ -154,7 +154,7 @@ def _segments(runs: Sequence[_Run], columns: int, memory: Tensor) -> list[Segmen
 
 
 def _zeros(size: int) -> Tensor:
-    """Bytes that begin at a cache line."""
+    """A buffer of bytes that is aligned to a cache line."""
     raw = torch.zeros(size + CACHE_LINE, dtype=torch.uint8)
     offset = -raw.data_ptr() % CACHE_LINE
     return raw[offset : offset + size]
@@ -174,7 +174,7 @@ def _pack(segment: Segment, start: int, blocks: Blocks, columns: int) -> None:
 
 
 class NativeBlockLinear:
-    """[T, in] → [T, out]: quantize the activations once, multiply with every segment."""
+    """[T, in] → [T, out]: quantize the activations once, then multiply them with every segment."""
 
     def __init__(self, segments: Sequence[Segment], shape: tuple[int, int]) -> None:
         self.segments, self.shape = list(segments), shape
@@ -206,7 +206,7 @@ class NativeBlockLinear:
 
     def record(self, recorder: NativeRecorder, x: Value, bias: Tensor | None = None) -> Value:
         if sum(segment.stop - segment.start for segment in self.segments) != self.shape[0]:
-            raise CannotRecord("a matrix has rows without weights: a padded vocabulary")
+            raise CannotRecord("a matrix has rows without weights (a padded vocabulary)")
         out, quantized = recorder.value(self.shape[0]), recorder.quantized(x)
         reads = {"x": quantized.codes, "x_scales": quantized.scales, "x_sums": quantized.sums}
         for segment in self.segments:
@@ -217,13 +217,13 @@ class NativeBlockLinear:
 
 
 def _result(segments: Sequence[Segment], count: int, rows: int) -> Tensor:
-    """Memory for the result; zeros where rows belong to no segment (a padded vocabulary)."""
+    """Allocate the result; columns that belong to no segment (a padded vocabulary) are zero."""
     covered = sum(segment.stop - segment.start for segment in segments)
     return torch.empty(count, rows) if covered == rows else torch.zeros(count, rows)
 
 
 class NativeBlockLookup:
-    """[T] row indices → [T, width] of a table in one segment; indices beyond it give zeros."""
+    """[T] row indices → [T, width], from a table with one segment. Indices beyond the table give zeros."""
 
     def __init__(self, segment: Segment, shape: tuple[int, int]) -> None:
         self.segment, self.columns = segment, shape[1]

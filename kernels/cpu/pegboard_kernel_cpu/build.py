@@ -1,6 +1,7 @@
 """Compiles the C sources for one level of CPU features, once, into the cache.
 
-A level is a set of compiler switches; the whole library is compiled for it, so nothing inside is chosen at run time. `python -m
+A level is a set of compiler switches. The whole library is compiled for one level, so the code makes no such choice at run time.
+`python -m
 pegboard_kernel_cpu.build` compiles for this machine ahead of time.
 """
 
@@ -41,7 +42,8 @@ LEVELS: dict[str, tuple[str, ...]] = {
 _AVX512_FLAGS = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"}
 FAULTS = frozenset({signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT})
 WRONG = 3
-"""How a trial ends that shows a library to be useless: by a signal, or with this exit status and the reason on stdout."""
+"""A trial shows a library to be unusable when one of the signals FAULTS kills it, or when it exits with status WRONG and the
+reason on stdout."""
 
 _FLAGS = {
     "amx": {*_AVX512_FLAGS, "avx512_vnni", "amx_tile", "amx_int8"},
@@ -49,7 +51,7 @@ _FLAGS = {
     "avx512": _AVX512_FLAGS,
     "avx2": {"avx2", "fma", "f16c"},
 }
-"""Level → what /proc/cpuinfo must list."""
+"""Level → flags that /proc/cpuinfo must list."""
 
 
 def levels_of(cpu_flags: Collection[str]) -> list[str]:
@@ -58,12 +60,12 @@ def levels_of(cpu_flags: Collection[str]) -> list[str]:
 
 
 def usable_levels(cpu_flags: Collection[str]) -> list[str]:
-    """The same without those whose library was tried on this machine and failed."""
+    """The supported levels, without those whose library failed its trial on this machine."""
     return [level for level in levels_of(cpu_flags) if failure(level) is None]
 
 
 def cpu_flags() -> frozenset[str]:
-    """Flags of this machine's CPU as the kernel lists them; none where it does not."""
+    """The CPU flags that the operating system lists; empty where it lists none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -78,7 +80,7 @@ def compiler() -> str | None:
 
 @functools.lru_cache
 def _digest(switches: tuple[str, ...]) -> str:
-    """Of the sources and switches: a library is valid for exactly these."""
+    """Digest of the sources and switches: a library is valid only for these."""
     digest = hashlib.sha256(repr((SWITCHES, switches)).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
@@ -86,12 +88,12 @@ def _digest(switches: tuple[str, ...]) -> str:
 
 
 def library_path(level: str) -> Path:
-    """Where the library of a level lies once it is compiled."""
+    """Path of a level's library, whether or not it has been compiled yet."""
     return cache_dir() / "kernels" / f"pegboard_cpu-{level}-{_digest(LEVELS[level])}.so"
 
 
 def failure(level: str) -> str | None:
-    """Why the library of a level does not work on this machine, if it was tried."""
+    """Why the library of a level does not work on this machine; None if it works or was never tried."""
     try:
         return library_path(level).with_suffix(".failed").read_text()
     except FileNotFoundError:
@@ -99,8 +101,8 @@ def failure(level: str) -> str | None:
 
 
 def compiled(level: str) -> Path:
-    """The library of a level, compiled and tried now if it never was. Raises ConfigError with the compiler's words, or with what
-    went wrong when it ran."""
+    """The library of a level, compiled and tried first if necessary. Raises ConfigError with the compiler's output, or with the
+    reason why the trial failed."""
     path = library_path(level)
     if path.exists():
         return path
@@ -109,7 +111,7 @@ def compiled(level: str) -> Path:
     command = compiler()
     if command is None:
         raise ConfigError("no C compiler was found (cc, gcc or clang): install one, or choose reference kernels")
-    log.info("compiling CPU kernels for %s, once", level)
+    log.info("compiling CPU kernels for %s (only once)", level)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".so")
     os.close(handle)
@@ -122,15 +124,16 @@ def compiled(level: str) -> Path:
         if (reason := _trial(unfinished)) is not None:
             path.with_suffix(".failed").write_text(reason)
             raise ConfigError(f"the CPU kernels for {level} do not work on this machine: {reason}")
-        os.replace(unfinished, path)  # another process may have been first: both made the same file
+        os.replace(unfinished, path)  # another process may have been faster; both compiled the same file
     finally:
         Path(unfinished).unlink(missing_ok=True)
     return path
 
 
 def _trial(path: str) -> str | None:
-    """What goes wrong when a library is used, in a process of its own: an instruction that the CPU lists but the system, or the
-    host of a virtual machine, forbids would kill it. A trial that ends for other reasons says nothing about the library."""
+    """Use a library in a separate process and return what goes wrong. An instruction that the CPU lists but the system, or the
+    host of a virtual machine, forbids would kill the process. A trial that fails for any other reason says nothing about the
+    library."""
     command = [sys.executable, "-m", "pegboard_kernel_cpu.trial", path]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -144,15 +147,14 @@ def _trial(path: str) -> str | None:
 
 
 def best_compiled(refused: Collection[str] = ()) -> tuple[str, Path]:
-    """The best level that works on this machine, and its library, compiled now if it never was. ConfigError: none does.
-
-    refused: levels that are not asked for."""
+    """The best level that works on this machine, and its library, compiled first if necessary. Raises ConfigError when no level
+    works. refused: levels to skip."""
     levels = [level for level in usable_levels(cpu_flags()) if level not in refused] or ["plain"]
     for level in levels[:-1]:
         try:
             return level, compiled(level)
         except ConfigError as error:
-            log.warning("%s; the next level is tried", error)
+            log.warning("%s; trying the next level", error)
     return levels[-1], compiled(levels[-1])
 
 

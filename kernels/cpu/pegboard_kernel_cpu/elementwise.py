@@ -19,7 +19,7 @@ def rows_of(x: Tensor) -> Tensor:
 
 
 class NormKernel:
-    """rms_norm: (x, weight, eps) → normalised x, over the last dimension; heads side by side are normalised one by one."""
+    """rms_norm: (x, weight, eps) → x normalized over the last dimension; adjacent heads are normalized separately."""
 
     def __call__(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         rows, out = rows_of(x), torch.empty(x.shape)
@@ -37,7 +37,7 @@ class NormKernel:
 
 
 class AddNormKernel:
-    """add_rms_norm: (x, residual, weight, eps) → (normalised sum, sum); the sum takes the residual's place."""
+    """add_rms_norm: (x, residual, weight, eps) → (normalized sum, sum); the sum overwrites the residual."""
 
     def __call__(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         rows, out = rows_of(x), torch.empty(x.shape)

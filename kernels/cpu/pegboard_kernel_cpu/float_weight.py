@@ -15,25 +15,25 @@ GROUP = 16
 
 
 class NativeFloatWeight(FloatWeight):
-    """See `FloatWeight`, whose life it shares; the packed matrix replaces the plain one unless rows are looked up too."""
+    """See `FloatWeight` for its life cycle. The packed matrix replaces the plain one unless rows are also looked up."""
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device | str, keep_plain: bool = False) -> None:
         if dtype != torch.float32:
-            raise ValueError(f"native float weights are float32, not {dtype}")
+            raise ValueError(f"native float weights are float32 only, not {dtype}")
         super().__init__(shape, dtype, device, keep_plain)
         self._packed: Tensor | None = None
 
     def dense(self) -> Tensor:
         if self._plain is not None:
             return self._plain
-        assert self._packed is not None, "either form is there"
+        assert self._packed is not None, "one of the two exists"
         dense = torch.empty(self.shape)
         library().unpack_linear_float(self._packed.data_ptr(), *self.shape, dense.data_ptr())
         return dense
 
     def finish(self) -> None:
-        """Pack. A second time writes to the same addresses."""
-        assert self._plain is not None, "plain() comes before finish()"
+        """Pack the matrix. A second call writes to the same addresses."""
+        assert self._plain is not None, "call plain() before finish()"
         if self._packed is None:
             self._packed = torch.empty(-(-self.shape[0] // GROUP) * GROUP, self.shape[1])
         library().pack_linear_float(self._plain.data_ptr(), *self.shape, self._packed.data_ptr())

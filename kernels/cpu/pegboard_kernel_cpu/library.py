@@ -1,4 +1,4 @@
-"""The compiled library of this machine's level, and the one team of threads it computes with."""
+"""The compiled library for this machine's level, and the team of threads that it computes with."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ log = get_logger(__name__)
 
 
 class Library:
-    """One level's kernels. num_threads: of the team, the calling thread included."""
+    """The kernels of one level. num_threads: size of the team, including the calling thread."""
 
     def __init__(self, level: str, path: str | Path, num_threads: int) -> None:
-        """Raises ConfigError when the system does not give the process what this level needs."""
+        """Raises ConfigError when the system refuses the process what this level needs."""
         self.level = level
         self._functions = ctypes.CDLL(str(path))
         self._addresses: dict[str, int] = {}
         functions = self._functions
         if hasattr(functions, "allow_tiles") and not functions.allow_tiles():
-            raise ConfigError("the system gives no matrix tiles to this process: AMX needs Linux 5.16 or newer")
+            raise ConfigError("the system refuses matrix tiles to this process: AMX needs Linux 5.16 or newer")
         functions.team_create.restype, functions.team_create.argtypes = c_void_p, (c_int,)
         functions.team_run.restype, functions.team_run.argtypes = None, (c_void_p, InstructionList, c_int64, ctypes.POINTER(Step))
         functions.team_stop.restype, functions.team_stop.argtypes = None, (c_void_p,)
@@ -44,22 +44,22 @@ class Library:
         self.num_threads: int = functions.team_size(self._team)
 
     def address(self, kernel: str) -> int:
-        """Of a kernel by its C name."""
+        """Address of a kernel, by its C name."""
         if kernel not in self._addresses:
             self._addresses[kernel] = ctypes.cast(getattr(self._functions, kernel), c_void_p).value or 0
         return self._addresses[kernel]
 
     def instructions(self, calls: Sequence[tuple[str, ctypes.Structure]]) -> ctypes.Array[Instruction]:
-        """A list for `run`; the structures must outlive it."""
+        """A list of calls for `run`; the structures must outlive it."""
         return (Instruction * len(calls))(*((self.address(kernel), ctypes.addressof(arguments)) for kernel, arguments in calls))
 
     def run(self, instructions: ctypes.Array[Instruction], count: int, num_tokens: int) -> None:
-        """Run the first `count` instructions, each on all threads, for a step of that many tokens. Other Python threads may
+        """Run the first `count` instructions, each on all threads, for a step of `num_tokens` tokens. Other Python threads can
         run meanwhile."""
         self._run(self._team, instructions, count, byref(Step(num_tokens, num_tokens)))
 
     def team_run(self, calls: Sequence[tuple[str, ctypes.Structure]], num_tokens: int) -> None:
-        """Run some kernels once."""
+        """Run these kernels once."""
         self.run(self.instructions(calls), len(calls), num_tokens)
 
     def stop(self) -> None:
@@ -74,27 +74,28 @@ def library() -> Library:
     """The library of this process, compiled and started at first use, with as many threads as the platform gave torch."""
     global _current
     if _current is None:
-        import torch  # not before: a trial of the library does without
+        import torch  # only now: a trial of the library does not need it
 
         _current = _best(torch.get_num_threads())
     return _current
 
 
 def _best(num_threads: int) -> Library:
-    """Of the best level that works in this process, which may be given less than the one that tried the library."""
+    """The library of the best level that works in this process, which may have fewer permissions than the process that tried the
+    library."""
     refused: list[str] = []
     while True:
         level, path = best_compiled(refused)
         try:
             return Library(level, path, num_threads)
         except ConfigError as error:
-            log.warning("kernels of level %s are passed over: %s", level, error)
+            log.warning("skipping kernels of level %s: %s", level, error)
             refused.append(level)
 
 
 @contextmanager
 def using(level: str, num_threads: int) -> Iterator[Library]:
-    """Compute with another level or team for a while: for tests and measurements."""
+    """Compute with another level or team inside a `with`: for tests and measurements."""
     global _current
     before, _current = _current, Library(level, compiled(level), num_threads)
     try:

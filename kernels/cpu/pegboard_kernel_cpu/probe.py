@@ -1,4 +1,4 @@
-"""Whether compiled kernels can be had on this machine."""
+"""Whether this machine can run compiled kernels."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pegboard_kernel_cpu.build import compiler, failure, levels_of, library_path
 
 
 def probe(facts: ProbeFacts) -> Verdict:
-    """A library compiled earlier, or a C compiler to make one with at first use."""
+    """ok when a library was compiled earlier, or when a C compiler can make one at first use."""
     if not sys.platform.startswith("linux"):
-        return Absent(f"compiled kernels are made for Linux; this is {facts.system}")
+        return Absent(f"compiled kernels run on Linux only; this is {facts.system}")
     failed = {level: reason for level in levels_of(facts.cpu_flags) if (reason := failure(level)) is not None}
     usable = usable_levels(facts.cpu_flags)
     if not usable:
@@ -23,4 +23,4 @@ def probe(facts: ProbeFacts) -> Verdict:
     found = compiler()
     if found is None:
         return Absent("no C compiler was found (cc, gcc or clang) and no library was compiled before: apt install gcc")
-    return Ok({"level": level, "library": f"to be compiled with {found}", **notes})
+    return Ok({"level": level, "library": f"will be compiled with {found}", **notes})

@@ -12,7 +12,7 @@ from pegboard_kernel_cpu.structures import SampleTokens
 
 
 class _Calls(threading.local):
-    """What a thread's calls need: made once, because a step has one."""
+    """Buffers for one thread's calls, made once and reused in every step."""
 
     def __init__(self) -> None:
         self.scratch = torch.empty(0, 0)
@@ -20,7 +20,7 @@ class _Calls(threading.local):
         self.library: Library | None = None
 
     def prepare(self, library: Library, vocabulary: int) -> SampleTokens:
-        """The arguments, with room to sort a row of so many logits on every thread of the library's team."""
+        """The arguments, with room to select from a row of this many logits on every thread of the library's team."""
         if library is not self.library:
             self.library, self.instructions = library, library.instructions([("sample_tokens", self.arguments)])
         needed = -(-(vocabulary + vocabulary // 64 + 64) // 16) * 16

@@ -1,4 +1,4 @@
-"""The C structures of csrc/ as ctypes sees them; field for field in the same order."""
+"""The C structures of csrc/ for ctypes, with the same fields in the same order."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ COLUMNS = BLOCKS * BLOCK
 
 
 def try_linear(library: Library, bits: int) -> None:
-    """Blocks of so many bits times random activations, against plain sums. Raises AssertionError."""
+    """Multiply blocks of `bits` bits with random activations and compare with plain sums. Raises AssertionError."""
     rng = random.Random(bits)
     zero = 8 if bits == 4 else 0
     codes = (c_uint8 * (ROWS * COLUMNS))(*(rng.randrange(16 if bits == 4 else 128) for _ in range(ROWS * COLUMNS)))

@@ -27,7 +27,7 @@ from pegboard_testing.contract_generic import check_entry, installed_entry
 pytestmark = pytest.mark.usefixtures("native")
 
 TOLERANCES = {"float32": 3e-5, "bfloat16": 3e-5, "float16": 3e-5, "int8": 1e-4}
-"""Against the reference on what the cache keeps, see `Stored.rounded`."""
+"""Compared with the reference on values rounded as the cache stores them, see `Stored.rounded`."""
 
 
 class TestNativeAttention(AttentionContract):
@@ -39,7 +39,7 @@ class TestNativeAttention(AttentionContract):
 
 @dataclass
 class Stored(AttentionContract):
-    """Trials whose cache has elements of another type."""
+    """Trials whose cache stores another element type."""
 
     kv_dtype: str
 
@@ -54,7 +54,7 @@ class Stored(AttentionContract):
         return Backend(None, setup)
 
     def rounded(self, x: Tensor) -> Tensor:
-        """What the cache keeps of x: [..., D]."""
+        """x [..., D] rounded as the cache stores it."""
         if self.kv_dtype == "int8":
             largest = x.abs().amax(-1, keepdim=True)
             inverse = torch.where(largest > 0, torch.tensor(127.0) / largest, 0)  # 127 / largest would round twice
@@ -122,7 +122,8 @@ def _items(backend: NativeAttention) -> list[Item]:
 @settings(max_examples=20)
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 3000)), min_size=1, max_size=6), st.none() | st.integers(1, 900))
 def test_every_key_in_sight_is_computed_once(rows: list[tuple[int, int]], window: int | None) -> None:
-    """rows: new tokens, and those before them. Items are within the keys of their tokens, sorted by work."""
+    """rows: numbers of new tokens and of the tokens before them. Checks that items stay within the keys of their tokens and are
+    sorted by work."""
     contract = Stored("float32")
     trial = Trial(contract, [_layer(window=window, head_dim=8)], 32, [new + known for new, known in rows], 0)
     trial.backend.plan(trial.inputs([Piece(row, known, known + new) for row, (new, known) in enumerate(rows)]))
@@ -142,7 +143,7 @@ def test_every_key_in_sight_is_computed_once(rows: list[tuple[int, int]], window
 
 @dataclass
 class Sharing:
-    """Rows of a few families, each with a number of first blocks in common, and the rest of their own."""
+    """Rows of a few families: the rows of a family share some first blocks, and each has its own remaining blocks."""
 
     contract: Stored
     layers: list[AttentionLayer]
@@ -166,7 +167,7 @@ class Sharing:
         return trial
 
     def steps(self, num_last: list[int]) -> list[list[Piece]]:
-        """All but the last tokens of each row, shared blocks once, then the last ones of all rows together."""
+        """Compute all but the last token of each row (shared blocks once), then the last tokens of all rows together."""
         fill, last = [], []
         for row, (family, own) in enumerate(zip(self.families, self.owned, strict=True)):
             known = 0 if self.families.index(family) == row else self.prefixes[family] * self.block_size
@@ -192,7 +193,7 @@ def test_rows_behind_the_same_blocks(
 
 @pytest.mark.parametrize("num_rows", [2, 16, 17, 90, 700])
 def test_shared_blocks_are_read_once_a_tile(num_rows: int) -> None:
-    """Whatever the number of rows: every one sees each key once, and room for partial results is never exceeded."""
+    """For any number of rows, every row sees each key once, and the room for partial results is never exceeded."""
     sharing = Sharing(Stored("float32"), [_layer(head_dim=8)], 32, [20], [0] * num_rows, [5] * num_rows, 1)
     trial = sharing.trial()
     trial.backend.plan(trial.inputs([Piece(row, 644, 645) for row in range(num_rows)]))
@@ -225,7 +226,7 @@ def test_what_lies_in_unused_slots_does_not_matter(kv_dtype: str) -> None:
 @settings(max_examples=20)
 @given(st.booleans(), st.sampled_from([4, 12, 20, 32]), st.integers(1, 70), st.integers(0, 2**20))
 def test_rotation(pairs: bool, rotary_pairs: int, num_tokens: int, seed: int) -> None:
-    """Queries are turned where they are, keys on their way into the cache; channels behind the rotary ones pass."""
+    """Queries are rotated in place, and keys on their way into the cache; channels after the rotary ones stay as they are."""
     contract = Stored("float32")
     trial = contract.trial([_layer()], 32, [num_tokens], seed)
     backend, call = trial.backend, trial.calls[0]
@@ -260,7 +261,7 @@ def test_a_recorded_layer_that_reads_anothers_cache_stores_nothing() -> None:
 
 @pytest.mark.parametrize(("num_heads", "head_dim", "fused"), [(8, 40, True), (6, 64, True), (6, 16, False)])
 def test_the_result_is_quantized_where_blocks_fit_the_heads(num_heads: int, head_dim: int, fused: bool) -> None:
-    """The heads of a group have 160, 192 or 48 channels; blocks of 32 would straddle two groups of 48."""
+    """The heads of a group have 160, 192 or 48 channels; blocks of 32 would overlap two groups of 48."""
     trial = Stored("float32").trial([_layer(num_heads=num_heads, head_dim=head_dim)], 32, [700, 3], head_dim)
     trial.step([Piece(0, 0, 699)])
     pieces = [Piece(0, 699, 700), Piece(1, 0, 3)]
@@ -280,7 +281,7 @@ def test_the_result_is_quantized_where_blocks_fit_the_heads(num_heads: int, head
 
 
 def test_sinks_take_their_share_of_the_weights(native: Library) -> None:
-    """A sink is a key of its own logit and no value, per head."""
+    """A sink acts, per head, like one more key with a given logit and no value."""
     trial = Stored("float32").trial([_layer()], 32, [700], 9)
     last = [Piece(0, 699, 700)]
     trial.step([Piece(0, 0, 699)])

@@ -1,4 +1,4 @@
-"""Compiling: levels, the cache, and words for what is missing."""
+"""Compiling: levels, the cache, and messages for what is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Norms and gated activations against their references."""
+"""Norms and gated activations, compared with their references."""
 
 from __future__ import annotations
 

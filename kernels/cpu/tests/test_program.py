@@ -1,4 +1,4 @@
-"""Recorded forwards equal eager ones, whatever the number of tokens; buffers that share memory never meet."""
+"""Recorded forwards equal eager ones for any number of tokens; buffers that share memory are never alive at the same time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _weight(rows: int, columns: int, in_blocks: bool, seed: int) -> NativeBlockW
 
 
 def _feed_forward(in_blocks: bool, layers: int, bias: torch.Tensor | None):
-    """(norm, up, activation, down, norm weight) per layer, and the same computed eagerly."""
+    """(norm, up, activation, down, norm weight) per layer, and the same layers computed eagerly."""
     weights = [(_weight(128, 64, in_blocks, 2 * i).bind(), _weight(64, 64, in_blocks, 2 * i + 1).bind()) for i in range(layers)]
     scale = torch.rand(64) + 0.5
 
@@ -180,7 +180,7 @@ def test_programs_of_several_threads_take_turns(native: Library) -> None:
 
 
 def test_rows_without_weights_are_not_recorded() -> None:
-    """A padded vocabulary: their results are zeros, which shared memory does not promise."""
+    """Rows that only pad the vocabulary give zeros, which shared memory does not guarantee, so they cannot be recorded."""
     weight = NativeBlockWeight((48, 64), torch.float32, "cpu")
     weight.write(0, Blocks(8, 32, torch.ones(32, 64, dtype=torch.int8), torch.ones(32, 2)))
     weight.finish()

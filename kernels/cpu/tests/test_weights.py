@@ -1,4 +1,4 @@
-"""Matrices in packed layouts against their references, in shapes that fill no tile evenly."""
+"""Matrices in packed layouts, compared with their references, in shapes that do not fill tiles evenly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOME = settings(max_examples=12, deadline=None)
 
 
 def blocks_of(form: tuple, rows: int, columns: int, seed: int) -> Blocks:
-    """Random rows in a format; codes use their whole range."""
+    """Random rows in a format; the codes use the whole range."""
     bits, block_size, dtype, has_minimum = form
     generator = torch.Generator().manual_seed(seed)
     low, high, kind = (0, 16, torch.uint8) if bits == 4 else (-127, 128, torch.int8)
@@ -35,14 +35,15 @@ def blocks_of(form: tuple, rows: int, columns: int, seed: int) -> Blocks:
 
 
 def quantized(x: torch.Tensor) -> torch.Tensor:
-    """x with every 32 columns rounded to int8 times a scale: what the kernels multiply."""
+    """x with every 32 columns rounded to int8 times a scale, as the kernels multiply it."""
     parts = x.view(x.shape[0], -1, 32)
     scale = parts.abs().amax(-1, keepdim=True) / 127
     return (torch.round(parts / scale.clamp_min(1e-30)) * scale).view_as(x)
 
 
 def activations(count: int, columns: int, seed: int) -> torch.Tensor:
-    """Random values whose int8 codes are not in doubt: none lies near the middle of two, where arithmetic decides."""
+    """Random values with unambiguous int8 codes: none is near the middle between two codes, where rounding of the arithmetic
+    decides."""
     generator = torch.Generator().manual_seed(seed)
     shape = (count, columns // 32, 32)
     codes = torch.randint(-126, 127, shape, generator=generator) + torch.rand(shape, generator=generator) * 0.8 - 0.4

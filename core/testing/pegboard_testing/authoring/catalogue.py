@@ -1,6 +1,6 @@
 """Generates `pegboard/plugins/catalogue.json`, {kind: {name: distribution}}, from the pyproject.toml files of the repository.
 
-python -m pegboard_testing.authoring.catalogue --check    exit 1 when the file is not what the repository says
+python -m pegboard_testing.authoring.catalogue --check    exit 1 when the file does not match the repository
 python -m pegboard_testing.authoring.catalogue --write
 """
 
@@ -25,7 +25,7 @@ Catalogue = dict[str, dict[str, str]]
 
 
 def project_files(repository: Path) -> Iterator[Path]:
-    """Every pyproject.toml below the folders that hold plugins, sorted."""
+    """All pyproject.toml files below the folders that hold plugins, sorted."""
     for folder in FOLDERS:
         for path in sorted((repository / folder).rglob("pyproject.toml")):
             if not any(part.startswith(".") or part in ("build", "dist") for part in path.relative_to(repository).parts):
@@ -33,7 +33,8 @@ def project_files(repository: Path) -> Iterator[Path]:
 
 
 def collect(repository: Path) -> Catalogue:
-    """{kind: {name: distribution}}, sorted. Raises ConfigError for an unknown kind and for a name two distributions claim."""
+    """{kind: {name: distribution}}, sorted. Raises ConfigError for an unknown kind and for a name that two distributions
+    claim."""
     catalogue: Catalogue = {}
     for path in project_files(repository):
         project = tomllib.loads(path.read_text("utf-8")).get("project", {})
@@ -46,7 +47,7 @@ def collect(repository: Path) -> Catalogue:
             names = catalogue.setdefault(group.split(".")[1], {})
             for name in points:
                 if names.setdefault(name, distribution) != distribution:
-                    raise ConfigError(f"{path}: {group} {name!r} is already provided by {names[name]}: names are unique here")
+                    raise ConfigError(f"{path}: {group} {name!r} is already provided by {names[name]}; names must be unique")
     return {kind: dict(sorted(names.items())) for kind, names in sorted(catalogue.items())}
 
 

@@ -1,4 +1,4 @@
-"""Renews the table of all metrics in `docs/metrics.md`; the words around it are written by hand.
+"""Regenerates the table of all metrics in `docs/metrics.md`; the text around it is written by hand.
 
 python -m pegboard_testing.authoring.metrics_page --write
 """
@@ -54,7 +54,7 @@ def _text(metric: Metric) -> str:
 
 
 def renewed(page: str) -> str:
-    """The page with its table as it should be. Raises ConfigError for a page without the marks."""
+    """The page with its table brought up to date. Raises ConfigError for a page without the marker lines."""
     head, start, rest = page.partition(START)
     _, end, tail = rest.partition(END)
     if not (start and end):

@@ -1,7 +1,7 @@
 """Generates the reference pages: `docs/kinds.md` from the interfaces, `docs/configuration.md` from the settings, and the tree of
 core in `docs/tour.md` from the first sentences of its modules.
 
-python -m pegboard_testing.authoring.reference --check    exit 1 when a page is not what the code says
+python -m pegboard_testing.authoring.reference --check    exit 1 when a page does not match the code
 python -m pegboard_testing.authoring.reference --write
 """
 
@@ -37,7 +37,7 @@ CHOSEN = {
     "chain": "configured order",
     "set": "every enabled one",
 }
-"""`Kind.chosen` in words."""
+"""`Kind.chosen` as text."""
 
 
 INTRODUCTION = """\
@@ -88,7 +88,7 @@ def _kind_section(kind: Kind) -> str:
     lines = [f"## {kind.name}", "", f"`{module_name}` · spec `{spec_name}`"]
     if asked:
         lines[-1] += f" · need: {', '.join(f'`{name}`' for name in asked)}"
-    if spec.__doc__ and not spec.__doc__.startswith(f"{spec_name}("):  # else dataclasses made it up
+    if spec.__doc__ and not spec.__doc__.startswith(f"{spec_name}("):  # otherwise dataclasses generated it
         lines += ["", _joined(inspect.getdoc(spec) or "")]
     for interface in _interfaces(module):
         lines += ["", *_methods(interface)]
@@ -106,7 +106,7 @@ def _methods(interface: type) -> list[str]:
     doc = _first_sentence(interface.__doc__)
     lines = [f"**`{interface.__name__}`**" + (f" — {doc}" if doc else ""), ""]
     for name, member in vars(interface).items():
-        function = getattr(member, "__func__", member)  # what a static method wraps
+        function = getattr(member, "__func__", member)  # the function that a static method wraps
         if name.startswith("_") or not inspect.isfunction(function):
             continue
         doc = _first_sentence(function.__doc__)
@@ -128,14 +128,14 @@ def _signature(function: Any) -> str:
 
 
 def _first_sentence(doc: str | None) -> str:
-    """The first sentence, or the whole first paragraph where it is one."""
+    """The first sentence, or the whole first paragraph if it is a single sentence."""
     text = _joined(inspect.cleandoc(doc or ""), paragraph=0)
     end = re.search(r"\.(?=\s+[A-Z`(])", text)
     return text[: end.end()] if end else text
 
 
 def _joined(text: str, paragraph: int | None = None) -> str:
-    """One line; all of the text, or one of its paragraphs."""
+    """One line with the whole text, or with one of its paragraphs."""
     chosen = text if paragraph is None else text.split("\n\n")[paragraph]
     return " ".join(chosen.split())
 
@@ -176,7 +176,7 @@ extra_pip_args = ["--retries", "2"]
 Settings whose default is "the platform's" are filled in by the platform plugin when the engine starts."""
 
 PLUGIN_OPTIONS = """\
-Options of plugins have one pattern beside them, `PEGBOARD__KIND__NAME__FIELD=value`; on the command line it is
+Plugin options follow one pattern in addition: `PEGBOARD__KIND__NAME__FIELD=value`; on the command line it is
 `--kind.name.field value`, for `LLM` it is `plugin_options={"kind.name": {"field": value}}`. `pegboard help kind.name` lists a
 plugin's options."""
 
@@ -201,7 +201,7 @@ def configuration_page() -> str:
 
 
 def _variable(item: object) -> re.Match[str] | None:
-    """A function of `env` that reads one variable says so: "NAME: meaning"."""
+    """The docstring of an `env` function that reads one variable has the form "NAME: meaning"."""
     return re.match(r"([A-Z][A-Z_]+): (.*)", inspect.getdoc(item) or "", re.S) if inspect.isfunction(item) else None
 
 
@@ -221,7 +221,7 @@ def _value(value: object) -> str:
 
 
 def _type(annotation: Any) -> str:
-    """A type in words."""
+    """A type as text."""
     origin = get_origin(annotation)
     if origin is Literal:
         return " \\| ".join(f"`{value}`" for value in get_args(annotation)).replace("\\|", "|")
@@ -240,11 +240,11 @@ CORE = Path(pegboard.__file__).parent
 SUMMED_UP = {
     "interfaces": "One file per kind of plugin: spec, need, setup, interface. The whole list is in kinds.md.",
 }
-"""Folders that get one line."""
+"""Folders that are shown as one line."""
 
 
 def tour_page(before: str) -> str:
-    """The page with its tree renewed; the words around the tree are written by hand."""
+    """The page with its tree regenerated; the text around the tree is written by hand."""
     head, start, rest = before.partition(TREE_START)
     _, end, tail = rest.partition(TREE_END)
     if not (start and end):
@@ -281,7 +281,7 @@ PAGES: dict[str, Callable[[str], str]] = {
     "configuration.md": lambda before: configuration_page(),
     "tour.md": tour_page,
 }
-"""Page → its text, from the text it has now."""
+"""Page → function from its current text to its new text."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -290,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--write", action="store_true", help="write the pages")
     action.add_argument("--check", action="store_true", help="only compare")
-    parser.add_argument("--folder", type=Path, default=REPOSITORY / "docs", help="where the pages are")
+    parser.add_argument("--folder", type=Path, default=REPOSITORY / "docs", help="folder of the pages")
     options = parser.parse_args(arguments)
     status = 0
     for name, make in PAGES.items():

@@ -1,9 +1,9 @@
-"""The signatures of every interface as text, so that a change of the contract shows in a review.
+"""The signatures of every interface as text, so that a review shows every change of the contract.
 
-    python -m pegboard_testing.authoring.snapshot --write    after a wanted change
+    python -m pegboard_testing.authoring.snapshot --write    after an intended change
     python -m pegboard_testing.authoring.snapshot --check    in CI
 
-One section per kind file: its classes with fields and method signatures, its aliases, without docstrings and bodies.
+One section per kind file: its classes with fields and method signatures, and its aliases, without docstrings and bodies.
 """
 
 from __future__ import annotations

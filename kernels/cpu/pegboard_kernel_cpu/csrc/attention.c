@@ -1,21 +1,24 @@
-/* Causal attention over the paged cache, prefill and decode alike: a tile of query rows (tokens times the heads of a group) runs
- * over its keys in chunks with a running softmax (Milakov & Gimelshein 2018; Dao et al. 2022). Long histories of few rows are
- * split into ranges of keys whose results the last to finish merges, in a fixed order (Dao et al. 2023, "Flash-Decoding").
+/* Causal attention over the paged cache, prefill and decode alike: a tile of query rows (tokens times the heads of a group) goes
+ * through its keys in chunks with a running softmax (Milakov & Gimelshein 2018; Dao et al. 2022). When few rows have long
+ * histories,
+ * the keys are split into ranges. The thread that finishes last merges their results in a fixed order (Dao et al. 2023,
+ * "Flash-Decoding").
  */
 #include "attention_products.h"
 
-/* One tile at work. Scores are in units of log 2: weights are powers of 2. Rows are tokens first, then heads: a block of rows
- * sees nearly the same keys. */
+/* A tile while it is computed. Scores are logarithms to base 2, so weights are powers of 2. Rows are ordered by token, then by
+ * head, so the rows of a block see nearly the same keys. */
 typedef struct {
     const AttendArguments *a;
-    int kv_head, group, dim, padded, type; /* padded: dim in whole vectors; type as the products read it */
-    const int32_t *members; /* whose token each is, NULL = tokens of one row */
+    int kv_head, group, dim, padded, type; /* padded: dim rounded up to whole vectors; type: of the elements that the products
+    read */
+    const int32_t *members; /* the row that each token belongs to; NULL = all belong to one row */
     int num_rows, num_blocks; /* blocks of at most ROWS rows, rows [start[i], start[i + 1]) */
-    int k_is_staged, v_is_staged, is_shaped; /* staged: copied as floats first */
+    int k_is_staged, v_is_staged, is_shaped; /* staged: first copied as floats */
     int start[TILE + 1];
     int position[TILE], head[TILE];
-    int first_key[TILE], stop_key[TILE]; /* of the row inside the chunk */
-    int from[TILE], stop[TILE]; /* the same of a block of rows; from >= stop: nothing to do */
+    int first_key[TILE], stop_key[TILE]; /* first and end of the keys that a row sees, within the chunk */
+    int from[TILE], stop[TILE]; /* the same for a block of rows; from >= stop: nothing to do */
     float top[TILE], total[TILE], factor[TILE];
     const char *k[CHUNK / RUN], *v[CHUNK / RUN];
     ALIGNED float k_scale[CHUNK], v_scale[CHUNK];
@@ -26,7 +29,7 @@ typedef struct {
     ALIGNED float staged_v[CHUNK * MAX_DIM]; /* [CHUNK][padded] */
 } Tile;
 
-/* The step's token that is the item's, or the tile's, `index`-th, and its position. */
+/* Index in the step of the item's (or the tile's) `index`-th token, and that token's position. */
 INLINE int64_t token_of(const Tile *t, const Item *item, int index) {
     const int32_t *starts = t->a->plan->query_start_loc;
     return t->members ? starts[t->members[index]] : starts[item->row] + item->first + index;
@@ -60,7 +63,7 @@ static void load_queries(Tile *t, const Item *item, int base) {
     memset(t->out, 0, (size_t)t->num_rows * t->padded * sizeof(float));
 }
 
-/* Where the keys [chunk, chunk + count) of a row lie. */
+/* Find where the keys [chunk, chunk + count) of a row are stored. */
 static void locate(Tile *t, int row, int chunk, int count) {
     const Cache *cache = &t->a->cache;
     const int size = cache->block_size, bytes = bytes_of(cache->type);
@@ -79,10 +82,10 @@ static void locate(Tile *t, int row, int chunk, int count) {
             memcpy(t->v_scale + run * RUN, v_scale + v_head + offset, RUN * sizeof(float));
         }
     }
-    for (int run = num_runs; run % RUNS; run++) t->k[run] = t->k[num_runs - 1]; /* read as part of a panel, not used */
+    for (int run = num_runs; run % RUNS; run++) t->k[run] = t->k[num_runs - 1]; /* read as part of a panel, but not used */
 }
 
-/* Which keys of the chunk each row, and each block of rows, attends to. */
+/* Find which keys of the chunk each row, and each block of rows, attends to. */
 static void see(Tile *t, int chunk, int count) {
     for (int i = 0; i < t->num_blocks; i++) {
         int from = CHUNK, stop = 0;
@@ -98,7 +101,7 @@ static void see(Tile *t, int chunk, int count) {
     }
 }
 
-/* A panel of keys as floats: done once for all blocks of rows. */
+/* Copy a panel of keys as floats, once for all blocks of rows. */
 static const char *stage_keys(Tile *t, const char *const *k) {
     int64_t stride = (int64_t)t->a->cache.block_size * bytes_of(t->a->cache.type);
     for (int64_t d = 0; d < t->dim; d++)
@@ -126,7 +129,7 @@ INLINE void widen(int type, const char *from, int n, float *to) {
     }
 }
 
-/* The values of the chunk as floats, rows padded to whole vectors. */
+/* Copy the values of the chunk as floats, with rows padded to whole vectors. */
 static void stage_values(Tile *t, int count) {
     int type = t->a->cache.type;
     for (int key = 0; key < count; key++) {
@@ -172,7 +175,7 @@ INLINE vfloat tanh_of(vfloat x) {
     return choose(x < 0, -y, y);
 }
 
-/* What makes scores of plain products: key scales, the cap, the distance's penalty. */
+/* Turn plain products into scores: apply the key scales, the cap and the penalty for distance. */
 static void shape(const Tile *t, int row, float *scores, int from, int stop, int chunk) {
     const AttendArguments *a = t->a;
     float cap = a->soft_cap * LOG2E, slope = a->slopes ? a->slopes[t->head[row]] * LOG2E : 0;
@@ -185,7 +188,8 @@ static void shape(const Tile *t, int row, float *scores, int from, int stop, int
     }
 }
 
-/* Scores to weights, 2^(score - highest so far), for the vectors from `from` to `stop`; weight 0 where the row does not look. */
+/* Turn scores into weights, 2^(score - highest so far), for the vectors from `from` to `stop`; the weight is 0 where the row does
+ * not attend. */
 static void soften(Tile *t, int row, int from, int stop, int chunk) {
     float *s = t->scores + row * CHUNK;
     int first = t->first_key[row], last = t->stop_key[row];
@@ -200,7 +204,7 @@ static void soften(Tile *t, int row, int from, int stop, int chunk) {
     vfloat best = splat(-INFINITY);
     for (int j = from; j < stop; j += LANES) best = vmax(best, load(s + j));
     float top = fmaxf(t->top[row], max_of(best));
-    if (top == -INFINITY) top = 0; /* all scores are: their weights are 0 */
+    if (top == -INFINITY) top = 0; /* all scores are -infinity, so their weights are 0 */
     vfloat sum = {};
     for (int j = from; j < stop; j += LANES) {
         vfloat weight = power_of_two(load(s + j) - top);
@@ -217,7 +221,8 @@ static void soften(Tile *t, int row, int from, int stop, int chunk) {
 static void add_values(Tile *t) {
     int type = t->v_is_staged ? FLOAT32 : t->type;
     int64_t channel = bytes_of(type), stride = t->padded * channel;
-    int span = t->v_is_staged ? CHUNK : t->a->cache.block_size % KEY_STEP ? RUN : KEY_STEP; /* keys that surely lie together */
+    int span = t->v_is_staged ? CHUNK : t->a->cache.block_size % KEY_STEP ? RUN : KEY_STEP; /* keys that are certain to be stored
+    together */
     for (int d = 0, log2 = VECTORS / 2; d < t->padded; d += LANES << log2) {
         while (d + (LANES << log2) > t->padded) log2--;
         for (int i = 0; i < t->num_blocks; i++) {
@@ -251,13 +256,13 @@ INLINE float *partial_of(const AttendArguments *a, int partial, int kv_head, int
     return a->plan->partials + place * a->plan->partial_stride + (int64_t)index * (a->cache.head_dim + 2);
 }
 
-/* Results of the item's rows [base, base + num_rows), found where the queries were, go where they are wanted. */
+/* Copy the results of the item's rows [base, base + num_rows) from the place of the queries to the output. */
 static void deliver(const Tile *t, const Item *item, int base) {
     const AttendArguments *a = t->a;
     const int64_t dim = t->dim, columns = a->num_heads * dim;
     for (int row = 0, count; row < t->num_rows; row += count) {
         int in_group = (base + row) % t->group;
-        count = minimum(t->group - in_group, t->num_rows - row); /* heads of one token lie side by side */
+        count = minimum(t->group - in_group, t->num_rows - row); /* the heads of one token are adjacent */
         int64_t token = token_of(t, item, (base + row) / t->group);
         int64_t first = (t->kv_head * t->group + in_group) * dim;
         if (a->out) memcpy(a->out + token * a->out_stride + first, t->q + row * dim, count * dim * sizeof(float));
@@ -265,7 +270,7 @@ static void deliver(const Tile *t, const Item *item, int base) {
     }
 }
 
-/* The tile's rows divided by their totals, or, of a split, as they are with what the merge needs. */
+/* Store the tile's rows divided by their totals. For a split, store them undivided, with what the merge needs. */
 static void finish(Tile *t, const Item *item, int base) {
     for (int row = 0; row < t->num_rows; row++) {
         const float *from = t->out + row * t->padded;
@@ -282,7 +287,7 @@ static void finish(Tile *t, const Item *item, int base) {
     if (item->num_splits == 1) deliver(t, item, base);
 }
 
-/* The rows of all splits of an item, weighted as if they had been computed together. */
+/* Merge the rows of all splits of an item, weighted as if they had been computed together. */
 static void merge(Tile *t, const Item *item, int base) {
     const int dim = t->dim;
     for (int row = 0; row < t->num_rows; row++) {

@@ -1,7 +1,8 @@
-/* Paged attention: what its kernels share. The structures are mirrored in attention_structs.py.
+/* What the kernels of paged attention share. attention_structs.py mirrors the structures.
  *
- * Layout of a cache block, per KV head: keys [head_dim][block_size], so that the scores of neighboring keys are products of one
- * query value with neighboring memory; values [block_size][head_dim]; scales of an int8 cache [block_size] for each of both.
+ * Layout of a cache block, per KV head: keys [head_dim][block_size], so that one query value is multiplied with neighboring
+ * memory to score neighboring keys; values [block_size][head_dim]; for an int8 cache, scales [block_size] for keys and for
+ * values.
  */
 #ifndef PEGBOARD_ATTENTION_H
 #define PEGBOARD_ATTENTION_H
@@ -10,30 +11,30 @@
 
 #include <stdatomic.h>
 
-#define TILE 48 /* most query rows (tokens times heads of a group) that read the cache together */
+#define TILE 48 /* maximum number of query rows (tokens times heads of a group) that read the cache together */
 #define CHUNK 128 /* keys between two updates of the running softmax */
 #define MAX_DIM 256
 #define KEY_STEP 32 /* tasks start at a multiple of this many keys */
 
 enum { FLOAT32, BFLOAT16, INT8, FLOAT16, NUM_TYPES };
 
-/* Query tokens [first, first + count) of a row against keys [key_first, key_stop), one of num_splits such ranges whose results
- * are merged by whoever finishes last.
+/* Query tokens [first, first + count) of a row against keys [key_first, key_stop), one of num_splits such ranges. The thread that
+ * finishes last merges their results.
  *
- * Rows that decode behind the same blocks share the ranges of these: an item then stands for one token of each of its members,
- * and every member has one range more, its own, as a last split. */
+ * Rows that decode and begin with the same blocks share the ranges of these blocks. Such an item stands for one token of each of
+ * its members, and every member has one more range of its own as its last split. */
 typedef struct {
     int32_t row, first, count, key_first, key_stop;
     int32_t split, num_splits;
-    int32_t partial; /* place of the first split's partial result */
-    int32_t merge; /* which counter of finished pieces */
-    int32_t pieces; /* of the merge: num_splits, or more where members have a range of their own */
-    int32_t members, num_members; /* where in the plan's list, how many; num_members 0 = a row by itself */
-    int32_t member; /* whose own range this is; -1 = the range of all */
+    int32_t partial; /* index of the first split's partial result */
+    int32_t merge; /* index of the counter of finished pieces */
+    int32_t pieces; /* number of pieces to merge: num_splits, or more when members have ranges of their own */
+    int32_t members, num_members; /* start and length in the plan's list of members; num_members 0 = a single row */
+    int32_t member; /* the member that owns this range; -1 = a range that all share */
     float work;
 } Item;
 
-/* One step as a KV group sees it; one per group, at an address that stays. */
+/* One step as a KV group sees it. There is one per group, at a fixed address. */
 typedef struct {
     int64_t num_rows, num_items, block_size;
     Item *items; /* longest first */
@@ -62,8 +63,8 @@ typedef struct {
     const Plan *plan;
     Cache cache;
     int32_t num_heads, rotary_pairs;
-    int32_t pairs; /* 1: channel 2i turns with 2i + 1; 0: i with i + rotary_pairs */
-    int32_t stores; /* 0: a layer that reads another's cache */
+    int32_t pairs; /* 1: channel 2i is rotated with 2i + 1; 0: channel i with i + rotary_pairs */
+    int32_t stores; /* 0: the layer reads the cache of another layer */
 } StoreArguments;
 
 typedef struct {
@@ -73,9 +74,9 @@ typedef struct {
     const Plan *plan;
     const float *slopes, *sinks; /* per head, NULL = none */
     Cache cache;
-    int32_t num_heads, window; /* window 0 = none; it counts the token itself */
+    int32_t num_heads, window; /* window 0 = none; a window includes the token itself */
     float scale, soft_cap; /* soft_cap 0 = none */
-    Quantized to; /* only where the channels of a group's heads are a multiple of 32 */
+    Quantized to; /* used only if the channels of a group's heads are a multiple of 32 */
 } AttendArguments;
 
 INLINE int minimum(int a, int b) { return a < b ? a : b; }

@@ -1,22 +1,22 @@
-/* The work of a step: which tokens attend to which keys, in pieces that the team takes one after another. */
+/* Plan the work of a step: which tokens attend to which keys, in pieces that the threads of the team take one by one. */
 #include "attention.h"
 
 #include <stdlib.h>
 
-#define PIECES_PER_THREAD 4 /* with fewer, the last one running keeps the others waiting */
-#define MIN_SPLIT 128 /* keys; merging shorter pieces costs more than it wins */
-#define MIN_SHARED 256 /* keys that rows must have in common before they read them together */
+#define PIECES_PER_THREAD 4 /* with fewer pieces, the other threads wait long for the last one */
+#define MIN_SPLIT 128 /* in keys; merging shorter pieces costs more than it saves */
+#define MIN_SHARED 256 /* number of keys that rows must share before they read them together */
 #define MOST_FAMILIES 16
 
-/* Rows that decode one token each behind the same first blocks of the cache. */
+/* Rows that decode one token each and have the same first blocks in the cache. */
 typedef struct {
     int32_t leader, blocks, count;
 } Family;
 
 typedef struct {
     Plan *plan;
-    int tile, window; /* tokens of a tile */
-    int most_shared, num_shared; /* tiles of members: there may be, there are */
+    int tile, window; /* tile: in tokens */
+    int most_shared, num_shared; /* tiles of members: allowed, and used so far */
     int num_families;
     Family families[MOST_FAMILIES];
     int64_t num_items;
@@ -37,7 +37,7 @@ static Item *add_item(Work *w, int row, int first, int count, int key_first, int
     return item;
 }
 
-/* Blocks that the row and the family have in common; a row's last block is its own, however full. */
+/* Number of blocks that the row and the family have in common. A row's last block is always its own, even when it is full. */
 static int common_blocks(const Plan *plan, const Family *family, int row) {
     const int32_t *a = plan->block_table + family->leader * plan->table_stride, *b = plan->block_table + row * plan->table_stride;
     int most = minimum(family->blocks, (plan->seq_lens[row] - 1) / (int)plan->block_size), n = 0;
@@ -45,7 +45,7 @@ static int common_blocks(const Plan *plan, const Family *family, int row) {
     return n;
 }
 
-/* The family the row belongs to from now on, or -1. One that would lose much of what it shares does not take the row in. */
+/* Add the row to a family and return it, or -1. A family that would then share much less does not take the row. */
 static int find_family(Work *w, int row) {
     const Plan *plan = w->plan;
     int num_tokens = plan->query_start_loc[row + 1] - plan->query_start_loc[row];
@@ -63,7 +63,7 @@ static int find_family(Work *w, int row) {
     return w->num_families++;
 }
 
-/* The row by itself: tiles of tokens, and the keys that a tile's last token sees behind its first one's window. */
+/* Add a single row: tiles of tokens, each with the keys from the start of its first token's window to its last token. */
 static void add_row(Work *w, int row) {
     const Plan *plan = w->plan;
     int num_tokens = plan->query_start_loc[row + 1] - plan->query_start_loc[row], known = plan->seq_lens[row] - num_tokens;
@@ -74,7 +74,8 @@ static void add_row(Work *w, int row) {
     }
 }
 
-/* All rows as items, none of them split: for a tile of members one item over what they share, and one for each over the rest. */
+/* Turn all rows into items without splits. A tile of members has one item for the keys that they share and one item per member
+ * for the rest. */
 static void cut_into_tiles(Work *w) {
     Plan *plan = w->plan;
     int32_t family_of[plan->num_rows + 1], num_members = 0;
@@ -106,7 +107,7 @@ static void cut_into_tiles(Work *w) {
     }
 }
 
-/* Piece `split` of an item whose keys are cut into steps. */
+/* Piece number `split` of an item whose keys are cut into pieces of `step`. */
 static Item piece_of(const Item *whole, int split, int step) {
     Item piece = *whole;
     piece.key_first = whole->key_first + split * step;
@@ -116,12 +117,12 @@ static Item piece_of(const Item *whole, int split, int step) {
     return piece;
 }
 
-/* Fill plan->items. `most_splits`: pieces that any step may have on top of its tiles' number (room in items and partials). */
+/* Fill plan->items. `most_splits`: how many pieces a step may have in addition to its tiles (the room in items and partials). */
 EXPORT void attention_plan(Plan *plan, int32_t num_threads, int32_t num_kv_heads, int32_t group, int32_t window,
                            int32_t most_splits) {
     Work w = {.plan = plan, .tile = maximum(1, TILE / group), .window = window, .most_shared = most_splits / 2};
     cut_into_tiles(&w);
-    int kept = 2 * w.num_shared; /* of the room: each of these needs it for two pieces at least */
+    int kept = 2 * w.num_shared; /* part of that room: each of these tiles needs at least two pieces */
     int64_t num_tiles = w.num_items;
     int partial = 0, merge = 0;
     float fair = w.total * num_kv_heads / (PIECES_PER_THREAD * num_threads);

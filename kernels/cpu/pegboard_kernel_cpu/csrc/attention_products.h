@@ -1,7 +1,8 @@
-/* The two products of attention, blocked in registers: scores = q kT for PANEL keys, out += weights v for some channels.
+/* The two matrix products of attention, blocked in registers: scores = q kT for PANEL keys, and out += weights v for some
+ * channels.
  *
- * Both are compiled for every number of query rows that fits the level's registers and every type of cache element, and are
- * chosen from tables. A panel's keys may lie in several cache blocks, 16 of them together at least.
+ * Both are compiled for every type of cache element and every number of query rows that fits the level's registers; tables hold
+ * the variants. A panel's keys may be in several cache blocks, but at least 16 keys are together.
  */
 #ifndef PEGBOARD_ATTENTION_PRODUCTS_H
 #define PEGBOARD_ATTENTION_PRODUCTS_H
@@ -16,7 +17,7 @@
 #define ROWS 3
 #endif
 
-#define RUN 16 /* keys that surely lie in one block */
+#define RUN 16 /* number of keys that are certain to be in one block */
 #define PANEL (VECTORS * LANES)
 #define RUNS (PANEL / RUN)
 
@@ -24,7 +25,8 @@
 typedef void (*ScoreProduct)(const float *q, const char *const *k, int64_t stride, int dim, float *scores);
 
 /* out [rows][out_stride] = out * factor + sum over keys [from, stop) of weights [rows][CHUNK] times v; v: the first key of each
- * run, runs of a span one behind another; stride: bytes from key to key; skip: bytes of the channels before the wanted ones. */
+ * run; the runs of a span are contiguous; stride: bytes from key to key; skip: bytes of the channels before the first one to
+ * compute. */
 typedef void (*ValueProduct)(const float *weights, const char *const *v, int64_t stride, int64_t skip, int span, int from,
                              int stop, const float *factor, float *out, int64_t out_stride);
 

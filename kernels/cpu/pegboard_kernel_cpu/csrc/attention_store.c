@@ -1,9 +1,9 @@
-/* Rotary embedding of the step's queries and keys, and its keys and values into the cache. */
+/* Rotate the queries and keys of a step, and store its keys and values in the cache. */
 #include "attention.h"
 
-#define TOKENS 16 /* most per task: neighbors share the cache lines of the transposed keys */
+#define TOKENS 16 /* maximum per task: neighbors share cache lines of the transposed keys */
 
-/* `head`: [D], turned in place (Su et al. 2021). */
+/* `head`: [D], rotated in place (Su et al. 2021). */
 INLINE void turn(float *head, const float *cos, const float *sin, int n, int pairs) {
     if (pairs) {
         for (int i = 0; i < n; i++) {
@@ -27,7 +27,7 @@ INLINE void turn(float *head, const float *cos, const float *sin, int n, int pai
     }
 }
 
-/* What one int8 step stands for, and its inverse. */
+/* The value of one int8 step, and its inverse. */
 INLINE float scale_of(const float *x, int n, float *inverse) {
     float largest = 0;
     for (int i = 0; i < n; i++) largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;

@@ -1,8 +1,8 @@
-/* What every kernel of this package shares: vectors of the level it is compiled for, and the team of threads it runs in.
+/* What all kernels of this package share: vectors of the level they are compiled for, and the team of threads that runs them.
  *
- * The same sources are compiled once per level (see build.py); nothing here is chosen at run time. A kernel is a function
- * that the threads of a team enter; each takes tasks with `next_task` until there are no more. The next kernel begins when all
- * tasks are done, so it sees everything the one before it wrote.
+ * The same sources are compiled once per level (see build.py), so no level is chosen at run time. A kernel is a function that all
+ * threads of a team call; each takes tasks with `next_task` until none are left. The next kernel starts when all tasks are done,
+ * so it sees everything that the previous one wrote.
  */
 #ifndef PEGBOARD_COMMON_H
 #define PEGBOARD_COMMON_H
@@ -36,7 +36,7 @@ typedef int8_t vbyte __attribute__((vector_size(LANES), aligned(1), may_alias));
 /* One step, the same for all kernels of a program. */
 typedef struct {
     int64_t num_tokens; /* rows of the activations */
-    int64_t num_outputs; /* rows that logits are wanted for */
+    int64_t num_outputs; /* rows that need logits */
 } Step;
 
 typedef struct Team Team;
@@ -56,8 +56,8 @@ typedef struct {
     const void *arguments;
 } Instruction;
 
-/* The next of `total` tasks nobody has taken yet, or `total` when there is none; says that the caller's task before is done. Every
- * kernel asks until there is none, with the same total on all threads. */
+/* Take the next of `total` tasks, or return `total` when none are left; also marks the caller's previous task as done. Every
+ * kernel calls this until none are left, with the same total on all threads. */
 int64_t next_task(Worker *worker, int64_t total);
 
 INLINE vfloat splat(float x) { return x - (vfloat){}; }
@@ -86,7 +86,7 @@ INLINE vfloat vmin(vfloat a, vfloat b) {
 #endif
 }
 
-INLINE float sum_of(vfloat x) { /* in halves: a chain of LANES additions waits for each */
+INLINE float sum_of(vfloat x) { /* in halves: in a chain of LANES additions each would wait for the one before */
 #if LANES == 16
     return _mm512_reduce_add_ps((__m512)x);
 #elif LANES == 8
@@ -125,7 +125,7 @@ INLINE float half_to_float(uint16_t h) {
 #endif
 }
 
-INLINE uint16_t to_half(float x) { /* round to nearest even; too large becomes infinity, a NaN stays one */
+INLINE uint16_t to_half(float x) { /* round to nearest even; overflow gives infinity, a NaN stays a NaN */
 #if defined(__F16C__)
     return (uint16_t)_cvtss_sh(x, 0);
 #else
@@ -134,7 +134,7 @@ INLINE uint16_t to_half(float x) { /* round to nearest even; too large becomes i
     u.bits &= 0x7fffffff;
     if (u.bits > 0x7f800000) return (uint16_t)(sign | 0x7e00);
     if (u.bits >= 0x47800000) return (uint16_t)(sign | 0x7c00);
-    if (u.bits < 0x38800000) { /* below the normal halves: adding 1/2 leaves the wanted bits at the end of the mantissa */
+    if (u.bits < 0x38800000) { /* denormal half: adding 1/2 moves the bits to keep to the end of the mantissa */
         u.value += 0.5f;
         return (uint16_t)(sign | (uint16_t)(u.bits - 0x3f000000));
     }
@@ -155,7 +155,7 @@ INLINE vfloat load_half(const uint16_t *p) {
 #endif
 }
 
-/* The compiler's own widening of small integers takes three times the instructions. */
+/* The compiler's own widening of small integers takes three times as many instructions. */
 INLINE vfloat load_bfloat16(const uint16_t *p) {
 #if LANES == 16
     return (vfloat)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
@@ -166,7 +166,7 @@ INLINE vfloat load_bfloat16(const uint16_t *p) {
 #endif
 }
 
-INLINE uint16_t to_bfloat16(float x) { /* round to nearest even; a NaN stays one */
+INLINE uint16_t to_bfloat16(float x) { /* round to nearest even; a NaN stays a NaN */
     union { float value; uint32_t bits; } u = {x};
     if (x != x) return (uint16_t)(u.bits >> 16 | 64);
     return (uint16_t)((u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16);
@@ -182,7 +182,8 @@ INLINE vfloat load_int8(const int8_t *p) {
 #endif
 }
 
-/* exp for x <= 0 and a little above, 0 far below: 2^n times a polynomial on [-ln2/2, ln2/2] (Cody & Waite reduction, minimax
+/* exp for x <= 0 and slightly above, 0 for very small x: 2^n times a polynomial on [-ln2/2, ln2/2] (Cody & Waite reduction,
+ * minimax
  * coefficients of degree 5; relative error below 2e-7). */
 INLINE vfloat exp_of(vfloat x) {
     x = vmax(x, splat(-87.0f));
@@ -201,7 +202,7 @@ INLINE vfloat exp_of(vfloat x) {
 }
 
 #define LOG2E 1.44269504088896341f
-#define LEAST (-120.0f) /* powers of less are 0: no denormal numbers reach a product */
+#define LEAST (-120.0f) /* smaller powers are 0, so that no denormal number reaches a product */
 
 /* 2^x for x <= 0, and 0 below LEAST: 2^n times a polynomial on [-1/2, 1/2] (minimax, degree 5; relative error below 2e-7). */
 INLINE vfloat power_of_two(vfloat x) {

@@ -1,20 +1,20 @@
-/* What happens to each token by itself: norms, gated activations, table rows.
+/* Kernels that treat each token separately: norms, gated activations, table rows.
  *
- * Each of them can leave its result quantized as well, for the linear layer behind it, while it is still in the cache.
+ * Each can also quantize its result, while it is still in the cache, for the linear layer that follows.
  */
 #include "quantize.h"
 
 typedef struct {
     const float *x; /* [tokens][columns] */
     int64_t x_stride;
-    float *residual; /* [tokens][columns], becomes x + residual, which is then normalised; NULL = x alone is */
+    float *residual; /* [tokens][columns], set to x + residual, which is then normalized; NULL = normalize x alone */
     int64_t residual_stride;
     const float *weight; /* [columns] */
     float *out; /* [tokens][columns]; NULL = only the quantized result is wanted */
     int64_t out_stride;
     Quantized to;
     int64_t columns; /* a multiple of 8 */
-    int64_t parts; /* norms beside each other in a token (one per head); columns is of one */
+    int64_t parts; /* number of adjacent norms in a token (one per head); columns is the width of one */
     float epsilon;
 } RMSNorm;
 

@@ -1,7 +1,7 @@
-/* y = x Wᵀ + b with W in small integers: a scale, and for some formats a minimum, per row and block of columns.
+/* y = x Wᵀ + b with W in small integers. Each row has a scale, and in some formats a minimum, per block of columns.
  *
- * The activations are quantized as well, per token and 32 columns, to int8 with one scale, so the inner products are of integers
- * and exact; scales are applied to their sums in float32. Packed W: groups of 16 rows, in each a record per block of columns:
+ * The activations are quantized as well, per token and 32 columns, to int8 with one scale, so the inner products are sums of
+ * integers and exact; scales are applied to them in float32. Packed W: groups of 16 rows, in each a record per block of columns:
  * 16 scales, 16 minimums if the format has them, then the codes as linear_blocks.h describes.
  */
 #include "linear_tiles.h"
@@ -35,14 +35,15 @@ EXPORT void quantize(const Step *step, Worker *worker, const void *arguments) {
 }
 
 typedef struct {
-    vfloat scale[VECTORS], minimum[VECTORS]; /* of a block's rows */
+    vfloat scale[VECTORS], minimum[VECTORS]; /* for the 16 rows of a block */
 } Scales;
 
 INLINE vfloat scale_vector(const uint8_t *p, int is_wide, int v) {
     return is_wide ? load((const float *)p + v * LANES) : load_half((const uint16_t *)p + v * LANES);
 }
 
-/* The scales of a record, and its codes. What codes are stored too high is a minimum: `zero` and, for 8 bits, `offset`. */
+/* Read the scales of a record; returns its codes. Codes are stored too high by `zero` and, for 8 bits, by `offset`: the minimum
+ * corrects this. */
 INLINE const uint8_t *read_scales(const uint8_t *record, int is_wide, int has_minimum, int zero, int offset, Scales *to) {
     int bytes = is_wide ? 64 : 32;
     for (int v = 0; v < VECTORS; v++) {
@@ -54,7 +55,8 @@ INLINE const uint8_t *read_scales(const uint8_t *record, int is_wide, int has_mi
     return record + bytes * (1 + has_minimum);
 }
 
-/* A token's sums take in one block. x_scales, x_sums: of the token; halves: in a block; has_offset: there are minimums. */
+/* Add one block to the sums of a token. x_scales, x_sums: of the token; halves: number of halves in a block; has_offset: the
+ * format has minimums. */
 INLINE void add_block(vfloat *sums, const vint *dots, const Scales *scales, const float *x_scales, const float *x_sums, int64_t block,
                       int halves, int has_offset) {
     vfloat x_scale = splat(x_scales[block * halves / 2]);
@@ -75,7 +77,7 @@ INLINE void put_results(const LinearBlocks *a, int64_t token, int64_t row, const
         for (int64_t r = 0; r < width; r++) out[r] += a->bias[row + r];
 }
 
-/* `tokens` x 16 results. The format's parts are arguments again so that each combination is compiled by itself. */
+/* `tokens` x 16 results. The parts of the format are separate arguments so that the compiler specializes every combination. */
 INLINE void tile(const LinearBlocks *a, int tokens, int64_t token, int64_t row, const uint8_t *record, int bits, int block_size,
                  int is_wide, int has_minimum) {
     const int64_t columns = a->columns, halves = columns / X_HALF;
@@ -101,7 +103,7 @@ INLINE void tile(const LinearBlocks *a, int tokens, int64_t token, int64_t row, 
 }
 
 #if defined(__AMX_INT8__)
-/* The same for `groups` times 16 tokens, whose sums are in memory: the first-level cache holds them. */
+/* The same for `groups` times 16 tokens. Their sums are in memory, in the first-level cache. */
 INLINE void wide_tile(const LinearBlocks *a, int groups, int64_t token, int64_t row, const uint8_t *record, int bits, int block_size,
                       int is_wide, int has_minimum) {
     const int64_t columns = a->columns, halves = columns / X_HALF;
@@ -142,7 +144,7 @@ INLINE void tiles(const LinearBlocks *a, int64_t token, int64_t end, int64_t row
     for (; token < end; token++) tile(a, 1, token, row, record, bits, block_size, is_wide, has_minimum);
 }
 
-/* One value of the packed matrix's codes: `at` is the record's codes. */
+/* One code of the packed matrix; `at` points to the codes of its record. */
 INLINE int32_t code_at(const uint8_t *at, int bits, int row, int64_t column) {
     if (bits == 8) return (int8_t)at[column / 4 * 64 + row * 4 + column % 4];
     uint8_t byte = at[column % 16 / 4 * 64 + row * 4 + column % 4];
@@ -158,7 +160,7 @@ INLINE void put_code(uint8_t *at, int bits, int row, int64_t column, uint8_t cod
     *byte = column < 16 ? (uint8_t)((*byte & 0xf0) | code) : (uint8_t)((*byte & 15) | code << 4);
 }
 
-/* Rows [start, start + count) of the packed matrix from codes [count][columns], one a byte, and scales and minimums
+/* Pack rows [start, start + count) of the matrix from codes [count][columns], one per byte, and scales and minimums
  * [count][columns / block_size]. */
 EXPORT void pack_blocks(const uint8_t *codes, const uint8_t *scales, const uint8_t *minimums, int64_t start, int64_t count,
                         int64_t columns, const Format *f, uint8_t *packed) {
@@ -184,7 +186,7 @@ INLINE float scale_at(const uint8_t *p, int is_wide, int64_t lane) {
     return is_wide ? ((const float *)p)[lane] : half_to_float(((const uint16_t *)p)[lane]);
 }
 
-/* One row of the packed matrix as floats. */
+/* Unpack one row of the matrix as floats. */
 static void unpack_row(const uint8_t *packed, const Format *f, int64_t row, int64_t columns, float *out) {
     int64_t blocks = columns / f->block_size, lane = row % ROWS, scale_bytes = ROWS * (f->is_wide ? 4 : 2);
     const uint8_t *record = packed + row / ROWS * blocks * f->record_bytes;
@@ -211,7 +213,7 @@ EXPORT void lookup_blocks(const Step *step, Worker *worker, const void *argument
     for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
         float *out = a->out + t * a->out_stride;
         if (a->ids[t] < a->rows) unpack_row(a->weight, &a->format, a->ids[t], a->columns, out);
-        else memset(out, 0, a->columns * sizeof(float)); /* rows the table was filled up with */
+        else memset(out, 0, a->columns * sizeof(float)); /* rows that only pad the table */
     }
 }
 

@@ -1,8 +1,9 @@
 /* Integer dot products of a group of 16 weight rows with some tokens, over one block of columns.
  *
- * Codes of a block: quads of columns, rows inside. 8 bits: 64 bytes a quad, byte 4·row + i is column 4·quad + i. 4 bits: the
- * low halves hold the first 16 columns of the block so, the high halves the last 16. Activations are int8 in column order, so four
- * columns of a token are one 32-bit word that meets all rows at once.
+ * Codes of a block are stored by quads of columns, and by rows within a quad. 8 bits: 64 bytes per quad; byte 4·row + i is column
+ * 4·quad + i. 4 bits: in the same order, the low halves of the bytes hold the first 16 columns of the block, the high halves the
+ * last 16. Activations are int8 in column order, so four columns of a token are one 32-bit word that is multiplied with all rows
+ * at once.
  */
 #ifndef PEGBOARD_LINEAR_BLOCKS_H
 #define PEGBOARD_LINEAR_BLOCKS_H
@@ -61,7 +62,7 @@ INLINE void dots_8bit(const uint8_t *codes, const int8_t *x, int64_t stride, int
 #define SIGNED_OFFSET 0
 
 /* Products of unsigned and signed bytes are added in pairs to 16 bits: 2 · 15 · 127 eight times stays below 2^15, and so does
- * 2 · 127 · 127 once. 8-bit codes are therefore split into magnitude and sign, and the sign moved to the activation. */
+ * 2 · 127 · 127 once. 8-bit codes are therefore split into magnitude and sign, and the sign is applied to the activation. */
 #if LANES == 16
 typedef __m512i wide;
 #define LOAD(p) _mm512_loadu_si512(p)
@@ -92,7 +93,7 @@ typedef __m256i wide;
 #define WITH_SIGN(x, a) _mm256_sign_epi8(x, a)
 #endif
 
-/* The compiler must add in this order: it would make trees of the sums, for which there are not enough registers. */
+/* The compiler must keep this order. Left alone, it adds in trees, and there are not enough registers for those. */
 #ifndef KEEP
 #define KEEP(x) __asm__("" : "+v"(x))
 #endif

@@ -1,8 +1,8 @@
 /* y = x Wᵀ + b in float32.
  *
- * W is packed in groups of 16 rows, columns inside: packed[group][column][16], the last group filled up with zeros. A tile of
- * TOKENS x 16 sums stays in registers while it walks along the columns (the scheme of Goto & van de Geijn 2008): columns in pieces
- * whose 16 rows fit the first cache level, tokens in blocks whose activations fit the second.
+ * W is packed in groups of 16 rows, columns inside: packed[group][column][16], the last group is padded with zeros. A tile of
+ * TOKENS x 16 sums stays in registers while the kernel goes through the columns (the scheme of Goto & van de Geijn 2008): Columns
+ * are taken in pieces whose 16 rows fit the first cache level, tokens in blocks whose activations fit the second.
  */
 #include "common.h"
 
@@ -15,7 +15,7 @@
 #else
 #define TOKENS 2
 #endif
-#define COLUMNS 256 /* of a piece: 16 KiB of weights */
+#define COLUMNS 256 /* columns of a piece: 16 KiB of weights */
 #define TOKEN_BLOCK 96
 
 typedef struct {
@@ -43,7 +43,7 @@ EXPORT void unpack_linear_float(const float *restrict packed, int64_t rows, int6
             weight[row * columns + c] = packed[(row / ROWS * columns + c) * ROWS + row % ROWS];
 }
 
-/* `tokens` x 16 sums over the columns [first, last), added to what is in out unless this is the first piece. */
+/* Compute `tokens` x 16 sums over the columns [first, last); add them to out unless this is the first piece. */
 INLINE void tile(const LinearFloat *a, int tokens, int64_t token, int64_t row, const float *weight, int64_t first, int64_t last) {
     vfloat sums[TOKENS][VECTORS];
     const float *x = a->x + token * a->x_stride;

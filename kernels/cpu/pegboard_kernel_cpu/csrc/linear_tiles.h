@@ -1,5 +1,6 @@
-/* The same products for 16 tokens at a time, by the matrix tiles of AMX: a tile of activations [16 tokens][block] times a tile of
- * codes [block / 4 quads][16 rows x 4] is 16 x 16 sums, whose scales are applied like everywhere else.
+/* The same products for 16 tokens at a time, with the matrix tiles of AMX: a tile of activations [16 tokens][block] times a tile
+ * of
+ * codes [block / 4 quads][16 rows x 4] is 16 x 16 sums, to which the scales are applied as usual.
  */
 #ifndef PEGBOARD_LINEAR_TILES_H
 #define PEGBOARD_LINEAR_TILES_H
@@ -17,13 +18,13 @@
 #define CODE_TILE 1
 #define DOT_TILE 2
 
-/* Compilers do not know that tile loads read memory. */
+/* The compiler does not know that tile loads read memory. */
 #define WRITTEN(p) __asm__ volatile("" : : "r"(p) : "memory")
 
-/* Ask the system for the tiles' registers, which it gives a process only on demand (arch_prctl ARCH_REQ_XCOMP_PERM, Linux 5.16). */
+/* Ask the system for the tile registers, which a process gets only on request (arch_prctl ARCH_REQ_XCOMP_PERM, Linux 5.16). */
 EXPORT int32_t allow_tiles(void) { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
 
-/* Shapes of a thread's tiles for blocks of so many columns, until release_tiles. */
+/* Set the shapes of a thread's tiles for blocks of this many columns; they stay until release_tiles. */
 INLINE void configure_tiles(int block_size) {
     ALIGNED struct {
         uint8_t palette, start_row, reserved[14];
@@ -39,7 +40,7 @@ INLINE void configure_tiles(int block_size) {
 
 INLINE void release_tiles(void) { _tile_release(); }
 
-/* Codes of 4 bits as the tile wants them, a byte each: quads of the low halves, then of the high ones. */
+/* Unpack 4-bit codes to one byte each, as a tile needs them: the quads of the low halves, then those of the high halves. */
 INLINE void spread_codes(const uint8_t *codes, uint8_t spread[8][64]) {
     const __m512i mask = _mm512_set1_epi8(15);
     for (int j = 0; j < 4; j++) {
@@ -50,7 +51,7 @@ INLINE void spread_codes(const uint8_t *codes, uint8_t spread[8][64]) {
     }
 }
 
-/* The block's codes become the tile that the next `tile_dots` multiply with. */
+/* Load the block's codes into the tile that the next calls of `tile_dots` use. */
 INLINE void load_codes(const uint8_t *codes, int bits) {
     ALIGNED uint8_t spread[8][64];
     if (bits == 4) spread_codes(codes, spread);

@@ -8,9 +8,9 @@
 #define X_HALF 16
 
 typedef struct {
-    int8_t *codes; /* [tokens][columns]; NULL = not wanted */
+    int8_t *codes; /* [tokens][columns]; NULL = do not quantize */
     float *scales; /* [tokens][columns / 32] */
-    float *sums; /* [tokens][columns / 32][2] scale times the sum of the block's codes, and of its first half's */
+    float *sums; /* [tokens][columns / 32][2] scale times the sum of the block's codes, and the same for its first half */
 } Quantized;
 
 typedef struct {
@@ -20,7 +20,7 @@ typedef struct {
     int64_t columns; /* a multiple of 32 */
 } Quantize;
 
-/* The codes of a block of columns, and the sums of its first and of its second half. */
+/* Compute the codes of a block of columns and the sums of its two halves. */
 #if LANES == 8
 INLINE void put_codes(const float *x, vfloat inverse, int8_t *codes, int32_t sums[2]) {
     __m256i whole[4];
@@ -31,7 +31,7 @@ INLINE void put_codes(const float *x, vfloat inverse, int8_t *codes, int32_t sum
     sums[0] = _mm_extract_epi32(sum, 0);
     sums[1] = _mm_extract_epi32(sum, 1);
     __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]), _mm256_packs_epi32(whole[2], whole[3]));
-    bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)); /* packs work in halves */
+    bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)); /* pack instructions work on halves */
     _mm256_storeu_si256((__m256i *)codes, bytes);
 }
 #elif LANES == 16
@@ -57,7 +57,7 @@ INLINE void put_codes(const float *x, vfloat inverse, int8_t *codes, int32_t sum
 }
 #endif
 
-/* x: columns [first, first + count) of a token's row of so many columns; first and count are multiples of 32. */
+/* x: columns [first, first + count) of a token's row of `columns` columns; first and count are multiples of 32. */
 INLINE void quantize_part(const float *x, const Quantized *to, int64_t columns, int64_t token, int64_t first, int64_t count) {
     int64_t start = token * columns + first;
     int8_t *codes = to->codes + start;

@@ -1,9 +1,10 @@
 /* From logits to a token per row: argmax, or a draw from what min_p, top_k and top_p leave.
  *
- * All three cut at a value, so a row has one floor and nothing is sorted. The row is read once for the maxima of its groups of
- * 64 tokens; a group whose maximum is below the floor is never looked at again. The k-th largest maximum bounds the k-th largest
- * value from below. Of top_p only tokens matter whose weight is at least (1 - p) / V of the whole: all lighter ones together
- * weigh less than what may be left out. Both thresholds are then found by selection among the few that remain.
+ * All three drop the tokens below some value, so a row has one floor, and no sort is needed. The row is read once for the maxima
+ * of its groups of
+ * 64 tokens; a group whose maximum is below the floor is never read again. The k-th largest maximum bounds the k-th largest
+ * value from below. For top_p only tokens with at least (1 - p) / V of the total weight matter: all lighter ones together weigh
+ * less than what may be left out. Both thresholds are then found by selection among the few that remain.
  */
 #include "common.h"
 
@@ -17,16 +18,16 @@ typedef struct {
     const int64_t *top_k; /* [rows], the size of the vocabulary = off */
     const double *uniforms; /* [rows] in [0, 1) */
     int64_t *ids; /* [rows] */
-    float *scratch; /* [threads][scratch_stride], at least vocabulary + vocabulary / 32 + 64 floats each */
+    float *scratch; /* [threads][scratch_stride], at least vocabulary + vocabulary / 64 + 64 floats each */
     int64_t scratch_stride;
 } SampleTokens;
 
-/* One row at work. A weight is exp((logit - peak) / temperature). */
+/* A row while it is sampled. A weight is exp((logit - peak) / temperature). */
 typedef struct {
     const float *x;
     int64_t size, num_groups;
     float *maxima; /* [num_groups] */
-    float *values; /* [size] and more: what is selected from */
+    float *values; /* [size] and more: the values to select from */
     float peak, rate, floor; /* rate: log2(e) / temperature */
 } Row;
 
@@ -35,7 +36,7 @@ INLINE int64_t group_end(const Row *row, int64_t group) {
     return (group + 1) * GROUP < row->size ? (group + 1) * GROUP : row->size;
 }
 
-/* Maxima of the groups and of the row; returns the first NaN, or -1. */
+/* Find the maxima of the groups and of the row; returns the index of the first NaN, or -1. */
 static int64_t read_row(Row *row) {
     vint unordered = {0};
     int rest_is_unordered = 0;
@@ -71,7 +72,7 @@ static int64_t first_peak(const Row *row) {
     return 0;
 }
 
-/* Values of at least `least`, gathered; returns how many. */
+/* Gather the values that are at least `least`; returns how many. */
 static int64_t gather(const Row *row, float least) {
     int64_t n = 0;
     for (int64_t group = 0; group < row->num_groups; group++) {
@@ -84,15 +85,15 @@ static int64_t gather(const Row *row, float least) {
     return n;
 }
 
-/* The largest v with sum of size(value) over values >= v at least `wanted`; the smallest value when all together are less.
- * Size is 1, or the weight (Hoare's selection; the middle of three is the pivot). */
+/* The largest v with sum of size(value) over values >= v at least `wanted`; the smallest value when the sum of all is less.
+ * The size is 1, or the weight (Hoare's selection with the median of three as pivot). */
 static float select_value(const Row *row, float *values, int64_t n, double wanted, int by_weight) {
     double above = 0;
     for (;;) {
         if (n == 1) return values[0];
         float a = values[0], b = values[n / 2], c = values[n - 1];
         float pivot = a > b ? (b > c ? b : a > c ? c : a) : (a > c ? a : b > c ? c : b);
-        int64_t higher = 0, equal = 0; /* values [0, higher) > pivot, [higher, higher + equal) are it, the rest is lower */
+        int64_t higher = 0, equal = 0; /* values [0, higher) > pivot, [higher, higher + equal) == pivot, the rest < pivot */
         double high = 0;
         for (int64_t i = 0; i < n; i++) {
             float value = values[i];
@@ -127,7 +128,7 @@ static float kth_largest(const Row *row, int64_t k) {
     return select_value(row, row->values, gather(row, bound), (double)k, 0);
 }
 
-/* Weights of a group that are not cut, summed. */
+/* Sum of a group's weights at or above the floor. */
 static double group_weight(const Row *row, int64_t group) {
     int64_t i = group * GROUP, stop = group_end(row, group);
     vfloat sum = splat(0);
@@ -150,19 +151,19 @@ static double total_weight(const Row *row) {
 /* The value of the least likely token that top_p keeps. */
 static float nucleus(const Row *row, float top_p) {
     double total = total_weight(row), spare = (1.0 - top_p) * total / (double)row->size;
-    float least = row->peak + (float)(log(spare) - 0.01) * LOG2E / row->rate; /* a little lower: weights are rounded */
+    float least = row->peak + (float)(log(spare) - 0.01) * LOG2E / row->rate; /* slightly lower, because weights are rounded */
     int64_t n = gather(row, fmaxf(row->floor, least));
     return select_value(row, row->values, n, top_p * total, 1);
 }
 
-/* The token whose share of the cumulative weight holds `uniform`. */
+/* The token whose share of the cumulative weight contains `uniform`. */
 static int64_t draw(const Row *row, double uniform) {
     double *sums = (double *)row->values, total = 0;
     for (int64_t group = 0; group < row->num_groups; group++)
         total += sums[group] = row->maxima[group] >= row->floor ? group_weight(row, group) : 0;
     double left = uniform * total;
     int64_t group = 0, last = 0;
-    for (int64_t g = 0; g < row->num_groups; g++) { /* rounding may leave something behind the last group that has weight */
+    for (int64_t g = 0; g < row->num_groups; g++) { /* rounding may leave a remainder after the last group with weight */
         if (sums[g] <= 0) continue;
         group = g;
         if (left < sums[g]) break;
@@ -183,7 +184,7 @@ static int64_t draw(const Row *row, double uniform) {
 static int64_t sample_row(const SampleTokens *a, int64_t index, float *scratch) {
     Row row = {.x = a->logits + index * a->stride, .size = a->vocabulary, .floor = -INFINITY};
     row.num_groups = (row.size + GROUP - 1) / GROUP;
-    row.values = scratch; /* doubles lie here too: it is aligned */
+    row.values = scratch; /* also holds doubles, so it is aligned */
     row.maxima = scratch + (row.size + 15) / 16 * 16;
     int64_t strange = read_row(&row);
     float temperature = a->temperature ? a->temperature[index] : 0;

@@ -1,11 +1,11 @@
 /* The team: the calling thread and helpers that sleep between programs.
  *
- * A kernel is over when all of its tasks are done, whoever did them. Nobody waits for a thread that has no task: one the system
- * does not run at the moment costs nothing unless it was in the middle of a task, and finds its way back to the kernel that is
- * due by then. Inside a program threads without a task look at the state for a moment and then yield their core: a kernel lasts
- * some microseconds, a sleep and a wake-up would last longer. Between programs the helpers sleep.
+ * A kernel ends when all its tasks are done, on whatever threads. No thread waits for one that has no task: a thread that the
+ * system has suspended delays the others only if it was in the middle of a task. When it runs again, it joins the kernel that is
+ * current by then. Inside a program, threads without a task poll the state for a moment and then yield their core: a kernel takes
+ * a few microseconds, less than sleeping and waking up. Between programs the helpers sleep.
  *
- * The state is one word: which kernel is due, by a number that never comes twice, and its next task.
+ * The state is one word: the number of the current kernel, which is never used again, and its next task.
  */
 #include "common.h"
 
@@ -28,15 +28,15 @@ struct Team {
     pthread_cond_t work;
     uint64_t generation;
     int stopping;
-    ALIGNED _Atomic uint64_t started; /* programs, for helpers that are still awake */
+    ALIGNED _Atomic uint64_t started; /* number of programs started, for helpers that are still awake */
     pthread_mutex_t owner; /* one program at a time */
-    /* The program; changed only while the state is idle and nobody is inside. */
+    /* The program; changed only while the state is idle and no helper is inside. */
     const Step *step;
     const Instruction *instructions;
     uint64_t first, count; /* number of its first kernel, and how many */
     ALIGNED _Atomic uint64_t state; /* IDLE bit, number of the kernel, its next task */
-    ALIGNED _Atomic int64_t done; /* tasks of the kernel */
-    ALIGNED atomic_int inside; /* helpers that may touch the program */
+    ALIGNED _Atomic int64_t done; /* finished tasks of the kernel */
+    ALIGNED atomic_int inside; /* number of helpers that may read the program */
 };
 
 typedef struct {
@@ -50,7 +50,7 @@ INLINE void relax(void) {
 #endif
 }
 
-/* The kernel that `number` counts is over: the next one is due, or the program ends. */
+/* End kernel `number` and start the next one, or end the program. */
 static void advance(Team *team, uint64_t number) {
     uint64_t next = number + 1;
     atomic_store(&team->done, 0);
@@ -80,7 +80,7 @@ int64_t next_task(Worker *worker, int64_t total) {
     }
 }
 
-/* Work on kernels until the program is over. */
+/* Work on kernels until the program ends. */
 static void take_part(Team *team, int thread) {
     for (;;) {
         if (thread) atomic_fetch_add(&team->inside, 1);
@@ -131,7 +131,7 @@ EXPORT Team *team_create(int num_threads) {
         *member = (Member){team, thread};
         if (pthread_create(&team->threads[thread], NULL, help, member)) {
             free(member);
-            break; /* fewer threads are slower, not wrong */
+            break; /* with fewer threads it is slower, but still right */
         }
         team->num_threads++;
     }

@@ -1,5 +1,6 @@
-/* AVX-512, VNNI and AMX in plain C: for testing kernels of CPUs that are not at hand, compiled for AVX2 with this folder first in
- * the search path. Every instruction the kernels use is written down as the manual defines it ("Intel 64 and IA-32 Architectures
+/* AVX-512, VNNI and AMX in plain C: for testing kernels of CPUs that this machine does not have. Compile for AVX2 with this
+ * folder first in the search path. Every instruction that the kernels use is written as the manual defines it ("Intel 64 and
+ * IA-32 Architectures
  * Software Developer's Manual", volume 2); a missing one does not compile. -DEMULATE=1 is AVX-512, 2 with VNNI, 3 with AMX.
  */
 #ifndef EMULATED_IMMINTRIN_H
@@ -19,7 +20,7 @@
 #define __AMX_INT8__ 1
 #endif
 
-#define KEEP(x) ((void)0) /* it names registers this CPU does not have */
+#define KEEP(x) ((void)0) /* it names registers that this CPU does not have */
 
 #define EMULATED static inline __attribute__((always_inline))
 
@@ -151,7 +152,8 @@ EMULATED __m128i emulated_narrow(__m512i a) {
 #define _mm512_cvtepi8_epi32 emulated_widen_bytes
 #define _mm512_cvtepi32_epi8 emulated_narrow
 
-/* Tiles. As on the hardware, each thread has its own, none before a configuration, and rows and columns beyond it are not there. */
+/* Tiles. As on hardware, each thread has its own tiles, has none before it configures them, and cannot use rows or columns
+ * outside the configured shape. */
 #define NUM_TILES 8
 static __thread struct {
     struct { int rows, bytes; } shape[NUM_TILES];
@@ -160,7 +162,7 @@ static __thread struct {
 
 EMULATED void emulated_configure(const void *memory) {
     const uint8_t *config = memory;
-    if (config[0] != 1) __builtin_trap(); /* the only palette */
+    if (config[0] != 1) __builtin_trap(); /* the only palette that exists */
     for (int n = 0; n < NUM_TILES; n++) {
         uint16_t bytes;
         memcpy(&bytes, config + 16 + 2 * n, 2);
@@ -184,7 +186,8 @@ EMULATED void emulated_tile_store(int tile, void *to, int64_t stride) {
     for (int row = 0; row < tiles_of_thread.shape[tile].rows; row++)
         memcpy((char *)to + row * stride, tiles_of_thread.data[tile][row], tiles_of_thread.shape[tile].bytes);
 }
-EMULATED void emulated_tile_products(int to, int a, int b) { /* signed bytes, four neighbors of a row of a, of a column of b */
+EMULATED void emulated_tile_products(int to, int a, int b) { /* signed bytes: four neighbors in a row of a, four in a column of b
+*/
     in_use(to), in_use(a), in_use(b);
     if (tiles_of_thread.shape[a].bytes != 4 * tiles_of_thread.shape[b].rows) __builtin_trap();
     if (tiles_of_thread.shape[a].rows != tiles_of_thread.shape[to].rows) __builtin_trap();
@@ -211,6 +214,6 @@ EMULATED void emulated_tile_products(int to, int a, int b) { /* signed bytes, fo
 #define _tile_loadd emulated_tile_load
 #define _tile_stored emulated_tile_store
 #define _tile_dpbssd emulated_tile_products
-#define syscall(...) 0L /* the permission to use tiles */
+#define syscall(...) 0L /* the request for permission to use tiles */
 
 #endif

@@ -23,8 +23,8 @@ from pegboard_attention_cpu.plan import Bucket, Chunk, Plan, make_plan
 
 
 class Scratch:
-    """Memory that all layers of a step gather into: pages that are there already, and still in the cache when they are read.
-    Fresh memory for every gather cost more than the copying itself."""
+    """Memory that all layers of a step gather into. Its pages are already mapped, and are still in the CPU's cache when they are
+    read. Allocating memory for every gather cost more than the copying."""
 
     def __init__(self) -> None:
         self.memory = torch.empty(0)
@@ -67,7 +67,7 @@ class CPUPagedAttention:
         self.current = make_plan(inputs, self.block_size, self.windows)
 
     def bind(self, layer: AttentionLayer) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
-        """Closure over the layer's cache; see `AttentionBackend.bind`."""
+        """Returns a closure over the layer's cache; see `AttentionBackend.bind`."""
         owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
         k_cache, v_cache = self.views[owner]["k"], self.views[owner]["v"]
         k_slots, v_slots = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
@@ -77,7 +77,7 @@ class CPUPagedAttention:
 
         def attend(q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
             plan = self.current
-            assert plan is not None, "plan() comes before the forward"
+            assert plan is not None, "call plan() before the forward"
             if k is not None and v is not None:
                 if plan.stored is not None:
                     k_slots.index_copy_(0, plan.slots, k[plan.stored].to(k_slots.dtype))
@@ -100,7 +100,7 @@ class CPUPagedAttention:
 
 
 def _attention(layer: AttentionLayer) -> Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Tensor]:
-    """softmax(q kᵀ · scale + bias) v on [n, heads, queries, D]; torch's fused kernel unless the layer caps its scores."""
+    """softmax(q kᵀ · scale + bias) v on [n, heads, queries, D]; uses torch's fused kernel unless the layer caps its scores."""
     scale, soft_cap = layer.scale, layer.soft_cap
     if soft_cap is None:
 
@@ -128,7 +128,7 @@ def _slopes(layer: AttentionLayer) -> Tensor | None:
 def _bucket_attention(
     layer: AttentionLayer, key_scratch: Scratch, value_scratch: Scratch
 ) -> Callable[[Tensor, Tensor, Tensor, Bucket], Tensor]:
-    """Decode rows: the query heads that share a KV head are treated as its queries, so keys and values are read once."""
+    """Decode rows: the query heads that share a KV head are treated as queries of one head, so keys and values are read once."""
     attend, window, slopes = _attention(layer), layer.window, _slopes(layer)
     num_kv_heads, group = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads
 
@@ -148,7 +148,7 @@ def _bucket_attention(
 
 
 def _chunk_attention(layer: AttentionLayer) -> Callable[..., Tensor]:
-    """One row's prompt, or a chunk of it behind what is already cached."""
+    """One row's prompt, or a chunk of it after the tokens that are already cached."""
     attend, window, slopes = _attention(layer), layer.window, _slopes(layer)
     group = layer.num_heads // layer.num_kv_heads
 

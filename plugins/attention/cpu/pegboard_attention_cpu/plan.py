@@ -1,6 +1,6 @@
-"""What one step's attention looks like, derived once and shared by all layers of a KV group.
+"""The attention plan of one step, made once and shared by all layers of a KV group.
 
-Rows with one new token (decodes) are computed together, in buckets of similar length so that padding stays small; every other
+Rows with one new token (decodes) are computed together, in groups of similar length to keep padding small; every other
 row (a prompt or a chunk of one) is computed by itself.
 """
 
@@ -21,7 +21,7 @@ FEW_BLOCKS = 4
 @dataclass(slots=True)
 class Bucket:
     """Decode rows of similar length. tokens: their token indices in the step [n], None = tokens 0 … n−1. blocks: [n · m] block
-    ids, m = longest row's blocks. bias: per window, [n, 1, 1, m · block_size] float32, −inf where a key is out of sight.
+    ids, m = blocks of the longest row. bias: per window, [n, 1, 1, m · block_size] float32, −inf where a key is not visible.
     positions: [n] of the new tokens."""
 
     num_rows: int
@@ -34,8 +34,8 @@ class Bucket:
 
 @dataclass(slots=True)
 class Chunk:
-    """New tokens start … stop − 1 of one row, at the end of a history of num_keys tokens, held by `blocks`. is_whole: all of the
-    history is in this step. bias: per window [stop − start, num_keys] float32, None = plain causal."""
+    """New tokens start … stop − 1 of one row, at the end of a history of num_keys tokens, held by `blocks`. is_whole: the whole
+    history is computed in this step. bias: per window [stop − start, num_keys] float32, None = plain causal."""
 
     start: int
     stop: int
@@ -48,13 +48,13 @@ class Chunk:
 @dataclass(slots=True)
 class Plan:
     slots: Tensor
-    stored: Tensor | None  # token indices to store; None = all
+    stored: Tensor | None  # indices of the tokens to store; None = all
     buckets: list[Bucket]
     chunks: list[Chunk]
 
 
 def make_plan(inputs: AttentionInputs, block_size: int, windows: set[int | None]) -> Plan:
-    """Cold per step: numpy on the host, a few small tensors."""
+    """Runs once per step: numpy on the host and a few small tensors."""
     starts, seq_lens, tables = inputs.query_start_loc_cpu, inputs.seq_lens_cpu, inputs.block_table_cpu
     query_lens = np.diff(starts)
     slots, stored = inputs.slot_mapping, None
@@ -74,7 +74,7 @@ def make_plan(inputs: AttentionInputs, block_size: int, windows: set[int | None]
 
 
 def _split_by_length(rows: np.ndarray, seq_lens: np.ndarray, block_size: int) -> list[np.ndarray]:
-    """Rows grouped so that the longest of a group has at most MAX_PADDING times the blocks of its shortest."""
+    """Group rows so that the longest row of a group has at most MAX_PADDING times as many blocks as the shortest."""
     if len(rows) == 0:
         return []
     blocks = -(-seq_lens[rows] // block_size)

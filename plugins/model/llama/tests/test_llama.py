@@ -1,4 +1,5 @@
-"""The Llama family on layers alone: against the formulas of the papers, written here in plain torch. Parity with transformers is
+"""The Llama family built from layers alone, compared with the papers' formulas, which are written here in plain torch. Parity
+with transformers is
 tested in tests/parity."""
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
 
 
 def make_tensors(config: dict[str, Any]) -> dict[str, Tensor]:
-    """Random tensors for every name the model may want."""
+    """Random tensors for every name that the model may ask for."""
     random = torch.Generator().manual_seed(0)
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     dim = config.get("head_dim") or hidden // config["num_attention_heads"]
@@ -73,7 +74,7 @@ def make_tensors(config: dict[str, Any]) -> dict[str, Tensor]:
 
 
 class Formulas:
-    """The same model with nothing but matrices; biases and head norms are used when the model took them from the checkpoint."""
+    """The same model in plain matrix products; biases and head norms are used if the model took them from the checkpoint."""
 
     def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], used: set[str]) -> None:
         self.config, self.tensors = config, {name: tensors[name] for name in used}
@@ -112,7 +113,7 @@ class Formulas:
 
 
 def built(config: dict[str, Any], tensors: dict[str, Tensor], **more: Any) -> tuple[LlamaModel, set[str]]:
-    """The model with fake attention over one whole request."""
+    """The model with fake attention over one complete request."""
     build = fake_build(**more)
     model = LlamaModel(config, build)
     used = load_layers(build.declared.layers, tensors, bind=False)
@@ -170,7 +171,7 @@ def test_two_ranks_give_the_logits_of_one(variant: str) -> None:
 
 
 def test_every_op_is_a_kernel() -> None:
-    """The model computes with the ops it was given: a wrong kernel shows in the result."""
+    """The model computes with the ops it was given, so a wrong kernel changes the result."""
     tensors, ids = make_tensors(CONFIG), torch.tensor([1, 2, 3])
     expected = run(built(CONFIG, tensors)[0], ids)
     for op in ("rms_norm", "add_rms_norm", "rope", "silu_mul"):
@@ -181,4 +182,4 @@ def test_every_op_is_a_kernel() -> None:
             return (out[0] * 3, *out[1:]) if isinstance(out, tuple) else out * 3
 
         changed = run(built(CONFIG, tensors, kernels={**REFERENCES, op: wrong})[0], ids)
-        assert not torch.allclose(changed, expected), f"{op} is not taken from the build"
+        assert not torch.allclose(changed, expected), f"{op} does not come from the build"

@@ -1,1 +1,1 @@
-"""Decoder-only models by way of Hugging Face transformers."""
+"""Decoder-only models through Hugging Face transformers."""

@@ -32,11 +32,12 @@ class TransformersModel(nn.Module):
         super().__init__()
         if build.tensor.size > 1 or not (build.stage.is_first and build.stage.is_last):
             raise ConfigError(
-                "models run through transformers take one rank; set tensor_parallel_size and pipeline_parallel_size to 1"
+                "models run through transformers support one rank only; set tensor_parallel_size and pipeline_parallel_size to 1"
             )
         if build.rope_style != "halves":
             raise ModelError(
-                "the checkpoint stores rotary channels as pairs, transformers' modules take halves; use a safetensors checkpoint"
+                "the checkpoint stores rotary channels in pairs, but transformers' modules need halves; use a safetensors "
+                "checkpoint"
             )
         dtype = getattr(torch, build.dtype)
         model = make_model(config, dtype)
@@ -63,7 +64,7 @@ class TransformersModel(nn.Module):
 
 
 def make_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
-    """The causal language model on the meta device; of a multimodal config, its text part."""
+    """The causal language model on the meta device; for a multimodal config, only its text part."""
     model_type = str(config.get("model_type"))
     try:
         parsed = AutoConfig.for_model(model_type, **{name: value for name, value in config.items() if name != "model_type"})
@@ -81,7 +82,7 @@ def make_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
     if not model_class._supports_attention_backend:
         raise ModelError(
             f"{model_class.__name__} computes attention (or a recurrent state) in a way that cannot be replaced, so it cannot "
-            "use Pegboard's KV cache; a model plugin of its own is needed"
+            "use Pegboard's KV cache; it needs a model plugin of its own"
         )
     refuse_config(parsed, model_class.__name__)
     parsed.use_cache = False
@@ -91,9 +92,9 @@ def make_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
 
 
 def refuse_config(config: Any, name: str) -> None:
-    """ModelError for what would run, but wrongly, one request beside another."""
+    """Raises ModelError for models that would run, but whose requests would affect each other."""
     if getattr(config, "num_kv_shared_layers", 0):
-        raise ModelError(f"{name} shares keys and values between layers, which only a model plugin of its own can do")
+        raise ModelError(f"{name} shares keys and values between layers, which only a model plugin of its own can support")
     parameters = getattr(config, "rope_parameters", None) or {}
     rules = [rule for rule in parameters.values() if isinstance(rule, Mapping)] or [parameters]
     for rule in rules:
@@ -102,8 +103,8 @@ def refuse_config(config: Any, name: str) -> None:
         if kind == "dynamic" or (kind == "longrope" and config.max_position_embeddings > original):
             advice = "rope_parameters of rope_type 'default'" if kind == "dynamic" else f"max_position_embeddings={original}"
             raise ModelError(
-                f"{name} uses {kind!r} rotary scaling, which transformers sets anew from the longest request of a step, so that "
-                f"requests would change each other. To serve it within its original length use hf_overrides with {advice}"
+                f"{name} uses {kind!r} rotary scaling, which transformers recomputes from the longest request of a step, so "
+                f"requests would affect each other. To serve it within its original length use hf_overrides with {advice}"
             )
 
 
@@ -112,8 +113,8 @@ def declare_attention(build: Build, model: Any, calls: list[AttentionCall]) -> N
     name, num_layers = type(model).__name__, model.config.num_hidden_layers
     if len(calls) != num_layers or len({id(call.module) for call in calls}) != num_layers:
         raise ModelError(
-            f"{name} attends {len(calls)} times in {num_layers} layers; models whose layers do not attend once each, such as "
-            "hybrids with a recurrent state, need a plugin of their own"
+            f"{name} attends {len(calls)} times in {num_layers} layers; models whose layers do not each attend exactly once, "
+            "such as hybrids with a recurrent state, need a plugin of their own"
         )
     paths = {id(module): path for path, module in model.named_modules()}
     for index, call in enumerate(calls):
@@ -132,8 +133,8 @@ def declare_attention(build: Build, model: Any, calls: list[AttentionCall]) -> N
 
 
 def declare_layers(build: Build, model: Any) -> Embedding:
-    """Put Pegboard's layers in the places of linear modules, the token embedding and the head; give all other tensors memory.
-    Returns the embedding."""
+    """Replace linear modules, the token embedding and the head by Pegboard's layers; allocate all other tensors. Returns the
+    embedding."""
     names = Names(model)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     name = type(model).__name__
@@ -163,7 +164,7 @@ def declare_layers(build: Build, model: Any) -> Embedding:
 
 
 def make_buffers(model: Any, device: str) -> None:
-    """Non-persistent buffers (rotary frequencies, embedding scales) are in no checkpoint: transformers' own initialization
+    """Checkpoints do not contain non-persistent buffers (rotary frequencies, embedding scales): transformers' own initialization
     fills them."""
     with torch.no_grad():
         for module in model.modules():
@@ -178,7 +179,7 @@ def make_buffers(model: Any, device: str) -> None:
 
 
 class FinalHidden(BaseModelOutputWithPast):
-    """A base model's output that has nothing but the last hidden state, whatever else an architecture would look up."""
+    """A base model's output with only the last hidden state, whatever other fields an architecture may look up."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -186,20 +187,20 @@ class FinalHidden(BaseModelOutputWithPast):
 
 
 class Passthrough(nn.Module):
-    """In place of the base model: what comes in as embeddings is the final hidden state."""
+    """Stands for the base model: returns its input embeddings as the final hidden state."""
 
     def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> FinalHidden:
         return FinalHidden(last_hidden_state=inputs_embeds)
 
     @property
     def decoder(self) -> nn.Module:
-        """Some heads reach through the base model to its decoder (OPT)."""
+        """Some heads access the decoder through the base model (OPT)."""
         return self
 
 
 def with_bare_head(model: Any) -> Any:
-    """The same model without its base model: its forward is the head's own path, with whatever scaling or capping of logits
-    the architecture has. Shares all modules."""
+    """The same model without its base model: its forward is the path of the head, including any scaling or capping of logits.
+    Shares all modules."""
     bare = copy.copy(model)
     bare._modules = {**model._modules, model.base_model_prefix: Passthrough()}
     return bare

@@ -1,4 +1,4 @@
-"""Pegboard's layers in the places of a transformers model's modules."""
+"""Pegboard's layers as replacements for modules of a transformers model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pegboard_model_transformers.names import Names, Source
 
 
 class ModuleLinear(Linear):
-    """In place of an nn.Linear: [1, T, in] → [1, T, out]."""
+    """Replaces an nn.Linear: [1, T, in] → [1, T, out]."""
 
     def __init__(self, build: Build, linear: nn.Linear, names: Names) -> None:
         super().__init__(build, linear.in_features, linear.out_features, bias=linear.bias is not None)
@@ -40,7 +40,7 @@ class ModuleLinear(Linear):
 
 
 class ModuleEmbedding(Embedding):
-    """In place of the token embedding; `scale` multiplies its rows, as Gemma's embedding class does."""
+    """Replaces the token embedding; its rows are multiplied by `scale`, as in Gemma's embedding class."""
 
     def __init__(self, build: Build, embedding: nn.Embedding, names: Names) -> None:
         super().__init__(build, embedding.num_embeddings, embedding.embedding_dim)
@@ -63,7 +63,7 @@ class ModuleEmbedding(Embedding):
 
 
 class ModuleHead(Head):
-    """In place of `lm_head`: [1, N, width] → [1, N, num_rows] float32."""
+    """Replaces `lm_head`: [1, N, width] → [1, N, num_rows] float32."""
 
     def __init__(self, build: Build, linear: nn.Linear, names: Names, tied: Embedding | None) -> None:
         super().__init__(build, linear.out_features, linear.in_features, tied=tied, bias=linear.bias is not None)
@@ -81,7 +81,8 @@ class ModuleHead(Head):
 
 
 class ModuleTensors(Layer):
-    """Every parameter and persistent buffer that no other layer holds, in the compute type, where its module expects it."""
+    """Every parameter and persistent buffer that no other layer holds, in the compute type, stored where its module expects
+    it."""
 
     def __init__(self, build: Build, model: nn.Module, targets: list[str], names: Names) -> None:
         super().__init__(build)
@@ -134,4 +135,4 @@ class ModuleTensors(Layer):
         own.copy_(data)
 
     def bind(self) -> None:
-        """Nothing to call: the modules use the tensors directly."""
+        """Does nothing: the modules use the tensors directly."""

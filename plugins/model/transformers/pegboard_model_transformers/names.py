@@ -1,7 +1,8 @@
 """Which checkpoint tensors fill which tensor of a transformers model.
 
-transformers keeps, per architecture, renamings and conversions from the names on the hub to those of its modules (several
-experts' matrices become one tensor, a prefix is added). The same tables are used here, so the same checkpoints load.
+For each architecture, transformers has rules that rename and convert tensors from their names on the hub to those of its modules
+(the matrices of several experts become one tensor, a prefix is added). This module uses the same rules, so the same checkpoints
+load.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ NESTED = "language_model."
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a tensor of the model comes from: checkpoint names in order, each with the converter pattern that took it; no
-    converter means that the one tensor fits as it is."""
+    """Where a tensor of the model comes from: checkpoint names in order, each with the converter pattern that matched it. Without
+    a converter, the one tensor is used unchanged."""
 
     names: tuple[str, ...]
     patterns: tuple[str, ...]
@@ -32,7 +33,7 @@ class Source:
 
 
 class Names:
-    """Sources by module tensor name, made when the checkpoint's index is known."""
+    """Sources by module tensor name, made once the checkpoint's index is known."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -40,7 +41,7 @@ class Names:
         self.sources: dict[str, Source] | None = None
 
     def source(self, target: str, available: Mapping[str, Any]) -> Source:
-        """ModelError when the checkpoint has nothing for `target`. An empty index (made-up weights) has everything."""
+        """Raises ModelError when the checkpoint has nothing for `target`. An empty index (dummy weights) has everything."""
         if not available:
             return Source((target,), ("",), None)
         if self.sources is None:
@@ -50,7 +51,7 @@ class Names:
         return self.sources[target]
 
     def module_path(self, path: str, available: Mapping[str, Any]) -> str:
-        """Checkpoint path of the module at `path`, by where its weight is."""
+        """Checkpoint path of the module at `path`, derived from the source of its weight."""
         source = self.source(f"{path}.weight", available)
         if source.converter is not None or not source.names[0].endswith(".weight"):
             raise ModelError(
@@ -83,7 +84,7 @@ class Names:
         return sources
 
     def convert(self, target: str, source: Source, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The module's tensor from the checkpoint's, by name."""
+        """Build the module's tensor from checkpoint tensors, given by name."""
         if source.converter is None:
             return tensors[source.names[0]]
         converter = deepcopy(source.converter)
@@ -94,5 +95,5 @@ class Names:
         if isinstance(value, list):
             value = value[0]
         if not isinstance(value, Tensor):
-            raise ModelError(f"the checkpoint's {', '.join(source.names[:4])} did not convert to {target!r}")
+            raise ModelError(f"the checkpoint's {', '.join(source.names[:4])} could not be converted to {target!r}")
         return value

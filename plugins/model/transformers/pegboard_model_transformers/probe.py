@@ -1,8 +1,8 @@
-"""Finds out how a transformers model attends, by running it once on the meta device, where nothing is computed.
+"""Finds out how a transformers model attends, by one run on the meta device, where nothing is computed.
 
 transformers calls attention through a registry of functions and masks through another (`AttentionInterface`,
-`AttentionMaskInterface`). During the probe both are ours and only take notes: what each attention module passes in, and which
-keys its mask lets a query see. Nothing is guessed from configs or class names.
+`AttentionMaskInterface`). During the probe, functions of ours replace both. They only record what each attention module passes
+in, and which keys its mask lets a query see. Nothing is guessed from configs or class names.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ PASSIVE_ARGUMENTS = {"position_ids", "cache_position", "output_attentions", "out
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Stands for an attention mask in the probe: the keys a query sees, all earlier ones or the last `window`. trouble: why
-    it cannot be served; models make masks that they do not use, so that only counts once an attention module gets it."""
+    """Stands for an attention mask in the probe. A query sees all earlier keys, or the last `window` keys. trouble: why the mask
+    cannot be served. Models create masks that they do not use, so `trouble` counts only when an attention module receives the
+    mask."""
 
     window: int | None = None
     trouble: str | None = None
@@ -38,7 +39,7 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What one attention module asks for; sizes as in `pegboard.layers.Attention`."""
+    """What one attention module needs; sizes as in `pegboard.layers.Attention`."""
 
     module: nn.Module
     num_heads: int
@@ -52,7 +53,7 @@ class AttentionCall:
 
 @dataclass(slots=True)
 class Notes:
-    """Of the probe in progress."""
+    """Notes of the probe in progress."""
 
     name: str
     calls: list[AttentionCall] = field(default_factory=list)
@@ -69,7 +70,7 @@ def probe_attention(model: Any, inner: nn.Module, dtype: torch.dtype) -> list[At
     experts = model.get_experts_implementation()
     _current.append(notes)
     try:
-        model.set_experts_implementation("batched_mm")  # plain products, which run for any type on the meta device
+        model.set_experts_implementation("batched_mm")  # plain products, which run for all types on the meta device
         with torch.no_grad():
             inner(
                 inputs_embeds=torch.empty(1, PROBE_TOKENS, hidden_size, dtype=dtype, device="meta"),
@@ -79,7 +80,7 @@ def probe_attention(model: Any, inner: nn.Module, dtype: torch.dtype) -> list[At
             )
     except ModelError:
         raise
-    except Exception as error:  # third-party modeling code: anything can come out of it, and all of it means unsupported
+    except Exception as error:  # third-party modeling code can raise anything; every error means that the model is unsupported
         raise ModelError(
             f"{name} cannot run on Pegboard's KV cache: a trial run failed with {type(error).__name__}: {error}"
         ) from error
@@ -119,7 +120,7 @@ def _note_attention(
 
 
 def _note_mask(*, mask_function: Callable[..., Any], local_size: int | None = None, **kwargs: Any) -> Sight:
-    """What a mask function lets through, asked at the borders of a causal mask and of a window."""
+    """What a mask function lets through, tested at the edges of a causal mask and of a window."""
 
     def sees(query: int, key: int) -> bool:
         return bool(mask_function(0, 0, torch.tensor(query), torch.tensor(key)))
@@ -128,7 +129,7 @@ def _note_mask(*, mask_function: Callable[..., Any], local_size: int | None = No
         return Sight(trouble="uses a mask that is not causal; only decoders can be served")
     if local_size is None:
         return (
-            Sight() if sees(100_000, 0) else Sight(trouble="uses a mask that hides earlier tokens, but not by a sliding window")
+            Sight() if sees(100_000, 0) else Sight(trouble="uses a mask that hides earlier tokens, but is not a sliding window")
         )
     far = 3 * local_size + 1
     if not sees(far, far - local_size + 1) or sees(far, far - local_size) or not sees(far + 1, far - local_size + 2):
@@ -137,11 +138,11 @@ def _note_mask(*, mask_function: Callable[..., Any], local_size: int | None = No
 
 
 def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> tuple[Tensor, None]:
-    """The attention of a served step: scale, window and cap were settled when the layer was declared."""
+    """The attention of a served step: scale, window and cap were set when the layer was declared."""
     out = module.paged_attention(*(x[0].transpose(0, 1).contiguous() for x in (query, key, value)))
     return out.view(1, query.shape[2], query.shape[1], -1), None
 
 
 AttentionInterface.register(PROBE, _note_attention)
 AttentionMaskInterface.register(PROBE, _note_mask)
-AttentionInterface.register(SERVE, _attend)  # no mask function: transformers then makes no masks
+AttentionInterface.register(SERVE, _attend)  # without a mask function, transformers makes no masks

@@ -1,4 +1,4 @@
-"""What the wildcard model notices before a weight is loaded. Numbers are compared with transformers in tests/parity."""
+"""What the wildcard model detects before any weight is loaded. tests/parity compares numbers with transformers."""
 
 from __future__ import annotations
 

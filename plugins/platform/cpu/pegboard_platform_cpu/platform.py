@@ -20,11 +20,11 @@ KV_CACHE_LIMIT = 4 * GIB
 KV_CACHE_SHARE = 0.4
 BLOCK_SIZE = 16
 BATCHED_TOKENS = 512
-"""As fast as 2048 with compiled kernels, and a running request waits a quarter as long while a prompt is computed."""
+"""With compiled kernels this is as fast as 2048, and running requests wait only a quarter as long while a prompt is computed."""
 
 
 class CPUPlatform:
-    """Serves every rank of a process from the same cores."""
+    """All ranks of a process share the same cores."""
 
     threads_in_use: int | None = None
 
@@ -42,7 +42,7 @@ class CPUPlatform:
         return Device("cpu", self.num_threads)
 
     def memory(self, *, reset_peak: bool = False) -> MemoryNumbers:
-        """Free is what the system can hand out without swapping. The peak cannot be reset: it is the process's own."""
+        """`free` is what the system can hand out without swapping. The peak cannot be reset: it is that of the whole process."""
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         total, free = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
         used = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
@@ -56,8 +56,8 @@ class CPUPlatform:
         return EagerRunner()
 
     def defaults(self, facts: ModelFacts) -> Mapping[str, object]:
-        """float32 unless the CPU multiplies bfloat16 in hardware; KV cache of 4 GiB or 40 % of free memory, whichever is less
-        (the memory is only touched as blocks are used)."""
+        """float32 unless the CPU multiplies bfloat16 in hardware; the KV cache gets 4 GiB or 40 % of free memory, whichever is
+        less (the system allocates it only as blocks are used)."""
         dtype = "float32"
         if facts.checkpoint_dtype == "bfloat16" and torch.ops.mkldnn._is_mkldnn_bf16_supported() and _has_native_bfloat16():
             dtype = "bfloat16"

@@ -1,4 +1,4 @@
-"""Is there a CPU we can run on? Reads facts only; imports no torch."""
+"""Whether Pegboard can run on this CPU. Reads facts only and does not import torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LEVELS = ("amx_int8", "avx512_vnni", "avx512f", "avx2")
 
 
 def probe(facts: ProbeFacts) -> Verdict:
-    """Every machine has a CPU; what can be missing is torch."""
+    """Every machine has a CPU, but torch may be missing."""
     if find_spec("torch") is None:
         return Absent("torch is not installed: pip install torch")
     level = next((flag for flag in LEVELS if flag in facts.cpu_flags), facts.machine)
@@ -18,5 +18,5 @@ def probe(facts: ProbeFacts) -> Verdict:
 
 
 def has_bfloat16(facts: ProbeFacts) -> bool:
-    """True where bfloat16 products run in hardware; elsewhere they are emulated, several times slower than float32."""
+    """True if bfloat16 products run in hardware; otherwise they are emulated, several times slower than float32."""
     return bool({"avx512_bf16", "amx_bf16"} & facts.cpu_flags)

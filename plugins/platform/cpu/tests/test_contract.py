@@ -1,4 +1,4 @@
-"""The platform keeps the contracts of its kind and of all plugins."""
+"""The platform passes the contract of its kind and the generic contract."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pegboard_testing.contract_platform import PlatformContract
 
 @pytest.fixture(autouse=True)
 def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As if no engine had run in this process yet."""
+    """Pretend that no engine has run in this process yet."""
     threads = torch.get_num_threads()
     monkeypatch.setattr(CPUPlatform, "threads_in_use", None)
     yield

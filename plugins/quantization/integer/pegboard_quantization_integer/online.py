@@ -1,7 +1,6 @@
-"""The methods that quantize a plain checkpoint while it is loaded: every weight becomes `Blocks`, layer by layer.
-
-The kernels multiply with them as with any blocks: native ones quantize activations to 8 bits per block and token. Which type
-the checkpoint's floats have does not matter; norms and biases stay what they are.
+"""The methods that quantize a plain checkpoint while it is loaded: every weight becomes `Blocks`, layer by layer. Kernels treat
+these like any other blocks; the native ones quantize activations to 8 bits per block and token. The checkpoint can have any float
+type; norms and biases are not quantized.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from pegboard_quantization_integer.rounding import BLOCK_SIZE, round_to_blocks
 Bound = Callable[[Tensor], Tensor]
 Kernels = Mapping[str, Callable[..., Any]]
 ROUNDING = "rtn 1"
-"""Part of the repack cache's keys: another number when the same values round to other blocks."""
+"""Part of the repack cache's keys. Change it whenever the same values round to different blocks."""
 HEAD_BITS = 8
-"""Of embeddings and output heads: their errors reach the logits undamped."""
+"""Bits of embeddings and output heads, whose errors affect the logits directly."""
 
 
 class Rtn:
-    """Round to nearest. Layers whose columns are no whole blocks are left to the plain method."""
+    """Round to nearest. Layers whose columns do not divide into whole blocks use the plain method."""
 
     def __init__(self, options: RtnOptions, setup: QuantizationSetup) -> None:
         if setup.config:
@@ -73,7 +72,8 @@ class Int4(Rtn):
 
 
 class BlockLinear:
-    """One matrix in blocks of `bits`. Pieces are kept until `finish`, which rounds them unless the cache has the result."""
+    """One matrix in blocks with `bits` bits. Pieces are kept until `finish`, which rounds them unless the cache has the
+    result."""
 
     IS_TABLE = False
 
@@ -99,7 +99,7 @@ class BlockLinear:
     def finish(self) -> None:
         missing = sorted(set(self.parts) - set(self.pieces))
         if missing:
-            raise ModelError(f"{self.path}: the checkpoint did not deliver {', '.join(missing)}")
+            raise ModelError(f"{self.path}: the checkpoint did not contain {', '.join(missing)}")
         pieces, self.pieces = self.pieces, {}
         if self._weight is None:
             make, setup = self.setup.kernels["block_weight"], self.setup
@@ -110,7 +110,7 @@ class BlockLinear:
         for name, piece in pieces.items():
             blocks = round_to_blocks(piece.data, self.bits)
             if blocks is None:
-                raise ModelError(f"tensor {name} holds values that are not finite, or far too large: it cannot be quantized")
+                raise ModelError(f"tensor {name} has values that are not finite or far too large, so it cannot be quantized")
             self._weight.write(self.parts[name].rows[0], blocks)
         self._weight.finish()
 
@@ -122,8 +122,8 @@ class BlockLinear:
         return cache.entry(self.path, [ROUNDING, self.bits, self.shape, self.IS_TABLE, cuts])
 
     def weight(self) -> Any:
-        """What the op `block_weight` made; there after the first `finish`."""
-        assert self._weight is not None, "finish() comes before the weight is used"
+        """The weight that the op `block_weight` made; exists after the first `finish`."""
+        assert self._weight is not None, "call finish() before the weight is used"
         return self._weight
 
     def bind(self, kernels: Kernels) -> Bound:

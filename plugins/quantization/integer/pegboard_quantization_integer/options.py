@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class RtnOptions(BaseModel):
-    """bits: of the weights of linear layers. Embeddings and the output head always have 8."""
+    """bits: bits per weight of linear layers. Embeddings and the output head always have 8."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -16,13 +16,13 @@ Bound = Callable[[Tensor], Tensor]
 
 
 class Plain:
-    """Takes every layer; the checkpoint must hold plain types."""
+    """Takes every layer; the checkpoint must contain plain types."""
 
     def __init__(self, options: None, setup: QuantizationSetup) -> None:
         if setup.config:
             raise ConfigError(
                 f"the checkpoint is quantized ({setup.config.get('quant_method')!r}); "
-                "quantization 'none' only reads plain weights"
+                "quantization 'none' reads only plain weights"
             )
         self.dtype, self.device = getattr(torch, setup.dtype), setup.device
         self.make_weight = setup.kernels["float_weight"]

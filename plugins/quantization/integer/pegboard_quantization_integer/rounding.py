@@ -1,7 +1,7 @@
 """Floats → `Blocks` by rounding to the nearest code: 32 columns share a scale, and a minimum where codes have 4 bits.
 
-Scales and minima are float16, rounded so that no value of the block lies outside what the codes reach; the codes are then
-chosen for the rounded ones.
+Scales and minima are float16, rounded so that the codes can reach every value of the block. The codes are then chosen for the
+rounded scales and minima.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from pegboard.ops.blocks import Blocks
 
 BLOCK_SIZE = 32
 CHUNK_ELEMENTS = 1 << 20
-"""Elements rounded at a time; what is held beside the result is a few times as many floats."""
+"""Elements rounded at a time. Temporary memory is a few times this number of floats."""
 
 
 def round_to_blocks(values: Tensor, bits: int) -> Blocks | None:
-    """values: [rows, columns], any float type, columns whole blocks. None when a block has no finite float16 scale."""
+    """values: [rows, columns] of any float type; columns is a multiple of the block size. None when a block has no finite float16
+    scale."""
     rows, columns = values.shape
     per_row = columns // BLOCK_SIZE
     codes = torch.empty(rows, columns, dtype=torch.uint8 if bits == 4 else torch.int8)
@@ -59,7 +60,7 @@ def _codes(blocks: Tensor, scale: Tensor, first: int, last: int) -> Tensor:
 
 
 def _half_above(values: Tensor) -> Tensor:
-    """The smallest float16 that is not below: [n] float32 → [n] float16."""
+    """The smallest float16 that is not below each value: [n] float32 → [n] float16."""
     half = values.half()
     bits = half.view(torch.int16)
     above = torch.where(half == 0, torch.ones_like(bits), torch.where(bits < 0, bits - 1, bits + 1))

@@ -1,4 +1,4 @@
-"""The methods keep the contracts of their kind and of all plugins."""
+"""The methods pass the contract of their kind and the generic contract."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TestPlain(QuantizationContract):
 
 
 class TestPlainFromBfloat16(TestPlain):
-    """Checkpoints in another plain type than the activations'."""
+    """Checkpoints whose plain type differs from the type of the activations."""
 
     def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
         rounded = values.bfloat16()

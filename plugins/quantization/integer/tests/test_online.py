@@ -1,4 +1,4 @@
-"""Weights quantized while they are loaded."""
+"""Weights that are quantized while they are loaded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_no_value_moves_further_than_half_a_step(bits: int, seed: int, exponent:
     assert bool((off <= step * 0.5001 + values.abs() * 1e-5).all())
     by_block = values.view(5, -1, BLOCK_SIZE)
     full = by_block.abs().amax(2) / 127 if bits == 8 else (by_block.amax(2) - by_block.amin(2)) / 15
-    # the scale is no larger than float16 makes it: of a step, or of a minimum's rounding
+    # the scale may exceed this only by the rounding to float16 of the scale or of the minimum
     slack = full * 2e-3 + 1.3e-7 + (0.0 if bits == 8 else by_block.abs().amax(2) * 1e-3 / 15)
     assert bool((blocks.scale.float() <= full + slack).all())
 
@@ -79,7 +79,7 @@ def test_what_has_no_scale_is_refused(bits: int, bad: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_many_rows_of_any_float_type(dtype: torch.dtype) -> None:
-    """More than one run of rows; the values are those the stored type holds."""
+    """More than one run of rows; the values are representable in the stored type."""
     values = torch.randn(40_000, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
     found = rounded(values, 8)
     assert torch.equal(found.dense(), torch.cat([rounded(part.float(), 8).dense() for part in values.split(777)]))
@@ -151,7 +151,7 @@ def test_quantized_checkpoints_are_refused() -> None:
     assert weight is not None
     with pytest.raises(ModelError, match="w is stored as Q8_0"):
         weight.accept(WeightPiece("w", "Q8_0", (2, 32), memoryview(b"")))
-    with pytest.raises(ModelError, match="w holds values that are not finite"):
+    with pytest.raises(ModelError, match="w has values that are not finite"):
         loaded(weight, torch.full((2, 32), float("nan")))
-    with pytest.raises(ModelError, match="did not deliver w"):
+    with pytest.raises(ModelError, match="did not contain w"):
         weight.finish()

@@ -19,9 +19,9 @@ _NO_IDS = np.zeros(0, np.int64)
 
 @dataclass(slots=True)
 class Edits:
-    """One row's. allowed: int64 ids on the device or None. forbidden: ids of one-token bad words. words: longer ones.
-    stop_ids: forbidden before `min_tokens` outputs. bias_ids, bias: what logit_bias adds where. outputs: the row's output
-    tokens so far, kept for `words` alone."""
+    """The edits of one row. allowed: int64 ids on the device or None. forbidden: ids of one-token bad words. words: longer ones.
+    stop_ids: forbidden before `min_tokens` outputs. bias_ids, bias: where and what logit_bias adds. outputs: the row's output
+    tokens so far, kept only for `words`."""
 
     allowed: Tensor | None = None
     forbidden: np.ndarray = field(default_factory=lambda: _NO_IDS)
@@ -34,7 +34,7 @@ class Edits:
 
     @classmethod
     def of(cls, params: SamplingParams, outputs: np.ndarray, vocab_size: int, device: str) -> "Edits | None":
-        """What `params` asks for, or None. outputs: [n] tokens generated before the row (re)started."""
+        """The edits that `params` asks for, or None. outputs: [n] tokens generated before the row (re)started."""
         edits = cls()
         if params.allowed_token_ids is not None:
             edits.allowed = torch.as_tensor(_inside(params.allowed_token_ids, vocab_size), device=device)
@@ -52,7 +52,7 @@ class Edits:
         return None if edits.is_done(len(outputs)) else edits
 
     def is_done(self, num_outputs: int) -> bool:
-        """True when nothing of it can matter any more."""
+        """True when none of the edits can have an effect any more."""
         lasting = len(self.forbidden) or len(self.bias_ids) or self.words or self.allowed is not None
         return not lasting and (num_outputs >= self.min_tokens or not len(self.stop_ids))
 

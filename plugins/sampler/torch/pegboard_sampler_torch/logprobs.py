@@ -13,10 +13,10 @@ _ID_MASK = (1 << _ID_BITS) - 1
 
 
 def top_tokens(x: Tensor, k: int) -> Tensor:
-    """int64 [n, k]: ids of the k largest of x [n, V] float32, descending, the lower id first where equal.
+    """int64 [n, k]: ids of the k largest of x [n, V] float32, descending, with the lower id first among equals.
 
-    The k largest lie in the k blocks with the largest maxima, so two small selections do. Both order by (value, lower id)
-    packed in one integer, which makes the result independent of k and of how the library treats ties."""
+    The k largest are in the k blocks with the largest maxima, so two small selections suffice. Both order by (value, lower id),
+    packed into one integer, so the result depends neither on k nor on how the library treats ties."""
     num_blocks = -(-x.shape[-1] // BLOCK)
     if k >= num_blocks // 2:
         return x.sort(dim=-1, descending=True, stable=True).indices[:, :k]
@@ -41,7 +41,7 @@ def gather_logprobs(x: Tensor, chosen: Tensor, k: int, *, normalize: bool) -> Lo
     if k:
         ids = torch.cat([ids, top_tokens(x, k)], -1)
     values = x.gather(-1, ids)
-    # Counting in float32 is exact below 2²⁴ and several times faster than in integers.
+    # Counting in float32 is exact below 2²⁴ and several times faster than counting in integers.
     ranks = 1 + torch.gt(x, values[:, :1], out=torch.empty_like(x)).sum(-1)
     if normalize:
         values = values - x.logsumexp(-1, keepdim=True)

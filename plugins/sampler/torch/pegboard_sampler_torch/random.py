@@ -1,5 +1,5 @@
-"""Random numbers as a function of (seed, output position), so that nothing else can change them: not the batch, not
-preemption, not speculation, not steps in flight."""
+"""Random numbers as a function of (seed, output position). Nothing else can change them: no batch, preemption, speculation or
+step in flight."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROUNDS = 10
 
 def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
     """Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). counter: uint64 [4, n] and key:
-    uint64 [2, n], 32 bits used of each word → uint64 [4, n] of 32 random bits."""
+    uint64 [2, n], 32 bits of each word are used → uint64 [4, n] of 32 random bits."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -35,8 +35,8 @@ def seeded_uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 class SeededUniforms:
-    """The same for the rows of a step. A call of `seeded_uniforms` takes 200 operations on arrays whatever their size, so a row
-    gets the numbers of many positions at a time."""
+    """The same for the rows of a step. `seeded_uniforms` takes 200 array operations whatever their size, so a row gets the
+    numbers of many positions at once."""
 
     SPAN = 32
 
@@ -46,13 +46,13 @@ class SeededUniforms:
         self._numbers = np.empty((max_num_seqs, self.SPAN, 2))
 
     def of(self, rows: np.ndarray, seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """float64 [n, 2]. A row may come more than once, as it does with drafts."""
+        """float64 [n, 2]. A row may occur more than once, as it does with drafts."""
         firsts = positions - positions % self.SPAN
         known = (self._firsts[rows] == firsts) & (self._seeds[rows] == seeds)
         if not known.all():
             missing = np.flatnonzero(~known)
             self._make(rows[missing], seeds[missing], firsts[missing])
-            if (self._firsts[rows] != firsts).any():  # one row on both sides of a border
+            if (self._firsts[rows] != firsts).any():  # a row that needs positions on both sides of a block border
                 return seeded_uniforms(seeds, positions)
         return self._numbers[rows, positions - firsts]
 

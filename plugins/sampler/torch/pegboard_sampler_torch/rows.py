@@ -1,5 +1,5 @@
-"""What the sampler knows of each row: parameters as arrays indexed by row, and the feature bits that let a step skip all that
-none of its rows uses."""
+"""What the sampler knows about each row: parameters as arrays indexed by row, and feature bits that let a step skip whatever none
+of its rows uses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pegboard.data.sampling_params import SamplingParams
 
 
 class Feature:
-    """What a row uses, as bits of an int. A row without any bit is greedy and wants nothing else. No `IntFlag`: a step looks at a
-    dozen of them, and each of its operations costs a microsecond."""
+    """What a row uses, as bits of an int. A row without any bit is greedy and needs nothing else. This is not an `IntFlag`,
+    because a step checks a dozen bits and each `IntFlag` operation costs a microsecond."""
 
     SAMPLED = 1
     TEMPERATURE = 2
@@ -47,7 +47,7 @@ class Rows:
         self.num_outputs = np.zeros(max_num_seqs, np.int64)
 
     def add(self, row: int, params: SamplingParams, seed: int | None, num_outputs: int) -> int:
-        """Fill `row`; returns its features, without EDITS, which the caller decides."""
+        """Fill `row` and return its features, except EDITS, which the caller decides."""
         features = 0
         if not params.is_greedy:
             features |= Feature.SAMPLED

@@ -1,10 +1,10 @@
 """Sampler `torch`: the pipeline from logits to token ids.
 
-State lives in `rows` (arrays), `penalties` and `edits` (only the rows that use them); the arithmetic in `choose`. A step looks
-at the union of its rows' feature bits and skips what none of them uses: greedy rows cost one argmax.
+State lives in `rows` (arrays), `penalties` and `edits` (only the rows that use them); the arithmetic in `choose`. A step takes
+the union of its rows' feature bits and skips what none of them uses, so greedy rows cost one argmax.
 
-A row whose logits leave nothing to draw from (all −inf, or NaN) gets its argmax, id 0 when all are −inf. The sampler never
-raises on what a model or a mask produces.
+A row whose logits leave nothing to draw from (all −inf, or NaN) gets its argmax, and id 0 when all are −inf. The sampler never
+raises because of what a model or a mask produces.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from pegboard_sampler_torch.rows import (
 from pegboard_sampler_torch.step import StepLayout
 
 SCORE_ROWS = 256
-"""Prompt logprobs are computed for so many positions at a time: bounds the temporaries of a long chunk."""
+"""Prompt logprobs are computed for this many positions at a time, which bounds the temporary memory of a long chunk."""
 
 
 class TorchSampler:
     """Implements `pegboard.interfaces.sampler.Sampler`.
 
-    Random numbers: a row with a seed uses a function of (seed, output position); the others share one generator that starts
-    from `setup.seed` and is drawn from in the order of steps and rows."""
+    Random numbers: a row with a seed uses a function of (seed, output position); the others share one generator that starts from
+    `setup.seed` and is used in the order of steps and rows."""
 
     def __init__(self, options: None, setup: SamplerSetup) -> None:
         self.setup = setup
@@ -107,7 +107,7 @@ class TorchSampler:
         return Sampled(token_ids, counts, logprobs)
 
     def _is_plain_greedy(self, step: SampleStep, logits: Tensor) -> bool:
-        """Nothing is asked of any row but its most likely token: the common case, which needs no layout."""
+        """The common case: every row wants only its most likely token, so no layout is needed."""
         if step.masks is not None or len(logits) != len(step.rows) or self.processors.all:
             return False
         return not self.rows.flags[step.rows].any()
@@ -134,20 +134,20 @@ class TorchSampler:
             return
         unpacked = np.unpackbits(~bits.view(np.uint8), axis=1, count=logits.shape[-1], bitorder="little")
         forbidden = torch.from_numpy(unpacked.view(np.bool_))
-        if len(places) == len(logits) and (np.diff(places) == 1).all():  # every row: no copy
+        if len(places) == len(logits) and (np.diff(places) == 1).all():  # all rows: no copy
             logits.masked_fill_(forbidden, float("-inf"))
         else:
             logits[where] = logits[where].masked_fill_(forbidden, float("-inf"))
 
     def _keep_raw(self, logits: Tensor, asked: np.ndarray, layout: StepLayout) -> Tensor:
-        """The logits of the rows that asked, safe from what follows."""
+        """A copy of the logits of the rows that asked for it, before the next stages change them."""
         untouched = not layout.present & (Feature.SAMPLED | Feature.PENALTIES | Feature.EDITS) and not self.processors.all
         if untouched and len(asked) == len(logits):
             return logits
         return logits[layout.to_device(asked)]
 
     def _shape(self, logits: Tensor, layout: StepLayout) -> Tensor:
-        """Everything that may change which token is the most likely."""
+        """Apply everything that may change which token is the most likely."""
         if layout.present & Feature.EDITS:
             drafts = layout.host_drafts
             apply_edits(
@@ -170,8 +170,8 @@ class TorchSampler:
         return logits
 
     def _choose(self, logits: Tensor, step: SampleStep, layout: StepLayout) -> tuple[Tensor, Tensor, Tensor]:
-        """→ tokens drawn at every logits row [N], accepted token_ids [B, 1 + D], counts [B]. Without processed logprobs the
-        logits are worthless afterwards."""
+        """Returns the tokens drawn at every logits row [N], accepted token_ids [B, 1 + D], counts [B]. Unless processed logprobs
+        are wanted, the logits are invalid afterwards."""
         draft_probs = step.draft_probs if layout.has_drafts else None
         sampled = layout.places(Feature.SAMPLED) if layout.present & Feature.SAMPLED else layout.rows[:0]
         uniforms = self._uniforms(sampled, layout, 1 if draft_probs is None else 2)
@@ -203,11 +203,11 @@ class TorchSampler:
         return tokens, *verify_drafts(probs, layout.draft_token_ids, layout.offsets_tensor, both, draft_probs)
 
     def _leaves_logits_alone(self, layout: StepLayout) -> bool:
-        """Nobody looks at the logits between temperature and the draw, or behind it."""
+        """True when nothing reads the logits between temperature and the draw, or after it."""
         return not self.processors.invariant and (self.raw_logprobs or not layout.present & Feature.LOGPROBS)
 
     def _draw_by_kernel(self, logits: Tensor, sampled: np.ndarray, uniforms: Tensor, layout: StepLayout) -> Tensor:
-        """Tokens of all logits rows, of which `sampled` are drawn, by the kernel "sample_tokens"."""
+        """Tokens of all logits rows, chosen by the op `sample_tokens`; the rows in `sampled` are drawn at random."""
         assert self.kernel is not None, "asked before"
         if not len(sampled):
             return self.kernel(logits)
@@ -229,8 +229,8 @@ class TorchSampler:
         )
 
     def _draw(self, x: Tensor, places: np.ndarray, uniforms: Tensor, layout: StepLayout) -> tuple[Tensor, Tensor]:
-        """x [n, V]: the logits of `places`, all sampled; becomes the processed logits where logprobs want these.
-        → tokens [n] and the weights [n, V] they were drawn with."""
+        """x [n, V]: the logits of `places`, all sampled; becomes the processed logits where logprobs need these. Returns tokens
+        [n] and the weights [n, V] that they were drawn with."""
         rows, present = layout.row_of[places], layout.present
         index = layout.to_device(rows)
         if present & Feature.TEMPERATURE:
@@ -276,7 +276,7 @@ class TorchSampler:
         """scores: [n, V] of the logits rows `asked`. Rows that want the whole vocabulary are computed apart from the others."""
         owner, depth = layout.owner[asked], layout.depth[asked]
         where = layout.to_device(np.stack([owner, depth]))
-        chosen = token_ids[where[0], where[1]].clamp(min=0)  # −1 where a draft was rejected before; such places are cut off
+        chosen = token_ids[where[0], where[1]].clamp(min=0)  # −1 where a draft was rejected before; such places are removed
         num_logprobs = self.rows.num_logprobs[layout.row_of[asked]]
         counts_cpu = counts.cpu().numpy()
         result: list[Logprobs | None] = [None] * len(layout.rows)
@@ -295,7 +295,7 @@ class TorchSampler:
         return result
 
     def _commit(self, token_ids: Tensor, counts: Tensor, layout: StepLayout) -> None:
-        """Add the accepted tokens to the rows' history; a host copy is made only for rows that look back."""
+        """Add the accepted tokens to the rows' history; makes a host copy only for rows that look back."""
         present, history = layout.present, self.rows.num_outputs
         if not layout.has_drafts:
             history[layout.rows] += 1

@@ -1,4 +1,4 @@
-"""One step laid out: which logits row belongs to which row at which depth, and what the step uses."""
+"""The layout of one step: which logits row belongs to which row at which depth, and which features the step uses."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pegboard_sampler_torch.rows import Feature, Rows
 
 class StepLayout:
     """rows: int64 [B]. owner: int64 [N], index into `rows`. row_of, depth: int64 [N]. flags: int32 [N], the features of each
-    logits row; present: the union. has_holes: masks or edits make logits −inf. All on the host; the properties move them to
-    the device when they are wanted."""
+    logits row; present: their union. has_holes: masks or edits make logits −inf. All are on the host; the properties move them to
+    the device when needed."""
 
     def __init__(self, step: SampleStep, rows: Rows, device: torch.device) -> None:
         self.device = device
