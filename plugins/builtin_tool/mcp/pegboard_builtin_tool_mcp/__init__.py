@@ -1,1 +1,1 @@
-"""Built-in tools from MCP servers that the operator names."""
+"""Built-in tools from MCP servers that the operator lists."""

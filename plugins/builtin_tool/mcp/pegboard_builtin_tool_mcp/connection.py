@@ -1,4 +1,5 @@
-"""One session with one MCP server, in a task of its own: the library's contexts must be left by the task that entered them."""
+"""One session with one MCP server. It has its own task, because the task that enters the library's contexts must also leave
+them."""
 
 from __future__ import annotations
 
@@ -19,16 +20,16 @@ from pegboard_builtin_tool_mcp.options import url_of
 log = get_logger(__name__)
 
 CLOSE_S = 2.0
-"""How long a server may take to let go."""
+"""How long closing the connection to a server may take."""
 
 
 class NoAnswer(PegboardError):
-    """A tool server cannot be talked to."""
+    """A tool server cannot be reached."""
 
 
 class Connection:
     """Opened by `session`, closed by `close`, after which it can be opened again. Only `server`, as the operator wrote it, is
-    ever talked to. session_id: who talks, for servers that keep something."""
+    ever contacted. session_id: identifies the client, for servers that keep state."""
 
     def __init__(self, server: str, timeout_s: float, session_id: str | None = None) -> None:
         self.server = server
@@ -39,7 +40,7 @@ class Connection:
         self._stop = asyncio.Event()
 
     async def session(self) -> tuple[ClientSession, InitializeResult]:
-        """The session, and what the server said of itself. Raises NoAnswer."""
+        """The session, and the server's description of itself. Raises NoAnswer."""
         if self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()
             self._ready.add_done_callback(_mark_retrieved)
@@ -47,7 +48,7 @@ class Connection:
         return await asyncio.shield(self._ready)
 
     async def close(self) -> None:
-        """Leave the server; again is fine, and so is never having connected."""
+        """Leave the server. Calling it again, or without having connected, is allowed."""
         holding, ready, stop = self._holding, self._ready, self._stop
         self._holding, self._ready, self._stop = None, None, asyncio.Event()
         if holding is None or ready is None:
@@ -86,7 +87,7 @@ class Connection:
 
 
 def cause_of(error: BaseException) -> str:
-    """What went wrong, out of the groups it comes in."""
+    """The cause of an error, taken out of its exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):
@@ -95,6 +96,6 @@ def cause_of(error: BaseException) -> str:
 
 
 def _mark_retrieved(future: "asyncio.Future[Any]") -> None:
-    """An error that nobody waits for any more is no news."""
+    """Retrieves an error that no one waits for any more, so that asyncio does not report it."""
     if not future.cancelled():
         future.exception()

@@ -1,4 +1,4 @@
-"""What an entry of a request's `tools` asks for: which server, and which of its tools. Nothing in it can name an address."""
+"""What an entry of a request's `tools` asks for: which server, and which of its tools. An entry cannot name an address."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ SERVERS: dict[str, tuple[str, Item]] = {
     "code_interpreter": ("python", "code_interpreter_call"),
     "container": ("container", "mcp_call"),
 }
-"""Type of tool → the name of the server that serves it, as vLLM has it, and what its calls are."""
+"""Type of tool → the name of the server that serves it, as in vLLM, and the item type of its calls."""
 
-NOT_FROM_REQUESTS = "servers are named by the operator (--tool-server), and nothing in a request is passed on to them"
+NOT_FROM_REQUESTS = "the operator names the servers (--tool-server), and nothing in a request is passed on to them"
 _FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "mcp": {"server_label": (), "allowed_tools": (), "require_approval": (None, "never")},
     "code_interpreter": {"container": (None, "auto", {"type": "auto"})},
     "container": {"container": (None, "auto", {"type": "auto"})},
 }
 _SEARCH_FIELDS: dict[str, tuple[Any, ...]] = {"search_context_size": (None, "medium")}
-"""Fields by type, and the values they may have; () = checked elsewhere."""
+"""Fields by type, and the values that they may have; () = checked elsewhere."""
 
 
 def check_fields(tool: Mapping[str, Any], path: str) -> None:
-    """Raises RequestError for a field that nothing would act on."""
+    """Raises RequestError for a field that would have no effect."""
     known = _FIELDS.get(str(tool["type"]), _SEARCH_FIELDS)
     for name, value in tool.items():
         if name == "type" or (value is None and name not in known):
@@ -45,7 +45,7 @@ def check_fields(tool: Mapping[str, Any], path: str) -> None:
 
 
 def allowed_names(tool: Mapping[str, Any], path: str) -> list[str] | None:
-    """The tools that `allowed_tools` lets through; None = all. Raises RequestError."""
+    """The tools that `allowed_tools` allows; None = all. Raises RequestError."""
     value = tool.get("allowed_tools")
     if isinstance(value, dict) and set(value) == {"tool_names"}:
         value = value["tool_names"]

@@ -8,19 +8,19 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class McpOptions(BaseModel):
-    """Which servers there are. The setting `tool_server` becomes `servers`."""
+    """The tool servers. The setting `tool_server` becomes `servers`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     servers: tuple[str, ...] = Field(
-        (), description="host:port (SSE at /sse), or a URL: SSE where it ends with /sse, else streamable HTTP; commas separate"
+        (), description="host:port (SSE at /sse), or a URL (SSE if it ends with /sse, otherwise streamable HTTP); commas separate"
     )
-    connect_timeout_s: float = Field(10.0, gt=0, description="Seconds in which a server must answer when it is connected to")
+    connect_timeout_s: float = Field(10.0, gt=0, description="Seconds within which a server must answer a connection")
 
     @field_validator("servers", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        """vLLM writes "a:1,b:2"."""
+        """Splits vLLM's form "a:1,b:2"."""
         words = [value] if isinstance(value, str) else value
         if isinstance(words, list | tuple):
             return tuple(part.strip() for word in words for part in str(word).split(",") if part.strip())
@@ -35,15 +35,15 @@ class McpOptions(BaseModel):
 
 
 def url_of(server: str) -> str:
-    """Where a server is reached. Raises ValueError."""
+    """The URL at which a server is reached. Raises ValueError."""
     url = server if "://" in server else f"http://{server}/sse"
     try:
         parts = urlsplit(url)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and ("://" in server or parts.port is not None)
-    except ValueError:  # a port that is none
+    except ValueError:  # not a valid port
         is_good = False
     if not is_good:
         raise ValueError(
-            f"{server!r} is no address: expected host:port, [IPv6]:port or a URL that begins with http:// or https://"
+            f"{server!r} is not an address: expected host:port, [IPv6]:port or a URL that begins with http:// or https://"
         )
     return url

@@ -30,21 +30,21 @@ from pegboard_builtin_tool_mcp.options import McpOptions
 log = get_logger(__name__)
 
 MAX_PAGES = 100
-"""Of one server's list of tools."""
+"""Timeout in seconds for the list of a server's tools."""
 MAX_NAME = 64
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolServer:
-    """address: as the operator wrote it. label: what the server calls itself."""
+    """address: as the operator wrote it. label: the server's own name."""
 
     address: str
     label: str
     tools: tuple[Tool, ...]
 
     def functions(self, item: Item, allowed: Sequence[str] | None) -> list[ToolFunction]:
-        """For a request, without those that are not `allowed`."""
+        """The tools for a request, only those that are `allowed`."""
         return [
             ToolFunction(name, tool.description or tool.title or tool.name, tool.input_schema, item, self.label, tool.name)
             for name, tool in zip(self._names(), self.tools, strict=True)
@@ -52,7 +52,8 @@ class ToolServer:
         ]
 
     def _names(self) -> list[str]:
-        """What models call the tools. One that is called like its server bears that name alone, others both."""
+        """The names by which models call the tools. A tool with the same name as its server has only that name, others have
+        both."""
         names: list[str] = []
         for tool in self.tools:
             whole = tool.name if tool.name == self.label else f"{self.label}_{tool.name}"
@@ -64,7 +65,7 @@ class ToolServer:
 
 
 class McpTool:
-    """Knows the servers and their tools from `start` on."""
+    """Knows the servers and their tools once `start` has run."""
 
     def __init__(self, options: McpOptions, setup: BuiltinToolSetup) -> None:
         self._options = options
@@ -74,7 +75,7 @@ class McpTool:
         found = await asyncio.gather(*(self._look(address) for address in self._options.servers), return_exceptions=True)
         for server in found:
             if isinstance(server, NoAnswer):
-                raise ConfigError(f"tool_server: {server}; start it, or take it out of the list") from server
+                raise ConfigError(f"tool_server: {server}; start it, or remove it from the list") from server
             if isinstance(server, BaseException):
                 raise server
             if known := self._servers.get(server.label):
@@ -99,8 +100,8 @@ class McpTool:
             return ToolServer(address, about.server_info.name, tuple(tools))
         except PegboardError:
             raise
-        except Exception as error:  # the library's, and the network's
-            raise NoAnswer(f"the MCP server at {address} does not tell its tools: {cause_of(error)}") from error
+        except Exception as error:  # errors of the library and of the network
+            raise NoAnswer(f"the MCP server at {address} does not list its tools: {cause_of(error)}") from error
         finally:
             await connection.close()
 
@@ -135,7 +136,7 @@ class McpTool:
 
 
 class McpToolSession:
-    """Connects with the first call. A connection that breaks is replaced by the next call."""
+    """Connects with the first call. The next call replaces a broken connection."""
 
     def __init__(self, functions: Sequence[ToolFunction], connection: Connection) -> None:
         self._functions = {function.name: function for function in functions}
@@ -159,7 +160,7 @@ class McpToolSession:
 
 
 def text_of(result: CallToolResult) -> str:
-    """What a model that reads text gets to read of a result."""
+    """The text of a result, for a model that reads text."""
     parts: list[str] = []
     for block in result.content:
         if isinstance(block, TextContent):
@@ -167,7 +168,7 @@ def text_of(result: CallToolResult) -> str:
         elif isinstance(block, EmbeddedResource) and isinstance(block.resource, TextResourceContents):
             parts.append(block.resource.text)
         else:
-            parts.append(f"({block.type} that is no text)")
+            parts.append(f"({block.type} that is not text)")
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     return "\n".join(parts)

@@ -17,7 +17,7 @@ StartServer = Callable[..., str]
 
 
 def make_server(name: str) -> MCPServer:
-    """Tools of several kinds; a counter that belongs to a session."""
+    """Tools of several kinds, one with a counter per session."""
     server = MCPServer(name)
     seen: dict[int, int] = {}
 
@@ -64,7 +64,7 @@ class Running:
 
 @pytest.fixture(scope="module")
 def start() -> Iterator[Callable[..., Running]]:
-    """`start(name, streamable=False)`: a server that runs to the end of the module."""
+    """`start(name, streamable=False)`: a server that runs until the end of the module."""
     running: list[Running] = []
 
     def start(name: str, **more: Any) -> Running:

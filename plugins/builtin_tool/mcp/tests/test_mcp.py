@@ -1,4 +1,4 @@
-"""The built-in tool `mcp` against real MCP servers, and what it refuses."""
+"""The built-in tool `mcp` with real MCP servers, and what it refuses."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def streamable(start: Start) -> Any:
 
 @pytest.fixture(scope="module")
 def named(start: Start) -> list[str]:
-    """A server of each name that serves a type."""
+    """One server for each name that serves a type."""
     return [start(name).address for name in ("browser", "python", "container", "My Server")]
 
 
@@ -111,7 +111,7 @@ def test_the_name_of_a_server_decides_what_it_serves(named: list[str]) -> None:
         ("python_add", "code_interpreter_call", "python"),
     ]
     assert found["container"][0] == ("container_run", "mcp_call", "container")
-    assert found["mcp"][0] == ("My_Server_run", "mcp_call", "My Server"), "names of functions have no blanks"
+    assert found["mcp"][0] == ("My_Server_run", "mcp_call", "My Server"), "names of functions have no spaces"
 
 
 def test_types_without_their_server_are_somebody_elses(files: Any) -> None:
@@ -150,7 +150,9 @@ def test_wrong_arguments_and_errors_are_outputs(files: Any) -> None:
     started(work, files.address)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the library's streams: the server is killed
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # from the library's streams, because the server is killed
 def test_a_connection_that_breaks_is_replaced(start: Start) -> None:
     first = start("files")
 
@@ -232,7 +234,7 @@ def test_addresses() -> None:
 
 def test_what_the_model_reads_of_a_result() -> None:
     image = ImageContent(type="image", data="aGk=", mime_type="image/png")
-    assert text_of(CallToolResult(content=[TextContent(type="text", text="a"), image])) == "a\n(image that is no text)"
+    assert text_of(CallToolResult(content=[TextContent(type="text", text="a"), image])) == "a\n(image that is not text)"
     assert text_of(CallToolResult(content=[], structured_content={"ä": 1})) == '{"ä": 1}'
     assert text_of(CallToolResult(content=[])) == ""
 

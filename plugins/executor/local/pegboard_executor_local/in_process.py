@@ -1,8 +1,8 @@
 """One rank in the engine's own process.
 
-A step that is submitted alone runs when its result is asked for, in the thread that asks. As soon as steps are submitted ahead
-they run in a thread of their own, in order: the engine prepares the next step and hands out the last one's tokens while kernels,
-which do not hold the interpreter, compute.
+A step that is submitted alone runs when its result is requested, in the thread that requests it. When steps are submitted ahead,
+they run in order in a separate thread: the engine prepares the next step and delivers the tokens of the last one while kernels
+compute, because kernels release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Step:
         return self.ran.is_set()
 
     def run(self) -> None:
-        """Compute now; keeps what was raised for `result`."""
+        """Compute now, and keep an exception for `result` to raise."""
         try:
             self.output = self.executor.worker.run(self.batch, self._masks if self.batch.needs_masks else None)
         except BaseException as error:  # noqa: BLE001 - handed to whoever asks for the result
@@ -42,7 +42,7 @@ class Step:
     def _masks(self) -> TokenMasks:
         if self.executor.thread is not None:
             self.masks_given.wait()
-        assert self.masks is not None, "masks are provided before the result of their step is asked for"
+        assert self.masks is not None, "masks must be provided before the result of their step is requested"
         return self.masks
 
     def result(self) -> StepOutput:
@@ -96,10 +96,10 @@ class InProcessExecutor:
 
     def stop(self) -> None:
         if self.thread is not None:
-            for step in self.masked.values():  # nobody will ask for them any more
+            for step in self.masked.values():  # no one will request these results any more
                 step.masks_given.set()
             self.submitted.put(None)
-            if self.thread is not threading.current_thread():  # it is when a collection there finds the engine forgotten
+            if self.thread is not threading.current_thread():  # not when garbage collection runs in it
                 self.thread.join()
             self.thread = None
         self.worker.stop()

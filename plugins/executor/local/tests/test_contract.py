@@ -1,4 +1,4 @@
-"""The executors keep the contracts of their kind and of all plugins."""
+"""The executors pass the contract of their kind and the generic contract."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_stopping_does_not_wait_for_masks() -> None:
 
 def test_masks_that_never_came_are_our_own_mistake() -> None:
     executor = InProcessExecutor(None, ExecutorSetup(1, RecordingWorker, None))
-    with pytest.raises(AssertionError, match="masks are provided before"):
+    with pytest.raises(AssertionError, match="masks must be provided before"):
         executor.submit(make_batch(1, needs_masks=True)).result()
 
 
 def test_a_step_may_stop_its_executor() -> None:
-    """As a finalizer does that a collection runs in the steps' thread."""
+    """Stop is called in the steps' thread, as by a finalizer that garbage collection runs there."""
 
     class Forgetful(RecordingWorker):
         def run(self, batch: Batch, masks: Callable[[], TokenMasks] | None) -> StepOutput:

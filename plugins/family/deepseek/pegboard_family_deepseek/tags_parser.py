@@ -7,7 +7,7 @@
     </｜DSML｜invoke>
     </｜DSML｜function_calls>
 
-Format: `encoding/` in https://huggingface.co/deepseek-ai/DeepSeek-V3.2. A value is a string as it stands, or JSON.
+Format: `encoding/` in https://huggingface.co/deepseek-ai/DeepSeek-V3.2. A value is either a plain string or JSON.
 """
 
 from __future__ import annotations

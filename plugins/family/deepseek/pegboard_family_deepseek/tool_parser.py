@@ -25,7 +25,7 @@ STARTS = Markers(SECTION, CALL)
 
 
 class DeepSeekV31ToolParser(StreamParser):
-    before, between, behind = "", SEPARATOR, ""  # of name and arguments, inside a call
+    before, between, behind = "", SEPARATOR, ""  # the text around the name and the arguments of a call
 
     def read(self) -> Steps[None]:
         while marker := (yield from self.prose(STARTS)):

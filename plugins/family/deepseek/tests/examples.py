@@ -52,7 +52,7 @@ def write_tags(case: Case) -> str:
     return f"{case.before}<｜DSML｜function_calls>\n{case.between.join(calls)}</｜DSML｜function_calls>{case.after}"
 
 
-LINES = "the peer reads arguments on one line only"
+LINES = "the peer reads only arguments on one line"
 CITY = '{"city": "Paris"}'
 EMPTY_V3 = [
     Example(
@@ -93,7 +93,7 @@ EXAMPLES = {
                 '<｜DSML｜invoke name="add">\n<｜DSML｜parameter name="a" string="true">2</｜DSML｜parameter>\n</｜DSML｜invoke>'
             ),
             calls=(("add", {"a": "2"}),),
-            differs="the format says it is a string, the peer goes by the schema",
+            differs="the format says that it is a string, but the peer follows the schema",
         ),
         Example(
             "no string attribute",
@@ -113,7 +113,7 @@ EXAMPLES = {
             "cut off",
             '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">Par',
             open_call=("get_weather", '{"city": "Par'),
-            differs="the peer drops what it has of the value",
+            differs="the peer drops the part of the value that is there",
         ),
         Example(
             "no call", "<｜DSML｜function_calls> it is.", content="<｜DSML｜function_calls> it is.", differs="the peer drops it"

@@ -1,4 +1,4 @@
-"""The parsers of DeepSeek keep the contract."""
+"""The parsers of DeepSeek pass the contract."""
 
 from __future__ import annotations
 

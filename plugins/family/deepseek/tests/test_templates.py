@@ -1,4 +1,4 @@
-"""The chat templates with tools write calls as the parsers read them, and the whole of a conversation."""
+"""The chat templates with tools write calls as the parsers read them, and keep the whole conversation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_calls_are_read_back(family: Any, parser: type[StreamParser]) -> None:
     assert message.content == "Looking."
     assert [(call.name, call.arguments) for call in message.tool_calls] == [("get_weather", '{"city": "Zürich"}'), ("now", "{}")]
     assert text.index("rain") < text.index("noon")
-    assert not text.endswith("<｜Assistant｜>"), "behind a tool's output the model goes on by itself"
+    assert not text.endswith("<｜Assistant｜>"), "after a tool's output the template must not open a new turn"
 
 
 def test_who_speaks_next() -> None:

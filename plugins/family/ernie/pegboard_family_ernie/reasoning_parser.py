@@ -9,7 +9,7 @@
     </response>
 
 Format: the chat template in https://huggingface.co/baidu/ERNIE-4.5-21B-A3B-Thinking, which opens the reasoning in the prompt. The
-tags of the response are markup; what stands outside of them (tool calls) is content too.
+tags of the response are markup; text outside them (tool calls) is also content.
 """
 
 from __future__ import annotations

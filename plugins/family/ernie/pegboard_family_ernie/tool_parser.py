@@ -4,7 +4,7 @@
     {"name": "get_weather", "arguments": {"city": "Paris"}}
     </tool_call>
 
-Format: the chat template in https://huggingface.co/baidu/ERNIE-4.5-21B-A3B-Thinking. A call is an element of its own; calls
+Format: the chat template in https://huggingface.co/baidu/ERNIE-4.5-21B-A3B-Thinking. Each call is a separate element; calls
 follow one another.
 """
 

@@ -72,6 +72,6 @@ EXAMPLES = {
             differs="the peer leaves the tag when its end is missing",
         ),
         Example("only the end", "Hm.\n</think>", reasoning="Hm."),
-        Example("a call behind it", f"Hm.\n</think>\n\n\n{CALL}", content=CALL, reasoning="Hm."),
+        Example("a call after it", f"Hm.\n</think>\n\n\n{CALL}", content=CALL, reasoning="Hm."),
     ],
 }

@@ -1,4 +1,4 @@
-"""The parsers of ERNIE keep the contract."""
+"""The parsers of ERNIE pass the contract."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""GigaChat: a tool call as a message of its own."""
+"""GigaChat: a tool call is a separate message."""

@@ -11,7 +11,7 @@ TOOL_PARSER = OutputParserSpec(
 
 FAMILY = ModelFamilySpec(
     api="1.0",
-    model_types=frozenset({"deepseek_v3"}),  # GigaChat 3 is built like it
+    model_types=frozenset({"deepseek_v3"}),  # GigaChat 3 has this architecture
     architectures=frozenset({"DeepseekV3ForCausalLM"}),
     template_markers=("<|role_sep|>", "<|message_sep|>"),
     recommends={"tool_parser": "gigachat3"},

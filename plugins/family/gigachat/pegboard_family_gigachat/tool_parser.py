@@ -1,4 +1,4 @@
-"""Tool calls of GigaChat 3: a message of its own behind what the model says, as JSON.
+"""Tool calls of GigaChat 3: a call is a separate message with JSON, after the content.
 
     I will look.<|message_sep|>
 

@@ -24,8 +24,8 @@ def write_31(case: Case) -> str:
 
 def differs(case: Case) -> str:
     if len(case.calls) > 1:
-        return "the peer reads one call"
-    return "the peer reads no text behind a call" if case.calls and case.after else ""
+        return "the peer reads only one call"
+    return "the peer reads no text after a call" if case.calls and case.after else ""
 
 
 EXAMPLES = {
@@ -36,14 +36,14 @@ EXAMPLES = {
             "no separator",
             f"function call<|role_sep|>\n{calls_of(Case('', (ADD,)))[0]}",
             calls=(ADD,),
-            differs="the role is content too for the peer",
+            differs="the role is also content for the peer",
         ),
         Example("with the end", f"{write(Case('', (PARIS,), before='Well.'))}</s>", content="Well.", calls=(PARIS,)),
         Example(
             "closed",
             f"{write(Case('', (NOW,)))}<|message_sep|>\n\n",
             calls=(NOW,),
-            differs="the peer wants nothing behind the call",
+            differs="the peer allows nothing after the call",
         ),
         Example("lines", '<|function_call|>{\n  "name": "add",\n  "arguments": {"a": 2, "b": 40}\n}', calls=(ADD,)),
         Example(

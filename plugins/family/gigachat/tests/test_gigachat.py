@@ -1,4 +1,4 @@
-"""The tool parser gigachat3 keeps the contract."""
+"""The tool parser gigachat3 passes the contract."""
 
 from __future__ import annotations
 

@@ -41,6 +41,6 @@ class GlmToolParser(StreamParser):
 
 
 class Glm47ToolParser(GlmToolParser):
-    """Read like the older format; what is written differs."""
+    """It is read like the older format, but written differently."""
 
     tags = replace(TAGS, line="")

@@ -12,7 +12,7 @@ def plain(value: object) -> str:
 
 
 def write(case: Case, line: str = "\n") -> str:
-    """line: what stands between the parts; GLM-4.7 writes nothing."""
+    """line: the text between the parts; GLM-4.7 writes none."""
     calls = []
     for name, arguments in case.calls:
         pairs = "".join(
@@ -40,7 +40,7 @@ QUIRKS = [
         "an object as Python writes it",
         "<tool_call>search\n<arg_key>filters</arg_key>\n<arg_value>{'a': [1, None]}</arg_value>\n</tool_call>",
         calls=(("search", {"filters": {"a": [1, None]}}),),
-        differs="the peer leaves what is no JSON a string",
+        differs="the peer keeps a value that is not JSON as a string",
     ),
     Example("spaces", "<tool_call> now </tool_call>", calls=(NOW,)),
     Example("two on a line", write_dense(Case("", (PARIS, ADD))), calls=(PARIS, ADD)),

@@ -1,4 +1,4 @@
-"""The parsers of GLM keep the contract."""
+"""The parsers of GLM pass the contract."""
 
 from __future__ import annotations
 

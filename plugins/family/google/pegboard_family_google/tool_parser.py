@@ -2,8 +2,9 @@
 
     <start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>
 
-Format: https://ai.google.dev/gemma/docs/functiongemma/formatting-and-best-practices. Strings stand between <escape> as they are;
-numbers, true, false, null, lists and objects (with bare keys) are written as in JSON. Other bare words are typed by the schema.
+Format: https://ai.google.dev/gemma/docs/functiongemma/formatting-and-best-practices. Strings are written unchanged between two
+<escape>; numbers, true, false, null, lists and objects (with bare keys) are written as in JSON. Other bare words are typed by the
+schema.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class FunctionGemmaToolParser(StreamParser):
         return True
 
     def _value(self, types: frozenset[str], name: str = "") -> Steps[bool]:
-        """Stream the value that begins here as JSON; True when it is whole. What is consumed and not streamed is kept.
+        """Stream the value that begins here as JSON; returns True when it is complete. Text that is consumed but not streamed is
+        kept.
         name: the function whose arguments these are."""
         closers: list[str] = []
         is_first = False
@@ -96,14 +98,14 @@ class FunctionGemmaToolParser(StreamParser):
             is_first = False
 
     def _key(self) -> Steps[str]:
-        """A key, bare or between <escape>; "" = there is none."""
+        """A key, bare or between two <escape>; "" if there is none."""
         if (yield from self.text.accept(ESCAPE)):
             key, end = yield from self.text.until(ESCAPES)
             return key if end else ""
         return (yield from self.text.word(KEY)).strip()
 
     def _atom(self, types: frozenset[str]) -> Steps[bool]:
-        """A string between <escape>, streamed, or something bare."""
+        """A string between two <escape>, which is streamed, or a bare value."""
         if (yield from self.text.accept(ESCAPE)):
             yield self.calls.arguments('"')
             steps = self.text.pieces(ESCAPES, Content)

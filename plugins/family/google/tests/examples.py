@@ -36,7 +36,7 @@ def beyond_strings(case: Case) -> str:
     values = [value for _, arguments in case.calls for value in arguments.values()]
     if not all(isinstance(value, str) for value in values):
         return ONLY
-    return "the peer takes a string that is JSON as JSON" if any(map(is_json, values)) else ""
+    return "the peer reads a string that contains JSON as JSON" if any(map(is_json, values)) else ""
 
 
 def is_json(text: str) -> bool:
@@ -50,7 +50,7 @@ def is_json(text: str) -> bool:
 EXAMPLES = {
     ("tool_parser", "functiongemma"): [
         *rendered(write, differs=beyond_strings),
-        Example("spaces", f"{START} call:add {{ a: 2, b: 40 }} {END}", calls=(ADD,), differs="the peer knows no spaces"),
+        Example("spaces", f"{START} call:add {{ a: 2, b: 40 }} {END}", calls=(ADD,), differs="the peer does not allow spaces"),
         Example("no end", f"{START}call:now{{}}", calls=(NOW,)),
         Example("a bare word for a string", call("city:Paris"), calls=(PARIS,), differs=ONLY),
         Example("number for a string", call("city:75001"), calls=(("get_weather", {"city": "75001"}),), differs=ONLY),
@@ -71,7 +71,7 @@ EXAMPLES = {
             "cut off in a string",
             f"{START}call:get_weather{{city:<escape>Par",
             open_call=("get_weather", '{"city": "Par'),
-            differs="the peer drops what it has of the value",
+            differs="the peer drops the part of the value that is there",
         ),
         Example(
             "cut off in a number", f"{START}call:add{{a:2,b:4", content="4", open_call=("add", '{"a": 2, "b": '), differs=ONLY

@@ -1,4 +1,4 @@
-"""The parser of FunctionGemma keeps the contract."""
+"""The parser of FunctionGemma passes the contract."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Granite: tool calls as JSON behind a marker, reasoning between sentences."""
+"""Granite: tool calls as JSON after a marker, reasoning between two fixed sentences."""

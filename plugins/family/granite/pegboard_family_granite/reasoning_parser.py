@@ -1,4 +1,4 @@
-"""Reasoning of IBM Granite 3.2 and 3.3: between two sentences in plain words, when the template is told so by `thinking`.
+"""Reasoning of IBM Granite 3.2 and 3.3: between two English sentences, when `thinking` is set for the template.
 
     Here is my thought process: … Here is my response: …
 

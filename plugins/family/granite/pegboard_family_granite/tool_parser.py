@@ -3,8 +3,9 @@
 Granite 3          <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}, …]
 Granite 20B FC     <function_call> {"name": "get_weather", "arguments": {"city": "Paris"}}
 
-Formats: the chat templates in https://huggingface.co/ibm-granite/granite-3.1-8b-instruct (whose models write <tool_call> too) and
-https://huggingface.co/ibm-granite/granite-20b-functioncalling. Neither has an end marker.
+Formats: the chat templates in https://huggingface.co/ibm-granite/granite-3.1-8b-instruct (whose models also write <tool_call>)
+and
+https://huggingface.co/ibm-granite/granite-20b-functioncalling. Neither format has an end marker.
 """
 
 from __future__ import annotations

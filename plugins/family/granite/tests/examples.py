@@ -63,7 +63,7 @@ EXAMPLES = {
             "cut off",
             '<function_call> {"name": "get_weather", "arguments": {"city": "Par',
             open_call=("get_weather", '{"city": "Par'),
-            differs="the peer closes the JSON in its stream, and gives content as a whole",
+            differs="the peer closes the JSON in a stream, but reads the whole text as content",
         ),
         Example("no call", "Say <function_call> to call.", content="Say <function_call> to call."),
     ],

@@ -1,4 +1,4 @@
-"""The parsers of Granite keep the contract."""
+"""The parsers of Granite pass the contract."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pegboard.interfaces.output_parser import OutputParserSpec
 TOOL_PARSER = OutputParserSpec(
     api="1.0",
     implementation="pegboard_family_hermes.tool_parser:HermesToolParser",
-    flags=frozenset({"special_tokens"}),  # in some vocabularies <tool_call> is one
+    flags=frozenset({"special_tokens"}),  # in some vocabularies <tool_call> is a special token
 )
 
 FAMILY = ModelFamilySpec(

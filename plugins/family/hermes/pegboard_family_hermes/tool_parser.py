@@ -4,8 +4,8 @@
     {"name": "get_weather", "arguments": {"city": "Paris"}}
     </tool_call>
 
-Format: https://github.com/NousResearch/Hermes-Function-Calling#prompt-format-for-function-calling. A call is an element of its
-own; calls follow one another. The end tag may be missing at the end of the text, and a list of calls may stand in one element.
+Format: https://github.com/NousResearch/Hermes-Function-Calling#prompt-format-for-function-calling. Each call is a separate
+element; calls follow one another. The end tag may be missing at the end of the text, and one element may hold a list of calls.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ EXAMPLES = {
             "no arguments key",
             '<tool_call>{"name": "now"}</tool_call>',
             calls=(NOW,),
-            differs="without arguments it is a call without arguments for us, no call for the peer",
+            differs="we read a call without arguments, the peer reads no call",
         ),
         Example(
             "list",
@@ -51,13 +51,13 @@ EXAMPLES = {
             "arguments as a string",
             '<tool_call>{"name": "add", "arguments": "{\\"a\\": 2, \\"b\\": 40}"}</tool_call>',
             calls=(ADD,),
-            differs="the peer hands out a JSON string instead of an object",
+            differs="the peer returns a JSON string instead of an object",
         ),
         Example(
             "raw newline in a string",
             '<tool_call>{"name": "write_file", "arguments": {"text": "a\nb"}}</tool_call>',
             calls=(("write_file", {"text": "a\nb"}),),
-            differs="no strict JSON: the peer finds no call; its stream hands out broken JSON",
+            differs="not strict JSON: the peer finds no call; its stream returns broken JSON",
         ),
         Example(
             "cut off",

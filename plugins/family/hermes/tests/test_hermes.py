@@ -1,4 +1,4 @@
-"""The tool parser hermes keeps the contract."""
+"""The tool parser hermes passes the contract."""
 
 from __future__ import annotations
 

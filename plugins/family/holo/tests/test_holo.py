@@ -1,4 +1,4 @@
-"""The parser of Holo2 keeps the contract."""
+"""The parser of Holo2 passes the contract."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
     </answer>
 
 https://huggingface.co/tencent/Hunyuan-A13B-Instruct: with `enable_thinking` off the template closes the reasoning in the prompt.
-The tags of the answer are markup; what stands outside of them is content too.
+The tags of the answer are markup; text outside them is also content.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     <tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "now", "arguments": {}}]</tool_calls>
 
-Format: https://huggingface.co/tencent/Hunyuan-A13B-Instruct, and the guide to function calls it links to.
+Format: https://huggingface.co/tencent/Hunyuan-A13B-Instruct, and the guide to function calls that it links to.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pegboard_testing.parser_examples import ADD, NOW, PARIS, Case, Example, dro
 
 
 def write(case: Case) -> str:
-    """Text between calls stands between two lists."""
+    """Text between calls is written between two lists."""
     calls = [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in case.calls]
     lists = calls if case.between else [", ".join(calls)] if calls else []
     return case.before + case.between.join(f"<tool_calls>[{calls}]</tool_calls>" for calls in lists) + case.after
@@ -37,7 +37,7 @@ EXAMPLES = {
             "no arguments key",
             '<tool_calls>[{"name": "now"}]</tool_calls>',
             calls=(NOW,),
-            differs="without arguments it is no call for the peer",
+            differs="the peer reads no call without arguments",
         ),
         Example(
             "no end tag", '<tool_calls>[{"name": "now", "arguments": {}}]', calls=(NOW,), differs="the peer needs the end tag"
@@ -70,12 +70,12 @@ EXAMPLES = {
             "<answer>\nHello.\n</answer>",
             content="Hello.",
             prompt_end=CLOSED,
-            differs="the peer reads the tags only behind reasoning",
+            differs="the peer reads the tags only after reasoning",
         ),
         Example("no tags", "Hello.", content="Hello."),
-        Example("no end", "<think>\nHm.", reasoning="Hm.", differs="reasoning without end is content for the peer"),
+        Example("no end", "<think>\nHm.", reasoning="Hm.", differs="the peer reads reasoning without an end as content"),
         Example("no end of the answer", "<think>\nHm.\n</think>\n<answer>\nHello.", content="Hello.", reasoning="Hm."),
-        Example("only the end", "<think>\nHm.\n</think>", reasoning="Hm.", differs="the peer needs an answer behind"),
+        Example("only the end", "<think>\nHm.\n</think>", reasoning="Hm.", differs="the peer needs an answer after it"),
         Example(
             "a call in the answer",
             f"<think>\nHm.\n</think>\n<answer>\n{CALL}\n</answer>",

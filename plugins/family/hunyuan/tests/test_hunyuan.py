@@ -1,4 +1,4 @@
-"""The parsers of Hunyuan keep the contract, and its chat template writes what its parser reads."""
+"""The parsers of Hunyuan pass the contract, and its chat template writes what its parser reads."""
 
 from __future__ import annotations
 

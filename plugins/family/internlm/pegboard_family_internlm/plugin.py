@@ -1,4 +1,4 @@
-"""Specs of this package. InternLM's own chat templates know no tools, so the families bring one."""
+"""Specs of this package. InternLM's own chat templates do not support tools, so the families include one that does."""
 
 from __future__ import annotations
 

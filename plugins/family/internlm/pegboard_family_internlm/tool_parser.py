@@ -3,8 +3,8 @@
     I will look.<|action_start|><|plugin|>
     {"name": "get_weather", "parameters": {"city": "Paris"}}<|action_end|>
 
-Format: https://github.com/InternLM/InternLM/blob/main/chat/chat_format.md#complete-chat-format. Code for the interpreter stands
-between such tokens too; it is content.
+Format: https://github.com/InternLM/InternLM/blob/main/chat/chat_format.md#complete-chat-format. Code for the interpreter is also
+written between such tokens; it is content.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def write(case: Case) -> str:
 def differs(case: Case) -> str:
     if len(case.calls) > 1:
         return "the peer reads one call"
-    return "the peer drops text behind a call" if case.calls and case.after else ""
+    return "the peer drops text after a call" if case.calls and case.after else ""
 
 
 EXAMPLES = {

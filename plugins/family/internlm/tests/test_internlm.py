@@ -1,4 +1,4 @@
-"""The tool parser internlm keeps the contract; the family's template writes what it reads."""
+"""The tool parser internlm passes the contract; the family's template writes what it reads."""
 
 from __future__ import annotations
 

@@ -13,6 +13,6 @@ FAMILY = ModelFamilySpec(
     api="1.0",
     model_types=frozenset({"jamba"}),
     architectures=frozenset({"JambaForCausalLM"}),
-    template_markers=("tool_calls",),  # the first Jamba has a template without
+    template_markers=("tool_calls",),  # the template of the first Jamba has no tools
     recommends={"tool_parser": "jamba"},
 )

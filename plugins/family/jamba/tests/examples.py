@@ -32,7 +32,7 @@ EXAMPLES = {
             "two lists",
             f"{write(Case('', (NOW,)))}\n{write(Case('', (ADD,)))}",
             calls=(NOW, ADD),
-            differs="the peer reads one list",
+            differs="the peer reads only one list",
         ),
         Example("no end tag", f"<tool_calls>[{calls_of(Case('', (ADD,)))[0]}]", calls=(ADD,)),
         Example(
@@ -40,7 +40,7 @@ EXAMPLES = {
             'Well: <tool_calls>[{"name": "get_weather", "arguments": {"city": "Par',
             content="Well:",
             open_call=("get_weather", '{"city": "Par'),
-            differs="the peer's stream loses the key, its whole text is content",
+            differs="the peer loses the key in a stream, and reads the whole text as content",
         ),
         Example("no call", "Put it into <tool_calls>, please.", content="Put it into <tool_calls>, please."),
         Example("not JSON", "<tool_calls>now()</tool_calls>", content="<tool_calls>now()</tool_calls>"),

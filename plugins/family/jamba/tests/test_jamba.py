@@ -1,4 +1,4 @@
-"""The tool parser jamba keeps the contract."""
+"""The tool parser jamba passes the contract."""
 
 from __future__ import annotations
 

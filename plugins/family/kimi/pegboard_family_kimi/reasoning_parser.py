@@ -1,4 +1,4 @@
-"""Reasoning of Kimi K2 Thinking: `<think>…</think>`. A section of calls ends it when the model forgets to.
+"""Reasoning of Kimi K2 Thinking: `<think>…</think>`. A section of calls ends the reasoning when the model does not.
 
 Format: the chat template in https://huggingface.co/moonshotai/Kimi-K2-Thinking.
 """

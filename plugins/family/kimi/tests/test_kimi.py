@@ -1,4 +1,4 @@
-"""The parsers of Kimi K2 keep the contract."""
+"""The parsers of Kimi K2 pass the contract."""
 
 from __future__ import annotations
 

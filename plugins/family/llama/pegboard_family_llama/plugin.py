@@ -1,4 +1,4 @@
-"""Specs of this package. The chat template says in which format a Llama model was told to call tools."""
+"""Specs of this package. The chat template shows in which format a Llama model is told to call tools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TYPES_4 = frozenset({"llama4", "llama4_text"})
 ARCHITECTURES_4 = frozenset({"Llama4ForCausalLM", "Llama4ForConditionalGeneration"})
 JSON_FORMAT = '{"name": function name, "parameters": dictionary of argument name and its value}'
 
-# Meta's template of 3.0 by its own words: a model trained further, with a template of its own, must keep that one.
+# Recognizes Meta's template of 3.0 by its own words: a fine-tuned model with a different template must keep its template.
 LLAMA_3 = ModelFamilySpec(
     api="1.0",
     model_types=TYPES_3,

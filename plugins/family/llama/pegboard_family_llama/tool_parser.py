@@ -5,7 +5,7 @@ llama4_pythonic            [get_weather(city="Paris"), add(a=2, b=40)]
 
 Formats: https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/#json-based-tool-calling and
 https://www.llama.com/docs/model-cards-and-prompt-formats/llama4/#zero-shot-function-calling---system-message. A special token may
-stand before the calls: <|python_tag|> (3), <|python_start|> with <|python_end|> behind them (4).
+precede the calls: <|python_tag|> (3), or <|python_start|> with <|python_end|> after them (4).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ END = "<|python_end|>"
 
 
 class LlamaJsonToolParser(StreamParser):
-    """Any object that is a call is read as one: nothing but its keys tells it from other JSON."""
+    """Every object with the form of a call is read as a call: only its keys distinguish it from other JSON."""
 
     def read(self) -> Steps[None]:
         while marker := (yield from self.prose(OBJECT_STARTS)):
@@ -45,7 +45,7 @@ class LlamaJsonToolParser(StreamParser):
         return constrained_calls(tools, begin, "}", ['{"name": ']) if choice == "auto" else None
 
     def _calls(self, is_begun: bool) -> Steps[bool]:
-        """Calls with a semicolon between them; one that no call follows is content."""
+        """Calls with semicolons between them; a semicolon that no call follows is content."""
         if not is_begun:
             yield from self.text.space()
         while (yield from read_call_object(self.text, self.calls, is_begun=is_begun)):
@@ -60,7 +60,7 @@ class LlamaJsonToolParser(StreamParser):
 
 
 class Llama4PythonicToolParser(StreamParser):
-    """A list of calls at the beginning, or behind its marker anywhere."""
+    """A list of calls at the beginning, or anywhere after its marker."""
 
     def read(self) -> Steps[None]:
         self.text.keep()

@@ -26,7 +26,7 @@ def around(case: Case) -> str:
 
 
 def behind(case: Case) -> str:
-    return "with text behind the list the peer finds no call" if case.calls and case.after else ""
+    return "with text after the list the peer finds no call" if case.calls and case.after else ""
 
 
 def calls_of(case: Case) -> str:
@@ -57,7 +57,7 @@ JSON = [
         "cut off",
         '{"name": "get_weather", "parameters": {"city": "Par',
         open_call=("get_weather", '{"city": "Par'),
-        differs="the peer's stream drops the last characters, its whole text is content",
+        differs="the peer drops the last characters in a stream, and reads the whole text as content",
     ),
     Example("cut off before the name", '{"name": "get_', content='{"name": "get_'),
     Example("a name alone", '{"name": "Ann", "age": 7}', content='{"name": "Ann", "age": 7}'),
@@ -67,7 +67,7 @@ JSON = [
         f'{{"a": 1}} {write_json(Case("", (ADD,)))}',
         content='{"a": 1}',
         calls=(ADD,),
-        differs="one object without a name makes all of it content for the peer",
+        differs="the peer reads everything as content because one object has no name",
     ),
 ]
 
@@ -85,7 +85,7 @@ EXAMPLES = {
             "Let me see. <|python_start|>[now()]<|python_end|>",
             content="Let me see.",
             calls=(NOW,),
-            differs="the peer looks at the beginning only",
+            differs="the peer looks only at the beginning",
         ),
         Example(
             "cut off",

@@ -1,4 +1,4 @@
-"""The parsers of Llama keep the contract; the family's template writes what they read."""
+"""The parsers of Llama pass the contract; the family's template writes what they read."""
 
 from __future__ import annotations
 

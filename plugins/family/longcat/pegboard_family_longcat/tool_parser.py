@@ -1,4 +1,4 @@
-"""Tool calls of Meituan LongCat-Flash: JSON between tags, a call in each.
+"""Tool calls of Meituan LongCat-Flash: JSON between tags, one call per pair of tags.
 
     <longcat_tool_call>
     {"name": "get_weather", "arguments": {"city": "Paris"}}

@@ -31,13 +31,13 @@ EXAMPLES = {
             "no arguments key",
             '<longcat_tool_call>{"name": "now"}</longcat_tool_call>',
             calls=(NOW,),
-            differs="without arguments it is a call without arguments for us, no call for the peer",
+            differs="we read a call without arguments, the peer reads no call",
         ),
         Example(
             "raw newline in a string",
             '<longcat_tool_call>{"name": "write_file", "arguments": {"text": "a\nb"}}</longcat_tool_call>',
             calls=(("write_file", {"text": "a\nb"}),),
-            differs="no strict JSON: the peer finds no call; its stream hands out broken JSON",
+            differs="not strict JSON: the peer finds no call; its stream returns broken JSON",
         ),
         Example(
             "cut off",

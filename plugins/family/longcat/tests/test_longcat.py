@@ -1,4 +1,4 @@
-"""The tool parser longcat keeps the contract."""
+"""The tool parser longcat passes the contract."""
 
 from __future__ import annotations
 

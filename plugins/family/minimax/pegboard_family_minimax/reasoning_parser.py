@@ -1,7 +1,8 @@
 """Reasoning of MiniMax-M2, which the template opens in the prompt: `…</think>answer`.
 
-https://huggingface.co/MiniMaxAI/MiniMax-M2/blob/main/docs/vllm_deploy_guide.md. The model wants its reasoning back in the next
-turn ("interleaved thinking"); clients that know no field for it get it as part of the content from `minimax_m2_append_think`.
+https://huggingface.co/MiniMaxAI/MiniMax-M2/blob/main/docs/vllm_deploy_guide.md. The model expects its reasoning back in the next
+turn ("interleaved thinking"). For clients without a field for reasoning, `minimax_m2_append_think` returns it as part of the
+content.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class MiniMaxM2ReasoningParser(TaggedReasoning):
 
 
 class MiniMaxM2AppendThinkReasoningParser(StreamParser):
-    """All is content, the start tag that stands in the prompt included."""
+    """Everything is content, including the start tag that the prompt contains."""
 
     def reasoning_end(self) -> tuple[str, ...]:
         return (END,)

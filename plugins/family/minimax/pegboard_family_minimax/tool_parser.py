@@ -12,7 +12,7 @@ M2    <minimax:tool_call>
 
 Formats: https://github.com/MiniMax-AI/MiniMax-M1/blob/main/docs/function_call_guide.md and
 https://huggingface.co/MiniMaxAI/MiniMax-M2/blob/main/docs/tool_calling_guide.md. M2's values are plain text, typed by the tool's
-schema; several calls stand in one section.
+schema; one section may hold several calls.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class MiniMaxToolParser(StreamParser):
         return constrained_calls(tools, begin, "}\n" + SECTION_END, [SECTION]) if choice == "auto" else None
 
     def _section(self) -> Steps[bool]:
-        """Calls, one behind the other; the end tag may be missing at the end of the text."""
+        """Calls, one after the other; the end tag may be missing at the end of the text."""
         yield from self.text.space()
         while (yield from read_call_object(self.text, self.calls, KEYS)):
             self.text.keep()

@@ -14,7 +14,7 @@ def plain(value: object) -> str:
 
 
 def write_m1(case: Case) -> str:
-    """Text between calls stands between two sections."""
+    """Text between calls is written between two sections."""
     calls = [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in case.calls]
     sections = calls if case.between else ["\n".join(calls)] if calls else []
     return case.before + case.between.join(f"<tool_calls>\n{section}\n</tool_calls>" for section in sections) + case.after
@@ -47,7 +47,7 @@ EXAMPLES = {
         Example("no arguments key", '<tool_calls>\n{"name": "now"}\n</tool_calls>', calls=(NOW,)),
         Example("no end tag", '<tool_calls>\n{"name": "now", "arguments": {}}\n', calls=(NOW,)),
         Example(
-            "a broken call behind a good one",
+            "a broken call after a good one",
             '<tool_calls>\n{"name": "now", "arguments": {}}\n{name: add}\n</tool_calls>',
             content="{name: add}\n</tool_calls>",
             calls=(NOW,),
@@ -104,7 +104,7 @@ EXAMPLES = {
         Example("opened in the prompt", "Hm.</think>Hello.", content="Hello.", reasoning="Hm.", prompt_end=IN_PROMPT),
         Example("no end", "Hm.", reasoning="Hm.", prompt_end=IN_PROMPT),
         Example("only the end", "Hm.</think>", reasoning="Hm."),
-        Example("a call behind it", "Hm.\n</think>\n" + CALL, content=CALL, reasoning="Hm."),
+        Example("a call after it", "Hm.\n</think>\n" + CALL, content=CALL, reasoning="Hm."),
     ],
     ("reasoning_parser", "minimax_m2_append_think"): [
         Example(example.name, example.text, content="<think>" + example.text, prompt_end=IN_PROMPT)

@@ -1,4 +1,4 @@
-"""The parsers of MiniMax keep the contract, and the chat template of M1 writes what its parser reads."""
+"""The parsers of MiniMax pass the contract, and the chat template of M1 writes what its parser reads."""
 
 from __future__ import annotations
 

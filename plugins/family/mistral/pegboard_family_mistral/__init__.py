@@ -1,1 +1,1 @@
-"""Mistral: tool calls behind a control token, reasoning between control tokens."""
+"""Mistral: tool calls after a control token, reasoning between control tokens."""

@@ -1,4 +1,4 @@
-"""Reasoning of Magistral and later: `[THINK]…[/THINK]` (https://docs.mistral.ai/capabilities/reasoning). A call ends it too."""
+"""Reasoning of Magistral and later: `[THINK]…[/THINK]` (https://docs.mistral.ai/capabilities/reasoning). A call also ends it."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ v11          [TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{"city": "Paris"}[TO
 from v13 on  [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]now[ARGS]{}
 
 Formats: https://docs.mistral.ai/capabilities/function_calling and the tokenizer versions in
-https://github.com/mistralai/mistral-common. Where control tokens are not kept in the text, [ARGS] is not there. Mistral's
-templates want ids of nine letters and digits.
+https://github.com/mistralai/mistral-common. Where the text does not keep control tokens, [ARGS] is missing. Mistral's templates
+require ids of nine letters and digits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ID_LENGTH = 9
 
 
 class MistralCalls(Calls):
-    """Calls whose ids Mistral's templates take."""
+    """Calls whose ids Mistral's templates accept."""
 
     def fresh_id(self, index: int, name: str) -> str:
         return "".join(random.choices(string.ascii_letters + string.digits, k=ID_LENGTH))

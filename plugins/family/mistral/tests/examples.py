@@ -32,14 +32,14 @@ EXAMPLES = {
         *rendered(write, differs=drops_text()),
         Example("list", LIST_CALL, calls=(PARIS, ADD), differs="the peer knows this format only through mistral-common"),
         Example(
-            "list behind text",
+            "list after text",
             "Looking. " + LIST_CALL,
             content="Looking. ",
             calls=(PARIS, ADD),
             differs="the peer knows this format only through mistral-common",
         ),
         Example(
-            "list behind a space",
+            "list after a space",
             LIST_CALL.replace("][", "] ["),
             calls=(PARIS, ADD),
             differs="the peer knows this format only through mistral-common",
@@ -62,13 +62,13 @@ EXAMPLES = {
             "cut off before the arguments",
             "[TOOL_CALLS]get_wea",
             content="[TOOL_CALLS]get_wea",
-            differs="the peer makes a call of it",
+            differs="the peer reads it as a call",
         ),
         Example(
             "no call",
             "The token [TOOL_CALLS] begins calls.",
             content="The token [TOOL_CALLS] begins calls.",
-            differs="the peer makes a call of all that follows the token",
+            differs="the peer reads everything after the token as a call",
         ),
     ],
     ("reasoning_parser", "mistral"): [

@@ -1,4 +1,4 @@
-"""The parsers of Mistral keep the contract."""
+"""The parsers of Mistral pass the contract."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TestMistral(OutputParserContract):
         return MistralToolParser(None, setup)
 
     def parse(self, example: Example, pieces: Iterable[str]) -> list[Event]:
-        """Without the ids that are not the model's own."""
+        """The message without ids that the model did not write."""
         return [
             dataclasses.replace(event, id="")
             if isinstance(event, ToolCallStart) and f"[CALL_ID]{event.id}" not in example.text
@@ -51,7 +51,7 @@ def test_ids_are_those_that_the_templates_take() -> None:
     ids = [call.id for call in fold(run(MistralToolParser(), [text])).tool_calls]
     assert len(set(ids)) == 3 and all(re.fullmatch("[a-zA-Z0-9]{9}", id) for id in ids)
     assert ids[1] == "a1B2c3D4e"
-    assert re.fullmatch("[a-zA-Z0-9]{9}", MistralToolParser().call_id(0, "f")), "also where the request forces the call"
+    assert re.fullmatch("[a-zA-Z0-9]{9}", MistralToolParser().call_id(0, "f")), "also when the request forces the call"
 
 
 TYPES = [("mistral", "MistralForCausalLM"), ("mistral3", "Mistral3ForConditionalGeneration"), ("mixtral", "MixtralForCausalLM")]

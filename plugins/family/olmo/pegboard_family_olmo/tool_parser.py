@@ -5,7 +5,7 @@
     add(a=2, b=40)
     </function_calls>
 
-Format: the chat template in https://huggingface.co/allenai/Olmo-3-7B-Instruct. Values are literals of Python or of JSON.
+Format: the chat template in https://huggingface.co/allenai/Olmo-3-7B-Instruct. Values are Python or JSON literals.
 """
 
 from __future__ import annotations

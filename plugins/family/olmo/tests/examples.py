@@ -35,7 +35,7 @@ EXAMPLES = {
             "two sections",
             "<function_calls>\nnow()\n</function_calls>\n<function_calls>\nadd(a=2, b=40)\n</function_calls>",
             calls=(NOW, ADD),
-            differs="the peer reads one section",
+            differs="the peer reads only one section",
         ),
         Example(
             "no end tag",

@@ -1,4 +1,4 @@
-"""The parsers of Olmo keep the contract."""
+"""The parsers of Olmo pass the contract."""
 
 from __future__ import annotations
 

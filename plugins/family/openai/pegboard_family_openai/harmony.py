@@ -5,12 +5,12 @@
     <|start|>assistant<|channel|>final<|message|>Hello.<|return|>
 
 (without line breaks). Format: https://cookbook.openai.com/articles/openai-harmony. The prompt ends with `<|start|>assistant`, so
-the output begins behind it. Messages on `analysis` are reasoning, those with a recipient calls, all others content; the recipient
-may stand before the channel. What stops the generation (`<|call|>`, `<|return|>`) may be missing in the text.
+the output begins after it. Messages on `analysis` are reasoning, those with a recipient are calls, and all others are content.
+The recipient may precede the channel. The tokens that stop the generation (`<|call|>`, `<|return|>`) may be missing in the text.
 
     <|channel|>analysis to=python code<|message|>print(6 * 7)<|call|>
 
-A body that is no JSON is the argument of a function with a single one, if that is text.
+A body that is not JSON is the argument of a function whose only parameter is a string.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class HarmonyToolParser(StreamParser):
             marker = yield from self._message(marker)
 
     def _message(self, marker: str) -> Steps[str]:
-        """Read a message whose header begins with `marker` (consumed and kept). Returns the marker that begins the next one where
-        that stands in place of an end, kept too; else ""."""
+        """Read a message whose header begins with `marker` (consumed and kept). If the marker of the next message stands in place
+        of an end token, returns that marker, which is also kept; otherwise ""."""
         header, end = yield from self.text.until(BODIES)
         found = HEADER.fullmatch(marker + header) if end and len(header) < MAX_HEADER else None
         recipient = found and (found["before"] or found["behind"])
@@ -65,7 +65,7 @@ class HarmonyToolParser(StreamParser):
         return end
 
     def _body(self, name: str) -> Steps[str]:
-        """Read what is sent to a function. Returns as `_message`."""
+        """Read a message that is sent to a function. Returns the same as `_message`."""
         parameter = self._only_text(name)
         space = yield from self.text.space()
         if parameter is None or (yield from self.text.peek()) in ("{", ""):
@@ -83,7 +83,7 @@ class HarmonyToolParser(StreamParser):
         return ""
 
     def _only_text(self, name: str) -> str | None:
-        """The parameter of a function that takes one, a string."""
+        """The only parameter of a function, if it has exactly one and that is a string."""
         properties = self.calls.parameters(name).get("properties")
         if not isinstance(properties, dict) or len(properties) != 1:
             return None
@@ -99,7 +99,7 @@ class HarmonyToolParser(StreamParser):
 
 
 class HarmonyReasoningParser(HarmonyToolParser):
-    """Leaves calls as they are written: the tool parser `openai` reads them behind it."""
+    """Leaves calls as they are written; the tool parser `openai` reads them afterwards."""
 
     reads_calls = False
 
@@ -108,5 +108,5 @@ class HarmonyReasoningParser(HarmonyToolParser):
 
 
 def _escaped(text: str) -> str:
-    """As it stands inside a JSON string."""
+    """The text as written inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

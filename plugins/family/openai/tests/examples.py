@@ -21,7 +21,7 @@ def call(name: str, arguments: str) -> str:
 
 
 def messages(case: Case) -> list[str]:
-    """Preambles stand on the channel commentary, the answer on final."""
+    """Preambles are on the channel commentary, the answer is on final."""
     parts = [say("commentary" if case.calls else "final", case.before)] if case.before else []
     for number, (name, arguments) in enumerate(case.calls):
         if number and case.between:
@@ -56,7 +56,7 @@ TOOLS = [
         f"{CHANNEL}analysis{MESSAGE}Hm.{NEXT}{PARIS_CALL}",
         reasoning="Hm.",
         calls=(PARIS,),
-        differs="takes the next message for a part of the text",
+        differs="reads the next message as part of the text",
     ),
     Example(
         "a built-in tool",
@@ -68,7 +68,7 @@ TOOLS = [
         "code for nobody",
         f"{CHANNEL}analysis to=python code{MESSAGE}print(1){CALL}",
         content=f"{CHANNEL}analysis to=python code{MESSAGE}print(1){CALL}",
-        differs="makes it a call, whose arguments are no JSON",
+        differs="makes it a call whose arguments are not JSON",
     ),
     Example("cut off", PARIS_CALL[: -len('is"}' + CALL)], open_call=("get_weather", '{"city": "Par')),
     Example("cut off in the header", f"{CHANNEL}commentary to=func", content=f"{CHANNEL}commentary to=func", differs=DROPPED),

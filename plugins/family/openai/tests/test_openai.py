@@ -1,4 +1,4 @@
-"""The parsers of gpt-oss keep the contract, alone and one behind the other."""
+"""The parsers of gpt-oss pass the contract, alone and one after the other."""
 
 from __future__ import annotations
 
@@ -69,13 +69,14 @@ def shape(message: Message) -> tuple[Any, ...]:
     st.sampled_from(["", "<|call|>"]),
 )
 def test_any_code_is_the_argument(code: str, header: str, end: str) -> None:
-    """With the end or without: it is what stops the generation, so it is rarely in the text. Such a call cannot be told from one
-    that is cut off, which is why these are no examples of the contract; who runs calls looks at why the output has ended."""
+    """With or without the end token, which stops the generation and is therefore rarely in the text. Such a call looks the same
+    as one that is cut off, so these are not examples of the contract; whoever runs calls must check the finish reason."""
     text = f"{CHANNEL}analysis{MESSAGE}Hm.<|end|>{START}assistant{CHANNEL}{header}{MESSAGE}{code}{end}"
     assert shape(parsed(text)) == ("", "Hm.", [("python", {"code": code}, True)])
 
 
 def test_code_ends_where_the_next_message_begins() -> None:
-    """For the tool parser alone: behind the reasoning parser, which takes headers away, only an end does."""
+    """Only when the tool parser is used alone: the reasoning parser removes headers, and after it only an end token ends a
+    call."""
     text = f"{CHANNEL}commentary to=python code{MESSAGE}print(1){START}assistant{CHANNEL}final{MESSAGE}So."
     assert shape(parsed(text, reasons=False)) == ("So.", "", [("python", {"code": "print(1)"}, True)])

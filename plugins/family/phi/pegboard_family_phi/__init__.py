@@ -1,1 +1,1 @@
-"""Phi: tool calls as a JSON list behind a marker."""
+"""Phi: tool calls as a JSON list after a marker."""

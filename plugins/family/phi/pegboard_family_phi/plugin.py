@@ -1,4 +1,5 @@
-"""Specs of this package. Phi-4-mini's own chat template takes tools in a form of its own only, so the family brings another."""
+"""Specs of this package. Phi-4-mini's own chat template accepts tools only in its own form, so the family includes another
+template."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Tool calls of Microsoft Phi-4-mini: a JSON list behind a marker.
+"""Tool calls of Microsoft Phi-4-mini: a JSON list after a marker.
 
     functools[{"name": "get_weather", "arguments": {"city": "Paris"}}, …]
     <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}, …]<|/tool_call|>
 
 Formats: https://github.com/microsoft/PhiCookBook (function calling with Phi-4-mini), and the special tokens in
-https://huggingface.co/microsoft/Phi-4-mini-instruct. Which of them a model writes depends on its prompt.
+https://huggingface.co/microsoft/Phi-4-mini-instruct. The prompt decides which of them a model writes.
 """
 
 from __future__ import annotations

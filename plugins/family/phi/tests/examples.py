@@ -24,7 +24,7 @@ def write_tokens(case: Case) -> str:
 
 def differs(case: Case) -> str:
     if "]" in calls_of(case)[:-1]:
-        return "the list ends at the first ] for the peer"
+        return "the peer ends the list at the first ]"
     return "the peer drops text around the list" if case.calls and case.content else ""
 
 
@@ -43,13 +43,13 @@ EXAMPLES = {
             "two lists",
             f"functools{calls_of(Case('', (NOW,)))}\nfunctools{calls_of(Case('', (ADD,)))}",
             calls=(NOW, ADD),
-            differs="the peer reads one list",
+            differs="the peer reads only one list",
         ),
         Example(
             "cut off",
             'functools[{"name": "get_weather", "arguments": {"city": "Par',
             open_call=("get_weather", '{"city": "Par'),
-            differs="all is content for the peer",
+            differs="the peer reads everything as content",
         ),
         Example("the module", "from functools import cache", content="from functools import cache"),
     ]

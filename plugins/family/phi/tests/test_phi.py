@@ -1,4 +1,4 @@
-"""The tool parser phi4_mini_json keeps the contract; the family's template writes what it reads."""
+"""The tool parser phi4_mini_json passes the contract; the family's template writes what it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specs of this package. No vendor's own: ToolACE, Llama 3.2 and others are told the format in their prompts."""
+"""Specs of this package. The format belongs to no vendor: the prompts of ToolACE, Llama 3.2 and others describe it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def write_json_values(case: Case) -> str:
 
 
 def behind(case: Case) -> str:
-    return "with text behind the list the peer finds no call" if case.calls and case.after else ""
+    return "with text after the list the peer finds no call" if case.calls and case.after else ""
 
 
 EXAMPLES = {
@@ -35,7 +35,7 @@ EXAMPLES = {
             "two lists",
             "[now()]\n[add(a=2, b=40)]",
             calls=(NOW, ADD),
-            differs="the peer reads one list, the rest is nothing to it",
+            differs="the peer reads only one list and ignores the rest",
         ),
         Example(
             "cut off",

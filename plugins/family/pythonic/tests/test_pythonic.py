@@ -1,4 +1,4 @@
-"""The tool parser pythonic keeps the contract."""
+"""The tool parser pythonic passes the contract."""
 
 from __future__ import annotations
 

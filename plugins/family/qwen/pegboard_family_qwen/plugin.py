@@ -1,4 +1,4 @@
-"""Specs of this package. Which parsers a Qwen model needs shows in its chat template, not in its model type."""
+"""Specs of this package. The chat template of a Qwen model, not its model type, shows which parsers it needs."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@
     </function>
     </tool_call>
 
-Format: the chat template in https://huggingface.co/Qwen/Qwen3-Coder-480B-A35B-Instruct. Values are plain text between one newline
-on each side; their types are those of the tool's schema. The models leave out <tool_call> or </parameter> now and then.
+Format: the chat template in https://huggingface.co/Qwen/Qwen3-Coder-480B-A35B-Instruct. Values are plain text with one newline on
+each side; the tool's schema gives their types. The models sometimes leave out <tool_call> or </parameter>.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ TOOLS = [
         "an object as Python writes it",
         call("<parameter=filters>\n{'a': True, 'b': None}\n</parameter>", "search"),
         calls=(("search", {"filters": {"a": True, "b": None}}),),
-        differs="the peer leaves what is no JSON a string",
+        differs="the peer keeps a value that is not JSON as a string",
     ),
     Example("True for a boolean", call("<parameter=flag>True</parameter>", "set_flag"), calls=(("set_flag", {"flag": True}),)),
     Example(

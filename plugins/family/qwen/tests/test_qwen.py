@@ -1,4 +1,4 @@
-"""The parsers of Qwen keep the contract."""
+"""The parsers of Qwen pass the contract."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_strings_stream_while_they_come() -> None:
     ],
 )
 def test_families_are_told_apart_by_the_template(markers: tuple[str, ...], recommended: dict[str, str]) -> None:
-    """Among the families that fit, the one with the most markers is the one meant."""
+    """Among the families that match, the one with the most markers is chosen."""
     families = [plugin.QWEN2_5, plugin.QWQ, plugin.QWEN3_INSTRUCT, plugin.QWEN3_THINKING, plugin.QWEN3_CODER, plugin.QWEN3_5]
     fitting = [family for family in families if set(family.template_markers) <= set(markers)]
     assert max(fitting, key=lambda family: len(family.template_markers)).recommends == recommended

@@ -1,1 +1,1 @@
-"""Seed: tool calls as tags, reasoning between tags of its own."""
+"""Seed: tool calls as tags, reasoning between its own tags."""

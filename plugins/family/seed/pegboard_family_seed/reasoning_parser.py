@@ -1,7 +1,8 @@
-"""Reasoning of Seed-OSS: `<seed:think>…</seed:think>`, with remarks on the thinking budget inside, which are reasoning too.
+"""Reasoning of Seed-OSS: `<seed:think>…</seed:think>`, which may contain remarks on the thinking budget; these are also
+reasoning.
 
 https://huggingface.co/ByteDance-Seed/Seed-OSS-36B-Instruct: with a `thinking_budget` of 0 the template closes the reasoning in
-the prompt. A call ends it when the model forgets to.
+the prompt. A call ends the reasoning when the model does not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parsers of Seed-OSS keep the contract."""
+"""The parsers of Seed-OSS pass the contract."""
 
 from __future__ import annotations
 

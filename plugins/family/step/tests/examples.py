@@ -31,7 +31,7 @@ def write(case: Case) -> str:
 def differs(case: Case) -> str:
     values = [value for _, arguments in case.calls for value in arguments.values()]
     if any(value is None or isinstance(value, dict | list) for value in values):
-        return "the peer leaves objects, lists and null strings"
+        return "the peer keeps objects, lists and null as strings"
     if any(isinstance(value, str) and ("<" in value or value != value.strip()) for value in values):
         return "the peer drops a value with < in it, and white space at a value's ends"
     return "the peer drops text between calls" if case.between else ""

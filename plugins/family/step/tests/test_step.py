@@ -1,4 +1,4 @@
-"""The parsers of Step3 keep the contract."""
+"""The parsers of Step3 pass the contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specs of this package. xLAM 2 is built on Llama and on Qwen; its chat template names its makers."""
+"""Specs of this package. xLAM 2 is based on Llama and on Qwen; its chat template names Salesforce."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     [{"name": "get_weather", "arguments": {"city": "Paris"}}, …]
 
-Format: https://huggingface.co/Salesforce/Llama-xLAM-2-8b-fc-r. Some models put the list behind their reasoning, into a fence of
-code, between <tool_call> tags, or behind [TOOL_CALLS].
+Format: https://huggingface.co/Salesforce/Llama-xLAM-2-8b-fc-r. Some models write the list after their reasoning, in a code fence,
+between <tool_call> tags, or after [TOOL_CALLS].
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pegboard_chat.parsing import Markers, Steps, StreamParser, constrained_call
 
 THINK_END = "</think>"
 ENDS = {"```json": "```", "```": "```", "<tool_call>": "</tool_call>", "[TOOL_CALLS]": ""}
-"""What may stand before the list, and what then stands behind it."""
+"""Text that may precede the list → the text that then follows it."""
 STARTS = Markers(THINK_END, *ENDS)
 
 
@@ -38,7 +38,7 @@ class XlamToolParser(StreamParser):
         return constrained_calls(tools, begin, "}]", ['[{"name": ']) if choice == "auto" else None
 
     def _bare(self) -> Steps[None]:
-        """A list right here, if there is one."""
+        """Read a list at this position, if there is one."""
         self.text.keep()
         yield from self.text.space()
         if (yield from self.text.peek()) == "[" and (yield from self.text.ahead(12)) != "[TOOL_CALLS]":

@@ -18,7 +18,7 @@ def writer(start: str, end: str) -> Callable[[Case], str]:
 
 
 def behind(case: Case) -> str:
-    return "with text behind the list the peer finds no call" if case.calls and case.after else ""
+    return "with text after the list the peer finds no call" if case.calls and case.after else ""
 
 
 BARE, FENCED, TAGGED = writer("", ""), writer("```json\n", "\n```"), writer("<tool_call>", "</tool_call>")
@@ -31,19 +31,19 @@ EXAMPLES = {
         *rendered(writer("[TOOL_CALLS]", ""), has_between=False, has_after=False)[:12],
         Example("a fence without a language", f"```\n{calls_of(Case('', (NOW, ADD)))}\n```", calls=(NOW, ADD)),
         Example(
-            "behind reasoning",
+            "after reasoning",
             f"<think>Hm.</think>{calls_of(Case('', (PARIS,)))}",
             content="<think>Hm.</think>",
             calls=(PARIS,),
         ),
         Example("lines", '[\n  {\n    "name": "add",\n    "arguments": {"a": 2, "b": 40}\n  }\n]\n', calls=(ADD,)),
         Example("arguments first", '[{"arguments": {"city": "Paris"}, "name": "get_weather"}]', calls=(PARIS,)),
-        Example("parameters", '[{"name": "now", "parameters": {}}]', calls=(NOW,), differs="the peer knows `arguments` only"),
+        Example("parameters", '[{"name": "now", "parameters": {}}]', calls=(NOW,), differs="the peer knows only `arguments`"),
         Example(
             "cut off",
             '[{"name": "get_weather", "arguments": {"city": "Par',
             open_call=("get_weather", '{"city": "Par'),
-            differs="the peer finds no call, its stream hands out other text",
+            differs="the peer finds no call, its stream returns other text",
         ),
         Example(
             "two lists",

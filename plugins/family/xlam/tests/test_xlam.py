@@ -1,4 +1,4 @@
-"""The tool parser xlam keeps the contract."""
+"""The tool parser xlam passes the contract."""
 
 from __future__ import annotations
 

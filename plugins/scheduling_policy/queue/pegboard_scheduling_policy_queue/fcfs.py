@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
 
 class FCFSPolicy:
-    """Waiting requests in order of `add`, in a linked hash map: every change costs O(1).
-
-    Entries are keyed by the identity of the object, since the completions of one request share its id.
+    """Waiting requests in order of `add`, in a linked hash map: every change costs O(1). The keys are object identities, because
+    the completions of one request share its id.
     """
 
     def __init__(self, options: None, setup: SchedulingPolicySetup) -> None:
@@ -31,18 +30,18 @@ class FCFSPolicy:
             self._queue.move_to_end(key, last=False)
 
     def remove(self, request: RequestView) -> None:
-        """Does nothing when the request does not wait."""
+        """Does nothing when the request is not waiting."""
         self._queue.pop(id(request), None)
 
     def waiting(self) -> Iterator[RequestView]:
         return iter(self._queue.values())
 
     def victim(self, running: Sequence[RequestView], need: RequestView) -> RequestView | None:
-        """The request admitted last: it has the least work to lose and the weakest claim."""
+        """The request admitted last: it loses the least work and has waited the shortest time."""
         return running[-1] if running else None
 
     def budget(self, load: StepLoad) -> StepBudget:
         return self._budget
 
     def observe(self, load: StepLoad, times: StepTimes) -> None:
-        """Nothing to learn: the budget is fixed."""
+        """Ignored, because the budget is fixed."""

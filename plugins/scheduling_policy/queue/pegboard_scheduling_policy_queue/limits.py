@@ -1,4 +1,4 @@
-"""The step budget both policies give: the engine's limits, whatever the load."""
+"""The step budget of both policies: the engine's limits, whatever the load."""
 
 from __future__ import annotations
 

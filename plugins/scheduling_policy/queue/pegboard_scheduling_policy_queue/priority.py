@@ -1,4 +1,4 @@
-"""Lowest `priority` value first, then earliest arrival. The victim is the worst by the same order."""
+"""Lowest `priority` value first, then earliest arrival. The victim is the last in the same order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MIN_COMPACT = 64
 
 
 class _Entry:
-    """A place in the heap. `request` is None once it was removed (lazy deletion)."""
+    """A place in the heap. `request` is None after it was removed (lazy deletion)."""
 
     __slots__ = ("order", "request")
 
@@ -30,7 +30,8 @@ class _Entry:
 
 
 class PriorityPolicy:
-    """A binary heap with lazy deletion: add and remove cost O(log n) amortised, the first k waiting cost O(k log k)."""
+    """A binary heap with lazy deletion: add and remove cost O(log n) amortized, reading the first k waiting requests costs O(k
+    log k)."""
 
     def __init__(self, options: None, setup: SchedulingPolicySetup) -> None:
         self._heap: list[_Entry] = []
@@ -47,7 +48,7 @@ class PriorityPolicy:
         heapq.heappush(self._heap, entry)
 
     def remove(self, request: RequestView) -> None:
-        """Does nothing when the request does not wait."""
+        """Does nothing when the request is not waiting."""
         entry = self._entries.pop(id(request), None)
         if entry is None:
             return
@@ -59,7 +60,7 @@ class PriorityPolicy:
             heapq.heapify(self._heap)
 
     def waiting(self) -> Iterator[RequestView]:
-        """Walks the heap best first without changing it: the children of a visited entry become candidates."""
+        """Traverses the heap from the best entry without changing it: the children of a visited entry become candidates."""
         heap = self._heap
         candidates = [(heap[0], 0)] if heap else []
         while candidates:
@@ -71,12 +72,12 @@ class PriorityPolicy:
                 yield entry.request
 
     def victim(self, running: Sequence[RequestView], need: RequestView) -> RequestView | None:
-        """The worst of `running`, which can be `need` itself: then it waits for better ones. Among equals the last admitted
-        one: the first must be able to finish."""
+        """The worst of `running`. This can be `need` itself, which then waits for better ones. Among equals it is the last one
+        admitted, because the first must be able to finish."""
         return max(reversed(running), key=lambda request: (request.priority, request.arrival_s), default=None)
 
     def budget(self, load: StepLoad) -> StepBudget:
         return self._budget
 
     def observe(self, load: StepLoad, times: StepTimes) -> None:
-        """Nothing to learn: the budget is fixed."""
+        """Ignored, because the budget is fixed."""

@@ -1,4 +1,4 @@
-"""Both policies keep the contracts of their kind and of all plugins."""
+"""Both policies pass the contract of their kind and the generic contract."""
 
 from __future__ import annotations
 

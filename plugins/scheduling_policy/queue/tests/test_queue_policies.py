@@ -1,4 +1,4 @@
-"""Order, removal, victims and budgets of `fcfs` and `priority`, against plain sorted lists."""
+"""Order, removal, victims and budgets of `fcfs` and `priority`, compared with plain sorted lists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOAD = StepLoad(num_decodes=1, num_prefills=1, num_waiting=1, kv_usage=0.5)
 
 @dataclass(eq=True)
 class View:
-    """Equal and unhashable on purpose: a policy must go by identity."""
+    """Equal and unhashable on purpose: a policy must compare by identity."""
 
     request_id: str = "a"
     index: int = 0

@@ -1,4 +1,4 @@
-"""Structured output with llguidance: an Earley parser over lexemes, masks computed when they are needed."""
+"""Structured output with llguidance: an Earley parser over lexemes, with masks computed on demand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pegboard_structured_output_llguidance.grammar import grammar_text, rejectio
 
 
 class GuidanceState:
-    """One completion's matcher. special_ids: of special tokens that the grammar names."""
+    """One completion's matcher. special_ids: ids of special tokens that the grammar names."""
 
     def __init__(self, matcher: Any, special_ids: frozenset[int] = frozenset()) -> None:
         self.matcher = matcher
@@ -50,7 +50,13 @@ class Guidance:
             tokenizer = self._tokenizer
         try:
             text = grammar_text(constraint)
-        except (ValueError, KeyError, TypeError, AssertionError, AttributeError) as error:  # the library asserts on tags
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AssertionError,
+            AttributeError,
+        ) as error:  # Assertion: for tags
             raise RequestError(str(error) or type(error).__name__, parameter="structured_outputs") from error
         limits = llguidance.LLParserLimits(verbose_errors=False)
         matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
@@ -59,7 +65,7 @@ class Guidance:
         return GuidanceState(matcher, special_ids(constraint))
 
     def fill(self, grammars: Sequence[GuidanceState], masks: np.ndarray) -> None:
-        """A matcher that ran into a limit of the library allows nothing; that ends its request."""
+        """A matcher that exceeded a limit of the library allows nothing, which ends its request."""
         rows = [(grammar.matcher, i) for i, grammar in enumerate(grammars) if not grammar.matcher.is_error()]
         self._executor.unsafe_compute_mask_ptr(rows, masks.ctypes.data, masks.shape[1] * masks.itemsize, len(masks))
         for grammar, mask in zip(grammars, masks, strict=True):
@@ -67,7 +73,8 @@ class Guidance:
                 self._only_valid(grammar, mask)
 
     def _only_valid(self, grammar: GuidanceState, mask: np.ndarray) -> None:
-        """Where text may go on or a special token follow, the library's masks allow all of these; what it accepts is right."""
+        """Where either text may continue or a special token may follow, the library's masks allow all special tokens. What it
+        accepts is right."""
         valid = [token for token in grammar.special_ids if grammar.matcher.validate_tokens([token]) == 1]
         mask &= self._ordinary
         for token in valid:
@@ -75,7 +82,7 @@ class Guidance:
 
     @cached_property
     def _ordinary(self) -> np.ndarray:
-        """uint32 [words]: all tokens but special ones and those that end an output."""
+        """uint32 [words]: all tokens except special ones and those that end an output."""
         allowed = np.ones(-(-self.setup.vocab_size // 32) * 32, np.uint8)
         allowed[[*self.setup.vocabulary.special_token_ids, *self.setup.stop_token_ids]] = 0
         return np.packbits(allowed, bitorder="little").view(np.uint32)
@@ -94,7 +101,8 @@ class Guidance:
 
 
 class _Tokens:
-    """The vocabulary as the library wants it. Calling encodes, longest token first: used for texts in grammars only."""
+    """The vocabulary in the library's form. Calling it encodes a text, longest token first; the library needs this only for texts
+    in grammars."""
 
     def __init__(self, setup: StructuredOutputSetup) -> None:
         vocabulary = setup.vocabulary
@@ -114,6 +122,6 @@ class _Tokens:
                     found.append(token)
                     break
             else:
-                end = start + 1  # a byte that no token has
+                end = start + 1  # a byte without a token
             start = end
         return found

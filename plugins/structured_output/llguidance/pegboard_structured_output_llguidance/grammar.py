@@ -1,4 +1,4 @@
-"""Constraints as llguidance's own grammar text. The library refuses by itself what it does not implement."""
+"""Constraints as llguidance's own grammar text. The library itself refuses what it does not implement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pegboard_structured_output_llguidance import tag_grammar
 
 
 def suits(need: StructuredOutputNeed) -> list[str]:
-    """For `pegboard plugins why`: the reasons against a constraint that is given with its text."""
+    """For `pegboard plugins why`: reasons against a constraint that is given with its text."""
     if need.constraint is None or need.text is None:
         return []
     import llguidance
@@ -27,7 +27,7 @@ def suits(need: StructuredOutputNeed) -> list[str]:
 
 
 def rejection(constraint: Constraint) -> str | None:
-    """See `StructuredOutput.reject`: what is not worth a thread."""
+    """See `StructuredOutput.reject`: the checks that are too cheap to need a thread."""
     if constraint.kind == "structural_tag" and "structures" not in (tag := json.loads(constraint.text)):
         return tag_grammar.rejection(tag)
     if constraint.kind == "json":
@@ -37,7 +37,7 @@ def rejection(constraint: Constraint) -> str | None:
                 and inner.get("minProperties", 0) > 1
                 and inner.get("additionalProperties") is not False
             ):
-                return f"minProperties at {path} is not enforced: a free property may come twice"
+                return f"minProperties at {path} is not enforced: a free property may occur twice"
     return None
 
 
@@ -56,15 +56,15 @@ def special_ids(constraint: Constraint) -> frozenset[int]:
 
 
 def grammar_text(constraint: Constraint) -> str:
-    """ValueError (or KeyError, TypeError from a tag) for what cannot be written. Whether the grammar is valid shows when a
-    matcher is made of it."""
+    """Raises ValueError (or KeyError, TypeError from a tag) for what cannot be written. Whether the grammar is valid shows only
+    when a matcher is made from it."""
     import llguidance
 
     matcher = llguidance.LLMatcher
     if constraint.kind in ("json", "json_object"):
         return _json(constraint)
     if constraint.kind == "regex":
-        pattern = llguidance.regex_to_lark(constraint.text, "dws")  # \d, \w, \s of ASCII: these fit in every dialect
+        pattern = llguidance.regex_to_lark(constraint.text, "dws")  # ASCII forms of \d, \w, \s, which work in every dialect
         return str(matcher.grammar_from_lark(f"start: /{pattern}/"))
     if constraint.kind == "choice":
         choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(constraint.text))
@@ -81,7 +81,7 @@ def _json(constraint: Constraint) -> str:
     schema = json.loads(constraint.text) if constraint.kind == "json" else {"type": "object"}
     if constraint.disable_additional_properties and constraint.kind == "json":
         close(schema)
-    overrides: Any = {"lenient": False, "coerce_one_of": False}  # a schema may bring settings of its own: not these
+    overrides: Any = {"lenient": False, "coerce_one_of": False}  # a schema may contain its own settings, but not these
     overrides["whitespace_flexible"] = not constraint.disable_any_whitespace
     if constraint.whitespace_pattern is not None:
         overrides["whitespace_pattern"] = constraint.whitespace_pattern
@@ -89,7 +89,7 @@ def _json(constraint: Constraint) -> str:
 
 
 def close(schema: Any) -> None:
-    """Objects that do not speak about further properties get none; in place."""
+    """Forbid further properties in objects that do not mention them, in place."""
     for _, inner in subschemas(schema):
         if not isinstance(inner, dict) or not ("properties" in inner or inner.get("type") == "object"):
             continue

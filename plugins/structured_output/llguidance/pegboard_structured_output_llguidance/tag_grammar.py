@@ -1,7 +1,7 @@
-"""Structural tags, of the form with a `format`, as Lark.
+"""Structural tags of the form with a `format`, written as Lark.
 
-The library cuts text into lexemes, the longest first, and never goes back: a text that is followed by its end must be one lexeme
-with it. So whatever is regular and stands side by side becomes one terminal; JSON stands between terminals.
+The library cuts text into lexemes, the longest first, and never goes back: a text and the end that follows it must be one lexeme.
+So adjacent regular parts become one terminal, and JSON is placed between terminals.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Format = Mapping[str, Any]
 
 NO_LIMIT = -1
 ANY_JSON = "any-json"
-"""The definition that stands for a schema without restrictions, once strings are restricted."""
+"""Name of the definition that replaces a schema without restrictions, once strings are restricted."""
 
 
 def rejection(tag: Mapping[str, Any]) -> str | None:
-    """What of the tag cannot be written as Lark."""
+    """What part of the tag cannot be written as Lark."""
     try:
         tag_grammar(tag)
     except (ValueError, KeyError, TypeError) as error:
@@ -33,14 +33,14 @@ def rejection(tag: Mapping[str, Any]) -> str | None:
 
 
 def tag_grammar(tag: Mapping[str, Any]) -> str:
-    """Lark text. ValueError for a format that is not supported; KeyError or TypeError for a broken tag."""
+    """The tag as Lark text. Raises ValueError for a format that is not supported, and KeyError or TypeError for a broken tag."""
     writer = _Writer(is_prefix_free=tag.get("prefix_free") is True)
     start = writer.rule(tag["format"])
     return "\n".join(["%llguidance {}", f"start: {start}", *writer.lines])
 
 
 class _Writer:
-    """lines: rules and terminals so far. is_prefix_free: see `pegboard_chat.parsing.structural_tag`."""
+    """lines: the rules and terminals so far. is_prefix_free: see `pegboard_chat.parsing.structural_tag`."""
 
     def __init__(self, *, is_prefix_free: bool) -> None:
         self.is_prefix_free = is_prefix_free
@@ -69,8 +69,8 @@ class _Writer:
         return self._triggered(form)
 
     def _runs(self, parts: Sequence[Format]) -> str:
-        """Parts in a row, neighbours that are regular as one terminal. Where not all are, what may be left out stands alone: it
-        could begin like the part behind it."""
+        """Parts in a row, with adjacent regular parts as one terminal. If not all are regular, an optional part stays separate,
+        because it could begin like the part after it."""
         are_all = all(map(_is_regular, parts))
         found: list[str] = []
         run: list[str] = []
@@ -123,9 +123,9 @@ _REPEATS = {"optional": "?", "star": "*", "plus": "+"}
 
 
 def _tokens(token_ids: Sequence[int]) -> str:
-    """One of the tokens, as Lark: neighbours as ranges."""
+    """One of the tokens, as Lark; adjacent ids are written as ranges."""
     if not all(isinstance(token, int) for token in token_ids):
-        raise ValueError("tokens of structural tags are supported by their ids only")
+        raise ValueError("tokens of structural tags are supported only by their ids")
     ranges: list[list[int]] = []
     for token in sorted(token_ids):
         if ranges and token == ranges[-1][1] + 1:
@@ -142,7 +142,7 @@ def _times(form: Format) -> str:
 
 
 def _parts(tag: Format, skip: int = 0) -> list[Format]:
-    """A tag as a sequence. skip: characters of its beginning that are written already."""
+    """A tag as a sequence. skip: number of characters of its beginning that are already written."""
     begin = tag["begin"][skip:] if isinstance(tag["begin"], str) else tag["begin"]
     edges = [{"type": "const_string", "value": edge} if isinstance(edge, str) else edge for edge in (begin, tag["end"])]
     if not all(isinstance(edge, Mapping) for edge in edges):
@@ -187,8 +187,9 @@ def _regex(form: Format) -> str:
 
 
 def with_free_strings(schema: Any, words: Sequence[str]) -> Any:
-    """The schema with all strings and keys free of the words; what JSON writes as an escape counts as what it stands for. Objects
-    that name their properties have no others. ValueError where that cannot be added to what the schema says already."""
+    """The schema with the words excluded from all strings and keys; a JSON escape counts as the character it represents. Objects
+    that name their properties have no others. Raises ValueError where the restriction cannot be added to what the schema already
+    says."""
     if not words:
         return schema
     free = f"^(?:{without(words)})$"
@@ -213,7 +214,7 @@ def with_free_strings(schema: Any, words: Sequence[str]) -> Any:
 
 @dataclass(frozen=True)
 class _Rewriting:
-    """words: the forbidden ones; free: the pattern of strings without them; any: a reference to the schema of any value."""
+    """words: the excluded words; free: the pattern of strings without them; any: a reference to the schema of any value."""
 
     words: tuple[str, ...]
     free: str
@@ -248,7 +249,7 @@ class _Rewriting:
         values = [schema["const"]] if "const" in schema else schema["enum"]
         kept = [value for value in values if not any(word in json.dumps(value, ensure_ascii=False) for word in self.words)]
         if not kept:
-            raise ValueError("all constants hold an excluded word")
+            raise ValueError("all constants contain an excluded word")
         return {**{key: value for key, value in schema.items() if key != "const"}, "enum": kept}
 
     def _string(self, used: set[str], schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -272,7 +273,7 @@ class _Rewriting:
     def _object(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         others, properties = schema.get("additionalProperties"), schema.get("properties")
         if "patternProperties" in schema or properties and others not in (None, False):
-            raise ValueError("properties beside named ones where some words are excluded")
+            raise ValueError("properties in addition to named ones where some words are excluded")
         if properties is None and others is not False:
             return {
                 "patternProperties": {self.free: self.schema(True if others is None else others)},
@@ -280,5 +281,5 @@ class _Rewriting:
             }
         changed = {name: self.schema(inner) for name, inner in (properties or {}).items()}
         if any(word in name for word in self.words for name in changed):
-            raise ValueError("a property's name holds an excluded word")
+            raise ValueError("the name of a property contains an excluded word")
         return {"properties": changed, "additionalProperties": False}

@@ -1,7 +1,6 @@
-"""Structured output with lm-format-enforcer: its character-level parsers, walked over the tree of the vocabulary's tokens.
-
-The library's own token loop is not used: it keeps every prefix it has seen, and cannot undo. Tokens that are no whole
-characters are never allowed, because the parsers know characters, not bytes.
+"""Structured output with lm-format-enforcer: its character-level parsers are run over the tree of the vocabulary's tokens. The
+library's own token loop is not used, because it keeps every prefix it has seen and cannot undo. Tokens that are not whole
+characters are never allowed, because the parsers work on characters, not bytes.
 """
 
 from __future__ import annotations
@@ -25,11 +24,12 @@ from pegboard_structured_output_lm_format_enforcer.limits import literals, needs
 _SHARED = threading.Lock()
 
 WHITE_SPACE = r" \t\n\r"
-"""What counts as such in JSON, for a class of characters."""
+"""White space in JSON, as a class of characters."""
 
 
 class Place:
-    """Where a text stands; immutable but for the mask, which is made once. syntax: followed beside the parser for JSON."""
+    """A position in a text; immutable except for the mask, which is made once. syntax: the strict reader that runs alongside the
+    parser, for JSON only."""
 
     __slots__ = ("mask", "parser", "syntax")
 
@@ -52,7 +52,7 @@ class Place:
 
 
 class EnforcerState:
-    """One completion: the places behind each accepted token."""
+    """One completion: the positions after each accepted token."""
 
     def __init__(self, tokens: Tokens, places: list[Place]) -> None:
         self.tokens = tokens
@@ -92,11 +92,11 @@ class LMFormatEnforcer:
             tokens = self._tokens
         odd = sorted(set().union(*literals(constraint)) - set(tokens.alphabet))
         if odd:
-            raise RequestError(f"{odd[0]!r} is in no token as a whole character", parameter="structured_outputs")
+            raise RequestError(f"{odd[0]!r} is not contained in any token as a whole character", parameter="structured_outputs")
         try:
             place = _start(constraint, tokens.alphabet)
             tokens.allowed(place)
-        except Exception as error:  # the parsers raise bare exceptions and those of two other libraries
+        except Exception as error:  # the parsers raise plain Exceptions and those of two other libraries
             raise RequestError(" ".join(str(error).split()) or type(error).__name__, parameter="structured_outputs") from error
         return EnforcerState(tokens, [place])
 
@@ -113,7 +113,7 @@ class LMFormatEnforcer:
 
 
 class Tokens:
-    """texts: token id → text, of the tokens that are whole characters. alphabet: all their characters."""
+    """texts: token id → text, for tokens that are whole characters. alphabet: all their characters."""
 
     def __init__(self, setup: StructuredOutputSetup) -> None:
         from lmformatenforcer.tokenizerprefixtree import TokenizerPrefixTree
@@ -140,7 +140,7 @@ class Tokens:
         root = self._tree.root
         shortcut = place.parser.shortcut_key()
         if place.syntax is not None and place.syntax.in_string and isinstance(shortcut, tuple):
-            mask = self._in_string(*shortcut[1:])  # the library's short cut for free text: only what begins with " is left
+            mask = self._in_string(*shortcut[1:])  # the library's shortcut for free text: only tokens that begin with " are left
             mask = mask & self._with_spaces(place.parser)
             if place.syntax.step("\\") is None:
                 mask = mask & self._plain
@@ -159,7 +159,7 @@ class Tokens:
                 self._walk(following, node.children[character], found)
 
     def _in_string(self, length: int, min_length: int, max_length: int) -> np.ndarray:
-        """Tokens that stay in a string of JSON, or end it with their last character."""
+        """Tokens that stay in a JSON string, or end it with their last character."""
         cache = self._tree.json_freetext_tokens
         key = min(cache.max_token_len, max(0, min_length - length)), min(cache.max_token_len, max_length - length)
         if key not in self._strings:
@@ -167,7 +167,7 @@ class Tokens:
         return self._strings[key]
 
     def _with_spaces(self, parser: Any) -> np.ndarray:
-        """Tokens without more white space in a row than the library takes, which it counts in strings, too."""
+        """Tokens that do not exceed the white space in a row that the library allows. It counts white space in strings, too."""
         most = parser.config.max_consecutive_whitespaces
         key = max(0, most - parser.num_consecutive_whitespaces), most
         if key not in self._spaces:
@@ -197,7 +197,7 @@ def _start(constraint: Constraint, alphabet: str) -> Place:
         if isinstance(inner, dict) and "pattern" in inner:
             inner["pattern"] = with_ascii_classes(without_anchors(inner["pattern"]))
             patterns[inner["pattern"]] = RegexParser(inner["pattern"], config)
-    shared = JsonSchemaParser._Context.regex_parser_cache  # of all schemas, for ever: only borrowed
+    shared = JsonSchemaParser._Context.regex_parser_cache  # the library keeps this cache for all schemas forever: only borrow it
     with _SHARED:
         shared.update(patterns)
         parser = JsonSchemaParser(schema, config)

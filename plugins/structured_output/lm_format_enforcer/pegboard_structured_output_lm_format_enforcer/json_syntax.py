@@ -1,5 +1,5 @@
-"""JSON as RFC 8259 has it, character by character: what lm-format-enforcer lets through beside it (a comma before a closing
-brace, control characters in strings, "1.e5") is cut off by following both."""
+"""JSON as defined by RFC 8259, character by character. lm-format-enforcer also accepts text that is not JSON (a comma before a
+closing brace, control characters in strings, "1.e5"); running both excludes it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ _NUMBER_ENDS = ("zero", "int", "fraction")
 
 
 class JsonSyntax:
-    """Where a text stands; immutable. stack: open brackets. rest: what is left of a literal, or hex digits of an escape.
-
-    Numbers have no exponents and no "-0", behind which the library takes fractions for integers. plain_strings: no escapes."""
+    """A position in a text; immutable. stack: open brackets. rest: the rest of a literal, or hex digits of an escape. Numbers
+    have no exponents and no "-0", because after these the library accepts fractions as integers. plain_strings: no escapes."""
 
     __slots__ = ("_is_key", "_plain", "_rest", "_stack", "_state")
 
@@ -35,7 +34,7 @@ class JsonSyntax:
 
     @property
     def can_end(self) -> bool:
-        """The text is a whole value."""
+        """Whether the text is a complete value."""
         return not self._stack and (self._state == "after" or self._state in _NUMBER_ENDS)
 
     @property
@@ -44,7 +43,7 @@ class JsonSyntax:
         return self._state == "string"
 
     def step(self, character: str) -> JsonSyntax | None:
-        """The next place; None when the character cannot stand here."""
+        """The next position; None when the character is not allowed here."""
         state = self._state
         if state == "string":
             return self._in_string(character)

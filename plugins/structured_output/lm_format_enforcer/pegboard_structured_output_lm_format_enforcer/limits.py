@@ -1,4 +1,4 @@
-"""What lm-format-enforcer does not enforce: it passes over unknown keywords. Imports nothing heavy."""
+"""What lm-format-enforcer does not enforce: it ignores unknown keywords. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pegboard_chat.parsing.regex_syntax import can_match, expanded_size, feature
 
 KINDS = ("json", "json_object", "regex", "choice")
 MAX_SIZE = 500
-"""Of a pattern with its repeats written out: its automaton is made in Python."""
+"""Maximum size of a pattern with its repeats written out, because its automaton is built in Python."""
 
 NOT_SUPPORTED = frozenset(
     {"look-around", "backreference", "word boundary", "inner anchor", "inline flag", "unicode property", "excessive length"}
@@ -22,7 +22,7 @@ DEFINITIONS = ("#/$defs/", "#/definitions/")
 
 
 def suits(need: StructuredOutputNeed) -> list[str]:
-    """For `pegboard plugins why`: the reasons against a constraint that is given with its text."""
+    """For `pegboard plugins why`: reasons against a constraint that is given with its text."""
     if need.constraint is None or need.text is None:
         return []
     text = need.text if isinstance(need.text, str) else json.dumps(need.text)
@@ -47,7 +47,7 @@ def needs_plain_strings(schema: Any) -> bool:
 
 
 def literals(constraint: Constraint) -> list[str]:
-    """Texts the output must hold as they are."""
+    """Texts that the output must contain unchanged."""
     if constraint.kind == "choice":
         return list(json.loads(constraint.text))
     found: list[str] = []

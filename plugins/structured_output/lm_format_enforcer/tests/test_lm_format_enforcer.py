@@ -30,7 +30,7 @@ class TestLMFormatEnforcer(StructuredOutputContract):
 
 
 def is_json(text: str) -> bool:
-    """By JsonSyntax."""
+    """Whether JsonSyntax accepts the text."""
     place: JsonSyntax | None = JsonSyntax()
     for character in text:
         place = place.step(character) if place is not None else None
@@ -70,7 +70,7 @@ def test_broken(text: str) -> None:
 
 
 def test_what_a_mask_allows_is_accepted_however_much_white_space() -> None:
-    """The library counts white space inside of strings as well, and its short cut for them does not."""
+    """The library also counts white space inside strings, but its shortcut for strings does not."""
     token_bytes = [bytes([value]) for value in range(256)] + [b"", b" " * 5, b" " * 11, b" " * 15, b"a" + b" " * 9, b" \n" * 8]
     vocabulary = Vocabulary(token_bytes, frozenset({256}), (256,))
     backend = LMFormatEnforcer(None, StructuredOutputSetup(len(token_bytes), lambda: vocabulary, (256,)))

@@ -1,4 +1,4 @@
-"""Structured output with outlines-core: an automaton over the tokens themselves, made in advance, so that a mask is a look-up."""
+"""Structured output with outlines-core: an automaton over tokens is built in advance, so a mask is a table look-up."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pegboard.interfaces.structured_output import Constraint, StructuredOutputSe
 from pegboard_structured_output_outlines.pattern import pattern_of, rejection
 
 MAX_ROLLBACK = 4096
-"""States kept for undoing."""
+"""Number of states kept for undoing."""
 
 
 class OutlinesState:
-    """One completion's place in an index. `tokens`: accepted so far, for forks."""
+    """One completion's position in an index. `tokens`: the tokens accepted so far, for forks."""
 
     def __init__(self, index: Any, tokens: Sequence[int] = ()) -> None:
         import outlines_core
@@ -32,7 +32,7 @@ class OutlinesState:
         for count, token in enumerate(token_ids):
             try:
                 self.guide.advance(token, return_tokens=False)
-            except ValueError:  # no such transition
+            except ValueError:  # there is no such transition
                 return count
             self.tokens.append(token)
         return len(token_ids)
@@ -69,13 +69,13 @@ class Outlines:
             vocabulary = self._vocabulary
         try:
             return OutlinesState(outlines_core.Index(pattern_of(constraint), vocabulary))
-        except (ValueError, TypeError, OverflowError) as error:  # what the library raises for bad input
+        except (ValueError, TypeError, OverflowError) as error:  # the library raises these for bad input
             raise RequestError(" ".join(str(error).split()), parameter="structured_outputs") from error
 
     def fill(self, grammars: Sequence[OutlinesState], masks: np.ndarray) -> None:
         for grammar, mask in zip(grammars, masks, strict=True):
             grammar.guide.write_mask_into(mask.ctypes.data, mask.size, mask.itemsize)
-            if mask[self._stop_words[0]] & self._stop_bits[0]:  # the library knows one end of sequence
+            if mask[self._stop_words[0]] & self._stop_bits[0]:  # the library supports only one end-of-sequence token
                 for word, bit in zip(self._stop_words, self._stop_bits, strict=True):
                     mask[word] |= bit
 

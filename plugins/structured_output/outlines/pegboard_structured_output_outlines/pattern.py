@@ -1,4 +1,4 @@
-"""Every constraint as one regular expression, and what cannot be one. Imports nothing heavy."""
+"""Writes every constraint as one regular expression, and refuses what cannot be one. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pegboard_chat.parsing.regex_syntax import can_match, expanded_size, feature
 
 KINDS = ("json", "regex", "choice")
 MAX_SIZE = 2000
-"""Of a pattern with its repeats written out. The automaton is at least as large, and may be much larger."""
+"""Maximum size of a pattern with its repeats written out. The automaton is at least as large, and may be much larger."""
 
 NOT_REGULAR = frozenset({"look-around", "backreference", "word boundary", "inner anchor", "atomic group", "excessive length"})
 OUTSIDE_STRINGS = '"\\\\\n\x00\x1f'
-"""Characters that must not stand in a JSON string as they are: a pattern for one must not match them."""
+"""Characters that a JSON string must not contain unescaped: a pattern for a string must not match them."""
 
 
 def suits(need: StructuredOutputNeed) -> list[str]:
-    """For `pegboard plugins why`: the reasons against a constraint that is given with its text."""
+    """For `pegboard plugins why`: reasons against a constraint that is given with its text."""
     if need.constraint is None or need.text is None:
         return []
     text = need.text if isinstance(need.text, str) else json.dumps(need.text)
@@ -40,9 +40,9 @@ def rejection(constraint: Constraint) -> str | None:
 
 
 def pattern_of(constraint: Constraint) -> str:
-    """The regular expression of a constraint that was not rejected. ValueError when the library cannot write it."""
+    """The regular expression of a constraint that was not rejected. Raises ValueError when the library cannot write it."""
     if constraint.kind == "choice":
-        longest_first = sorted(json.loads(constraint.text), key=len, reverse=True)  # the first that matches ends the match
+        longest_first = sorted(json.loads(constraint.text), key=len, reverse=True)  # the first match wins
         return "|".join(f"(?:{_literal(text)})" for text in longest_first)
     if constraint.kind == "regex":
         return with_ascii_classes(without_anchors(constraint.text))
@@ -57,7 +57,7 @@ def pattern_of(constraint: Constraint) -> str:
 
 
 def _literal(text: str) -> str:
-    """Not re.escape, which escapes the space, that this engine wants bare."""
+    """Not re.escape: it escapes the space, which this engine does not accept."""
     return re.sub(r"([\\.^$|?*+()\[\]{}\-&#~])", r"\\\1", text)
 
 

@@ -1,4 +1,5 @@
-"""Structured output with xgrammar: byte-level pushdown automata, with masks prepared for what does not depend on the stack."""
+"""Structured output with xgrammar: byte-level pushdown automata. The part of the masks that does not depend on the stack is
+prepared in advance."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from pegboard_chat.parsing.regex_syntax import without_newlines
 from pegboard_structured_output_xgrammar.limits import has_lengths, rejection, tag_schemas
 
 LOOSE_CHARACTERS = r"[^\"\\\r\n]"
-"""What the library writes for a character of a string with minLength or maxLength: it lets control characters pass."""
+"""What the library writes for a character of a string with minLength or maxLength. It allows control characters."""
 
 JSON_CHARACTERS = r"[^\"\\\0-\x1f]"
 
@@ -58,7 +59,7 @@ class XGrammar:
         compiler = xgrammar.GrammarCompiler(tokens, max_threads=self.setup.num_threads, cache_enabled=False)  # core caches
         try:
             return XGrammarState(xgrammar.GrammarMatcher(_COMPILE[constraint.kind](compiler, constraint)))
-        except (RuntimeError, ValueError, TypeError, KeyError) as error:  # what the library raises for bad input
+        except (RuntimeError, ValueError, TypeError, KeyError) as error:  # the library raises these for bad input
             raise RequestError(_message(error), parameter="structured_outputs") from error
 
     def fill(self, grammars: Sequence[XGrammarState], masks: np.ndarray) -> None:
@@ -84,7 +85,7 @@ class XGrammar:
 
 
 def _json(compiler: Any, constraint: Constraint) -> Any:
-    """Closed objects (strict mode), as vLLM."""
+    """Objects are closed (strict mode), as in vLLM."""
     import xgrammar
 
     schema = constraint.text if constraint.kind == "json" else '{"type": "object"}'
@@ -142,6 +143,6 @@ _COMPILE: dict[str, Callable[[Any, Constraint], Any]] = {
 
 
 def _message(error: Exception) -> str:
-    """Without the time and the source line that the library puts in front."""
+    """The message without the time and the source line that the library writes before it."""
     text = str(error).strip()
     return text.rpartition(".cc:")[2].partition(": ")[2] or text or type(error).__name__

@@ -1,4 +1,4 @@
-"""What xgrammar does not enforce: it passes over some of it with a warning, or without. Imports nothing heavy."""
+"""What xgrammar does not enforce: it ignores some of it, with or without a warning. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ FORMATS = frozenset(
     }
 )
 PLAIN_FORMATS = frozenset({"date", "time", "date-time", "duration", "hostname", "ipv6", "uuid"})
-"""Their strings are of letters, digits and a few signs; no word that is excluded looks like one."""
+"""Formats whose strings consist of letters, digits and a few signs. No excluded word looks like one of these."""
 LIMITS = frozenset({"minLength", "maxLength", "pattern", "format"})
-"""Of strings."""
+"""Keywords that limit strings."""
 MAX_LENGTH = 128
-"""Of strings: compile time grows with it, to seconds."""
+"""Maximum length of strings: compile time grows with it, up to seconds."""
 
 BAD_FEATURES = frozenset({"inner anchor", "excessive length"})
-"""Of regular expressions: what is ignored with a warning. Other features are errors when compiling."""
+"""Features of regular expressions that are ignored with a warning. Other features are errors when compiling."""
 
 
 def suits(need: StructuredOutputNeed) -> list[str]:
-    """For `pegboard plugins why`: the reasons against a constraint that is given with its text."""
+    """For `pegboard plugins why`: reasons against a constraint that is given with its text."""
     if need.constraint is None or need.text is None:
         return []
     text = need.text if isinstance(need.text, str) else json.dumps(need.text)
@@ -89,7 +89,7 @@ def tag_schemas(value: Any) -> Iterator[Any]:
 
 
 def _unfiltered(schema: Any) -> str | None:
-    """Strings from which the library does not keep excluded words away, or whose limits it drops then."""
+    """Strings from which the library does not exclude words, or whose limits it drops when it does."""
     for path, inner in subschemas(schema):
         used = restrictions(inner) if isinstance(inner, Mapping) else set()
         if used & {"minLength", "maxLength", "pattern"} or "format" in used and inner["format"] not in PLAIN_FORMATS:
@@ -98,7 +98,7 @@ def _unfiltered(schema: Any) -> str | None:
 
 
 def has_lengths(schema: Any) -> bool:
-    """A string somewhere has minLength or maxLength."""
+    """Whether any string has minLength or maxLength."""
     inner = (part for _, part in subschemas(schema) if isinstance(part, Mapping))
     return any({"minLength", "maxLength"} & restrictions(part) for part in inner)
 
@@ -109,7 +109,7 @@ def _regex(pattern: str) -> str | None:
 
 
 def _extra(schema: Schema) -> str | None:
-    """Combinations that lose one part, and patterns."""
+    """Combinations of keywords of which the library ignores one, and patterns."""
     used = set(schema)
     ways = [keys for keys in ({"pattern"}, {"format"}, {"minLength", "maxLength"}) if keys & used]
     if len(ways) > 1:
@@ -118,7 +118,7 @@ def _extra(schema: Schema) -> str | None:
         return f"a length over {MAX_LENGTH} takes too long to compile"
     if "multipleOf" in used:
         if schema.get("type") != "integer" or not isinstance(schema["multipleOf"], int):
-            return "multipleOf of numbers that are no integers is not enforced"
+            return "multipleOf of numbers that are not integers is not enforced"
         if used & {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}:
             return "multipleOf with a range is not enforced"
     if "type" not in used and used & {"minItems", "maxItems"} and not used & {"items", "prefixItems"}:

@@ -1,1 +1,1 @@
-"""The tokenizer of checkpoints in Hugging Face layout: tokenizer.json and the files beside it."""
+"""The tokenizer of checkpoints in Hugging Face layout: tokenizer.json and the files next to it."""

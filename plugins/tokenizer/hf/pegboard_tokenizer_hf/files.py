@@ -1,4 +1,4 @@
-"""Reads the files beside tokenizer.json: special tokens and chat templates.
+"""Reads the files next to tokenizer.json: special tokens and chat templates.
 
 tokenizer_config.json       names of special tokens, older chat templates
 special_tokens_map.json     names of special tokens, if tokenizer_config.json has none
@@ -20,7 +20,7 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, {} if there is no such file. Raises ModelError if it is damaged."""
+    """The object in a JSON file; {} if there is no such file. Raises ModelError if the file is damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -33,25 +33,25 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def special_tokens(directory: Path) -> tuple[dict[str, str], list[str]]:
-    """Named special tokens ({"eos_token": "</s>"}) and the further ones without a name."""
+    """Named special tokens ({"eos_token": "</s>"}), and the other special tokens, which have no name."""
     values = read_json(directory / "special_tokens_map.json") | read_json(directory / "tokenizer_config.json")
     named = {name: text for name in SPECIAL_NAMES if (text := _text(values.get(name))) is not None}
     extra = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
-    if isinstance(extra, Mapping):  # tokens with names of the model's own, such as "image_token"
+    if isinstance(extra, Mapping):  # tokens with model-specific names, such as "image_token"
         named |= {name: text for name, value in extra.items() if (text := _text(value)) is not None}
         extra = []
     return named, [text for value in extra if (text := _text(value)) is not None]
 
 
 def _text(token: object) -> str | None:
-    """A token is written as a string or as an object with "content"."""
+    """The text of a token, which is written as a string or as an object with "content"."""
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None
 
 
 def chat_templates(directory: Path) -> str | dict[str, str] | None:
-    """The checkpoint's chat template, or all its named ones; None if it has none."""
+    """The checkpoint's chat template, or all of its named templates; None if it has none."""
     paths = {"default": directory / "chat_template.jinja"}
     paths |= {path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
     sources = {name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.is_file()}

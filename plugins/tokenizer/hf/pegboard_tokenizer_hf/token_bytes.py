@@ -1,4 +1,4 @@
-"""Which bytes each token of a vocabulary stands for, by the way its decoder joins tokens."""
+"""Which bytes each token of a vocabulary stands for, derived from how its decoder joins tokens."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def decoder_steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
 
 
 def is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
-    """Whether decoding is just joining the bytes of the tokens."""
+    """Whether decoding only joins the bytes of the tokens."""
     return [step["type"] for step in decoder_steps(decoder)] == ["ByteLevel"]
 
 
 def bytes_of(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
-    """token → bytes in the middle of a text."""
+    """token → its bytes in the middle of a text."""
     steps = decoder_steps(decoder)
     types = {step["type"] for step in steps}
     if "ByteLevel" in types:
@@ -64,7 +64,7 @@ def _byte_level_bytes() -> Callable[[str], bytes]:
     def byte_level(token: str) -> bytes:
         try:
             return bytes([alphabet[character] for character in token])
-        except KeyError:  # an added token, written in plain text
+        except KeyError:  # an added token, which is plain text
             return token.encode()
 
     return byte_level

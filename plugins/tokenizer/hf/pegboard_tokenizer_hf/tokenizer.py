@@ -1,4 +1,4 @@
-"""The tokenizer `hf`, on the `tokenizers` library: no transformers, no torch."""
+"""The tokenizer `hf`, based on the `tokenizers` library, without transformers and torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _MAX_ID = 2**32 - 1
 
 
 class HFTokenizer:
-    """Reads tokenizer.json and the files beside it. What `encode` adds (bos, eos) is what the file's post-processor says."""
+    """Reads tokenizer.json and the files next to it. `encode` adds the tokens (bos, eos) that the file's post-processor
+    specifies."""
 
     def __init__(self, options: None, setup: TokenizerSetup) -> None:
         directory = _directory(setup)
@@ -45,7 +46,7 @@ class HFTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        except (TypeError, UnicodeEncodeError) as error:  # unpaired surrogates have no UTF-8
+        except (TypeError, UnicodeEncodeError) as error:  # unpaired surrogates have no UTF-8 form
             raise RequestError(f"the text cannot be written as UTF-8: {error}", parameter="prompt") from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -72,7 +73,7 @@ class HFTokenizer:
         return None if token is None else self._tokenizer.token_to_id(token)
 
     def _all_token_bytes(self) -> list[bytes]:
-        """Bytes by id, for special tokens those of their text; made once, at the first need."""
+        """Bytes by id; for special tokens, the bytes of their text. Computed once, on first use."""
         with self._lock:
             if self._token_bytes is None:
                 vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -80,7 +81,7 @@ class HFTokenizer:
                 to_bytes = bytes_of(self._decoder)
                 for token, token_id in vocabulary.items():
                     table[token_id] = to_bytes(token)
-                if not is_byte_level(self._decoder):  # byte-level decoders treat added tokens like all others
+                if not is_byte_level(self._decoder):  # byte-level decoders treat added tokens like any others
                     for token_id, text in self._added.items():
                         table[token_id] = text.encode()
                 self._token_bytes = table
@@ -90,7 +91,7 @@ class HFTokenizer:
 def _directory(setup: TokenizerSetup) -> Path:
     payload = setup.checkpoint.tokenizer
     if payload.directory is None:
-        raise ModelError(f"{setup.checkpoint.path}: no directory with tokenizer files is known; expected one with tokenizer.json")
+        raise ModelError(f"{setup.checkpoint.path}: there is no directory with tokenizer files; expected one with tokenizer.json")
     return Path(payload.directory)
 
 
@@ -105,7 +106,7 @@ def _load(directory: Path) -> Tokenizer:
         )
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception for every kind of damage
+    except Exception as error:  # the library raises a plain Exception for any damage
         raise ModelError(f"{path}: the tokenizers library cannot read it: {error}") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -113,7 +114,7 @@ def _load(directory: Path) -> Tokenizer:
 
 
 def _mark_special(tokenizer: Tokenizer, tokens: Sequence[str]) -> None:
-    """Tokens that tokenizer_config.json calls special are so, also if tokenizer.json has them as plain words."""
+    """Tokens that tokenizer_config.json calls special are special, even if tokenizer.json lists them as plain words."""
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     missing = [token for token in dict.fromkeys(tokens) if token not in special and tokenizer.token_to_id(token) is not None]
     if missing:

@@ -1,4 +1,4 @@
-"""The tokenizer keeps the contracts of its kind and of all plugins."""
+"""The tokenizer passes the contract of its kind and the generic contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokenizer against transformers, on small tokenizers trained here."""
+"""The tokenizer compared with transformers, on small tokenizers that are trained here."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _byte_level() -> Tokenizer:
 
 
 def _byte_fallback() -> Tokenizer:
-    """As Llama 2 has it: BPE on characters, unknown ones as bytes, ▁ for spaces."""
+    """Like Llama 2's: BPE on characters, unknown characters as bytes, ▁ for spaces."""
     pieces = [f"<0x{byte:02X}>" for byte in range(256)]
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=[*SPECIAL, *pieces], show_progress=False)
@@ -116,7 +116,7 @@ def _open(directory: Path, *, checkpoint_template: str | None = None, chat_templ
 
 @pytest.fixture(scope="module", params=FACTORIES)
 def pair(request, tmp_path_factory):
-    """Ours and transformers', reading the same files."""
+    """Our tokenizer and transformers', both reading the same files."""
     from transformers import PreTrainedTokenizerFast
 
     directory = _save(tmp_path_factory.mktemp(request.param), FACTORIES[request.param]())
@@ -146,7 +146,7 @@ def test_encode_and_decode_as_transformers(pair, text, is_special):
 @LIGHT
 def test_stream_joins_to_decode(pair, data, text, prompt, skip):
     ours, _ = pair
-    assume(not prompt.endswith("\ufffd"))  # cannot be told from a character that the output goes on to complete
+    assume(not prompt.endswith("\ufffd"))  # looks the same as a character that later output completes
     prompt_ids = ours.encode(prompt, add_special_tokens=True)[:-1]
     ids = ours.encode(text, add_special_tokens=False)
     stream, parts, rest = ours.stream(prompt_ids, skip_special_tokens=skip), [], ids
@@ -180,7 +180,7 @@ def test_vocabulary_bytes_join_to_the_decoded_text(pair, text):
     vocabulary = ours.vocabulary()
     ids = ours.encode(text, add_special_tokens=False)
     joined = b"".join(vocabulary.token_bytes[token_id] for token_id in ids).decode("utf-8", "replace")
-    assert joined.lstrip(" ") == ours.decode(ids, skip_special_tokens=True).lstrip(" ")  # decoders drop first spaces
+    assert joined.lstrip(" ") == ours.decode(ids, skip_special_tokens=True).lstrip(" ")  # decoders drop leading spaces
 
 
 def test_vocabulary_names_the_special_tokens(pair):

@@ -1,6 +1,5 @@
-"""From OpenAI's messages to those of mistral-common.
-
-Differences: ids of calls have nine letters and digits, reasoning is a part of the content, a tool's answer may bear its name.
+"""Converts OpenAI's messages to those of mistral-common. Differences: ids of calls have nine letters and digits, reasoning is
+part of the content, and a tool's answer may contain the tool's name.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 
 
 def call_id(given: str) -> str:
-    """`given` if Mistral's formats take it, else nine letters and digits that stand for it: the same ones in the call and in the
+    """`given` if Mistral's formats accept it; otherwise nine letters and digits derived from it, the same in the call and in the
     tool's answer."""
     if CALL_ID.fullmatch(given):
         return given
@@ -29,8 +28,8 @@ def call_id(given: str) -> str:
 
 
 def mistral_messages(messages: Sequence[Mapping[str, Any]], *, with_reasoning: bool) -> list[dict[str, Any]]:
-    """Messages as `ChatCompletionRequest.from_openai` takes them. with_reasoning: False leaves out what the format of this
-    tokenizer cannot write. Raises RequestError naming `messages`."""
+    """Messages in the form that `ChatCompletionRequest.from_openai` accepts. with_reasoning: False leaves out what the format of
+    this tokenizer cannot write. Raises RequestError naming `messages`."""
     names: dict[str, str] = {}
     found = []
     for message in messages:
@@ -51,7 +50,7 @@ def mistral_messages(messages: Sequence[Mapping[str, Any]], *, with_reasoning: b
 
 
 def mistral_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Function tools with the fields that mistral-common knows; a tool without a schema takes an empty object."""
+    """Function tools with the fields that mistral-common supports; a tool without a schema gets an empty object."""
     found = []
     for tool in tools or ():
         function = tool["function"]
@@ -62,7 +61,7 @@ def mistral_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, A
 
 
 def _assistant(message: Mapping[str, Any], names: dict[str, str], with_reasoning: bool) -> dict[str, Any]:
-    """names: of the calls by id, filled in."""
+    """names: names of the calls by id, which this fills in."""
     content: str | list[dict[str, Any]] = _text(message)
     reasoning = next((message[field] for field in REASONING_FIELDS if message.get(field)), None)
     if reasoning and with_reasoning:
@@ -112,6 +111,6 @@ def _texts(parts: Sequence[Any]) -> list[str]:
         text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise RequestError(f"the tokenizer 'mistral' writes text only, got a part of type {kind!r}", parameter="messages")
+            raise RequestError(f"the tokenizer 'mistral' writes only text, but got a part of type {kind!r}", parameter="messages")
         texts.append(text)
     return texts

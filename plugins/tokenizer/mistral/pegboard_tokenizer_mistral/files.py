@@ -20,22 +20,21 @@ VERSIONED = re.compile(r".*\.model\.v([0-9]+)(m[0-9]+)?")
 
 
 def tokenizer_file(directory: Path) -> Path:
-    """tekken.json, else the SentencePiece file of the highest version. Raises ModelError where there is none."""
+    """tekken.json, or else the SentencePiece file of the highest version. Raises ModelError when there is neither."""
     if (directory / TEKKEN).is_file():
         return directory / TEKKEN
     found = [(int(match[1]), path) for path in directory.iterdir() if (match := VERSIONED.fullmatch(path.name))]
     if not found:
         raise ModelError(
-            f"{directory}: there is neither {TEKKEN} nor tokenizer.model.v*, which the tokenizer 'mistral' reads; take another "
-            "one with --tokenizer-mode hf, or copy the file from the model's repository"
+            f"{directory}: there is neither {TEKKEN} nor tokenizer.model.v*, which the tokenizer 'mistral' reads; choose another "
+            "tokenizer with --tokenizer-mode hf, or copy the file from the model's repository"
         )
     return max(found)[1]
 
 
 def load(path: Path) -> MistralTokenizer:
-    """What mistral-common makes of the file. Raises ModelError when it cannot read it.
-
-    Mode `test` takes every conversation that can be written down; `serving` would ask for fields that only Mistral's service has.
+    """The file as mistral-common reads it. Raises ModelError when it cannot. Mode `test` accepts every conversation that can be
+    written; `serving` would require fields that only Mistral's service has.
     """
     try:
         return MistralTokenizer.from_file(path, mode=ValidationMode.test)
@@ -43,5 +42,6 @@ def load(path: Path) -> MistralTokenizer:
         raise ModelError(f"{path}: {error}") from error
     except (MistralCommonException, AssertionError, ValueError, LookupError, TypeError, OSError, RuntimeError) as error:
         raise ModelError(
-            f"{path}: mistral-common cannot read it ({type(error).__name__}: {error}); a newer version of mistral-common may"
+            f"{path}: mistral-common cannot read it ({type(error).__name__}: {error}); a newer version of mistral-common may be "
+            "able to"
         ) from error

@@ -14,7 +14,7 @@ UNKNOWN = " ⁇ "
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
-    """Bytes by id, for special tokens those of their text."""
+    """Bytes by id; for special tokens, the bytes of their text."""
     if isinstance(tokenizer, Tekkenizer):
         return [tokenizer.id_to_byte_piece(token_id, SpecialTokenPolicy.KEEP) for token_id in range(tokenizer.n_words)]
     return [_piece_bytes(tokenizer, token_id) for token_id in range(tokenizer.n_words)]

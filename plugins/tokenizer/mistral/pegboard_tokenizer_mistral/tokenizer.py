@@ -1,4 +1,4 @@
-"""The tokenizer `mistral`, on mistral-common: no transformers, no torch."""
+"""The tokenizer `mistral`, based on mistral-common, without transformers and torch."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ THINK = "[THINK]"
 
 
 class MistralCommonTokenizer:
-    """Chats are written by mistral-common as token ids: nothing that a user writes can become a control token. A Jinja template,
-    where the server or a request gives one, is rendered instead."""
+    """mistral-common writes chats as token ids, so no text from a user can become a control token. If the server or a request
+    gives a Jinja template, that is rendered instead."""
 
     def __init__(self, options: None, setup: TokenizerSetup) -> None:
         directory = setup.checkpoint.tokenizer.directory
         if directory is None:
-            raise ModelError(f"{setup.checkpoint.path}: no directory with tokenizer files is known; expected tekken.json in one")
+            raise ModelError(
+                f"{setup.checkpoint.path}: there is no directory with tokenizer files; expected one with tekken.json"
+            )
         self._mistral = load(tokenizer_file(Path(directory)))
         self._tokenizer = self._mistral.instruct_tokenizer.tokenizer
         self._special_ids = frozenset(i for i in range(self._tokenizer.n_words) if self._tokenizer.is_special(i))
@@ -57,7 +59,7 @@ class MistralCommonTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
             text.encode()
-        except UnicodeEncodeError as error:  # unpaired surrogates have no UTF-8
+        except UnicodeEncodeError as error:  # unpaired surrogates have no UTF-8 form
             raise RequestError(f"the text cannot be written as UTF-8: {error}", parameter="prompt") from error
         ids = [self._tokenizer.bos_id] if add_special_tokens else []
         for place, part in enumerate(self._special_texts.split(text)):
@@ -95,7 +97,7 @@ class MistralCommonTokenizer:
     def _encode_chat(self, chat: Chat) -> list[int]:
         if chat.continue_final_message and chat.add_generation_prompt:
             raise RequestError(
-                "continue_final_message and add_generation_prompt exclude each other: set one of them",
+                "continue_final_message and add_generation_prompt exclude each other; set only one of them",
                 parameter="continue_final_message",
             )
         if chat.documents:
@@ -126,12 +128,12 @@ class MistralCommonTokenizer:
 
 
 def _switches(chat: Chat) -> dict[str, str]:
-    """The one switch of Mistral's formats. Raises RequestError for any other."""
+    """The only switch of Mistral's formats. Raises RequestError for any other."""
     effort = chat.template_kwargs.get("reasoning_effort")
     derived = {"reasoning_effort", "enable_thinking"} if effort is not None else {"reasoning_effort"}
     if unknown := sorted(chat.template_kwargs.keys() - derived):
         raise RequestError(
-            f"chat_template_kwargs: the chats of this model are written by mistral-common, which knows no {unknown[0]!r}, only "
+            f"chat_template_kwargs: mistral-common writes the chats of this model, and it does not know {unknown[0]!r}, only "
             "'reasoning_effort'",
             parameter="chat_template_kwargs",
         )
@@ -145,7 +147,7 @@ def _switches(chat: Chat) -> dict[str, str]:
 
 
 class FirstSpaceDropped:
-    """A stream of SentencePiece tokens at the very beginning of a text: the space that encoding put there goes."""
+    """A stream of SentencePiece tokens at the very beginning of a text: it drops the space that encoding put there."""
 
     def __init__(self, stream: ByteTextStream, special_token_ids: frozenset[int]) -> None:
         self._stream = stream

@@ -22,13 +22,13 @@ WORDS = ("hello", " world", " the", "größer", "日本", " weather", "Paris", '
 
 
 def tekken(folder: Path, version: str = "v13", words: Sequence[str] = WORDS, without: Sequence[str] = ()) -> Path:
-    """tekken.json: all bytes, and the words with their beginnings (which is what makes merges possible)."""
+    """tekken.json: all bytes, and the words with their prefixes (which make merges possible)."""
     tokens = [bytes([value]) for value in range(256)]
     for word in words:
         data = word.encode()
         tokens += [data[:size] for size in range(2, len(data) + 1) if data[:size] not in tokens]
     special = [token for token in SPECIAL if token not in without]
-    num_special = len(special) + 4  # the rest is filled up by mistral-common
+    num_special = len(special) + 4  # mistral-common fills in the rest
     content = {
         "config": {
             "pattern": PATTERN,
@@ -49,7 +49,7 @@ def tekken(folder: Path, version: str = "v13", words: Sequence[str] = WORDS, wit
 
 
 def sentencepiece(folder: Path, version: str, texts: Sequence[str] = TEXTS) -> Path:
-    """tokenizer.model.<version>, trained on the texts; what it does not know is written in bytes."""
+    """tokenizer.model.<version>, trained on the texts; unknown characters are written as bytes."""
     from sentencepiece import SentencePieceTrainer
 
     model = io.BytesIO()

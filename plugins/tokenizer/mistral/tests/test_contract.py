@@ -1,4 +1,4 @@
-"""The tokenizer keeps the contracts of its kind and of all plugins, with either kind of file."""
+"""The tokenizer passes the contract of its kind and the generic contract, with both kinds of file."""
 
 from __future__ import annotations
 

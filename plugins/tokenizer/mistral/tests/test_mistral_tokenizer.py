@@ -94,7 +94,7 @@ def test_sentencepiece_is_decoded_as_the_library_does(tmp_path: Path, write_sent
     ids = tokenizer.encode(text, add_special_tokens=True)
     assert tokenizer.decode(ids, skip_special_tokens=True) == inner.decode(ids, SpecialTokenPolicy.IGNORE) == text
     again = tokenizer.encode(f"[INST] {text}[/INST]", add_special_tokens=False)
-    assert again[1:-1] == ids[1:], "as the chat format writes it: the space is the tokenizer's own"
+    assert again[1:-1] == ids[1:], "as the chat format writes it; the tokenizer adds the space"
     assert tokenizer.decode(again, skip_special_tokens=False).endswith("[/INST]")
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints in Hugging Face layout: safetensors files, or weights made up from the config alone."""
+"""Checkpoints in Hugging Face layout: safetensors files, or random weights made from only the config."""

@@ -1,4 +1,4 @@
-"""Weight loader `dummy`: a config alone is enough; weights are made up. For tests and for measuring speed."""
+"""Weight loader `dummy`: needs only a config and makes random weights, for tests and for measuring speed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STANDARD_DEVIATION = 0.02
 
 
 class DummyLoader:
-    """Every tensor follows from the seed and its own name alone, so ranks that take slices of one tensor agree. One-dimensional
+    """Every tensor depends only on the seed and its own name, so ranks that take slices of one tensor agree. One-dimensional
     weights (those of norms) are 1, everything else is normal with mean 0."""
 
     def __init__(self, options: None, setup: WeightLoaderSetup) -> None:
@@ -29,7 +29,7 @@ class DummyLoader:
         config = read_config(directory)
         if config.get("quantization_config"):
             raise ModelError(
-                f"{directory / 'config.json'} describes a quantized model; load format 'dummy' makes up plain weights only. "
+                f"{directory / 'config.json'} describes a quantized model; load format 'dummy' makes only plain weights. "
                 "Remove quantization_config from a copy of the config"
             )
         return Checkpoint(
@@ -50,7 +50,7 @@ class DummyLoader:
 
         for piece in dict.fromkeys(wanted):
             if not piece.shape:
-                raise ModelError(f"load format 'dummy' cannot make up {piece.name!r}: its layer does not say which shape it has")
+                raise ModelError(f"load format 'dummy' cannot make {piece.name!r}: its layer does not say which shape it has")
             if len(piece.shape) == 1 and piece.name.endswith("weight"):
                 data = torch.ones(piece.shape)
             else:

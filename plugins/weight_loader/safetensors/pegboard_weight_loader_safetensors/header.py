@@ -1,7 +1,7 @@
 """The header of a safetensors file, read with bounds checks and without torch.
 
 Format (https://huggingface.co/docs/safetensors): 8 bytes, little-endian length N of the header; N bytes of JSON,
-{name: {"dtype", "shape", "data_offsets": [begin, end]}} beside an optional "__metadata__"; the data, at offsets counted from
+{name: {"dtype", "shape", "data_offsets": [begin, end]}} and an optional "__metadata__"; the data, at offsets counted from
 the header's end.
 """
 
@@ -46,7 +46,7 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Tensors of one file by name; sha256 of the header's bytes; size of the whole file."""
+    """Tensors of one file by name, sha256 of the header's bytes, and size of the whole file."""
 
     tensors: dict[str, TensorEntry]
     sha256: str
@@ -60,10 +60,10 @@ def read_header(path: Path) -> Header:
         with path.open("rb") as file:
             prefix = file.read(8)
             if len(prefix) < 8:
-                raise ModelError(f"{path} is no safetensors file: it has only {file_bytes} bytes")
+                raise ModelError(f"{path} is not a safetensors file: it has only {file_bytes} bytes")
             length = int.from_bytes(prefix, "little")
             if length > MAX_HEADER_BYTES:
-                raise ModelError(f"{path} is no safetensors file: a header of {length} bytes is over {MAX_HEADER_BYTES}")
+                raise ModelError(f"{path} is not a safetensors file: a header of {length} bytes is over {MAX_HEADER_BYTES}")
             if 8 + length > file_bytes:
                 raise ModelError(f"{path} is truncated: the header ends at byte {8 + length}, the file at {file_bytes}")
             raw = file.read(length)
@@ -72,7 +72,7 @@ def read_header(path: Path) -> Header:
     try:
         header = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is damaged: its header is no JSON ({error})") from error
+        raise ModelError(f"{path} is damaged: its header is not JSON ({error})") from error
     if not isinstance(header, dict):
         raise ModelError(f"{path} is damaged: its header is a JSON {type(header).__name__}, expected an object")
     start = 8 + length

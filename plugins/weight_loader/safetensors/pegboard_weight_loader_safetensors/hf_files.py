@@ -1,4 +1,4 @@
-"""The JSON files beside a checkpoint in Hugging Face layout. No torch."""
+"""The JSON files of a checkpoint in Hugging Face layout. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pegboard.errors import ModelError
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; ModelError when it cannot be read or holds something else."""
+    """The object in a JSON file. Raises ModelError when the file cannot be read or contains something else."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is no JSON: {error}") from error
+        raise ModelError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ModelError(f"{path} holds a JSON {type(value).__name__}, expected an object")
+        raise ModelError(f"{path} contains a JSON {type(value).__name__}, expected an object")
     return value
 
 
 def read_optional(path: Path) -> dict[str, Any]:
-    """As `read_json`; {} when there is no such file."""
+    """Like `read_json`, but {} when there is no such file."""
     return read_json(path) if path.is_file() else {}
 
 
@@ -36,7 +36,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def architectures(config: Mapping[str, Any], directory: Path) -> tuple[str, ...]:
-    """`architectures` of a config, () when it names none; ModelError when it is no list of names."""
+    """`architectures` of a config; () when it names none. Raises ModelError when it is not a list of names."""
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ModelError(f"{directory / 'config.json'} has architectures {names!r}, expected a list of class names")
@@ -44,7 +44,7 @@ def architectures(config: Mapping[str, Any], directory: Path) -> tuple[str, ...]
 
 
 def config_dtype(config: Mapping[str, Any]) -> str | None:
-    """The type that a config (or its text part) says the weights have, as a torch name."""
+    """The type of the weights according to the config (or its text part), as a torch name."""
     text = config.get("text_config")
     for part in (config, text if isinstance(text, Mapping) else {}):
         name = part.get("dtype") or part.get("torch_dtype")
@@ -54,7 +54,8 @@ def config_dtype(config: Mapping[str, Any]) -> str | None:
 
 
 def chat_template(directory: Path) -> str | None:
-    """chat_template.jinja, else chat_template.json, else tokenizer_config.json's; of several named ones that named default."""
+    """The template in chat_template.jinja, otherwise in chat_template.json, otherwise in tokenizer_config.json. Of several named
+    templates, the one named "default"."""
     path = directory / "chat_template.jinja"
     if path.is_file():
         try:

@@ -61,7 +61,7 @@ class SafetensorsLoader:
         )
 
     def tensors(self, checkpoint: Checkpoint, wanted: Iterable[WeightSlice]) -> Iterator[WeightPiece]:
-        """Tensors are views of the mapped file where the slice is one run of bytes."""
+        """Tensors are views of the mapped file if the slice is contiguous."""
         from safetensors import SafetensorError, safe_open
 
         for file, slices in _by_file(checkpoint, wanted).items():
@@ -80,7 +80,7 @@ class SafetensorsLoader:
 
 
 def _by_file(checkpoint: Checkpoint, wanted: Iterable[WeightSlice]) -> dict[str, list[tuple[TensorEntry, WeightSlice]]]:
-    """The distinct slices of each file in the order they lie in it."""
+    """The distinct slices of each file, in the order of their position in the file."""
     chosen = []
     for piece in dict.fromkeys(wanted):
         entry = checkpoint.tensors.get(piece.name)
@@ -97,7 +97,8 @@ def _by_file(checkpoint: Checkpoint, wanted: Iterable[WeightSlice]) -> dict[str,
 
 
 def _read_index(root: Path) -> tuple[dict[str, Header], dict[str, TensorEntry]]:
-    """Headers by file, and the tensors of the model: those of one file, or those an index file assigns to several."""
+    """Headers by file, and the tensors of the model: those of a single file, or those that an index file assigns to several
+    files."""
     if root.is_file():
         header = read_header(root)
         return {root.name: header}, header.tensors
@@ -105,7 +106,7 @@ def _read_index(root: Path) -> tuple[dict[str, Header], dict[str, TensorEntry]]:
     if (root / SINGLE).is_file() and not (root / INDEX).is_file():
         indexes = []
     if len(indexes) > 1:
-        raise ModelError(f"{root} holds several models: {', '.join(path.name for path in indexes)}; expected {INDEX}")
+        raise ModelError(f"{root} contains several models: {', '.join(path.name for path in indexes)}; expected {INDEX}")
     if indexes:
         return _read_shards(indexes[0])
     path = root / SINGLE if (root / SINGLE).is_file() else _only_file(root)
@@ -121,7 +122,7 @@ def _read_shards(index: Path) -> tuple[dict[str, Header], dict[str, TensorEntry]
     for file in sorted(set(weight_map.values())):
         path = PurePosixPath(file)
         if len(path.parts) != 1 or ".." in path.parts or "\\" in file or ":" in file or path.suffix != ".safetensors":
-            raise ModelError(f"{index} names the file {file!r}; expected a .safetensors file beside the index")
+            raise ModelError(f"{index} names the file {file!r}; expected a .safetensors file next to the index")
         if not (index.parent / file).is_file():
             raise ModelError(f"{index} names {file}, which is missing: the download is incomplete, fetch it again")
         headers[file] = read_header(index.parent / file)
@@ -129,7 +130,7 @@ def _read_shards(index: Path) -> tuple[dict[str, Header], dict[str, TensorEntry]
     for name, file in weight_map.items():
         entry = headers[file].tensors.get(name)
         if entry is None:
-            raise ModelError(f"{index} places tensor {name!r} in {file}, which does not hold it")
+            raise ModelError(f"{index} places tensor {name!r} in {file}, which does not contain it")
         tensors[name] = entry
     return headers, tensors
 
@@ -142,19 +143,21 @@ def _only_file(root: Path) -> Path:
         return found[0]
     if found:
         names = ", ".join(path.name for path in found[:8])
-        raise ModelError(f"{root} holds {len(found)} safetensors files ({names}) and no {INDEX} that says what each one holds")
+        raise ModelError(
+            f"{root} contains {len(found)} safetensors files ({names}) and no {INDEX} that says what each one contains"
+        )
     pickled = sorted(path.name for pattern in PICKLED for path in root.glob(pattern))
     if pickled:
         raise ModelError(
-            f"{root} holds only pickled weights ({', '.join(pickled[:4])}). Unpickling can run any code, so Pegboard does not "
+            f"{root} contains only pickled weights ({', '.join(pickled[:4])}). Unpickling can run any code, so Pegboard does not "
             "read them. Convert once, where you trust the files: "
             "transformers' AutoModelForCausalLM.from_pretrained(dir).save_pretrained(new_dir)"
         )
-    raise ModelError(f"{root} holds no weights: expected {SINGLE}, or {INDEX} and its shards")
+    raise ModelError(f"{root} contains no weights: expected {SINGLE}, or {INDEX} and its shards")
 
 
 def _main_dtype(tensors: Mapping[str, TensorEntry]) -> str | None:
-    """The floating-point type that most bytes have; None when there is none."""
+    """The floating-point type with the most bytes; None when there is none."""
     sizes: dict[str, int] = {}
     for entry in tensors.values():
         sizes[entry.stored] = sizes.get(entry.stored, 0) + entry.num_bytes
@@ -162,8 +165,8 @@ def _main_dtype(tensors: Mapping[str, TensorEntry]) -> str | None:
 
 
 def _digest(directory: Path, headers: Mapping[str, Header], known: Mapping[str, str]) -> str:
-    """The source's own digests where it has them; else sha256 over header, size and modification time of every file, since
-    hashing gigabytes of weights would take longer than loading them."""
+    """The source's own digests if it has them; otherwise sha256 over the header, size and modification time of every file,
+    because hashing gigabytes of weights would take longer than loading them."""
     parts: list[Any] = []
     for name, header in sorted(headers.items()):
         stamp = f"{header.sha256}:{header.file_bytes}:{(directory / name).stat().st_mtime_ns}"

@@ -1,4 +1,4 @@
-"""Both loaders keep the contracts of their kind and of all plugins."""
+"""Both loaders pass the contract of their kind and the generic contract."""
 
 from __future__ import annotations
 

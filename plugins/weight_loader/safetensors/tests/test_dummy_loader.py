@@ -1,4 +1,4 @@
-"""The dummy loader: weights follow from seed and name alone."""
+"""The dummy loader: weights depend only on seed and name."""
 
 from __future__ import annotations
 

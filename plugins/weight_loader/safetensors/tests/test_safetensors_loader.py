@@ -102,7 +102,7 @@ def test_shards_are_read_by_index(tmp_path: Path) -> None:
 def test_index_may_not_leave_the_directory(tmp_path: Path, file: str) -> None:
     save_file({"a": torch.ones(1)}, tmp_path / "x.safetensors")
     files = write_shards(tmp_path / "model", {"y.safetensors": {"b": torch.ones(1)}}, {"a": file})
-    with pytest.raises(ModelError, match="expected a .safetensors file beside the index"):
+    with pytest.raises(ModelError, match="expected a .safetensors file next to the index"):
         LOADER.describe(files)
 
 
@@ -111,7 +111,7 @@ def test_missing_shard_and_missing_tensor_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"z\.safetensors, which is missing"):
         LOADER.describe(files)
     files = write_shards(tmp_path / "2", {"y.safetensors": {"b": torch.ones(1)}}, {"a": "y.safetensors"})
-    with pytest.raises(ModelError, match="which does not hold it"):
+    with pytest.raises(ModelError, match="which does not contain it"):
         LOADER.describe(files)
     checkpoint = LOADER.describe(write_model(tmp_path / "3", {"a": torch.ones(1)}))
     with pytest.raises(ModelError, match="no tensor 'lm_head.weight'"):
@@ -120,7 +120,7 @@ def test_missing_shard_and_missing_tensor_are_named(tmp_path: Path) -> None:
 
 def test_pickled_weights_are_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    with pytest.raises(ModelError, match="holds no weights"):
+    with pytest.raises(ModelError, match="contains no weights"):
         LOADER.describe(LocalFiles(tmp_path))
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(ModelError, match=r"pickled weights \(pytorch_model\.bin\).*save_pretrained"):
