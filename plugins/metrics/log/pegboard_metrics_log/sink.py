@@ -1,4 +1,4 @@
-"""The metrics sink `log`. Its clock is `Sample.time_s`: it has no thread and never looks at the time itself."""
+"""The metrics sink `log`. Its clock is `Sample.time_s`: it has no thread and never reads the time itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = get_logger(__name__)
 
 class LogSink:
     """Adds up the samples of a window and writes a line when the window is `interval_s` long, or when the engine goes idle
-    and the last line is at least that old. A window in which nothing happened leaves no line.
+    and the last line is at least that old. A window in which nothing happened gives no line.
 
     The prefix cache hit rate is that of the window, or of the last window that had lookups.
     """
@@ -29,14 +29,14 @@ class LogSink:
         self._engine = 0
 
     def declare(self, metrics: Sequence[Metric]) -> None:
-        """Nothing to prepare: a metric that never comes counts as 0."""
+        """Prepares nothing: a metric that never arrives counts as 0."""
 
     def publish(self, sample: Sample) -> None:
         now = sample.time_s
         if self._start_s is None:
             self._start_s = now
         elif self._is_idle() and now - self._last_s >= self._interval_s:
-            self._report()  # idle time belongs to no window: what came before it is averaged over the busy time
+            self._report()  # idle time belongs to no window: earlier work is averaged over the busy time
             self._start_s = now
         self._gauges.update(sample.gauges)
         self._sums.update(sample.counters)
@@ -54,7 +54,7 @@ class LogSink:
         return not self._gauges.get("num_requests_running") and not self._gauges.get("num_requests_waiting")
 
     def _report(self) -> None:
-        """Write the line of the window that ends with the last sample, if it has news, and open the next window."""
+        """Write the line of the window that ends with the last sample, if anything happened in it, and open the next window."""
         sums, self._sums = self._sums, Counter()
         start_s, self._start_s = self._start_s, self._last_s
         if start_s is None or (self._is_idle() and not any(sums.values())):
@@ -81,7 +81,8 @@ class LogSink:
             )
 
     def _report_drafts(self, drafted: float, accepted: float, num_drafts: float, elapsed_s: float) -> None:
-        """vLLM's line about speculative decoding. A verified draft always gives one token more than it had right."""
+        """vLLM's line about speculative decoding. A verified draft always gives one token more than the number of accepted
+        ones."""
         logger.info(
             "SpecDecoding metrics: Mean acceptance length: %.2f, Accepted throughput: %.2f tokens/s, "
             "Drafted throughput: %.2f tokens/s, Accepted: %d tokens, Drafted: %d tokens, Avg Draft acceptance rate: %.1f%%",

@@ -118,7 +118,7 @@ def test_close_flushes_what_is_pending_and_missing_metrics_are_zero(lines):
 @given(gaps=st.lists(st.tuples(st.floats(0.1, 30), st.integers(0, 50)), max_size=60))
 @settings(max_examples=50, deadline=None)
 def test_every_token_is_in_exactly_one_line(gaps):
-    """Rate times window length, summed over the lines, gives back all tokens, whatever the rhythm of the samples."""
+    """The sum over all lines of rate times window length equals the number of tokens, however the samples are spaced."""
     sink, windows = _sink(), []
     sink.publish(_sample(0.0))
     now, start, tokens = 0.0, 0.0, 0

@@ -12,11 +12,12 @@ Detail = Literal["model", "worker", "all"]
 Protocol = Literal["grpc", "http/protobuf"]
 
 PROTOCOL_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
-"""OpenTelemetry's own variable; its other variables (headers, service name, …) are read by its library."""
+"""OpenTelemetry's own variable. Its library reads its other variables (headers, service name, …)."""
 
 
 class OpenTelemetryOptions(BaseModel):
-    """Where traces go. The settings `otlp_traces_endpoint` and `collect_detailed_traces` become `endpoint` and `collect`."""
+    """Where traces are sent. The settings `otlp_traces_endpoint` and `collect_detailed_traces` become `endpoint` and
+    `collect`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -39,7 +40,7 @@ class OpenTelemetryOptions(BaseModel):
     @field_validator("collect", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        """vLLM writes "model,worker"."""
+        """Splits vLLM's form "model,worker"."""
         words = [value] if isinstance(value, str) else value
         if isinstance(words, list | tuple):
             return tuple(part for word in words for part in str(word).split(","))
@@ -47,7 +48,7 @@ class OpenTelemetryOptions(BaseModel):
 
     @property
     def chosen_protocol(self) -> Protocol:
-        """What was asked for. Raises ValueError for a protocol that the environment names and nobody speaks."""
+        """The protocol to use. Raises ValueError when the environment names an unknown one."""
         if self.protocol is not None:
             return self.protocol
         named = os.environ.get(PROTOCOL_VARIABLE, "grpc")
@@ -58,5 +59,5 @@ class OpenTelemetryOptions(BaseModel):
         raise ValueError(f"{PROTOCOL_VARIABLE}: expected grpc or http/protobuf, got {named!r}")
 
     def wants(self, detail: Literal["model", "worker"]) -> bool:
-        """This detail is to be added."""
+        """Whether this detail is wanted."""
         return detail in self.collect or "all" in self.collect

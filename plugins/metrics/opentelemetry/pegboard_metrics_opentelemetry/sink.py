@@ -18,19 +18,19 @@ from pegboard_metrics_opentelemetry.options import OpenTelemetryOptions
 
 SPAN_NAME = "llm_request"
 SCOPE = "vllm.llm_engine"
-"""The instrumentation scope, vLLM's too: back ends filter by it."""
+"""The instrumentation scope, the same as vLLM's, because back ends filter by it."""
 SERVICE = "pegboard"
 FLUSH_S = 1.0
-"""How long spans that are still queued may take to leave when the engine stops."""
+"""Seconds that sending the queued spans may take when the engine stops."""
 
 
 class OpenTelemetrySink:
-    """exporter: where spans go instead of to the endpoint, for tests."""
+    """exporter: receives the spans instead of the endpoint, for tests."""
 
     def __init__(self, options: OpenTelemetryOptions, setup: MetricsSetup, exporter: SpanExporter | None = None) -> None:
         self._options = options
         self._model_name = setup.model_name
-        named = Resource({SERVICE_NAME: SERVICE}).merge(OTELResourceDetector().detect())  # the environment's name wins
+        named = Resource({SERVICE_NAME: SERVICE}).merge(OTELResourceDetector().detect())  # a name from the environment wins
         self._provider = TracerProvider(resource=Resource.create().merge(named), shutdown_on_exit=False)
         processor = BatchSpanProcessor(
             exporter or make_exporter(options),
@@ -42,10 +42,10 @@ class OpenTelemetrySink:
         self._propagator = TraceContextTextMapPropagator()
 
     def declare(self, metrics: Sequence[Metric]) -> None:
-        """Spans do not depend on what else is measured."""
+        """Does nothing: spans do not depend on the declared metrics."""
 
     def publish(self, sample: Sample) -> None:
-        """Queue a span per request; a full queue drops it. Nothing is sent here."""
+        """Queue a span per request; a full queue drops it. This method sends nothing."""
         for record in sample.requests:
             context = self._propagator.extract(dict(record.trace_headers or {}))
             span = self._tracer.start_span(
@@ -58,13 +58,13 @@ class OpenTelemetrySink:
             span.end(_ns(record.finished_s))
 
     def close(self) -> None:
-        """Send what is queued, within FLUSH_S: the library itself would wait for a collector that is gone for half a minute."""
+        """Send what is queued, within FLUSH_S. The library itself would wait half a minute for a collector that is gone."""
         leaving = Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         leaving.start()
         leaving.join(FLUSH_S)
 
     def attributes(self, record: RequestRecord) -> dict[str, AttributeValue]:
-        """vLLM's attributes. What never came (a first token, a parameter) has none."""
+        """vLLM's attributes. Events that never happened and parameters that were not given have none."""
         found: dict[str, AttributeValue | None] = {
             "gen_ai.request.id": record.request_id,
             "gen_ai.request.max_tokens": record.max_tokens,
@@ -93,8 +93,8 @@ class OpenTelemetrySink:
 
 
 def make_exporter(options: OpenTelemetryOptions) -> SpanExporter:
-    """The exporter for the endpoint. It connects when it has something to send. Raises ConfigError for an unknown protocol
-    and for no endpoint."""
+    """The exporter for the endpoint. It connects when it has something to send. Raises ConfigError for an unknown protocol or a
+    missing endpoint."""
     try:
         protocol = options.chosen_protocol
     except ValueError as error:

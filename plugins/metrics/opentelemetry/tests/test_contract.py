@@ -1,4 +1,4 @@
-"""The sink keeps the contracts of its kind and of all plugins."""
+"""The sink passes the contract of its kind and the generic contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which spans leave, what they say, and that nobody waits for them."""
+"""Which spans are sent, what they contain, and that nothing waits for them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_span_has_vllms_name_and_attributes() -> None:
 
 
 def test_what_never_came_has_no_attribute() -> None:
-    """Aborted while it waited: no time in the model, and none invented."""
+    """Aborted while waiting: it spent no time in the model, so no such attribute is written."""
     (span,) = spans_of(record(first_scheduled_s=0.0, first_token_s=0.0, last_token_s=0.0, finish_reasons=("abort",)))
     latencies = [name for name in span.attributes or {} if name.startswith("gen_ai.latency.")]
     assert latencies == ["gen_ai.latency.e2e"]
@@ -134,7 +134,8 @@ class Stuck(SpanExporter):
 
 
 def test_a_stuck_collector_costs_spans_not_time() -> None:
-    """Publishing goes on at the same cost while nothing leaves, what does not fit the queue is dropped, and stopping ends."""
+    """While nothing can be sent, publishing continues at the same cost, spans that do not fit the queue are dropped, and stopping
+    does not hang."""
     stuck = Stuck()
     sink = OpenTelemetrySink(options(max_queue_size=16), MetricsSetup("m"), stuck)
     started = time.process_time()

@@ -1,1 +1,1 @@
-"""Metrics for Prometheus: a sink that adds samples up, and the route that shows the sums."""
+"""Metrics for Prometheus: a sink that adds up samples, and a route that serves the totals."""

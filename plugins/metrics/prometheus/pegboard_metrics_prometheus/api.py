@@ -20,13 +20,13 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class PrometheusApi:
-    """Shows the sink of the same name in this process. Raises ConfigError when that does not run."""
+    """Serves the totals of the sink with the same name in this process. Raises ConfigError when that sink is not enabled."""
 
     def __init__(self, options: None, setup: ApiSetup) -> None:
         sink = next((sink for sink in setup.sinks.values() if isinstance(sink, PrometheusSink)), None)
         if sink is None:
             raise ConfigError(
-                "api:prometheus shows what metrics:prometheus adds up, and that is not enabled; enable both or disable both"
+                "api:prometheus serves the totals of metrics:prometheus, which is not enabled; enable both or disable both"
             )
         self._registry = sink.registry
 
@@ -34,8 +34,8 @@ class PrometheusApi:
         return [Route("/metrics", self.metrics, methods=["GET"])]
 
     async def metrics(self, request: Request) -> Response:
-        """All metrics, or those that `name[]` names, as text. Always in this one format: the library's OpenMetrics writer
-        replaces the colon in the names of samples, which dashboards then do not find."""
+        """All metrics, or those that `name[]` names, as text. Always in this format: the library's OpenMetrics writer replaces
+        the colon in sample names, and then dashboards do not find them."""
         names = set(request.query_params.getlist("name[]"))
         registry = _Some(self._registry, names) if names else self._registry
         return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE})
@@ -45,7 +45,7 @@ class PrometheusApi:
 
 
 class _Some(Collector):
-    """A registry's metrics that are named, by their own name or a sample's."""
+    """The metrics of a registry that are named, either by their own name or by that of a sample."""
 
     def __init__(self, registry: CollectorRegistry, names: set[str]) -> None:
         self._registry = registry

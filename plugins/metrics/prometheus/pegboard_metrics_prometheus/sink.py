@@ -1,4 +1,4 @@
-"""The metrics sink `prometheus`: sums of all samples, in a registry of its own. Publishing only adds; text is made when asked."""
+"""The metrics sink `prometheus`: sums of all samples, in its own registry. Publishing only adds; the text is made on request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pegboard_metrics_prometheus.options import PrometheusOptions
 
 
 class PrometheusSink:
-    """registry: what an exposition is generated from."""
+    """registry: the source for the exposition."""
 
     def __init__(self, options: PrometheusOptions, setup: MetricsSetup) -> None:
         self.registry = CollectorRegistry()
@@ -37,7 +37,7 @@ class PrometheusSink:
 
 
 class _Families(Collector):
-    """The totals as Prometheus wants them, made anew for every scrape."""
+    """The totals in Prometheus' form, built for every scrape."""
 
     def __init__(self, totals: Totals, prefix: str, model_name: str) -> None:
         self._totals = totals

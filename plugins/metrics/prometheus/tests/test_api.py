@@ -1,4 +1,4 @@
-"""GET /metrics behind the server's gateway."""
+"""GET /metrics through the server's gateway."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_http_requests_are_measured() -> None:
 
 
 def test_the_format_is_text_and_names_keep_their_colon() -> None:
-    """Also for who asks for another one: the library would change names in it."""
+    """Also when the client asks for another format, in which the library would change names."""
     sink = make_sink()
     client = make_client(sink)
     for accept in ("*/*", "application/openmetrics-text; version=1.0.0", "text/plain; version=1.0.0; escaping=underscores"):

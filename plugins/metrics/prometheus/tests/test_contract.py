@@ -1,4 +1,4 @@
-"""The sink keeps the contracts of its kind, and both plugins those of all plugins."""
+"""The sink passes the contract of its kind, and both plugins pass the generic contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Prometheus sees: the names, types, labels and buckets that dashboards read, and numbers that are true."""
+"""What Prometheus sees: the names, types, labels and buckets that dashboards read, and correct numbers."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_series_exist_before_anything_happens() -> None:
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=20, deadline=None)
 def test_numbers_are_the_sums_of_the_samples(seed: int) -> None:
-    """And histograms are cumulative."""
+    """Also, histograms are cumulative."""
     rng, sink = np.random.default_rng(seed), make_sink(OWN)
     samples = [random_sample(rng, float(step)) for step in range(10)]
     for sample in samples:

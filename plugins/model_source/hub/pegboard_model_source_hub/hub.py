@@ -24,7 +24,7 @@ NEVER = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 
 
 class HubSource:
-    """Takes "org/name". Files go to the user's own Hugging Face cache if there is one configured or in use, else below
+    """Accepts "org/name". Files go to the user's own Hugging Face cache if one is configured or in use, otherwise below
     `cache_dir/hub`. huggingface_hub resumes broken downloads and moves finished files into place."""
 
     def __init__(self, options: None, setup: ModelSourceSetup) -> None:
@@ -49,31 +49,32 @@ class HubSource:
 
 
 def _patterns(file: str | None) -> tuple[str, ...]:
-    """A named GGUF file brings its own configuration and tokenizer; any other file needs those beside it."""
+    """A named GGUF file contains its configuration and tokenizer; for any other file those are fetched with it."""
     if file is None:
         return SETTINGS + WEIGHTS
     return (file,) if file.lower().endswith(".gguf") else (*SETTINGS, file)
 
 
 def _cache_dir(own: Path) -> Path | None:
-    """None lets huggingface_hub use its own cache: when the user moved it, or already keeps models there."""
+    """None lets huggingface_hub use its own cache. This is the case when the user moved that cache or already keeps models
+    there."""
     cache = Path(constants.HF_HUB_CACHE)
     is_moved = cache != Path(constants.default_home).expanduser() / "huggingface" / "hub"
     return None if is_moved or cache.is_dir() else own / "hub"
 
 
 def _model_in(root: Path, reference: ModelReference) -> Path:
-    """The snapshot's directory, or the named GGUF file in it. Raises ModelError if the model is not among what was fetched."""
+    """The snapshot's directory, or the named GGUF file in it. Raises ModelError if the model is not among the fetched files."""
     if reference.file is not None:
         path = root / reference.file
         if not path.is_file():
             raise ModelError(
-                f"{reference.name}: the repository holds no file {reference.file!r}; see {_page(reference)}/tree/main"
+                f"{reference.name}: the repository contains no file {reference.file!r}; see {_page(reference)}/tree/main"
             )
         return path if path.suffix.lower() == ".gguf" else root
     if not any(root.glob("*.safetensors")) and not any(root.glob("*.gguf")) and not (root / "config.json").is_file():
         raise ModelError(
-            f"{reference.name}: found neither config.json nor *.safetensors in the repository. If it holds GGUF files, name "
+            f"{reference.name}: found neither config.json nor *.safetensors in the repository. If it contains GGUF files, name "
             f"one as {reference.name}:FILE.gguf; pickled weights (*.bin, *.pt) are not read. See {_page(reference)}/tree/main"
         )
     return root
@@ -84,11 +85,11 @@ def _page(reference: ModelReference) -> str:
 
 
 def _bars(name: str, progress: Progress) -> type[tqdm]:
-    """A progress bar that also reports to `progress`: huggingface_hub makes one for bytes and one for files."""
+    """A progress bar that also reports to `progress`; huggingface_hub makes one for bytes and one for files."""
 
     class Bar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            kwargs.pop("name", None)  # huggingface_hub's own bars take this
+            kwargs.pop("name", None)  # huggingface_hub's own bars accept this
             super().__init__(*args, **kwargs)
             self._counts_bytes = kwargs.get("unit") == "B"
 
@@ -103,7 +104,7 @@ def _bars(name: str, progress: Progress) -> type[tqdm]:
 
 @contextmanager
 def _translated(reference: ModelReference, setup: ModelSourceSetup) -> Iterator[None]:
-    """Errors of huggingface_hub and of the network below it as ModelError. Subclasses come before their bases."""
+    """Turns errors of huggingface_hub and of the network into ModelError. Subclasses come before their base classes."""
     name, revision = reference.name, reference.revision
     try:
         yield
@@ -121,7 +122,7 @@ def _translated(reference: ModelReference, setup: ModelSourceSetup) -> Iterator[
     except errors.RevisionNotFoundError as error:
         raise ModelError(f"{name} has no revision {revision!r}; branches and tags are listed at {_page(reference)}") from error
     except errors.HFValidationError as error:
-        raise ModelError(f"{name!r} is no name of a repository, expected org/name: {error}") from error
+        raise ModelError(f"{name!r} is not the name of a repository, expected org/name: {error}") from error
     except errors.LocalEntryNotFoundError as error:
         at = f" at revision {revision!r}" if revision else ""
         if setup.offline or constants.HF_HUB_OFFLINE:
@@ -134,5 +135,5 @@ def _translated(reference: ModelReference, setup: ModelSourceSetup) -> Iterator[
         ) from error
     except errors.HfHubHTTPError as error:
         raise ModelError(f"{name}: {constants.ENDPOINT} answered with an error, try again later: {error}") from error
-    except (OSError, httpx.HTTPError) as error:  # the disk, the network
+    except (OSError, httpx.HTTPError) as error:  # errors of the disk and of the network
         raise ModelError(f"{name}: the download failed: {error}; run again to resume it") from error

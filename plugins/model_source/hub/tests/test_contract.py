@@ -1,4 +1,4 @@
-"""The source keeps the contracts of its kind and of all plugins; a folder stands in for the hub."""
+"""The source passes the contract of its kind and the generic contract; a folder replaces the hub."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_contract() -> None:
 class TestHub(ModelSourceContract):
     @pytest.fixture(autouse=True)
     def hub(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One repository, whose snapshot is written below the cache once; the lock is huggingface_hub's own."""
+        """One repository whose snapshot is written below the cache once; the lock is the one of huggingface_hub."""
         lock = threading.Lock()
 
         def download(repo_id: str, **more: Any) -> str:

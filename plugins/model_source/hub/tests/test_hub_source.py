@@ -1,4 +1,5 @@
-"""What is asked of huggingface_hub, and what its errors become. No network: `snapshot_download` is replaced."""
+"""What is requested from huggingface_hub, and what its errors become. The tests use no network: `snapshot_download` is
+replaced."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ REPOSITORY = [
 
 
 class Hub:
-    """Stands in for snapshot_download: filters REPOSITORY as it does, and remembers what it was asked."""
+    """Replaces snapshot_download: filters REPOSITORY in the same way and remembers the requests."""
 
     def __init__(self, root: Path) -> None:
         self.root = root / "snapshot"
@@ -114,7 +115,7 @@ def test_repositories_without_a_model_say_what_to_name(hub):
     hub.files = ["a.gguf", "pytorch_model.bin"]
     with pytest.raises(ModelError, match=r"org/name:FILE\.gguf; pickled weights"):
         hub.fetch()
-    with pytest.raises(ModelError, match=r"holds no file 'c\.gguf'"):
+    with pytest.raises(ModelError, match=r"contains no file 'c\.gguf'"):
         hub.fetch(file="c.gguf")
 
 

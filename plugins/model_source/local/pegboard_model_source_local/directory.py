@@ -1,4 +1,4 @@
-"""The model source `local`: a directory or a file that is on disk already. Copies and writes nothing."""
+"""The model source `local`: a directory or a file that is already on disk. Copies and writes nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EXPECTED = "config.json with *.safetensors, or a *.gguf file"
 
 
 class DirectorySource:
-    """Takes a directory in Hugging Face layout, a directory with one GGUF model, or one file."""
+    """Accepts a directory in Hugging Face layout, a directory with one GGUF model, or one file."""
 
     def __init__(self, options: None, setup: ModelSourceSetup) -> None:
         pass
@@ -27,14 +27,14 @@ class DirectorySource:
         if not path.exists():
             raise ModelError(f"no model at {path}: there is no such file or directory{_neighbors(path)}")
         if reference.file is not None and reference.file != path.name:
-            raise ModelError(f"{path} is a file, so it holds no file {reference.file!r}; give its directory or only the file")
+            raise ModelError(f"{path} is a file, so it contains no file {reference.file!r}; give its directory or only the file")
         return LocalFiles(path)
 
 
 def _absolute(name: str) -> Path:
     try:
         return Path(name).expanduser().absolute()
-    except RuntimeError as error:  # "~name" of a user who does not exist
+    except RuntimeError as error:  # "~name" with an unknown user
         raise ModelError(f"{name}: the home directory in this path is not known ({error})") from error
 
 
@@ -48,14 +48,14 @@ def _model_in(directory: Path, reference: ModelReference, wanted: FileFilter) ->
         return inside if inside.is_file() else pick_file(files, reference.file, str(directory))
     names = [path.name for path in files]
     if not is_pattern_met(names, wanted.patterns):
-        raise ModelError(f"{directory}: holds no file matching {' or '.join(wanted.patterns)}; it holds: {_listing(names)}")
+        raise ModelError(f"{directory}: contains no file matching {' or '.join(wanted.patterns)}; it contains: {_listing(names)}")
     if "config.json" in names:
         return directory
     if gguf := pick_gguf(files, str(directory)):
         return gguf
     if any(name.endswith(".safetensors") for name in names):
-        raise ModelError(f"{directory}: has weights but no config.json; copy it from where the weights came from")
-    raise ModelError(f"{directory}: no model found, looked for {_EXPECTED}; it holds: {_listing(names)}")
+        raise ModelError(f"{directory}: has weights but no config.json; copy that file from the source of the weights")
+    raise ModelError(f"{directory}: no model found, looked for {_EXPECTED}; it contains: {_listing(names)}")
 
 
 def _listing(names: list[str], limit: int = 12) -> str:
@@ -64,7 +64,7 @@ def _listing(names: list[str], limit: int = 12) -> str:
 
 
 def _neighbors(path: Path) -> str:
-    """What the user may have meant: names like the missing one, in the deepest folder that exists."""
+    """What the user may have meant: names similar to the missing one, in the deepest folder that exists."""
     while not path.parent.is_dir():
         path = path.parent
     try:
@@ -72,4 +72,4 @@ def _neighbors(path: Path) -> str:
     except OSError:
         return ""
     close = difflib.get_close_matches(path.name, names, n=3)
-    return f"; in {path.parent} there is {', '.join(close)}" if close else f"; {path.parent} is there, {path.name} is not"
+    return f"; in {path.parent} there is {', '.join(close)}" if close else f"; {path.parent} exists, but {path.name} does not"

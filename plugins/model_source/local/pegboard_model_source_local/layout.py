@@ -1,4 +1,4 @@
-"""What a folder holds: picks the one thing in it that is the model. Knows file names only, never file contents."""
+"""Finds the model in a folder. Looks only at file names, never at file contents."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 def is_pattern_met(names: Iterable[str], patterns: Sequence[str]) -> bool:
-    """Whether any of `names` matches any of `patterns`; no patterns ask for nothing."""
+    """Whether any of `names` matches any of `patterns`; True without patterns."""
     return not patterns or any(fnmatch(Path(name).name, pattern) for name in names for pattern in patterns)
 
 
 def pick_file(files: Sequence[Path], wanted: str, where: str) -> Path:
-    """The one of `files` whose path ends with `wanted` ("model.gguf" or "folder/model.gguf").
-
-    Raises ModelError, listing what is there, when none or several do.
+    """The one file whose path ends with `wanted` ("model.gguf" or "folder/model.gguf"). Raises ModelError, with a list of the
+    files, when no path or several paths do.
     """
     parts = Path(wanted).parts
     found = [path for path in files if path.parts[-len(parts) :] == parts]
@@ -32,9 +31,8 @@ def pick_file(files: Sequence[Path], wanted: str, where: str) -> Path:
 
 
 def pick_gguf(files: Sequence[Path], where: str) -> Path | None:
-    """The one GGUF model among `files` (the first part of a split one), None if there is no GGUF file.
-
-    Raises ModelError when there are several models: then the user has to name one.
+    """The one GGUF model among `files` (the first part of a split one); None if there is no GGUF file. Raises ModelError when
+    there are several models, because then the user has to name one.
     """
     models = []
     for path in sorted(files):
@@ -44,5 +42,5 @@ def pick_gguf(files: Sequence[Path], where: str) -> Path | None:
                 models.append(path)
     if len(models) > 1:
         names = ", ".join(path.name for path in models)
-        raise ModelError(f"{where}: holds {len(models)} GGUF models, name one of them as {where}:FILE; they are: {names}")
+        raise ModelError(f"{where}: contains {len(models)} GGUF models; name one of them as {where}:FILE; they are: {names}")
     return models[0] if models else None

@@ -33,7 +33,7 @@ else:
 
 @contextmanager
 def file_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold `path` (made if missing, never deleted) exclusively; `on_wait` is called about ten times a second meanwhile."""
+    """Hold `path` (created if missing, never deleted) exclusively. While waiting, calls `on_wait` about ten times a second."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         while not _try_lock(handle):
@@ -41,4 +41,4 @@ def file_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
             time.sleep(_POLL_S)
         yield
     finally:
-        os.close(handle)  # also unlocks
+        os.close(handle)  # this also unlocks

@@ -1,6 +1,6 @@
 """Gets one wheel through the pip of the running interpreter: it knows the user's indexes, proxies and credentials.
 
-Nothing of the package runs: only a wheel is accepted (a source distribution would run its build), without dependencies.
+No code of the package runs: only a wheel is accepted (a source distribution would run its build), without dependencies.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def download_wheel(requirement: str, directory: Path, extra_args: Sequence[str],
                     progress(requirement, int(match[1]), int(match[2]) or None)
                 elif line.strip():
                     last_lines.append(line.rstrip())
-        except BaseException:  # also a Ctrl-C: pip must not go on without us
+        except BaseException:  # also after Ctrl-C: pip must not continue alone
             pip.kill()
             raise
     if pip.returncode != 0:
@@ -53,7 +53,7 @@ def download_wheel(requirement: str, directory: Path, extra_args: Sequence[str],
 
 
 def _progress_args(requirement: str) -> list[str]:
-    """`--progress-bar=raw` (lines made for programs) came with pip 24.1; older ones stay silent."""
+    """`--progress-bar=raw` (lines for programs) exists since pip 24.1; older versions print no progress."""
     try:
         version = importlib.metadata.version("pip")
     except importlib.metadata.PackageNotFoundError as error:

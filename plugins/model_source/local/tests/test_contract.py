@@ -1,4 +1,4 @@
-"""Both sources keep the contracts of their kind and of all plugins."""
+"""Both sources pass the contract of their kind and the generic contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the source `local` takes, and what it says about what it does not take."""
+"""What the source `local` accepts, and what it says about everything else."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_nothing_is_ignored_silently(tmp_path):
     _make(tmp_path, "model.gguf")
     with pytest.raises(ModelError, match="no revisions"):
         _fetch(tmp_path, revision="main")
-    with pytest.raises(ModelError, match="holds no file"):
+    with pytest.raises(ModelError, match="contains no file"):
         _fetch(tmp_path / "model.gguf", file="other.gguf")
     with pytest.raises(ModelError, match=r"no file matching \*\.safetensors"):
         _fetch(tmp_path, patterns=("*.safetensors",))

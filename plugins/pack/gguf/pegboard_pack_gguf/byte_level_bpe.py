@@ -34,7 +34,7 @@ class ByteLevelBPE:
 
     def _build(self) -> Tokenizer:
         ids = {token: token_id for token_id, token in enumerate(self.vocabulary.tokens)}
-        # A byte without a token must still stand between its neighbors, so that they do not merge; `encode` drops it.
+        # A byte without a token must still separate its neighbors, so that they do not merge; `encode` drops it.
         for stand_in in BYTE_ALPHABET:
             ids.setdefault(stand_in, len(ids) + self.size)
         merges = []
@@ -59,7 +59,7 @@ class ByteLevelBPE:
         return [token_id for token_id in ids if token_id < self.size]
 
     def token_bytes(self) -> list[bytes]:
-        """Special and user-defined tokens are their own text; unused ones have none."""
+        """Special and user-defined tokens stand for their own text; unused ones have no text."""
         as_text = set(self.vocabulary.ids_of(UNKNOWN, CONTROL, USER_DEFINED))
         return [
             token.encode() if token_id in as_text else _bytes_of(token) for token_id, token in enumerate(self.vocabulary.tokens)

@@ -1,4 +1,4 @@
-"""ggml blocks → `Blocks`: the stored integers with their scales, nothing computed but products of a scale with its super-scale.
+"""ggml blocks → `Blocks`: the stored integers with their scales. Only products of a scale and its super-scale are computed.
 
 Source of the layouts: ggml-common.h, as in `dequantize`. A decoder gets raw blocks [n] as a structured array and fills `codes`
 [n, block size of the type] and `scales` [n, 1 or 2, blocks of 16 or 32]: scale, then minimum. It works on as many blocks at a
@@ -23,7 +23,8 @@ CHUNK_ELEMENTS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a ggml type looks as `Blocks`. fields: of one stored block. scale_dtype: float16 as stored, float32 for products."""
+    """How a ggml type is represented as `Blocks`. fields: fields of one stored block. scale_dtype: float16 as stored, float32 for
+    products."""
 
     fields: np.dtype
     fill: Callable[[Array, Array, Array], None]
@@ -40,7 +41,7 @@ def is_decodable(stored: str) -> bool:
 
 
 def decode(data: memoryview, stored: str, shape: tuple[int, ...]) -> Blocks:
-    """`shape` [rows, columns]; `data` holds as many blocks of the type `stored`, row by row. Results are new memory."""
+    """`shape` [rows, columns]; `data` holds the blocks of the type `stored` for it, row by row. The results are in new memory."""
     known, form = BY_STORED[stored], FORMATS[stored]
     rows, columns = shape
     blocks = np.frombuffer(data, form.fields)
@@ -63,7 +64,7 @@ def _runs(codes: Array) -> Array:
 
 
 def _nibbles(packed: Array, codes: Array) -> None:
-    """Of n times k runs of 16 bytes first all low halves, then all high halves: packed [n, k] → codes [n, 2, k] runs."""
+    """From n times k runs of 16 bytes, first all low halves, then all high halves: packed [n, k] → codes [n, 2, k] runs."""
     words = np.ascontiguousarray(packed).view(np.uint64)
     mask = np.uint64(0x0F0F0F0F0F0F0F0F)
     codes[:, 0] = (words & mask).view("V16").reshape(packed.shape)

@@ -1,4 +1,4 @@
-"""ggml blocks → floats, in torch. Source of the block layouts: ggml-common.h; of the oracle in the tests: gguf.quants.
+"""ggml blocks → floats, in torch. Source of the block layouts: ggml-common.h; the tests compare with gguf.quants.
 
 Common types are written out here, working in place on a cache-sized run of blocks at a time; the rare ones (IQ*, TQ*, FP4) go
 through `gguf.quants`. A decoder gets `blocks` [n, block_bytes] uint8 and `out` [n, block_size] float32, which it fills. Sums and
@@ -42,7 +42,7 @@ def dequantize_into(data: memoryview, stored: str, out: Tensor) -> None:
 
 
 def _as_tensor(data: memoryview) -> Tensor:
-    """uint8 over memory that is only read: torch warns that it could not keep us from writing."""
+    """A uint8 tensor over read-only memory. Suppresses torch's warning that it cannot prevent writes."""
     if not data.readonly:
         return torch.frombuffer(data, dtype=torch.uint8)
     with warnings.catch_warnings():

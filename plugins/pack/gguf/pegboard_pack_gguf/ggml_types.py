@@ -13,7 +13,7 @@ PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64
 
 @dataclass(frozen=True, slots=True)
 class GGMLType:
-    """`stored` is the word a TensorEntry uses: a torch dtype for plain types, the ggml name for blocks."""
+    """`stored` is the name in a TensorEntry: a torch dtype for plain types, the ggml name for blocks."""
 
     name: str
     block_size: int
@@ -24,7 +24,7 @@ class GGMLType:
         return PLAIN.get(self.name, self.name)
 
     def num_bytes(self, num_elements: int) -> int:
-        """Bytes of that many elements; the number must be whole blocks."""
+        """Number of bytes of `num_elements` elements, which must be whole blocks."""
         return num_elements // self.block_size * self.block_bytes
 
 

@@ -38,7 +38,7 @@ _U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """shape: rows first (the file stores it the other way round). offset: in the file, of the first byte."""
+    """shape: rows first (the file stores the reverse order). offset: position of the first byte in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -65,7 +65,7 @@ def read_header(path: Path) -> GGUFHeader:
         with path.open("rb") as file:
             start = file.read(len(MAGIC))
             if start != MAGIC:
-                raise ModelError(f"{path} is no GGUF file: it starts with {start!r} instead of {MAGIC!r}")
+                raise ModelError(f"{path} is not a GGUF file: it starts with {start!r} instead of {MAGIC!r}")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(path, data).header()
     except OSError as error:
@@ -89,7 +89,7 @@ class _Reader:
         if version not in VERSIONS:
             if version and version & 0xFFFF == 0:
                 raise ModelError(f"{self.path} is a big-endian GGUF file; only little-endian files are supported")
-            raise ModelError(f"{self.path} has GGUF version {version}; versions {VERSIONS} are supported, convert the file anew")
+            raise ModelError(f"{self.path} has GGUF version {version}; versions {VERSIONS} are supported; convert the file again")
         num_tensors = self.count("tensor", MIN_TENSOR_BYTES)
         num_values = self.count("metadata", MIN_KV_BYTES)
         metadata: dict[str, Any] = {}
@@ -122,10 +122,10 @@ class _Reader:
         return int(_U64.unpack_from(self.data, self.take(8, what))[0])
 
     def count(self, what: str, item_bytes: int) -> int:
-        """A number of things that take at least `item_bytes` each."""
+        """A count of items that take at least `item_bytes` each."""
         number = self.u64(f"the {what} count")
         if number > (self.end - self.position) // item_bytes:
-            self.fail(f"{what} count {number} is more than the file can hold")
+            self.fail(f"{what} count {number} is more than the file can contain")
         return number
 
     def string(self, what: str) -> str:
@@ -160,7 +160,7 @@ class _Reader:
         return list(struct.unpack_from(f"<{length}{code}", self.data, start))
 
     def strings(self, key: str, length: int) -> list[str]:
-        """Vocabularies have 10⁵ strings: this loop keeps everything in local names, it is most of the time of a read."""
+        """Vocabularies have 10⁵ strings, and this loop takes most of the time of a read, so it uses only local names."""
         data, position, end = self.data, self.position, self.end
         length_at = _U64.unpack_from
         items: list[bytes] = []

@@ -68,7 +68,7 @@ class GGUFLoader:
 
     def tensors(self, checkpoint: Checkpoint, wanted: Iterable[WeightSlice]) -> Iterator[WeightPiece]:
         """Block types come as read-only views of the mapped file (a copy for slices of columns), plain types as tensors over
-        private mappings. Slices of columns must lie on block borders."""
+        private mappings. Slices of columns must begin and end at block borders."""
         offset = BY_MODEL_TYPE[checkpoint.config["model_type"]].norm_offset
         maps: dict[str, mmap.mmap] = {}
         chosen = [(_entry(checkpoint, piece), piece) for piece in dict.fromkeys(wanted)]
@@ -103,12 +103,12 @@ def find_file(root: Path) -> Path:
     if len(firsts) == 1:
         return root / firsts[0]
     if not firsts:
-        raise ModelError(f"{root} holds no GGUF file" + (f", only later parts of one: {', '.join(names)}" if names else ""))
-    raise ModelError(f"{root} holds several models; name one of these files: {', '.join(firsts)}")
+        raise ModelError(f"{root} contains no GGUF file" + (f", only later parts of one: {', '.join(names)}" if names else ""))
+    raise ModelError(f"{root} contains several models; name one of these files: {', '.join(firsts)}")
 
 
 def _other_shards(first: GGUFHeader) -> list[GGUFHeader]:
-    """Shards 2…N beside the first one. Only the first holds the metadata of the model."""
+    """Shards 2…N that belong to the first one. Only the first contains the metadata of the model."""
     found = SHARD.fullmatch(first.path.name)
     num_shards = first.metadata.get("split.count", 1)
     if found is None:
@@ -116,7 +116,7 @@ def _other_shards(first: GGUFHeader) -> list[GGUFHeader]:
             raise ModelError(f"{first.path} is one of {num_shards} parts; keep their names, like name-00001-of-00002.gguf")
         return []
     if num_shards != int(found[3]):
-        raise ModelError(f"{first.path} says it is one of {num_shards!r} parts, its name says {int(found[3])}")
+        raise ModelError(f"{first.path} says that it is one of {num_shards!r} parts, but its name says {int(found[3])}")
     headers = []
     for number in range(2, num_shards + 1):
         path = first.path.with_name(f"{found[1]}-{number:05}-of-{found[3]}.gguf")
@@ -138,13 +138,14 @@ def _index(headers: list[GGUFHeader], architecture: Architecture, num_layers: in
 
 
 def _tokenizer_data(header: GGUFHeader) -> dict[str, Any]:
-    """Everything under "tokenizer.", by the rest of its name ("ggml.tokens"), and what decides how special tokens strip."""
+    """Everything under "tokenizer.", by the rest of its name ("ggml.tokens"), and what decides whether special tokens strip white
+    space."""
     data = {key.removeprefix(PAYLOAD_PREFIX): value for key, value in header.metadata.items() if key.startswith(PAYLOAD_PREFIX)}
     return {**data, "name": header.metadata.get("general.name", ""), "path": str(header.path)}
 
 
 def _main_dtype(tensors: Mapping[str, TensorEntry]) -> str | None:
-    """The plain type that most bytes of matrices have; None when most are blocks."""
+    """The plain type with the most bytes in matrices; None when most are blocks."""
     sizes: dict[str, int] = {}
     for entry in tensors.values():
         if len(entry.shape) > 1:
@@ -154,7 +155,7 @@ def _main_dtype(tensors: Mapping[str, TensorEntry]) -> str | None:
 
 
 def _digest(headers: list[GGUFHeader], known: Mapping[str, str]) -> str:
-    """The source's own digests where it has them; else header, size and modification time, since hashing gigabytes of weights
+    """The source's own digests if it has them; otherwise header, size and modification time, because hashing gigabytes of weights
     would take longer than loading them."""
     parts = []
     for header in headers:
@@ -183,8 +184,8 @@ def _map_file(path: Path) -> mmap.mmap:
 
 
 def _plain_tensor(path: Path, entry: TensorEntry) -> "Tensor":
-    """A tensor over its own private mapping: torch wants writable memory, and mapping the whole file so would count all of it
-    against the memory the system can promise."""
+    """A tensor over its own private mapping. Torch needs writable memory, and a writable mapping of the whole file would count
+    against the memory that the system can commit."""
     import torch
 
     start = entry.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
@@ -208,7 +209,7 @@ def _block_piece(path: Path, entry: TensorEntry, piece: WeightSlice, view: memor
         row_bytes = entry.num_bytes // entry.shape[0]
         view = view[piece.start * row_bytes : piece.stop * row_bytes]
     else:
-        raise ModelError(f"{entry.name!r} of shape {entry.shape} can be sliced along its first and last dimension only")
+        raise ModelError(f"{entry.name!r} of shape {entry.shape} can be sliced only along its first and last dimensions")
     return WeightPiece(entry.name, entry.stored, tuple(shape), view)
 
 

@@ -27,7 +27,7 @@ class Metadata:
         return ModelError(f"{self.header.path}: metadata {self.prefix}.{key} {what}")
 
     def count(self, key: str, default: int | None = None) -> int:
-        """A number of things, at least 1. A list with one value per layer is accepted when all are equal."""
+        """A count, at least 1. A list with one value per layer is accepted when all are equal."""
         value = self.get(key)
         if value is None:
             if default is None:
@@ -42,7 +42,8 @@ class Metadata:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive finite number. float32 values come back as the shortest decimal that means them: 1e-05, not 9.99…e-06."""
+        """A positive finite number. float32 values are returned as the shortest decimal that represents them: 1e-05, not
+        9.99…e-06."""
         value = self.get(key)
         if value is None:
             if default is None:
@@ -59,7 +60,7 @@ class Metadata:
         return value
 
     def token_id(self, key: str) -> int | None:
-        """A token id; -1, which some converters write for "none", reads as None."""
+        """A token id; -1, which some converters write for "none", gives None."""
         value = self.get(key)
         if value is None or value in (-1, 2**32 - 1):
             return None

@@ -1,7 +1,7 @@
 """How each `tokenizer.ggml.pre` cuts text before byte-level BPE. Standard library only.
 
 The names, and which of them share a cut, follow llama.cpp's table; the patterns are those of the models' own tokenizers.
-`patterns` are applied one after the other: each cuts the pieces the one before has left, matches and gaps alike are pieces.
+`patterns` are applied in order: each cuts the pieces that the previous one left. Both matches and gaps are pieces.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CASED_LETTERS = (
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """ignore_merges: a piece that is a token as it stands is not merged. add_bos: unless the file says otherwise."""
+    """ignore_merges: a piece that is already a token is not merged. add_bos: unless the file says otherwise."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False

@@ -1,4 +1,5 @@
-"""Quantization method `gguf`: weights stay in the blocks they are stored in; what has no block form is dequantized at load.
+"""Quantization method `gguf`: weights stay in the blocks in which they are stored; weights without a block form are dequantized
+at load.
 
 Pieces are views of the mapped file and are only kept until `finish`. It decides per weight, whatever mix of GGUF types its parts
 are stored in, takes the packed form from the repack cache if an earlier start left it there (the file is then not read at all),
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 Kernels = Mapping[str, Callable[..., Any]]
 DECODING = "gguf 1"
-"""Part of the repack cache's keys: another number when the same file decodes to other values."""
+"""Part of the repack cache's keys. Change it whenever the same file decodes to different values."""
 
 
 class GGUFQuantization:
@@ -49,19 +50,19 @@ class GGUFQuantization:
         return GGUFLinear(layer.path, (layer.out_features, layer.in_features), layer.parts, self)
 
     def experts(self, layer: ExpertsLayer) -> None:
-        """No layer of core computes with experts yet; the loader names each expert's tensors for the day one does."""
+        """No layer of core computes with experts yet, although the loader names the tensors of each expert."""
         return None
 
     def embedding(self, layer: EmbeddingLayer) -> WeightMethod:
         return GGUFEmbedding(layer.path, (layer.num_rows, layer.width), (layer.part,), self)
 
     def kv_cache(self, layer: "AttentionLayer") -> KVQuantization | None:
-        """Half precision, the custom of programs that compute on these blocks: its rounding is far below theirs."""
+        """Half precision, as usual in programs that compute with these blocks: its rounding error is far smaller than theirs."""
         is_compiled = self.setup.kernels["block_weight"] is not BlockWeight
         return KVQuantization("float16") if self.options.compute == "native" and is_compiled else None
 
     def holder(self, shape: tuple[int, int], pieces: "list[WeightPiece]", cache: RepackEntry | None, is_table: bool) -> Any:
-        """What a weight stored as these pieces is held in."""
+        """The type that holds a weight stored as these pieces."""
         setup = self.setup
         arguments = (shape, getattr(torch, setup.dtype), torch.device(setup.device))
         if self.options.compute == "native" and all(is_decodable(piece.stored) for piece in pieces):
@@ -70,7 +71,7 @@ class GGUFQuantization:
 
 
 class GGUFWeight:
-    """The shared life of both layers. Rows no part fills (a padded vocabulary) stay zero."""
+    """The life cycle that both layers share. Rows that no part fills (a padded vocabulary) stay zero."""
 
     IS_TABLE = False
 
@@ -81,7 +82,7 @@ class GGUFWeight:
         self.held: BlockHolder | FloatHolder | None = None
 
     def declare(self) -> list[str]:
-        """Blocks carry their own scales. Splits are checked by the loader, which knows the stored type."""
+        """Blocks have their own scales. The loader checks splits, because it knows the stored type."""
         return []
 
     def accept(self, piece: "WeightPiece") -> None:
@@ -92,14 +93,14 @@ class GGUFWeight:
         if tuple(piece.shape) != expected:
             raise ModelError(f"{piece.name!r} has shape {tuple(piece.shape)}, {self.path} expects {expected}")
         if not isinstance(piece.data, torch.Tensor) and piece.stored not in BY_STORED:
-            raise ModelError(f"{piece.name!r} is stored as {piece.stored!r}, which is no GGUF type")
+            raise ModelError(f"{piece.name!r} is stored as {piece.stored!r}, which is not a GGUF type")
         self.pieces[piece.name] = piece
 
     def finish(self) -> None:
-        """The next `accept` starts a reload, which the bound callables see when it is finished."""
+        """The next `accept` starts a reload; the bound callables see the new weights when it is finished."""
         missing = sorted(set(self.parts) - set(self.pieces))
         if missing:
-            raise ModelError(f"{self.path}: the checkpoint did not deliver {', '.join(missing)}")
+            raise ModelError(f"{self.path}: the checkpoint did not contain {', '.join(missing)}")
         pieces, self.pieces = [self.pieces[name] for name in self.parts], {}
         if self.held is None:
             self.held = self.method.holder(self.shape, pieces, self._cache_entry(pieces), self.IS_TABLE)
@@ -118,8 +119,8 @@ class GGUFWeight:
         return cache.entry(self.path, [DECODING, self.shape, self.IS_TABLE, cuts])
 
     def weight(self) -> Any:
-        """The op that holds the matrix; there after the first `finish`."""
-        assert self.held is not None, "finish() comes before the weight is used"
+        """The op that holds the matrix; exists after the first `finish`."""
+        assert self.held is not None, "call finish() before the weight is used"
         return self.held.weight
 
     def dequantize(self) -> "Tensor":
@@ -136,7 +137,7 @@ class GGUFLinear(GGUFWeight):
 
 
 class GGUFEmbedding(GGUFWeight):
-    """The table; it can be the output head too."""
+    """The embedding table, which can also be the output head."""
 
     IS_TABLE = True
 
@@ -158,7 +159,7 @@ class BlockHolder:
 
     def write(self, rows: tuple[int, int], piece: "WeightPiece") -> None:
         if isinstance(piece.data, torch.Tensor) or not is_decodable(piece.stored):
-            raise ModelError(f"{piece.name!r} comes as {piece.stored} and was loaded as blocks before; reload it in blocks too")
+            raise ModelError(f"{piece.name!r} comes as {piece.stored} but was first loaded as blocks; reload it as blocks")
         self.weight.write(rows[0], decode(piece.data, piece.stored, piece.shape))
 
 

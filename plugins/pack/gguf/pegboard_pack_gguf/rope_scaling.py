@@ -19,7 +19,7 @@ from pegboard_pack_gguf.header import GGUFHeader
 from pegboard_pack_gguf.metadata import Metadata
 
 ORIGINAL_CONTEXT = 8192
-"""Only C/low and C/high follow from the divisors; this C makes Llama 3's own numbers (low 1, high 4) come out."""
+"""Only C/low and C/high follow from the divisors; this C gives Llama 3's own numbers (low 1, high 4)."""
 
 MAX_FREQUENCIES = 4096
 
@@ -56,7 +56,7 @@ def rope_config(header: GGUFHeader, metadata: Metadata, head_dim: int) -> dict[s
 
 
 def divisors_config(divisors: Sequence[float], theta: float, rotary_dim: int) -> dict[str, Any] | None:
-    """Llama 3 parameters that give these divisors, else the divisors themselves in the form of longrope; None if all are 1."""
+    """Llama 3 parameters that give these divisors; otherwise the divisors themselves in longrope's form; None if all are 1."""
     if len(divisors) != rotary_dim // 2:
         raise ModelError(f"rope_freqs.weight holds {len(divisors)} divisors, expected {rotary_dim // 2}")
     if all(divisor == 1.0 for divisor in divisors):
@@ -74,7 +74,8 @@ def divisors_config(divisors: Sequence[float], theta: float, rotary_dim: int) ->
 
 
 def llama3_parameters(divisors: Sequence[float], theta: float) -> dict[str, Any] | None:
-    """Fit the middle band: s is linear in 1/w_i, so two points give low and high. None when the divisors are no such curve."""
+    """Fit the middle band: s is linear in 1/w_i, so two points give low and high. None when the divisors do not form such a
+    curve."""
     factor = max(divisors)
     wavelengths = [2 * math.pi * theta ** (i / len(divisors)) for i in range(len(divisors))]
     middle = [
@@ -113,12 +114,12 @@ def llama3_divisors(parameters: Mapping[str, Any], wavelengths: Sequence[float])
 
 
 def _rounded(value: float) -> float:
-    """float32 storage leaves 1.0000003 where 1.0 was meant."""
+    """float32 storage gives 1.0000003 for 1.0."""
     return float(f"{value:.4g}")
 
 
 def _floats(header: GGUFHeader, name: str) -> list[float] | None:
-    """Values of a small float32 tensor, None when the file has none of that name."""
+    """Values of a small float32 tensor; None when the file has no tensor with that name."""
     tensor = next((tensor for tensor in header.tensors if tensor.name == name), None)
     if tensor is None:
         return None
@@ -129,5 +130,5 @@ def _floats(header: GGUFHeader, name: str) -> list[float] | None:
         data = file.read(tensor.num_bytes)
     values = list(struct.unpack(f"<{len(data) // 4}f", data))
     if not all(0 < value < math.inf for value in values):
-        raise ModelError(f"{header.path}: {name} holds values that are not positive numbers")
+        raise ModelError(f"{header.path}: {name} has values that are not positive numbers")
     return values

@@ -1,8 +1,8 @@
-"""SentencePiece BPE (`tokenizer.ggml.model` "llama"): pieces with scores, ▁ for spaces, bytes for what is no piece.
+"""SentencePiece BPE (`tokenizer.ggml.model` "llama"): pieces with scores, ▁ for spaces, bytes for characters without a piece.
 
 Source: SentencePiece's BPE encoder. The best-scoring pair of neighbors that forms a piece is joined, leftmost first among equals,
-until none is left. Pieces rarely hold a ▁ behind another character; when none does, no join crosses the start of a word, so words
-are encoded one by one and remembered.
+until none is left. Pieces rarely contain a ▁ after another character. When none does, no join crosses the start of a word, so
+words are encoded separately and cached.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CROSSES_WORDS = re.compile(f"[^{SPACE}]{SPACE}")
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 MAX_REMEMBERED = 1 << 16
 MAX_WORD_CHARS = 64
-"""Longer words are not worth remembering."""
+"""Longer words are not worth caching."""
 
 
 class SentencePieceBPE:
@@ -60,7 +60,7 @@ class SentencePieceBPE:
         return ids
 
     def _join(self, text: str) -> list[int]:
-        """`pieces[i]` is the piece that starts at character i, "" once it was joined to its left neighbor."""
+        """`pieces[i]` is the piece that starts at character i; "" after it was joined to its left neighbor."""
         pieces = list(text)
         before = list(range(-1, len(pieces) - 1))
         behind = [*range(1, len(pieces)), -1]
@@ -78,7 +78,7 @@ class SentencePieceBPE:
         while waiting:
             _, left, right, joined = heapq.heappop(waiting)
             if not pieces[left] or not pieces[right] or len(pieces[left]) + len(pieces[right]) != len(joined):
-                continue  # one of the two was joined to something else meanwhile
+                continue  # one of the two has since been joined to another piece
             pieces[left], pieces[right] = joined, ""
             behind[left] = behind[right]
             if behind[left] >= 0:

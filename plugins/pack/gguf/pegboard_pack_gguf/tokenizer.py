@@ -13,7 +13,7 @@ from pegboard_pack_gguf.special_tokens import partition
 from pegboard_pack_gguf.vocabulary import CONTROL, UNKNOWN, GGUFVocabulary, end_token_ids
 
 MODELS: dict[str, type[ByteLevelBPE] | type[SentencePieceBPE]] = {"gpt2": ByteLevelBPE, "llama": SentencePieceBPE}
-"""By `tokenizer.ggml.model`."""
+"""Tokenizer class by the value of `tokenizer.ggml.model`."""
 
 
 class GGUFTokenizer:
@@ -52,7 +52,7 @@ class GGUFTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
             text.encode()
-        except UnicodeEncodeError as error:  # unpaired surrogates have no UTF-8
+        except UnicodeEncodeError as error:  # unpaired surrogates have no UTF-8 form
             raise RequestError(f"the text cannot be written as UTF-8: {error}", parameter="prompt") from error
         ids: list[int] = []
         if add_special_tokens and self.model.add_bos and self.model.bos_token_id is not None:
@@ -73,7 +73,7 @@ class GGUFTokenizer:
         return stream.push(token_ids) + stream.flush()
 
     def stream(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> TextStream:
-        """The space SentencePiece puts before the first word is dropped only where there is no prompt before it."""
+        """The space that SentencePiece puts before the first word is dropped only if no prompt precedes it."""
         stream = ByteTextStream(self.token_bytes, self.hidden, skip_special_tokens)
         return UnspacedStream(stream) if self.model.adds_space and not prompt_token_ids else stream
 

@@ -30,14 +30,14 @@ END_TEXTS = frozenset(
         "<｜end▁of▁sentence｜>",
     }
 )
-"""Control tokens that end a turn whatever the file says; GGUF has room for one end token only (list: llama.cpp)."""
+"""Control tokens that end a turn, whatever the file says, because GGUF has room for only one end token (list: llama.cpp)."""
 
 KEEPS_SPACES_BEHIND = frozenset({"<unk>", "<s>", "<|endoftext|>"})
-"""Phi-3's special tokens swallow the whitespace behind them, except these (GGUF does not store it; rule: llama.cpp)."""
+"""Phi-3's special tokens, except these, remove the whitespace after them (GGUF does not store this; rule: llama.cpp)."""
 
 
 def end_token_ids(data: Mapping[str, Any]) -> list[int]:
-    """Every id that ends a sequence: the file's own, then tokens known to end a turn. Takes any data, however incomplete."""
+    """Every id that ends a sequence: the file's own, then tokens known to end a turn. Accepts any data, even incomplete."""
     tokens = data.get("ggml.tokens")
     tokens = tokens if isinstance(tokens, list) else []
     named = (data.get(f"ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
@@ -47,7 +47,7 @@ def end_token_ids(data: Mapping[str, Any]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class SpecialToken:
-    """A token recognised when its text is written out. strips_right: whitespace behind it is dropped."""
+    """A token that is recognized when its text is written out. strips_right: whitespace after it is dropped."""
 
     text: str
     token_id: int
@@ -55,7 +55,7 @@ class SpecialToken:
 
 
 class GGUFVocabulary:
-    """`data`: what the loader put in the tokenizer payload. Raises ModelError when it is incomplete or contradicts itself."""
+    """`data`: the tokenizer payload from the loader. Raises ModelError when it is incomplete or contradicts itself."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.data = data
@@ -91,7 +91,7 @@ class GGUFVocabulary:
         return default if value is None else bool(value)
 
     def token_id(self, key: str) -> int | None:
-        """An id below the vocabulary's size; others mean "none" (as in llama.cpp)."""
+        """An id below the vocabulary's size; other values mean "none" (as in llama.cpp)."""
         value = self.data.get(key)
         return value if type(value) is int and 0 <= value < len(self.tokens) else None
 

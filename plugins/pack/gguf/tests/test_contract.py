@@ -1,4 +1,4 @@
-"""The plugins of the pack keep the contracts of their kinds and of all plugins."""
+"""The plugins of the pack pass the contracts of their kinds and the generic contract."""
 
 from __future__ import annotations
 

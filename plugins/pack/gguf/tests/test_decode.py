@@ -1,4 +1,4 @@
-"""Blocks mean what the `gguf` package says the stored bytes mean."""
+"""Blocks have the values that the `gguf` package gives for the stored bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def oracle(data: bytes, stored: str, shape: tuple[int, int]) -> np.ndarray:
 
 
 def random_data(stored: str, rows: int, per_row: int, seed: int) -> tuple[bytes, tuple[int, int]]:
-    """Random bytes: any bit pattern is a block, with every scale there is, infinite and NaN ones too."""
+    """Random bytes: any bit pattern is a block, with all possible scales, including infinite ones and NaN."""
     known = BY_STORED[stored]
     return np.random.default_rng(seed).bytes(rows * per_row * known.block_bytes), (rows, per_row * known.block_size)
 

@@ -69,8 +69,8 @@ def test_every_value_type_reads_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "is no GGUF file"),
-        (b"PK\x03\x04", "is no GGUF file"),
+        (b"", "is not a GGUF file"),
+        (b"PK\x03\x04", "is not a GGUF file"),
         (b"GGUF", "ends inside version"),
         (file_bytes(version=1), "version 1"),
         (file_bytes(version=0x03000000), "big-endian"),
@@ -111,7 +111,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 def describe_damaged(path: Path, data: bytes) -> None:
-    """It is described, or refused with a ModelError; anything else fails the test."""
+    """The file is described, or refused with a ModelError; anything else fails the test."""
     damaged = path.with_name("damaged.gguf")
     damaged.write_bytes(data)
     try:

@@ -147,7 +147,7 @@ def test_main_dtype_is_none_for_blocks(write_gguf) -> None:
 
 
 def llama3_divisors(theta: float, head_dim: int, factor: float, low: float, high: float, context: int) -> list[float]:
-    """As the converter writes them (written again here, frequency by frequency)."""
+    """The divisors as the converter writes them (implemented again here, frequency by frequency)."""
     divisors = []
     for index in range(head_dim // 2):
         wavelength = 2 * np.pi * theta ** (2 * index / head_dim)
@@ -264,7 +264,7 @@ def test_split_files(write_gguf) -> None:
 
 
 def test_directories(write_gguf, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="holds no GGUF file"):
+    with pytest.raises(ModelError, match="contains no GGUF file"):
         describe(tmp_path)
     with pytest.raises(ModelError, match="no GGUF file or directory"):
         describe(tmp_path / "none")

@@ -36,7 +36,7 @@ def quantization(dtype: str = "float32", compute: str = "native", **more: Any) -
 
 
 def blocks_of(known: GGMLType, num_blocks: int, seed: int) -> np.ndarray:
-    """Random bytes: any bit pattern is a block, with every scale there is, infinite and NaN ones too."""
+    """Random bytes: any bit pattern is a block, with all possible scales, including infinite ones and NaN."""
     return np.random.default_rng(seed).integers(0, 256, (num_blocks, known.block_bytes), dtype=np.uint8)
 
 
@@ -124,7 +124,7 @@ def test_merged_linear_of_different_types(dtype: str, stored: tuple[str, str, st
     ],
 )
 def test_how_a_weight_is_held(stored: tuple[str, str, str], compute: str, held: type) -> None:
-    """In blocks when all of it is, and nobody asked for floats."""
+    """The weight is held in blocks if all of it is stored in blocks and floats were not requested."""
     layer, _ = merged_layer()
     method = quantization("float32", compute).linear(layer)
     for part, kind in zip(layer.parts, stored, strict=True):
@@ -146,12 +146,12 @@ def test_blocks_are_not_replaced_by_floats() -> None:
     method.finish()
     for piece in pieces:
         method.accept(piece_of(piece.name, torch.ones(piece.shape), "float16"))
-    with pytest.raises(ModelError, match="'q' comes as float16 and was loaded as blocks"):
+    with pytest.raises(ModelError, match="'q' comes as float16 but was first loaded as blocks"):
         method.finish()
 
 
 class KeptWeight(BlockWeight):
-    """Keeps what it was given in a dict, as a native weight would in the repack cache."""
+    """Keeps what it was given in a dict, as a native weight does in the repack cache."""
 
     num_writes = 0
 
@@ -207,10 +207,10 @@ def test_a_warm_start_decodes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     second.finish()
     assert torch.allclose(call(torch.ones(1, 64)), torch.full((1, 128), 64.0), rtol=1e-3)
     loaded(*reversed(merged_layer(("Q8_0", "Q4_0", "Q8_0"))))
-    assert KeptWeight.num_writes == 3, "other stored types are another weight"
+    assert KeptWeight.num_writes == 3, "other stored types make a different weight"
     other = replace(layer, parts=tuple(replace(part, split_dim=0, split_stop=5) for part in layer.parts))
     loaded(pieces, other)
-    assert KeptWeight.num_writes == 3, "another slice is another weight"
+    assert KeptWeight.num_writes == 3, "another slice is a different weight"
 
 
 @pytest.mark.parametrize("stored", [MIXED, IN_BLOCKS], ids=" ".join)
@@ -230,17 +230,17 @@ def test_reload_reaches_the_callables(stored: tuple[str, str, str]) -> None:
 def test_pieces_that_do_not_fit_are_refused() -> None:
     layer, pieces = merged_layer()
     method = quantization().linear(layer)
-    with pytest.raises(ModelError, match="did not deliver k, q, v"):
+    with pytest.raises(ModelError, match="did not contain k, q, v"):
         method.finish()
     with pytest.raises(ModelError, match="no place for 'x'"):
         method.accept(piece_of("x", torch.ones(64, 64), "float32"))
     with pytest.raises(ModelError, match=r"shape \(32, 64\), layers.0.qkv expects \(64, 64\)"):
         method.accept(piece_of("q", torch.ones(32, 64), "Q4_0"))
-    with pytest.raises(ModelError, match="no GGUF type"):
+    with pytest.raises(ModelError, match="not a GGUF type"):
         method.accept(WeightPiece("q", "int4", (64, 64), memoryview(b"")))
     for piece in pieces[:2]:
         method.accept(piece)
-    with pytest.raises(ModelError, match="did not deliver v"):
+    with pytest.raises(ModelError, match="did not contain v"):
         method.finish()
 
 

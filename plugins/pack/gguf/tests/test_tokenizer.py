@@ -209,7 +209,7 @@ def test_sentencepiece_equals_its_definition(seed: int, crosses: bool, text: str
     scores = [float(pick.randint(-6, 0)) for _ in ordered]
     model = SentencePieceBPE(GGUFVocabulary(sentencepiece_data(ordered, scores)))
     assert model.word_by_word == (not any(SPACE in word.lstrip(SPACE) for word in ordered))
-    for _ in range(2):  # the second time from memory
+    for _ in range(2):  # the second time from the cache
         assert model.encode(text) == join_slowly(text.replace(" ", SPACE), model.ids, model.scores)
 
 
