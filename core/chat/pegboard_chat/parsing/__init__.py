@@ -1,7 +1,7 @@
-"""What output parsers share: reading streamed text, folding events into a message, one parser behind another.
+"""What output parsers share: reading streamed text, folding events into a message, and running one parser after another.
 
-Public for plugins of the kinds `reasoning_parser` and `tool_parser`; standard library only. Time is linear in the text, whatever
-the pieces in which it arrives, and the pieces never change what is read.
+Public for plugins of the kinds `reasoning_parser` and `tool_parser`; standard library only. Time is linear in the length of the
+text. How the text is cut into pieces never changes what is read.
 """
 
 from pegboard_chat.parsing.call_constraint import call_bodies, call_list, constrained_calls, constrained_lists

@@ -1,4 +1,4 @@
-"""A grammar that leaves text free and holds calls to their tools' schemas."""
+"""Grammars that allow free text but make calls follow their tools' schemas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pegboard_chat.parsing.structural_tag import (
 
 
 def call_list(tools: Sequence[Mapping[str, Any]], between: str = ", ") -> Format:
-    """At least one call as JSON, {"name": …, "arguments": …}, held to the schemas of the tools that are `strict`."""
+    """At least one call as JSON, {"name": …, "arguments": …}; arguments of tools that are `strict` must follow their schemas."""
     call = either(*call_bodies(tools, lambda name: text(f'{{"name": {json.dumps(name)}, "arguments": '), "}"))
     return sequence(call, repeated(sequence(text(between), call)))
 
@@ -30,9 +30,8 @@ def call_list(tools: Sequence[Mapping[str, Any]], between: str = ", ") -> Format
 def call_bodies(
     tools: Sequence[Mapping[str, Any]], before: Callable[[str], Format], after: str = "", *, may_be_empty: bool = False
 ) -> list[Format]:
-    """Each tool's arguments as JSON, with what stands before them, by the tool's name, and behind them.
-
-    may_be_empty: {} may be left out.
+    """Each tool's arguments as JSON, with the text before them (by the tool's name) and the text after them. may_be_empty: {} may
+    be left out.
     """
     found = []
     for function in (tool["function"] for tool in tools):
@@ -53,11 +52,9 @@ def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
 def constrained_calls(
     tools: Sequence[Mapping[str, Any]], begin: Callable[[str], str], end: str, triggers: Sequence[str]
 ) -> Constraint | None:
-    """A structural tag: once a trigger is written, one of the calls must follow, its arguments by its tool's schema where the
-    tool is `strict`, any object where it is not.
-
-    begin: all that stands before the arguments of the function of that name, the trigger included. end: all that stands behind
-    them. None when there are no tools.
+    """A structural tag: after a trigger, one of the calls must follow. Its arguments follow the tool's schema if the tool is
+    `strict`, otherwise they are any object. begin: all text before the arguments of the function with that name, including the
+    trigger. end: all text after them. None when there are no tools.
     """
     structures = []
     for tool in tools:
@@ -75,9 +72,8 @@ def constrained_lists(
     brackets: tuple[str, str] = ("[", "]"),
     between: str = ", ",
 ) -> Constraint | None:
-    """Behind a trigger stands a JSON list of calls; all else is free. None when there are no tools.
-
-    marks: (trigger, end of what it begins). brackets, between: what the list begins and ends with, and has between its calls.
+    """After a trigger, a JSON list of calls must follow; all other text is free. None when there are no tools. marks: (trigger,
+    its end marker). brackets, between: how the list begins and ends, and the text between its calls.
     """
     if not tools:
         return None

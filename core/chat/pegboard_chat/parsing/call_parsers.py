@@ -1,4 +1,5 @@
-"""Tool parsers of two common shapes, complete but for the markers of the model: calls of tags, and JSON objects in an element."""
+"""Tool parsers for two common formats, complete except for the model's markers: calls written as tags, and JSON objects in an
+element."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from pegboard_chat.parsing.tags import TagFormat, read_tagged_call
 
 
 class TaggedToolParser(StreamParser):
-    """Calls of tags. A subclass names the tags around a section of calls, what opens a call in it, and the rest of a call's
-    format. A section without its start tag is read as well, as models write it now and then."""
+    """Calls written as tags. A subclass names the tags around a section of calls, the text that opens a call in it, and the rest
+    of a call's format. A section without its start tag is also read, because models sometimes omit it."""
 
     section: ClassVar[str]
     section_end: ClassVar[str]
@@ -49,8 +50,8 @@ class TaggedToolParser(StreamParser):
 
 
 class JSONToolParser(StreamParser):
-    """Calls as JSON objects in an element. A subclass names its tags, the objects' keys, whether a list of calls may stand in one
-    element, and what the model writes between tags and object (`brackets`), which strict calls are held to."""
+    """Calls as JSON objects in an element. A subclass names its tags, the objects' keys, whether one element may hold a list of
+    calls, and what the model writes between tags and object (`brackets`), which strict calls must follow."""
 
     start: ClassVar[str]
     end: ClassVar[str]

@@ -1,4 +1,4 @@
-"""Values that a format writes as plain text, as the JSON that the tool's schema asks for."""
+"""Converts values that a format writes as plain text to the JSON that the tool's schema asks for."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from pegboard_chat.parsing.python_text import stream_python
 from pegboard_chat.parsing.reader import Steps, TextReader, collected
 
 MAX_DEPTH = 16
-"""Schemas may refer to themselves."""
+"""Maximum depth, because schemas may refer to themselves."""
 
 
 def parameter_types(parameters: Mapping[str, Any], key: str) -> frozenset[str]:
-    """JSON types that parameter `key` may have by the schema of a tool's arguments; {"string"} when the schema does not say."""
+    """JSON types that parameter `key` may have according to the schema of a tool's arguments; {"string"} when the schema does not
+    say."""
     properties = parameters.get("properties")
     schema = properties.get(key) if isinstance(properties, Mapping) else None
     return frozenset(_types(schema, parameters, 0)) or frozenset({"string"})
@@ -25,7 +26,7 @@ def parameter_types(parameters: Mapping[str, Any], key: str) -> frozenset[str]:
 
 def coerce(value: str, types: frozenset[str]) -> str:
     """JSON text for a plain value. The first of null, integer, number, boolean, object, array, string that is allowed and fits;
-    a value that fits none is taken as JSON if it is JSON, and as a string otherwise. Objects and arrays may be written in
+    a value that fits none is read as JSON if it is JSON, and as a string otherwise. Objects and arrays may be written in
     Python's notation."""
     bare = value.strip()
     if "null" in types and bare.lower() in ("null", "none"):
@@ -43,7 +44,7 @@ def coerce(value: str, types: frozenset[str]) -> str:
 
 
 def _number(bare: str, may_be_fraction: bool) -> str | None:
-    """The number as it is written where that is JSON already: no digit is lost."""
+    """The number as written if that is already JSON, so that no digit is lost."""
     try:
         number = float(bare) if may_be_fraction and not bare.lstrip("+-").isdigit() else int(bare)
     except ValueError:
@@ -66,7 +67,7 @@ def _take_python(text: TextReader) -> Steps[str | None]:
 
 
 def _whole(take: Any, value: str) -> str | None:
-    """What `take` reads out of `value`, if that is all of it."""
+    """The result of `take`, if it reads all of `value`."""
     text = TextReader()
     text.append(value)
     text.close()

@@ -1,4 +1,4 @@
-"""Calls that the request forces: the model writes JSON under a schema made from the tools, whatever its own format is.
+"""Calls that the request forces: whatever its own format is, the model writes JSON that follows a schema made from the tools.
 
 Required: [{"name": …, "parameters": {…}}, …]. Named: the arguments of the one function. Both are vLLM's forms.
 """
@@ -39,7 +39,7 @@ def required_schema(tools: Sequence[Mapping[str, Any]], *, is_parallel: bool = T
         name, parameters = tool["function"]["name"], dict(_parameters(tool))
         own = parameters.pop("$defs", {})
         if not isinstance(own, Mapping):
-            raise RequestError(f"the parameters of {name!r} are no JSON schema: $defs must be an object", parameter="tools")
+            raise RequestError(f"the parameters of {name!r} are not a JSON schema: $defs must be an object", parameter="tools")
         for key, definition in own.items():
             if definitions.setdefault(key, definition) != definition:
                 raise RequestError(f"two tools define '#/$defs/{key}' differently; rename one of them", parameter="tools")
@@ -55,7 +55,7 @@ def required_schema(tools: Sequence[Mapping[str, Any]], *, is_parallel: bool = T
 
 
 def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a tool's schema; a tool without one takes an empty object."""
+    """A copy of a tool's schema; a tool without a schema takes an empty object."""
     schema = tool["function"].get("parameters")
     return copy.deepcopy(dict(schema)) if schema else {"type": "object", "properties": {}}
 
@@ -65,12 +65,12 @@ MakeId = Callable[[int, str], str]
 
 
 def fresh_id(index: int, name: str) -> str:
-    """The id of a call whose format has none, as vLLM writes them."""
+    """The id of a call whose format has no ids, written like vLLM's."""
     return f"chatcmpl-tool-{uuid4().hex}"
 
 
 class NamedCall:
-    """Everything is the arguments of one function; spaces around them are dropped."""
+    """The whole text is the arguments of one function; spaces around them are dropped."""
 
     def __init__(self, function: str, make_id: MakeId = fresh_id) -> None:
         self._function = function
@@ -107,7 +107,7 @@ class NamedCall:
 
 
 class RequiredCalls:
-    """Reads the list of calls. Arguments stream once the name is known; what is no such list comes back as content.
+    """Reads the list of calls. Arguments stream once the name is known; text that is not such a list becomes content.
 
     One pass over the text: `_depth` counts open brackets (1 = the list, 2 = a call, more = inside a value).
     """
@@ -120,7 +120,7 @@ class RequiredCalls:
         self._is_content = False
         self._is_done = False
         self._count = 0
-        self._head: list[str] = []  # what came before the first call
+        self._head: list[str] = []  # the text before the first call
         self._call = _Call(0, make_id)
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
@@ -142,15 +142,16 @@ class RequiredCalls:
         return _joined(events)
 
     def _plain(self, text: str, place: int) -> int:
-        """Where the characters end, from `place` on, that change nothing: inside a string, or inside a value but no string."""
+        """The end of the run of characters from `place` on that change nothing, either inside a string, or inside a value but
+        outside strings."""
         if self._is_escaped or not (self._in_string or self._depth > 2):
             return place
         found = (STRING if self._in_string else VALUE).match(text, place)
-        assert found is not None, "it matches the empty text"
+        assert found is not None, "the pattern also matches the empty text"
         return found.end()
 
     def finish(self) -> list[Event]:
-        """A call that is cut off stays open; one whose name never came, and a list without calls, come back as content."""
+        """A call that is cut off stays open. A call without a name and a list without calls become content."""
         unread = self._head if not self._count else []
         if self._depth >= 2:
             unread = [] if self._call.is_started else [*unread, *self._call.text]
@@ -217,13 +218,13 @@ class RequiredCalls:
                 events.append(ToolCallArguments(self._count, "{}"))
             events.append(ToolCallEnd(self._count))
             self._count += 1
-        else:  # an object that is no call: not a list of calls then
+        else:  # an object that is not a call, so this is not a list of calls
             self._is_content = True
             events.append(Content("".join([*(self._head if not self._count else ()), *call.text])))
 
 
 class _Call:
-    """One object of the list: its members in any order. text: all of it, until it is started."""
+    """One object of the list, with its members in any order. text: its whole text, until the call is started."""
 
     def __init__(self, index: int, make_id: MakeId) -> None:
         self._make_id = make_id
@@ -261,7 +262,7 @@ class _Call:
             self.close_value(events)
 
     def close_value(self, events: list[Event]) -> None:
-        """The member that was being read is whole; the name starts the call."""
+        """The current member is complete; the name starts the call."""
         if self._key == "name" and not self.is_started:
             self.is_started = True
             name = str(_value(self._part))
@@ -280,7 +281,7 @@ def _value(characters: Sequence[str]) -> Any:
 
 
 def _joined(events: list[Event]) -> list[Event]:
-    """Neighbouring argument pieces of one call as one."""
+    """Join adjacent argument pieces of one call."""
     joined: list[Event] = []
     for is_arguments, group in groupby(events, lambda event: isinstance(event, ToolCallArguments)):
         if is_arguments:

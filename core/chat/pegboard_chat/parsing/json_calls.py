@@ -12,9 +12,8 @@ from pegboard_chat.parsing.stream_parser import Calls
 
 @dataclass(frozen=True, slots=True)
 class CallKeys:
-    """The keys of a call object. ignored: may stand in it and say nothing ("type" only as "function"); any other key makes it no
-    call.
-    needs_arguments: without arguments it is no call, otherwise a call with {}."""
+    """The keys of a call object. ignored: keys that may occur and have no effect ("type" only as "function"); with any other key
+    the object is not a call. needs_arguments: without arguments the object is not a call; otherwise it is a call with {}."""
 
     name: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
@@ -26,11 +25,11 @@ KEYS = CallKeys()
 
 
 def read_call_object(text: TextReader, calls: Calls, keys: CallKeys = KEYS, *, is_begun: bool = False) -> Steps[bool]:
-    """Read one call object, keys in any order. Arguments stream when the name comes before them. is_begun: its opening brace is
-    consumed (it was the marker).
+    """Read one call object, with its keys in any order. Arguments stream when the name comes before them. is_begun: its opening
+    brace is consumed (it was the marker).
 
-    True = a complete call. False = what was consumed and not turned into events is kept, to be given back. A call whose
-    arguments were complete is ended in either case. Arguments written as a string that holds a JSON object are that object.
+    Returns True for a complete call. False: the text that was consumed but not turned into events is kept, to be given back. A
+    call whose arguments are complete is ended in either case. Arguments may be written as a string that contains a JSON object.
     """
     if not is_begun and not (yield from text.accept("{")):
         return False
@@ -99,7 +98,8 @@ def read_call_list(text: TextReader, calls: Calls, keys: CallKeys = KEYS) -> Ste
 
 
 def read_arguments(text: TextReader, calls: Calls, name: str, id: str | None = None) -> Steps[bool]:
-    """Read a JSON object, the arguments of call `name`, which begins, streams and ends with it. False as everywhere."""
+    """Read a JSON object, the arguments of call `name`, which begins, streams and ends with it. False: as in
+    `read_call_object`."""
     if (yield from text.peek()) != "{":
         return False
     return (yield from _stream_arguments(text, calls, name, id))
@@ -123,7 +123,7 @@ def _take_string(text: TextReader) -> Steps[str | None]:
 
 
 def _take_arguments(text: TextReader) -> Steps[str | None]:
-    """JSON text of an object, also when it is written as a string, and {} for null; None when it is something else."""
+    """The JSON text of an object, which may also be written as a string; {} for null; None for anything else."""
     found = yield from take_json(text)
     if found is None or found == "null":
         return found and "{}"

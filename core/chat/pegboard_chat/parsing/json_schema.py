@@ -1,7 +1,7 @@
-"""Which JSON schemas a backend of structured output enforces fully: backends ignore silently what they do not know.
+"""Which JSON schemas a structured output backend fully enforces. Backends silently ignore what they do not know.
 
 A `Dialect` is what a backend can do, as data; `problem` finds the first place where a schema asks for more. Keywords are those of
-the JSON Schema drafts 4 to 2020-12; others restrict nothing and are passed over, as the specification says.
+the JSON Schema drafts 4 to 2020-12; others restrict nothing and are ignored, as the specification says.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ KEYWORDS: Mapping[str, frozenset[str]] = {
         ["type", "enum", "const", "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "$ref", "$dynamicRef", "$recursiveRef"]
     ),
 }
-"""Keywords that restrict values, by the type of value they speak about ("number" includes integers)."""
+"""Keywords that restrict values, by the type of value that they apply to ("number" includes integers)."""
 
 TYPES = frozenset(["string", "number", "integer", "boolean", "null", "array", "object"])
 
@@ -77,9 +77,10 @@ _CLOSING = frozenset(["additionalProperties", "unevaluatedProperties", "addition
 
 @dataclass(frozen=True)
 class Dialect:
-    """string … object: the keywords a backend enforces on values of this type, in any combination unless `extra` says more.
-    formats: values of `format`. is_recursive: references may lead back to themselves. one_of: enforced where the branches
-    exclude each other visibly. extra(schema): the backend's own rule for one subschema, in words, or None."""
+    """string … object: the keywords that a backend enforces on values of this type, in any combination unless `extra` says
+    otherwise.
+    formats: values of `format`. is_recursive: references may lead back to themselves. one_of: oneOf is enforced if the branches
+    visibly exclude each other. extra(schema): the backend's own objection to one subschema, as text, or None."""
 
     string: frozenset[str]
     number: frozenset[str]
@@ -92,8 +93,8 @@ class Dialect:
 
 
 def subschemas(schema: Any, path: str = "#") -> Iterator[tuple[str, Any]]:
-    """(JSON pointer, subschema) of the schema and everything inside it, parents first; booleans are schemas too. What stands
-    where a schema must be and is none is given as well."""
+    """(JSON pointer, subschema) of the schema and everything inside it, parents first; booleans are also schemas. Values in the
+    place of a schema that are not schemas are included."""
     yield path, schema
     if not isinstance(schema, Mapping):
         return
@@ -115,14 +116,14 @@ def restrictions(schema: Schema) -> set[str]:
 
 
 def problem(schema: Any, dialect: Dialect) -> str | None:
-    """What of the schema is not enforced, and where; None = all of it is."""
+    """Which part of the schema is not enforced, and where; None = all of it is enforced."""
     for path, inner in subschemas(schema):
         if inner is False and not _closes(path):
             return f"false at {path} allows no value"
         if isinstance(inner, bool):
             continue
         if not isinstance(inner, Mapping):
-            return f"{path} is no schema"
+            return f"{path} is not a schema"
         reason = _problem_here(inner, schema, dialect)
         if reason is not None:
             return f"{reason} at {path}"
@@ -130,13 +131,13 @@ def problem(schema: Any, dialect: Dialect) -> str | None:
 
 
 def _closes(path: str) -> bool:
-    """Where false says that there is nothing further."""
+    """Places where false means that nothing more is allowed."""
     *_, before, last = path.split("/") if path.count("/") else ("", path)
     return last in _CLOSING and before not in _BY_NAME
 
 
 def resolve(root: Any, reference: str) -> Any:
-    """What a reference into the document itself points at. KeyError (or another LookupError) when there is nothing."""
+    """The target of a reference into the document itself. Raises KeyError (or another LookupError) when there is none."""
     if reference != "#" and not reference.startswith("#/"):
         raise KeyError(reference)
     found = root
@@ -238,7 +239,7 @@ def _types_of(value: object) -> set[str]:
 
 
 def _is_circular(root: Any, start: str) -> bool:
-    """Following references from what `start` points at comes back to a place on the way."""
+    """Whether following references from the target of `start` leads back to a place on the way."""
 
     done: set[str] = set()
 
@@ -259,7 +260,7 @@ def _is_circular(root: Any, start: str) -> bool:
 
 
 def exclude_each_other(branches: Sequence[Any], root: Any) -> bool:
-    """No value fits two of the schemas, as far as can be seen: they have other types, or other constants somewhere."""
+    """Whether it is visible that no value fits two of the schemas: they differ in types, or somewhere in constants."""
     found = [_follow(branch, root) for branch in branches]
     return all(_exclusive(a, b) for i, a in enumerate(found) for b in found[i + 1 :])
 
@@ -276,7 +277,8 @@ def _follow(schema: Any, root: Any) -> Any:
 
 
 def _exclusive(a: Any, b: Any) -> bool:
-    """No value fits both: other types, other constants, or a property both require with other constants."""
+    """Whether it is visible that no value fits both: different types, different constants, or a property that both require with
+    different constants."""
     if not isinstance(a, Mapping) or not isinstance(b, Mapping):
         return False
     values = _values(a), _values(b)
@@ -299,7 +301,7 @@ def _values(schema: Schema) -> list[Any] | None:
 
 
 def _possible_types(schema: Schema) -> set[str]:
-    """Empty = any."""
+    """The types of a schema; empty = any."""
     values = _values(schema)
     if values is not None:
         return set().union(*(_types_of(value) for value in values))

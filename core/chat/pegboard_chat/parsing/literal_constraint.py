@@ -31,20 +31,20 @@ from pegboard_chat.parsing.structural_tag import (
 Schema = Mapping[str, Any]
 
 NAME = "[A-Za-z_][A-Za-z0-9_]*"
-"""Of an argument that no schema names."""
+"""Pattern of an argument that no schema names."""
 HEX = "[0-9a-fA-F]"
 ESCAPES = rf"\\[\\nrtbf\"']|\\u[0-9a-cefA-CEF]{HEX}{HEX}{HEX}|\\u[dD][0-7]{HEX}{HEX}"
-"""What Python and JSON mean alike by. No groups and no counts: with these, xgrammar's masks take a thousand times as long."""
+"""Text that Python and JSON read in the same way. It has no groups and no counts: with these, xgrammar's masks take a thousand
+times as long."""
 SPACES = r" \t\n\r\x0b\f\x1c-\x1f" + "".join(c for c in map(chr, range(0x80, 0x3001)) if c.isspace())
-"""The inside of a class: white space as parsers pass over it."""
+"""The inside of a character class: the white space that parsers skip."""
 
 
 @dataclass(frozen=True)
 class Notation:
-    """How values are written, where it is not as in JSON.
-
-    string(schema): a string by its schema. constant(text): one string. key(name): a property's name; None = any
-    name. words: true, false and null. has_json: lists and objects may be JSON, which is what free ones are held to.
+    """How values are written where it differs from JSON. string(schema): a string that follows its schema. constant(text): one
+    string. key(name): the name of a property; None = any name. words: true, false and null. has_json: lists and objects may be
+    JSON; those without a schema must be.
     """
 
     string: Callable[[Schema], Format]
@@ -57,7 +57,7 @@ class Notation:
 
     @classmethod
     def between(cls, quote: str, key: re.Pattern[str]) -> Notation:
-        """Strings between two `quote`s, as they are; names that are bare where they match `key`; words of JSON."""
+        """Strings between two `quote`s, without escapes; names that are bare if they match `key`; the words of JSON."""
 
         def string(schema: Schema) -> Format:
             inside = characters(schema, any_text([quote]), ANY_CHARACTER, [quote], [quote], quote[0])
@@ -75,7 +75,8 @@ class Notation:
         return cls(string, constant, name_of, words, colon=":", comma=",", has_json=False)
 
     def value(self, schema: Any, root: Schema, depth: int = 0) -> Format:
-        """A value by the schema. root: where its references lead. RequestError for what cannot be enforced."""
+        """A value that follows the schema. root: the schema that its references point into. Raises RequestError for what cannot
+        be enforced."""
         if depth > MAX_DEPTH:
             refuse("it refers to itself")
         found = cases(schema, root)
@@ -86,7 +87,7 @@ class Notation:
         return either(*ways)
 
     def object(self, schema: Schema, root: Schema, depth: int = 0) -> Format:
-        """All of an object, from brace to brace."""
+        """A whole object, from brace to brace."""
         inside = members(schema)
         colon, comma = regex(self.colon), regex(self.comma)
         if inside.values is not None:
@@ -143,7 +144,7 @@ class Notation:
 
 
 def _quoted_string(schema: Schema) -> Format:
-    """Strings with limits are those that need no escape."""
+    """Strings with limits contain only characters that need no escape."""
     ways = []
     for quote in "\"'":
         plain = rf"[^\\{quote}\x00-\x1f]"
@@ -174,7 +175,7 @@ PYTHON = Notation(
     key=_quoted_key,
     words={"true": ("True", "true"), "false": ("False", "false"), "null": ("None", "null")},
 )
-"""Literals of Python, or words of JSON. Strings hold no control characters but as escapes."""
+"""Literals of Python, or words of JSON. Strings contain control characters only as escapes."""
 
 
 def python_call(tool: Mapping[str, Any]) -> Format:
@@ -200,8 +201,8 @@ def python_call(tool: Mapping[str, Any]) -> Format:
 def constrained_objects(
     tools: Sequence[Mapping[str, Any]], notation: Notation, trigger: str, before: str, end: str
 ) -> Constraint | None:
-    """Behind a trigger stands a call: `before`, the tool's name and an object in the notation; all else is free. Arguments of
-    tools that are not `strict` are any text. None when there are no tools."""
+    """After a trigger, a call must follow: `before`, the tool's name and an object in the notation; all other text is free.
+    Arguments of tools that are not `strict` are any text. None when there are no tools."""
     found = []
     for tool in tools:
         function = tool["function"]
@@ -212,7 +213,7 @@ def constrained_objects(
 
 
 def constrained_python_lines(tools: Sequence[Mapping[str, Any]], begin: str, end: str) -> Constraint | None:
-    """Between the tags `begin` and `end` there are calls, one per line; all else is free. None when there are no tools."""
+    """Between the tags `begin` and `end` there are calls, one per line; all other text is free. None when there are no tools."""
     if not tools:
         return None
     calls = repeated(sequence(text("\n"), either(*map(python_call, tools))), 1)
@@ -220,9 +221,8 @@ def constrained_python_lines(tools: Sequence[Mapping[str, Any]], begin: str, end
 
 
 def constrained_python_lists(tools: Sequence[Mapping[str, Any]], begin: str = "", end: str = "") -> Constraint | None:
-    """An output that begins with a bracket is a list of calls, `[f(a=1), g()]`, and nothing else; others are free.
-
-    begin, end: tags around a list of calls that may stand anywhere. None when there are no tools.
+    """An output that begins with a bracket is a list of calls, `[f(a=1), g()]`, and nothing else; other outputs are free. begin,
+    end: tags around a list of calls that may be anywhere. None when there are no tools.
     """
     if not tools:
         return None

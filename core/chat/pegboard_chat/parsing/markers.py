@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterator
 
 
 class Markers:
-    """A set of texts to look for, compiled once. Where several begin at one place the longest wins.
-
-    A search costs time linear in the text, however many markers there are.
+    """A set of texts to look for, compiled once. If several begin at one place, the longest wins. A search takes time linear in
+    the text, for any number of markers.
     """
 
     __slots__ = ("_pattern", "_prefixes", "_reach", "texts")
@@ -22,22 +21,21 @@ class Markers:
         self._reach = max(len(text) for text in texts) - 1
 
     def find(self, text: str, start: int, is_end: bool) -> tuple[int, str | None]:
-        """From `start`: where the first marker begins, and it; or how far the text certainly holds none, and None.
-        is_end: no more text follows, so nothing can still become a marker."""
+        """Search from `start`. Returns the place and text of the first marker; or the place up to which the text certainly has no
+        marker, and None. is_end: no more text follows, so nothing can still become a marker."""
         found = self._pattern.search(text, start)
         place = len(text) if found is None else found.start()
         if not is_end:
             for maybe in range(max(start, len(text) - self._reach), min(place + 1, len(text))):
-                if text[maybe:] in self._prefixes:  # this, or a longer marker than the one found here, may be coming
+                if text[maybe:] in self._prefixes:  # this marker, or a longer one than was found here, may still follow
                     return maybe, None
         return place, None if found is None else found.group()
 
 
 class MarkerScanner:
-    """Cuts a stream of text into plain pieces and markers. What may still become a marker is held back.
-
-    markers: the texts looked for; may be changed between calls (a parser that is inside a call waits for its end only). Where
-    several begin at one place the longest wins. Time is linear in the text.
+    """Cuts a stream of text into plain pieces and markers. Text that may still become a marker is held back. markers: the texts
+    to look for; may be changed between calls (a parser inside a call waits only for its end). If several begin at one place, the
+    longest wins. Time is linear in the text.
     """
 
     def __init__(self, markers: Collection[str]) -> None:
@@ -53,7 +51,7 @@ class MarkerScanner:
         self._markers = Markers(*texts)
 
     def scan(self, text: str) -> Iterator[tuple[str, bool]]:
-        """(piece, is_marker) pairs in order, as far as they are certain. Consume all before the next call."""
+        """The certain (piece, is_marker) pairs, in order. Consume all of them before the next call."""
         text, self._held, start = self._held + text, "", 0
         while start < len(text):
             place, marker = self._markers.find(text, start, False)
@@ -66,6 +64,6 @@ class MarkerScanner:
             start = place + len(marker)
 
     def flush(self) -> str:
-        """The end has come: what was held back is plain text."""
+        """The text has ended: what was held back is plain text."""
         held, self._held = self._held, ""
         return held

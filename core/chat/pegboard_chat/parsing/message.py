@@ -1,4 +1,4 @@
-"""The whole message as the fold of its events: streaming and whole text cannot differ."""
+"""The whole message, folded from its events, so streamed and whole text cannot differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pegboard.interfaces.output_parser import Content, Event, Reasoning, ToolCal
 
 @dataclass(slots=True)
 class ToolCall:
-    """arguments: JSON text. is_complete: its end was seen."""
+    """arguments: JSON text. is_complete: whether the end of the call was read."""
 
     id: str
     name: str
@@ -28,7 +28,7 @@ class Message:
 
 
 def fold(events: Iterable[Event]) -> Message:
-    """Events in order → the message they make. Tool calls are numbered from 0 in order of their starts."""
+    """Folds events, in order, into the message that they make. Tool calls are numbered from 0 in order of their starts."""
     message = Message()
     for event in events:
         match event:
@@ -47,7 +47,7 @@ def fold(events: Iterable[Event]) -> Message:
 
 
 def merged(events: Sequence[Event]) -> list[Event]:
-    """The same events, neighbors that only continue one another as one."""
+    """The same events, with adjacent events that continue each other joined."""
     if len(events) < 2:
         return list(events)
     runs: list[tuple[Event, list[str]]] = []

@@ -1,4 +1,4 @@
-"""A reasoning parser in front of a tool parser, as one parser."""
+"""A reasoning parser followed by a tool parser, combined into one parser."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pegboard.interfaces.output_parser import Content, Event, OutputParser
 class Pipeline:
     """One completion's parsers. Each may be None; without any, text is content.
 
-    The content that the reasoning parser lets through is what the tool parser reads. A parser that raises becomes a
-    PluginFailure with its name: the error of that one request.
+    The tool parser reads the content that the reasoning parser lets through. When a parser raises, this becomes a PluginFailure
+    with its name: an error of that one request.
     """
 
     def __init__(self, reasoning: OutputParser | None = None, tools: OutputParser | None = None) -> None:
         self._parsers = [parser for parser in (reasoning, tools) if parser is not None]
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
-        """Events that are certain now. token_ids: the ids behind `text`, as far as one parser can use them."""
+        """Events that are certain now. token_ids: the ids of `text`, where a parser can use them."""
         events: Iterable[Event] = [Content(text)] if text or token_ids else []
         for position, parser in enumerate(self._parsers):
             events = list(self._through(parser, events, token_ids if position == 0 else ()))
         return [event for event in events if not (isinstance(event, Content) and not event.text)]
 
     def finish(self) -> list[Event]:
-        """The end of the completion: what each parser held back, through the ones behind it."""
+        """The end of the completion: what each parser held back goes through the parser after it."""
         events: list[Event] = []
         for parser in self._parsers:
             events = list(self._through(parser, events, ()))
@@ -36,7 +36,7 @@ class Pipeline:
 
     @staticmethod
     def _through(parser: OutputParser, events: Iterable[Event], token_ids: Sequence[int]) -> Iterator[Event]:
-        """Content goes into the parser, everything else passes by."""
+        """Content goes into the parser; all other events pass unchanged."""
         for event in events:
             if isinstance(event, Content):
                 with blame(type(parser).__name__):

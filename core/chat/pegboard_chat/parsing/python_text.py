@@ -1,4 +1,4 @@
-"""Reading Python literals and calls out of streamed text, written as JSON while they arrive. Nothing is evaluated."""
+"""Reads Python literals and calls from streamed text and writes them as JSON while they arrive. Nothing is evaluated."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ KEYWORD = re.compile(r"\w*")
 
 
 def json_string(text: str) -> str:
-    """`text` as the inside of a JSON string; what is no valid Unicode (half a surrogate pair) stays an escape."""
+    """`text` as the inside of a JSON string; invalid Unicode (half a surrogate pair) stays an escape."""
     return json.dumps(text, ensure_ascii=not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text))[1:-1]
 
 
 def stream_python(text: TextReader, wrap: Callable[[str], Event]) -> Steps[bool]:
     """Stream the Python literal that begins here as JSON: strings, numbers, True, False, None (and JSON's words), lists, tuples
-    (as lists) and dicts (keys as strings). True when it is complete; False as in `stream_json`."""
+    (as lists) and dicts (keys as strings). Returns True when it is complete; False as in `stream_json`."""
     closers: list[str] = []
     expected = "value"
     separator = ""
@@ -75,8 +75,9 @@ def stream_python(text: TextReader, wrap: Callable[[str], Event]) -> Steps[bool]
 
 
 def read_python_call(text: TextReader, calls: Calls) -> Steps[bool]:
-    """Read `name(key=literal, …)`; its arguments stream as a JSON object. True = a complete call. False = what was consumed and
-    not turned into events is kept, to be given back: positional arguments, for one, make it no call."""
+    """Read `name(key=literal, …)`; its arguments stream as a JSON object. Returns True for a complete call. False: the text that
+    was consumed but not turned into events is kept, to be given back. For example, text with positional arguments is not a
+    call."""
     name = yield from text.word(NAME)
     yield from text.space()
     if not name or not (yield from text.accept("(")):
@@ -170,11 +171,12 @@ def _string(text: TextReader, wrap: Callable[[str], Event], quote: str) -> Steps
             if (yield from text.accept(quote)):
                 yield wrap('"')
                 return True
-            yield wrap(json_string(text.take(1)))  # one quote inside a string in three
+            yield wrap(json_string(text.take(1)))  # one quote inside a string with three
 
 
 def _escape(text: TextReader) -> Steps[str]:
-    """Consume a backslash and what belongs to it; returns what they mean. An unknown escape means itself, as in Python."""
+    """Consume a backslash and the characters that belong to it; returns the character that they stand for. An unknown escape
+    stands for itself, as in Python."""
     ahead = yield from text.ahead(2)
     letter = ahead[1:]
     if letter in SIMPLE_ESCAPES:

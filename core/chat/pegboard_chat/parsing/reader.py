@@ -1,13 +1,13 @@
-"""Text of one completion, read front to back while it arrives, by parsers that are written as generators.
+"""The text of one completion, which parsers written as generators read from front to back while it arrives.
 
-A reading method is a generator (`Steps`): it yields events, and None when it cannot go on without more text; what it found is its
-return value. So a format is written down in the order in which it is read:
+A reading method is a generator (`Steps`): it yields events, and None when it cannot continue without more text; its return value
+is what it found. So the code follows the order in which a format is read:
 
     while (yield from text.prose(MARKERS)):
         if (yield from text.accept("{")): ...
 
-Nothing is consumed before it is decided what it is: the place where a format is broken does not depend on how the text was cut
-into pieces, and all the text that was not turned into events can be given back as content.
+Nothing is consumed before its meaning is decided. So the place where a format is broken does not depend on how the text was cut
+into pieces, and all text that was not turned into events can be given back as content.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SPACE = re.compile(r"\s*")
 NAME = re.compile(r"[\w.:/-]*")
 """Characters of function names."""
 MAX_WORD = 256
-"""Names, numbers and the like may not be longer: they are held back until they are whole."""
+"""Maximum length of names, numbers and the like, which are held back until they are complete."""
 
 
 class TextReader:
-    """The text as far as it has come. Plugins read it; core fills and closes it."""
+    """The text that has arrived so far. Plugins read it; core fills and closes it."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -51,30 +51,30 @@ class TextReader:
     # --- giving back what was not understood -------------------------------------------------------------------------
 
     def keep(self, before: str = "") -> None:
-        """From here on (and with `before` in front) remember the text that is consumed: it may turn out to be no call."""
+        """From here on, remember the consumed text (with `before` in front), because it may turn out not to be a call."""
         self._kept = [before]
 
     def forget(self) -> None:
-        """What was consumed is events now, or markup: nothing is to be given back."""
+        """The consumed text has become events, or was markup: nothing will be given back."""
         self._kept = None
 
     def give_back(self) -> list[Event]:
-        """The text since `keep` as content: it was not what it seemed. Empty when nothing was kept."""
+        """The text since `keep` as content, because it was not what it seemed. Empty when nothing was kept."""
         kept, self._kept = "".join(self._kept or ()), None
         return [Content(kept)] if kept else []
 
     # --- looking and taking, for mechanisms that read character by character -----------------------------------------
 
     def window(self) -> tuple[str, int]:
-        """(text, place): what is there and not consumed begins at `place`. Valid until more text arrives."""
+        """(text, place): the unconsumed text begins at `place`. Valid until more text arrives."""
         return self._text, self._place
 
     def is_at_end(self) -> bool:
-        """All is consumed and no more will come."""
+        """Whether all text is consumed and no more will arrive."""
         return self.is_closed and self._place == len(self._text)
 
     def take(self, count: int) -> str:
-        """Consume `count` characters that are there."""
+        """Consume `count` characters, which must have arrived."""
         start, self._place = self._place, self._place + count
         taken = self._text[start : self._place]
         if self._kept is not None:
@@ -109,7 +109,7 @@ class TextReader:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def accept(self, *texts: str) -> Steps[str]:
-        """Consume the one of `texts` that comes next (the longest that fits) and return it; "" = none of them comes next."""
+        """Consume whichever of `texts` comes next (the longest that fits) and return it; "" = none of them comes next."""
         while True:
             here = self._text[self._place : self._place + max(map(len, texts))]
             fits = [text for text in texts if here.startswith(text)]
@@ -120,7 +120,7 @@ class TextReader:
 
     def word(self, pattern: re.Pattern[str] = NAME) -> Steps[str]:
         """Consume and return the longest run that `pattern` (of the form `[…]*`) matches; "" = there is none, or it is longer
-        than MAX_WORD (then nothing is consumed)."""
+        than MAX_WORD (in which case nothing is consumed)."""
         return self.take(len((yield from self.ahead_word(pattern))))
 
     def space(self) -> Steps[str]:
@@ -135,7 +135,7 @@ class TextReader:
             yield None
 
     def pieces(self, markers: Markers, wrap: Callable[[str], Event]) -> Steps[str]:
-        """Stream the text up to the next marker, wrapped. Consumes the marker and returns it; "" = the text ended first."""
+        """Stream the text up to the next marker, wrapped. Consume the marker and return it; "" = the text ended first."""
         while True:
             place, marker = markers.find(self._text, self._place, self.is_closed)
             if place > self._place:
@@ -161,8 +161,8 @@ class TextReader:
     def prose(self, markers: Markers, *, keep_space: bool = False) -> Steps[str]:
         """Stream the text up to the next marker as content; returns the marker, which is kept (see `keep`), or "" at the end.
 
-        White space that is all there is before a marker separates calls and is dropped, and kept with the marker in case that
-        was none. At the end of the text it is dropped unless `keep_space`.
+        If there is only white space before a marker, it separates calls: it is dropped, but kept with the marker in case that
+        does not begin a call. At the end of the text it is dropped unless `keep_space`.
         """
         blank, self._blank = self._blank, ""
         while True:
@@ -186,8 +186,8 @@ class TextReader:
         return marker
 
     def closing(self, *texts: str) -> Steps[str]:
-        """Consume the one of `texts` that comes next, behind white space or not; "" = none does, and the white space belongs to
-        what `prose` reads next. For the end of a call that is complete without it."""
+        """Consume whichever of `texts` comes next, with or without white space before it. "" = none does, and the white space
+        belongs to what `prose` reads next. Use it for the optional end marker of a complete call."""
         blank = yield from self.space()
         found = yield from self.accept(*texts)
         self._blank = "" if found else blank
@@ -195,7 +195,7 @@ class TextReader:
 
 
 def collected(steps: Steps[T]) -> Steps[tuple[str, T]]:
-    """The text of the Content events of `steps` instead of the events, and what they return."""
+    """The text of the Content events of `steps` (without yielding the events), and the return value of `steps`."""
     parts: list[str] = []
     while True:
         try:

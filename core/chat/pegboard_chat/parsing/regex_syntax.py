@@ -1,4 +1,5 @@
-r"""What a regular expression uses, without running it: for backends of structured output, whose engines know different dialects.
+r"""Which features a regular expression uses, found without running it. Structured output backends need this, because their
+engines support different dialects.
 
 The pattern is cut into pieces (`\d`, `[^a]`, `(?:`, `{2,3}`, …) as Python's `re` reads it; nothing is validated.
 """
@@ -27,7 +28,8 @@ _TOKENS = re.compile(
 )
 
 MAX_LENGTH = 10_000
-"""Of patterns that are looked into; longer ones have the feature "excessive length" and count as matching anything."""
+"""Maximum length of patterns that are analyzed; longer ones have the feature "excessive length" and count as matching
+anything."""
 
 _ASCII = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
 
@@ -44,9 +46,9 @@ def pieces(pattern: str) -> list[Piece]:
 
 
 def features(pattern: str) -> frozenset[str]:
-    """Names of what engines disagree about: "look-around", "backreference", "word boundary", "inner anchor" (^ or $ that is not
-    at an end of an alternative), "excessive length", "inline flag", "named group", "atomic group", "possessive repeat",
-    "unicode property"."""
+    """Names of features about which engines disagree: "look-around", "backreference", "word boundary", "inner anchor" (^ or $ not
+    at an end of an alternative), "excessive length", "inline flag", "named group", "atomic group", "possessive repeat", "unicode
+    property"."""
     if len(pattern) > MAX_LENGTH:
         return frozenset({"excessive length"})
     found: set[str] = set()
@@ -64,22 +66,23 @@ def features(pattern: str) -> frozenset[str]:
 
 
 def can_match(pattern: str, characters: str) -> bool:
-    """Some piece by itself can match one of the characters: negated classes, ".", and classes and escapes that hold one."""
+    """Whether any single piece can match one of the characters: negated classes, ".", and classes and escapes that contain
+    one."""
     return len(pattern) > MAX_LENGTH or any(_matches(part, characters) for part in pieces(pattern))
 
 
 def without_newlines(pattern: str) -> str:
-    r"""The same with "." written as a class that excludes line ends, for engines whose "." matches them."""
+    r"""The same pattern with "." written as a class that excludes line ends, for engines whose "." matches them."""
     return "".join(r"[^\n\r]" if part.kind == "any" else part.text for part in pieces(pattern))
 
 
 def without_anchors(pattern: str) -> str:
-    """The same for engines that always match whole texts. Right only without "inner anchor"."""
+    """The same pattern for engines that always match whole texts. Correct only without "inner anchor"."""
     return "".join("" if part.kind == "anchor" else part.text for part in pieces(pattern))
 
 
 def with_ascii_classes(pattern: str) -> str:
-    r"""\d, \w and \s written out as their ASCII members: engines disagree about the others."""
+    r"""The same pattern with \d, \w and \s written as ASCII classes, because engines disagree about other characters."""
 
     def rewritten(part: Piece) -> str:
         if part.kind == "class":
@@ -91,7 +94,7 @@ def with_ascii_classes(pattern: str) -> str:
 
 
 def expanded_size(pattern: str) -> int:
-    """How many characters' worth of pattern there are once repeats are written out: what automata grow with, at least."""
+    """Length of the pattern with its repeats written out: automata grow at least as fast as this."""
     if len(pattern) > MAX_LENGTH:
         return len(pattern)
     stack = [0]
@@ -137,7 +140,7 @@ def _of_group(text: str) -> set[str]:
 
 
 def _is_outer(parts: list[Piece], index: int) -> bool:
-    """^ before everything of its alternative, $ behind it; alternatives of the whole pattern or of a group around it."""
+    """Whether ^ is at the start of its alternative, and $ at its end, in the whole pattern or in a group around it."""
     if parts[index].text == "^":
         neighbours, edge = parts[:index], ("open", "or")
         return not neighbours or (neighbours[-1].kind in edge and _is_at_edge(parts, index, -1))
@@ -146,7 +149,7 @@ def _is_outer(parts: list[Piece], index: int) -> bool:
 
 
 def _is_at_edge(parts: list[Piece], index: int, step: int) -> bool:
-    """Walking away from the anchor meets nothing that matches text, but for alternatives beside it."""
+    """Whether nothing between the anchor and that end matches text, apart from other alternatives."""
     depth, skipping = 0, False
     inward, outward = ("close", "open") if step < 0 else ("open", "close")
     i = index + step

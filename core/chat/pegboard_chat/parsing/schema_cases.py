@@ -1,6 +1,5 @@
-"""A tool's schema taken apart into what a value may be, for formats of calls that are not JSON.
-
-What a format cannot hold a model to is a RequestError that says so: `strict` is kept, or refused.
+"""Splits a tool's schema into the cases that a value may be, for formats of calls that are not JSON. What a format cannot enforce
+raises a RequestError that says so: `strict` is either enforced or refused.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from pegboard_chat.parsing.structural_tag import ANY, Format, regex, searched
 Schema = Mapping[str, Any]
 
 MAX_DEPTH = 16
-"""Of references and of values inside of each other: what refers to itself has no end."""
+"""Maximum depth of references and nested values, because a schema that refers to itself has no end."""
 DEFINITIONS = ("$defs", "definitions")
 LONG, SHORT = "(?:0[13578]|1[02])", "(?:0[469]|11)"
 DATE = rf"[1-9][0-9]{{3}}-(?:{LONG}-(?:0[1-9]|[12][0-9]|3[01])|{SHORT}-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
-"""Without 29 February: whether there is one depends on the year. Years begin with 1: Python has no year 0."""
+"""Without 29 February, because it depends on the year. Years begin with 1: Python has no year 0."""
 TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 FORMATS: Mapping[str, str] = {
     "date": DATE,
@@ -34,20 +33,21 @@ FORMATS: Mapping[str, str] = {
 
 
 def refuse(what: str) -> NoReturn:
-    """RequestError: the tool cannot be strict."""
+    """A RequestError: the tool cannot be strict."""
     raise RequestError(f"a strict tool's schema cannot be enforced with this model's format of calls: {what}", parameter="tools")
 
 
 @dataclass(frozen=True)
 class Cases:
-    """What a value may be: one of `constants`, or by one of `schemas`, which have one type each (none = any value at all)."""
+    """What a value may be: one of `constants`, or a value that follows one of `schemas`, which have one type each (none = any
+    value)."""
 
     constants: tuple[Any, ...]
     schemas: tuple[Schema, ...]
 
 
 def cases(schema: Any, root: Schema) -> Cases:
-    """`root`: the schema that references are looked up in."""
+    """`root`: the schema in which references are looked up."""
     constants: list[Any] = []
     schemas: list[Schema] = []
     for part in _alternatives(schema, root, 0):
@@ -119,7 +119,7 @@ def _names(schema: Schema) -> list[str]:
 
 
 def type_of(value: object) -> str:
-    """The JSON type of a value; "integer" for a whole number that is no float."""
+    """The JSON type of a value; "integer" for a whole number that is not a float."""
     if value is None:
         return "null"
     for kind, name in ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (list, "array")):
@@ -129,7 +129,7 @@ def type_of(value: object) -> str:
 
 
 def self_contained(schema: Schema, root: Schema) -> Schema:
-    """A part of `root` that can stand alone: with the definitions it refers to."""
+    """A part of `root` as a schema of its own, with the definitions that it refers to."""
     references = [inner["$ref"] for _, inner in subschemas(schema) if isinstance(inner, Mapping) and "$ref" in inner]
     if not references:
         return schema
@@ -143,8 +143,8 @@ def self_contained(schema: Schema, root: Schema) -> Schema:
 
 @dataclass(frozen=True)
 class Members:
-    """Of an object: properties by name in the schema's order, with whether each is required; or a map, all whose values follow
-    `values` (None = there are properties, and no others)."""
+    """The members of an object: properties by name in the schema's order, each with whether it is required; or a map whose values
+    all follow `values` (None = only the named properties)."""
 
     properties: tuple[tuple[str, Any, bool], ...]
     values: Any = None
@@ -171,9 +171,9 @@ def members(schema: Schema) -> Members:
 def characters(
     schema: Schema, free: Format, one: str, excludes: Sequence[str], in_pattern: Sequence[str], forbidden: str
 ) -> Format:
-    """The inside of a string by its schema. free: for any of them. one: a pattern for one character, and excludes: words that
-    characters must not make, in strings with lengths. in_pattern: words that must not be in strings with a pattern; where that
-    matches none of the `forbidden` characters, it holds none of them."""
+    """The inside of a string that follows its schema. free: a pattern for any string. one: a pattern for one character, and
+    excludes: words that the characters must not form, for strings with lengths. in_pattern: words that strings with a pattern
+    must not contain; a pattern that matches none of the `forbidden` characters contains none of them."""
     used = restrictions(schema) - {"type"}
     if not used:
         return free

@@ -1,7 +1,6 @@
-"""Structural tags for a vocabulary in which some of their texts are special tokens, which no text stands for.
-
-Such a text becomes {"type": "token", "token": id} where it stands, at the beginning of a tag, too; and `special_tokens` of the
-triggered tags are the tokens that free text may hold. A trigger with a token in it is that token, whatever stands before.
+"""Structural tags for a vocabulary in which some of their texts are special tokens, which plain text cannot produce. Such a text
+becomes {"type": "token", "token": id} in its place, also at the beginning of a tag; and `special_tokens` of the triggered tags
+are the tokens that free text may contain. A trigger that contains a token is replaced by that token, whatever precedes it.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from pegboard_chat.parsing.structural_tag import Format, constraint, json_value,
 
 
 def with_special_tokens(given: Constraint, token_ids: Mapping[str, int]) -> Constraint:
-    """The same constraint with tokens for texts that are some; unchanged when it has none of them.
-
-    token_ids: by text, of all special tokens but those that end an output.
+    """The same constraint with tokens in place of texts that are tokens; unchanged when it has none. token_ids: ids by text, of
+    all special tokens except those that end an output.
     """
     if given.kind != "structural_tag" or not token_ids:
         return given
@@ -29,7 +27,7 @@ def with_special_tokens(given: Constraint, token_ids: Mapping[str, int]) -> Cons
 
 
 def _triggered(tag: Mapping[str, Any]) -> Format:
-    """The older form of structural tags in the newer one."""
+    """Converts the older form of structural tags to the newer one."""
     tags = [
         {"type": "tag", "begin": item["begin"], "content": json_value(item.get("schema", {})), "end": item["end"]}
         for item in tag["structures"]
@@ -38,7 +36,7 @@ def _triggered(tag: Mapping[str, Any]) -> Format:
 
 
 def _texts(form: Any) -> Iterator[str]:
-    """All that must be written as it stands."""
+    """All texts that must be written literally."""
     if isinstance(form, list):
         for inner in form:
             yield from _texts(inner)
@@ -77,7 +75,7 @@ class _Splitting:
         return {"type": "tag", "begin": first.get("value", first), "content": content, "end": ""}
 
     def format(self, form: Format) -> Format:
-        """With tokens instead of texts, inside, too."""
+        """The format with tokens instead of texts, at all levels."""
         if form["type"] == "const_string":
             return sequence(*self.parts(form["value"]))
         if form["type"] == "triggered_tags":

@@ -21,7 +21,7 @@ from pegboard_chat.parsing.reader import Steps, TextReader
 
 
 class Calls:
-    """Makes the events of tool calls and numbers them. tools: the request's tools, OpenAI-shaped."""
+    """Makes the events of tool calls and numbers them. tools: the request's tools, in OpenAI's form."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         self.count = 0
@@ -30,7 +30,7 @@ class Calls:
         self._ids: set[str] = set()
 
     def start(self, name: str, id: str | None = None) -> Event:
-        """A call begins. id: the one the model wrote; without it, or when the model wrote it before, a random one."""
+        """Begin a call. id: the id that the model wrote; without one, or when the model has already used it, a random id."""
         assert not self.is_open, "one call at a time"
         self.count, self.is_open = self.count + 1, True
         if not id or id in self._ids:
@@ -39,7 +39,7 @@ class Calls:
         return ToolCallStart(self.count - 1, id, name)
 
     def fresh_id(self, index: int, name: str) -> str:
-        """The id of a call whose text has none. Override it where the model's chat template asks for ids of another kind."""
+        """The id of a call whose text has none. Override it if the model's chat template requires other ids."""
         return f"chatcmpl-tool-{uuid.uuid4().hex}"
 
     def arguments(self, text: str) -> Event:
@@ -52,7 +52,7 @@ class Calls:
         return ToolCallEnd(self.count - 1)
 
     def abandon(self) -> None:
-        """The open call was broken off: it stays without end in the stream, the next one gets the next number."""
+        """The open call was broken off: it stays without an end in the stream, and the next call gets the next number."""
         self.is_open = False
 
     def whole(self, name: str, arguments: str, id: str | None = None) -> list[Event]:
@@ -70,7 +70,7 @@ class Calls:
 
 
 class StreamParser:
-    """An output parser; a subclass writes `read` and nothing else is required.
+    """An output parser; a subclass must define only `read`.
 
     self.text: the text, a `TextReader`. self.calls: makes the events of tool calls. self.setup: may be None in tests.
     """
@@ -104,12 +104,13 @@ class StreamParser:
         return self.calls.fresh_id(index, name)
 
     def prose(self, markers: Markers) -> Steps[str]:
-        """Stream content up to the next marker and return it; "" = the text has ended. White space between calls is dropped."""
+        """Stream content up to the next marker and return the marker; "" = the text has ended. White space between calls is
+        dropped."""
         return (yield from self.text.prose(markers, keep_space=not self.calls.count))
 
     def attempt(self, call: Steps[bool]) -> Steps[bool]:
-        """Read what seems to be a call (the marker before it is kept by `prose`). If it returns False, what it consumed without
-        turning it into events comes back as content, and reading goes on behind it."""
+        """Read what seems to be a call (the marker before it is kept by `prose`). If it returns False, the text that it consumed
+        without turning it into events becomes content, and reading continues after it."""
         is_good = yield from call
         if is_good:
             self.text.forget()

@@ -1,9 +1,9 @@
-r"""Formats of structural tags: what a grammar is put together from, and regular expressions for text that must not hold a word.
+r"""Formats of structural tags: the parts of a grammar, and regular expressions for text that must not contain a word.
 
 The formats are those of https://xgrammar.mlc.ai/docs/structural_tag/structural_tag_api.html, as JSON. Two things are added. A
-regex may name words that its text must not hold, too (`excludes`), which not every backend enforces. And the tag says that it is
-`prefix_free`: whatever text stands between two JSON values, or between one and an end, cannot go on where it may end, so that
-backends which read the longest lexeme read the right one. Patterns use only what all engines read alike.
+regex may also name words that its text must not contain (`excludes`), which not every backend enforces. And the tag says that it
+is `prefix_free`: no text between two JSON values, or between a value and an end, can continue where it may end, so backends that
+read the longest lexeme read the right one. Patterns use only what all engines read in the same way.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ ANY_CHARACTER = r"[\s\S]"
 ANY = f"{ANY_CHARACTER}*"
 INTEGER = r"-?(?:0|[1-9][0-9]{0,39})"
 NUMBER = rf"{INTEGER}(?:\.[0-9]{{1,40}})?(?:[eE][-+]?[0-9]{{1,2}})?"
-"""Of JSON, and with an end: a model that counts on for ever has lost its way."""
+"""A JSON number of limited length, which stops a model that writes digits forever."""
 IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
 
 def text(value: str) -> Format:
-    """Exactly this."""
+    """Exactly this text."""
     return {"type": "const_string", "value": value}
 
 
@@ -36,24 +36,24 @@ def regex(pattern: str, excludes: Sequence[str] = ()) -> Format:
 
 
 def any_text(excludes: Sequence[str]) -> Format:
-    """Any text that holds none of the words."""
+    """Any text that contains none of the words."""
     return {"type": "any_text", "excludes": list(excludes)}
 
 
 def json_value(schema: Mapping[str, Any] | bool, excludes: Sequence[str] = ()) -> Format:
-    """JSON by a schema. excludes: what none of its strings and keys may hold."""
+    """JSON that follows a schema. excludes: words that none of its strings and keys may contain."""
     return {"type": "json_schema", "json_schema": schema, **({"excludes": list(excludes)} if excludes else {})}
 
 
 def sequence(*parts: Format) -> Format:
-    """One behind the other."""
+    """One after the other."""
     flat = [inner for part in parts for inner in (part["elements"] if part["type"] == "sequence" else [part])]
     flat = [part for part in flat if part != text("")]
     return flat[0] if len(flat) == 1 else {"type": "sequence", "elements": flat} if flat else text("")
 
 
 def either(*choices: Format) -> Format:
-    """One of them, of at least one."""
+    """Exactly one of the formats, of which there is at least one."""
     if text("") in choices:
         choices = tuple(choice for choice in choices if choice != text(""))
         return optional(either(*choices)) if choices else text("")
@@ -72,7 +72,7 @@ def repeated(part: Format, least: int = 0, most: int = -1) -> Format:
 
 
 def listed(parts: Sequence[tuple[Format, bool]], separator: Format) -> Format:
-    """Parts in this order with a separator between any two. Each: what it is, and whether it must be there."""
+    """Parts in this order with a separator between any two. Each part: its format, and whether it is required."""
     first = next((i for i, (_, is_required) in enumerate(parts) if is_required), None)
     if first is None:
         later = [optional(sequence(separator, part)) for part, _ in parts]
@@ -84,14 +84,14 @@ def listed(parts: Sequence[tuple[Format, bool]], separator: Format) -> Format:
 
 
 def triggered(beginnings: Sequence[str], tags: Sequence[tuple[str, Format, str]]) -> Format:
-    """Free text in which one of the tags (begin, content, end) must follow once a trigger is written. `beginnings`, the triggers:
-    each of some tags' begins, and of no other trigger."""
+    """Free text in which one of the tags (begin, content, end) must follow after a trigger. `beginnings`: the triggers. Each is
+    the start of some tags' `begin`, and not the start of another trigger."""
     inner = [{"type": "tag", "begin": begin, "content": content, "end": end} for begin, content, end in tags]
     return {"type": "triggered_tags", "triggers": list(beginnings), "tags": inner}
 
 
 def triggers(given: Constraint) -> tuple[str, ...]:
-    """The texts behind which the constraint holds; () when it holds for all of an output."""
+    """The texts after which the constraint applies; () when it applies to the whole output."""
     tag = json.loads(given.text) if given.kind == "structural_tag" else {}
     return tuple(tag.get("triggers") or tag.get("format", {}).get("triggers") or ())
 
@@ -103,16 +103,16 @@ def constraint(form: Format) -> Constraint:
 
 
 def without(words: Sequence[str]) -> str:
-    """A pattern for any text that holds none of the words. They begin with the same character, and have it nowhere else."""
+    """A pattern for any text that contains none of the words. All words begin with the same character and contain it nowhere
+    else."""
     start, tree = _tree(words)
     begun = f"{_quoted(start)}{_begun(tree)}"
     return f"(?:{diverging(words)})*(?:{begun})*"
 
 
 def diverging(words: Sequence[str], also: str = "") -> str:
-    """A pattern for the least of text that shows that none of the words begins with it. See `without`.
-
-    also: characters, as the inside of a class, that it does not begin with.
+    """A pattern for the shortest text that shows that none of the words begins here. See `without`. also: further characters, as
+    the inside of a class, that the text does not begin with.
     """
     start, tree = _tree(words)
     begun = f"{_quoted(start)}{_begun(tree)}"
@@ -135,13 +135,13 @@ def _tree(words: Sequence[str]) -> tuple[str, Mapping[str, Any]]:
 
 
 def _begun(tree: Mapping[str, Any]) -> str:
-    """A beginning of the words, from behind their first character on, that is none of them."""
+    """A beginning of the words, after their first character, that is not a whole word."""
     inner = [f"{_quoted(char)}{_begun(rest)}" for char, rest in tree.items() if "" not in rest]
     return f"(?:{'|'.join(inner)})?" if inner else ""
 
 
 def _left(tree: Mapping[str, Any], start: str) -> str:
-    """A beginning of the words and then a character that leads out of all of them."""
+    """A beginning of the words and then a character that continues none of them."""
     ways = [f"{_quoted(char)}{_left(rest, start)}" for char, rest in tree.items() if "" not in rest]
     known = "".join(_quoted(char, in_class=True) for char in [*tree, start])
     return f"(?:{'|'.join([f'[^{known}]', *ways])})"
@@ -153,12 +153,13 @@ def _quoted(char: str, *, in_class: bool = False) -> str:
 
 
 def exactly(value: str) -> str:
-    """A pattern for this text and no other."""
+    """A pattern for exactly this text."""
     return "".join(map(_quoted, value))
 
 
 def searched(pattern: str) -> str | None:
-    """A pattern for whole texts in which `pattern`, as JSON schemas have it, is found; None when it has anchors inside."""
+    """A pattern for whole texts that contain a match of `pattern` (the meaning in JSON schemas); None when it has inner
+    anchors."""
     if "inner anchor" in features(pattern):
         return None
     alternatives: list[list[str]] = [[]]

@@ -1,4 +1,4 @@
-"""Strict calls of tags: each value is plain text by its parameter's schema."""
+"""Strict calls written as tags: each value is plain text that follows its parameter's schema."""
 
 from __future__ import annotations
 
@@ -35,17 +35,16 @@ PLAIN = {
 }
 """Patterns of types without limits."""
 NEW_KEY = r"[^<>\n\" \t]+"
-"""Of a parameter that no schema names."""
+"""Pattern of a parameter that no schema names."""
 
 
 def constrained_tags(
     tools: Sequence[Mapping[str, Any]], tags: TagFormat, openings: Sequence[tuple[str, str]], end: str | None = None
 ) -> Constraint | None:
-    """Once a trigger is written, a call must follow: parameters in the order of the tool's schema, optional ones or not, where
-    the tool is `strict`; any where it is not. Strings hold nothing that ends a value.
-
-    openings: (trigger, all that stands before the name, the trigger included). end: all that stands behind the parameters, when
-    it is more than the end of a call. None when there are no tools. RequestError for a strict schema that cannot be kept.
+    """After a trigger, a call must follow. If the tool is `strict`, its parameters are in the order of the tool's schema, with or
+    without the optional ones; otherwise any parameters are allowed. Strings contain nothing that ends a value. openings:
+    (trigger, all text before the name, including the trigger). end: all text after the parameters, when it is more than the end
+    of a call. None when there are no tools. Raises RequestError for a strict schema that cannot be enforced.
     """
     values = _Values(tags)
     found = []
@@ -62,7 +61,7 @@ class _Values:
         self.tags = tags
         self.words = (tags.value_end, *tags.value_stops)
         self.json_words = tuple(word.partition('"')[0] for word in self.words)
-        """What can come about inside of a JSON string; a quote ends it."""
+        """The part that can occur inside a JSON string; a quote ends it."""
         self.start = tags.value_end[0]
 
     def parameters(self, schema: Mapping[str, Any]) -> Format:
@@ -78,7 +77,7 @@ class _Values:
         return sequence(*parts)
 
     def parameter(self, name: str | None, schema: Any, root: Mapping[str, Any]) -> Format:
-        """name: None = any, and types are what the parser takes them for then."""
+        """name: None = any name; the parser then decides the types."""
         tags = self.tags
         types = STRING if name is None else parameter_types(root, name)
         string, other = self.value(schema, root, types)
@@ -96,9 +95,8 @@ class _Values:
         return sequence(text(tags.key_start), key, either(*choices))
 
     def value(self, schema: Any, root: Mapping[str, Any], types: frozenset[str]) -> tuple[Format | None, Format | None]:
-        """What a string may look like, and everything else; None where the schema allows none.
-
-        Text that the parser takes for another type must fit the schema then: a type beside strings has no further limits.
+        """Patterns for a string and for all other types; None where the schema allows none. Text that the parser reads as another
+        type must also fit the schema, so other types next to strings must have no limits.
         """
         is_marked = bool(self.tags.string_key_ends)
         found = cases(schema, root)
@@ -115,7 +113,7 @@ class _Values:
             if limited:
                 refuse(f"{min(limited)} with limits beside strings")
             if any(len(part) < 2 for part in strings):
-                return self.string({}), None  # all the others can write is text, too
+                return self.string({}), None  # all text of the other types is also a string
             if not unlimited <= set(PLAIN):
                 refuse("lists and objects beside strings with limits")
         texts = [self.string(part) for part in strings]
@@ -129,7 +127,7 @@ class _Values:
     def string(self, schema: Mapping[str, Any]) -> Format:
         words = self.words
         if self.tags.trim != "nothing" and not self.tags.pad:
-            words = (*words, "\n")  # of a newline at an end, only the parser knows whether it counts
+            words = (*words, "\n")  # only the parser knows whether a newline at an end counts
         return characters(schema, any_text(self.words), ANY_CHARACTER, words, words, self.start + ("\n" if "\n" in words else ""))
 
     def other(self, schema: Mapping[str, Any], root: Mapping[str, Any]) -> Format:

@@ -20,13 +20,13 @@ STRING = frozenset({"string"})
 
 @dataclass(frozen=True)
 class TagFormat:
-    """How a call is written, from its name to its end. White space may stand between the parts.
+    """How a call is written, from its name to its end. White space is allowed between the parts.
 
-    name_end: "" where the name ends at the first parameter. key_end: with "" for value_start, the value begins right behind.
-    string_key_ends, json_key_ends: instead of key_end where the tag itself says whether the value is a string or JSON; other
-    values are coerced by the tool's schema. value_stops: end a value too, where models forget value_end, and begin what is next.
-    trim: what is no part of a value at its two ends: one newline, all white space, or nothing.
-    line, pad: what the model writes between the parts, and around a value; strict calls are held to it.
+    name_end: "" if the name ends at the first parameter. key_end: if value_start is "", the value begins directly after it.
+    string_key_ends, json_key_ends: replace key_end if the tag itself says whether the value is a string or JSON; other values are
+    coerced by the tool's schema. value_stops: texts that also end a value, because models forget value_end, and that begin the
+    next part. trim: what is removed at both ends of a value: one newline, all white space, or nothing. line, pad: what the model
+    writes between the parts, and around a value; strict calls must follow it.
     """
 
     key_start: str
@@ -50,10 +50,9 @@ class TagFormat:
 
 
 def read_tagged_call(text: TextReader, calls: Calls, tags: TagFormat) -> Steps[bool]:
-    """Read a call from its name on (what stands before the name is consumed). True = a complete call.
-
-    The call begins when its name is certain; strings stream, other values come when they are whole. Text where a parameter
-    should begin is content, the call goes on behind it. False: as in `read_call_object`.
+    """Read a call from its name on (the text before the name is already consumed). Returns True for a complete call. The call
+    begins when its name is certain; strings are streamed, other values are sent when they are complete. Text in the place of a
+    parameter is content, and the call continues after it. False: as in `read_call_object`.
     """
     yield from text.space()
     name = yield from text.word(NAME)
@@ -95,7 +94,7 @@ def _next_tag(text: TextReader, tags: TagFormat) -> Steps[str]:
 
 
 def _key(text: TextReader, tags: TagFormat) -> Steps[tuple[str | None, frozenset[str]]]:
-    """The key and its types as far as the tag gives them; None when this is no parameter."""
+    """The key, and its types if the tag gives them; None when this is not a parameter."""
     key = (yield from text.word(KEY)).strip()
     ends: Mapping[str, frozenset[str]] = {
         tags.key_end: frozenset(),
@@ -154,5 +153,5 @@ def _value(text: TextReader, calls: Calls, tags: TagFormat, types: frozenset[str
 
 
 def _trimmed(piece: str, tags: TagFormat) -> str:
-    """What is certainly part of the value, should the value end behind `piece`."""
+    """The part of the text that belongs to the value even if the value ends after `piece`."""
     return piece.rstrip() if tags.trim == "space" else piece.removesuffix("\n") if tags.trim == "newline" else piece
