@@ -39,7 +39,7 @@ def wait_until_healthy(url: str, server: subprocess.Popen[bytes]) -> None:
 
 
 def stream_answer(url: str) -> tuple[float, int, float]:
-    """Print the answer as it comes; returns (seconds to first token, tokens, seconds in total)."""
+    """Print the answer as it arrives; returns (seconds to first token, tokens, seconds in total)."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
     model = client.models.list().data[0].id
     started = time.perf_counter()

@@ -1,6 +1,6 @@
 """Makes the examples importable and, for each test, installed: as `pip install` would, without running pip.
 
-A folder copied out of here needs none of this once its package is installed.
+A copy of one of these folders does not need this file once its package is installed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ sys.path += [str(project.parent) for project in PROJECTS]
 
 @pytest.fixture(autouse=True)
 def installed_examples(fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """All examples are found through metadata made from their pyproject.toml."""
+    """Discovery finds all examples through metadata made from their pyproject.toml."""
     for path in PROJECTS:
         project = tomllib.loads(path.read_text("utf-8"))["project"]
         fake_distributions.add(project["name"], project["entry-points"], version=project["version"])

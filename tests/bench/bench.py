@@ -1,11 +1,11 @@
-"""Speed here and now, beside whichever peers are named. `make bench ARGS=--quick`
+"""Measures speed on this machine, next to whichever peers are named. `make bench ARGS=--quick`
 
     python tests/bench/bench.py [--quick] [--model REFERENCE] [--rounds 3] [--prepare-peers DIR | --peers DIR]
         [--peer-llama PYTHON] [--llama-server PROGRAM] [--peer-openvino PYTHON] [--peer-vllm PYTHON] [--peer-transformers]
 
-All sides do the same seeded work in turns (A B A B …), each in a process of its own; numbers are medians over the rounds. Prints
+All sides do the same seeded work in turns (A B A B …), each in its own process; numbers are medians over the rounds. Prints
 one table of Pegboard, every peer, ratio, target and whether it is reached; writes it as Markdown, everything as JSON, and
-pictures, into --out. Nothing here depends on a peer being installed; one that fails is told and left out.
+pictures, into --out. No peer needs to be installed; one that fails is reported and left out.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def measure(peers: Peers, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _peers(arguments: argparse.Namespace, model: Path) -> Peers:
-    """The peers that were named, then those found below --peers; and the model in their formats, written where missing."""
+    """The peers that were named, then those found below --peers. Also writes the model in their formats if that is missing."""
     folder: Path | None = arguments.prepare_peers or arguments.peers
 
     def found(named: str | None, *below: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What the numbers are to be read against: the machine, its memory bandwidth, and the bytes a model reads per token."""
+"""The background for the numbers: the machine, its memory bandwidth, and the bytes that a model reads per token."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ print(best)
 
 
 def read_gb_per_s(times: int) -> float:
-    """Memory read by all cores at once, the best of some sums over half a gigabyte, in a process of its own."""
+    """Bandwidth when all cores read memory at once: the best of several sums over half a gigabyte, in a separate process."""
     code = _BANDWIDTH.format(threads=len(os.sched_getaffinity(0)), times=times)
     return float(subprocess.check_output([sys.executable, "-c", code]))
 
 
 def bytes_per_token(model: Path) -> dict[str, int]:
-    """Weights read to decode one token alone, {"stored": as the file keeps them, "float32": dequantized}. An embedding that
-    is also the head counts once; one that is not is not read."""
+    """Bytes of weights read to decode one token alone, {"stored": as in the file, "float32": dequantized}. An embedding that is
+    also the head counts once; any other embedding does not count, because it is not read as a whole."""
     from gguf import GGUFReader
 
     tensors = GGUFReader(model).tensors
@@ -45,7 +45,7 @@ def bytes_per_token(model: Path) -> dict[str, int]:
 
 
 def cpu() -> dict[str, str | int]:
-    """Model name, cores this process may use, and what of its vector instructions matters here."""
+    """Model name, cores that this process may use, and the relevant vector instructions."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
     wanted = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8")

@@ -1,4 +1,4 @@
-"""The measurements: every side in turns, then every server, then where the time of Pegboard's steps goes."""
+"""The measurements: every side in turn, then every server, then the parts of Pegboard's steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUICK_CLIENTS = (1, 4)
 SERVING_CLIENTS = 8
 
 Names = list[tuple[str, str]]
-"""(name, format) of sides or servers."""
+"""(name, format) of each side or server."""
 
 
 def measure_sides(peers: Peers, wanted: Names, num_rounds: int, quick: bool, failed: dict[str, str]) -> dict[str, Any]:
@@ -40,8 +40,8 @@ def measure_sides(peers: Peers, wanted: Names, num_rounds: int, quick: bool, fai
 
 
 def _rounds(sides: list[Side], num_rounds: int, quick: bool, failed: dict[str, str]) -> dict[str, Any]:
-    """Every round is new work, the same for all sides, so that no prefix cache helps where none is meant. The first round
-    warms up and is small."""
+    """Every round has new work, the same for all sides, so that no prefix cache helps unintentionally. The first round is small
+    and serves as a warm-up."""
     kept: dict[Side, list[dict[str, dict[str, float]]]] = {side: [] for side in sides}
     for index in range(num_rounds + 1):
         for side in list(kept):
@@ -85,9 +85,8 @@ def _round(side: Side, index: int, quick: bool) -> dict[str, dict[str, float]]:
 
 
 def measure_servers(peers: Peers, num_rounds: int, quick: bool, failed: dict[str, str]) -> dict[str, Any]:
-    """Numbers by the server's name and format. One server runs at a time, started anew in every round, so that start and
-    memory are medians too; the curve over the number of clients is of the first format and measured once. quick: only that
-    format."""
+    """Numbers by the server's name and format. One server runs at a time and is restarted in every round, so start and memory are
+    also medians. The curve over the number of clients is measured once, for the first format. quick: only that format."""
     found: dict[str, list[dict[str, Any]]] = {}
     wanted = [(name, format) for name, format in peers.serving() if format == "q4_1" or not quick]
     for index in range(1, num_rounds + 1):

@@ -2,8 +2,8 @@
 
     python tests/bench/page.py RESULT.json [--check]
 
-RESULT.json is what bench.py wrote; a copy of it is kept beside the pictures in docs/performance, so that `--check` without a
-result can tell whether the page still says what was measured.
+RESULT.json is what bench.py wrote; a copy of it is kept next to the pictures in docs/performance, so that `--check` without a
+result can tell whether the page still shows what was measured.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def section(result: Mapping[str, Any], pictures: list[str]) -> str:
 
 
 def put(page: str, text: str) -> str:
-    """The page with another part between the markers. Raises ValueError when they are not there."""
+    """The page with a new part between the markers. Raises ValueError when there are no markers."""
     pattern = re.compile(f"({re.escape(BEGIN)}\n).*?({re.escape(END)})", re.S)
     if not pattern.search(page):
         raise ValueError(f"the page has no lines {BEGIN!r} and {END!r}")

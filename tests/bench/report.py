@@ -30,7 +30,7 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def circumstances(result: Mapping[str, Any]) -> str:
-    """What the numbers were measured on, in a paragraph."""
+    """A paragraph on what the numbers were measured on."""
     machine = result["machine"]
     sentences = [
         f"{machine['cpu']}, {machine['cores']} cores ({machine['flags'] or 'no vector instructions that matter'}), "

@@ -1,4 +1,4 @@
-"""The numbers as rows of one table, each with what it is to reach."""
+"""The numbers as rows of one table, each with its goal."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Sense = Literal["≥", "≤"]
 
 @dataclass(frozen=True)
 class Goal:
-    """value `sense` factor · reference. against: a side of the row, BEST for the best of them, or other words that say what
-    `reference` is. An absolute goal has reference None and names a unit's number in `factor`."""
+    """value `sense` factor · reference. against: a side of the row, BEST for the best of them, or a text that says what
+    `reference` is. An absolute goal has no reference, and `factor` is the number to reach."""
 
     sense: Sense
     factor: float
@@ -37,8 +37,8 @@ class Goal:
 
 @dataclass(frozen=True)
 class Row:
-    """ratio: Pegboard's value over that of `against`. target: the goal in words, "" without one. reached: None where Pegboard
-    or what it is compared with was not measured."""
+    """ratio: Pegboard's value over that of `against`. target: the goal as text, "" without one. reached: None if Pegboard, or the
+    side that it is compared with, was not measured."""
 
     workload: str
     measure: str
@@ -52,7 +52,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Question:
-    """A row to be: where its value lies in a side's numbers, and who is asked."""
+    """Describes a row: where its value is in a side's numbers, and which sides it includes."""
 
     workload: str
     measure: str
@@ -84,7 +84,7 @@ QUESTIONS = (
 
 
 def rows(result: Mapping[str, Any]) -> list[Row]:
-    """Everything that was measured; what was not is left out."""
+    """Rows for everything that was measured."""
     found = [row for question in QUESTIONS for row in _answers(question, result["sides"])]
     found += _prefix(result)
     found += _serving(result)
@@ -99,7 +99,7 @@ def as_data(found: list[Row]) -> list[dict[str, Any]]:
 
 
 def _answers(question: Question, numbers: Mapping[str, Any]) -> Iterator[Row]:
-    """One row per goal, or one that compares with the best peer."""
+    """One row per goal, or one row that compares with the best peer."""
 
     def value(name: str) -> float | None:
         number = numbers.get(name, {}).get(question.section, {}).get(question.key)
@@ -199,7 +199,7 @@ def _start(result: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _alone(result: Mapping[str, Any]) -> Iterator[Row]:
-    """What is not compared with anybody."""
+    """Rows that are not compared with any peer."""
     for batch_size, limit in (("1", 8), ("32", 5)):
         shares = result["host"].get(batch_size)
         measure = "outside kernels, % of a step"

@@ -24,12 +24,12 @@ SAMPLE_EVERY_S = 0.5
 
 
 class ServerFailed(Exception):
-    """A server ended or never answered; the message holds the end of its log."""
+    """A server ended or never answered; the message contains the end of its log."""
 
 
 class Server:
     """One server process. health_s: from its start to the first HTTP answer on /health, whatever its status; first_token_s: to
-    the first streamed token. The command gets `--port` and a free port appended."""
+    the first streamed token. `--port` and a free port are appended to the command."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self.port = _free_port()
@@ -59,7 +59,7 @@ class Server:
         self._log.close()
 
     def load(self, workload: Workload, concurrency: int) -> dict[str, float]:
-        """Stream all requests from `concurrency` clients, each sending its next when the last one is answered."""
+        """Stream all requests from `concurrency` clients; each sends its next request when the previous one is answered."""
         started = time.perf_counter()
         answers = asyncio.run(self._load(workload, concurrency))
         seconds = time.perf_counter() - started
@@ -86,7 +86,7 @@ class Server:
         return answers
 
     async def _stream(self, body: bytes) -> list[float]:
-        """When each piece of text arrived."""
+        """Times at which each piece of text arrived."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**20)
         head = f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
         times: list[float] = []
@@ -112,7 +112,7 @@ class Server:
                 if body is None or (answer.status == 200 and answer.readline().startswith(b"data: {")):
                     return time.perf_counter() - started
             except (OSError, http.client.HTTPException):
-                pass  # nobody listens yet, or it is not HTTP yet
+                pass  # no one listens yet, or the server does not speak HTTP yet
             finally:
                 connection.close()
             if self.process.poll() is not None or time.perf_counter() - started > PATIENCE_S:
@@ -126,8 +126,8 @@ class Server:
 
 
 class MemoryWatch:
-    """Samples the memory of a process and all below it while the block runs. rss_mib counts pages that two processes share
-    twice, pss_mib once; both are the largest sums seen."""
+    """Samples the memory of a process and all its descendants while the block runs. For pages that two processes share, rss_mib
+    counts both and pss_mib only one; both are the largest sums seen."""
 
     def __init__(self, pid: int) -> None:
         self.pid, self.rss_mib, self.pss_mib = pid, 0.0, 0.0
@@ -152,7 +152,7 @@ class MemoryWatch:
 
 
 def measure_server(server: Server, workload: Workload, concurrency: int) -> dict[str, Any]:
-    """One load, with the memory it took."""
+    """One load, with the memory that it took."""
     with MemoryWatch(server.process.pid) as memory:
         numbers = server.load(workload, concurrency)
     return {**numbers, "rss_mib": memory.rss_mib, "pss_mib": memory.pss_mib}
@@ -164,7 +164,7 @@ def median_of(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _memory_kib(pid: int) -> tuple[int, int]:
-    """Rss and Pss of a process; zeros when it has just ended."""
+    """RSS and PSS of a process; zeros if it has just ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -174,7 +174,7 @@ def _memory_kib(pid: int) -> tuple[int, int]:
 
 
 def _percentile(values: list[float], percent: int) -> float:
-    """Nearest rank."""
+    """Percentile by nearest rank."""
     return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)]
 
 

@@ -1,4 +1,4 @@
-"""The process behind a side: reads jobs, times them, prints results. Runs under the peer's own Python: standard library only."""
+"""The process of a side: reads jobs, times them and prints results. Runs under the peer's own Python: standard library only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Stream = Callable[[list[int], int], list[float]]
 
 def serve(generate: Generate, stream: Stream, others: dict[str, Job] | None = None) -> None:
     """generate(prompts, max_tokens): complete all of them. stream(prompt, max_tokens): complete one and return the
-    perf_counter times at which output tokens arrived. others: more jobs by name."""
+    perf_counter times at which output tokens arrived. others: further jobs by name."""
     stream(list(range(1000, 1008)), 1)
     _say({"ready": True})
     for line in sys.stdin:

@@ -1,7 +1,7 @@
 """A side of the comparison: a process that holds one loaded model and answers jobs, one JSON line each.
 
-The process (side_*.py) prints {"ready": …} after its first token, then reads a job per line. Sides stay alive beside each other
-so that their turns can alternate; a side that waits computes nothing.
+The process (side_*.py) prints {"ready": …} after its first token, then reads a job per line. All sides stay alive at the same
+time so that their turns can alternate; a waiting side computes nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 
 class SideFailed(Exception):
-    """A side ended before it answered; the message holds the end of its log."""
+    """A side ended before it answered; the message contains the end of its log."""
 
 
 class Side:
@@ -56,7 +56,7 @@ class Side:
         return self._read()
 
     def peak_rss_mib(self) -> float:
-        """Largest resident memory of the process and its children so far, added up."""
+        """Largest resident memory so far, summed over the process and its children."""
         return sum(map(_peak_rss_kib, process_tree(self._process.pid))) / 1024
 
     def stop(self) -> None:
@@ -74,7 +74,7 @@ class Side:
         Path(self._log.name).unlink(missing_ok=True)
 
     def _read(self) -> dict[str, Any]:
-        """The next JSON line; libraries that print to stdout are passed over."""
+        """The next JSON line; skips lines that libraries print to stdout."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):

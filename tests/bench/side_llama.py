@@ -1,7 +1,7 @@
 """llama.cpp as a side: side_llama.py MODEL.gguf. Runs under a Python with llama-cpp-python.
 
-It is driven through llama.cpp's own batch functions, not through the package's `Llama` class, whose sampling in Python would be
-measured instead: sequences decode together and prompts fill the rest of each batch, as llama-server does it.
+It uses llama.cpp's own batch functions. With the package's `Llama` class, its sampling in Python would be measured instead.
+Sequences decode together and prompts fill the rest of each batch, as in llama-server.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Context:
 
 
 class Request:
-    """tokens: not computed yet. position: of the first of them. left: tokens still to be sampled."""
+    """tokens: tokens not yet computed. position: position of the first of them. left: number of tokens still to be sampled."""
 
     def __init__(self, prompt: list[int], max_tokens: int) -> None:
         self.tokens, self.position, self.left = list(prompt), 0, max_tokens

@@ -14,7 +14,7 @@ BATCH_SIZE = 8
 
 
 class TokenTimes:
-    """A streamer that only looks at the clock."""
+    """A streamer that only records times."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -45,7 +45,7 @@ def main() -> None:
         streamer = TokenTimes()
         ids = torch.tensor([prompt])
         model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, streamer=streamer, **fixed)
-        return streamer.times[1:]  # the first call brings the prompt
+        return streamer.times[1:]  # the first call contains the prompt
 
     serve(generate, stream)
 

@@ -1,4 +1,4 @@
-"""How long it takes until something is there: the imports, and the command's help. Servers are in servers.py."""
+"""How long starting takes: the imports, and the command's help. Servers are measured in servers.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a decode step goes: timers put around the engine's parts from outside."""
+"""Where the time of a decode step goes: puts timers around the parts of the engine, from outside."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Timer:
 
 
 def measure_shares(llm: LLM, prompts: list[list[int]], max_tokens: list[int]) -> dict[str, Any]:
-    """Decode all prompts side by side, sampling at temperature 0.8 with top_p, and return the median milliseconds of each part
+    """Decode all prompts together, sampling at temperature 0.8 with top_p, and return the median milliseconds of each part
     of a step that decoded all of them; the share of everything that is neither the model nor its inputs; and the share of host
     time: of everything outside the compiled kernels (torch's operators count as host), or, when this machine has no compiled
-    kernels, outside the model's forward, head and sampling. Where the engine keeps steps in flight, parts overlap: "update" is
-    what they leave of a step, and may be below zero."""
+    kernels, outside the model's forward, head and sampling. If the engine keeps steps in flight, parts overlap: "update" is the
+    rest of a step, and may be negative."""
     text_engine = llm.llm_engine
     engine = text_engine.engine
     runner = engine._executor.worker.runner
@@ -68,7 +68,7 @@ def measure_shares(llm: LLM, prompts: list[list[int]], max_tokens: list[int]) ->
 
 
 def _kernel_library() -> Any:
-    """The compiled kernels this process computes with, None when it has none: `run` is the one way into them."""
+    """The compiled kernels of this process; None when it has none. Every call of them goes through `run`."""
     module = sys.modules.get("pegboard_kernel_cpu.library")
     return module._current if module is not None else None
 
@@ -99,7 +99,7 @@ def _run(engine: Any, timers: dict[str, Timer], prompts: list[list[int]], max_to
                 "kernels": took.get("kernels", 0.0),
             }
         )
-    return steps[1:-1]  # the first one is the prefill, the last one also clears up
+    return steps[1:-1]  # the first step is the prefill, and the last one also cleans up
 
 
 def _median(values: list[float]) -> float:

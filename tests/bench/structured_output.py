@@ -2,7 +2,7 @@
 
     python tests/bench/structured_output.py [backend …]
 
-Times what a constrained step does more than a free one, inside real steps: filling the masks, applying them to the logits, and
+Times the additional work of a constrained step, inside real steps: filling the masks, applying them to the logits, and
 advancing the grammars. Prints the median of each in milliseconds and the share of the whole step.
 """
 

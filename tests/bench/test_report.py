@@ -1,4 +1,4 @@
-"""Numbers become rows, a table, a page and pictures; nothing is measured here."""
+"""Numbers become rows, a table, a page and pictures. These tests measure nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measurements against sides and servers that compute nothing."""
+"""The measurements, tried with sides and servers that compute nothing."""
 
 from __future__ import annotations
 

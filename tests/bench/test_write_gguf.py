@@ -1,4 +1,4 @@
-"""A file written again in another block type is the same model with other roundings."""
+"""A file that is rewritten in another block type is the same model with different rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of every side: seeded prompts of token ids, the same in every run."""
+"""The work for every side: seeded prompts of token ids, the same in every run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Workload:
         return sum(self.max_tokens)
 
     def job(self, kind: str) -> dict[str, Any]:
-        """As a message to a side."""
+        """The workload as a message to a side."""
         return {"job": kind, **asdict(self)}
 
 
@@ -55,7 +55,7 @@ def shared_prefix(seed: int, quick: bool = False) -> tuple[Workload, Workload]:
 
 
 def steady(seed: int, batch_size: int = 32, quick: bool = False) -> Workload:
-    """Short prompts that decode side by side."""
+    """Short prompts that decode together."""
     rng = random.Random(seed)
     return Workload([_tokens(rng, 16) for _ in range(batch_size)], [12 if quick else 40] * batch_size)
 

@@ -1,8 +1,8 @@
-"""Write a GGUF file once more with the matrices of its layers in another block type, for rows of the bench that compare types.
+"""Rewrite a GGUF file with the matrices of its layers in another block type, for bench rows that compare types.
 
     python tests/bench/write_gguf.py MODEL.gguf TARGET.gguf [Q4_0]
 
-Metadata, embeddings, heads and norms stay as they are. Rounding twice makes a worse model, not a slower or faster one.
+Metadata, embeddings, heads and norms are unchanged. Rounding twice makes the model worse, but not slower or faster.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gguf.quants import dequantize, quantize
 
 LAYER_MATRIX = re.compile(r"blk\.\d+\.\w+\.weight")
 FILE_TYPES = {name: getattr(LlamaFileType, f"MOSTLY_{name}") for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")}
-"""Block types that can be written, with what `general.file_type` says of a file of them."""
+"""Block types that can be written, with the value of `general.file_type` for each."""
 
 
 def write_as(source: Path, target: Path, name: str) -> None:
-    """`target` appears whole or not at all."""
+    """`target` is written completely or not at all."""
     kind = GGMLQuantizationType[name]
     reader = GGUFReader(source)
     part = target.with_name(target.name + ".part")

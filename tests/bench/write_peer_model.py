@@ -2,8 +2,8 @@
 
     python tests/bench/write_peer_model.py MODEL.gguf DIRECTORY
 
-Needs the packages gguf, safetensors and transformers (for the tokenizer). The weights are the dequantized ones in float32, so
-every side computes with the same numbers.
+Needs the packages gguf, safetensors and transformers (for the tokenizer). The weights are dequantized to float32, so every side
+computes with the same numbers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def main() -> None:
 
 
 def _pairs_to_halves(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """GGUF rotates neighbouring channels, Hugging Face channel i with i + head_dim / 2: put the rows of each head in order."""
+    """GGUF rotates neighboring channels together, Hugging Face rotates channel i with i + head_dim / 2. Reorder the rows of each
+    head."""
     columns = weight.shape[1]
     return weight.view(-1, head_dim // 2, 2, columns).swapaxes(1, 2).reshape(-1, columns)
 

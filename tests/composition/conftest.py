@@ -1,4 +1,4 @@
-"""Wheels of every distribution, built once, and a tiny checkpoint. The tests import `layers` from beside them."""
+"""Wheels of every distribution, built once, and a tiny checkpoint. The tests import `layers` from this folder."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Installations without installing: a thin layer with our wheels unpacked, over links to the third-party packages that exactly
-those wheels declare. A child interpreter sees the standard library, the layer and the links, and nothing else; so a missing
-`dependencies` entry shows as well as a missing plugin.
+"""Installations without installing: a thin layer with our wheels unpacked, over links to exactly the third-party packages that
+those wheels declare. A child interpreter sees only the standard library, the layer and the links, so both a missing
+`dependencies` entry and a missing plugin show.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Installation:
         return [sys.executable, "-I", "-S", "-X", "utf8", "-c", setup + code]
 
     def run(self, code: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """Run `code` in a fresh interpreter."""
+        """Run `code` in a new interpreter."""
         return subprocess.run(self.command(code), capture_output=True, text=True, timeout=TIMEOUT_S, cwd=cwd)
 
     def output(self, code: str, cwd: Path | None = None) -> str:
@@ -59,7 +59,7 @@ class Layers:
         self.made: dict[tuple[str, ...], Installation] = {}
 
     def with_required(self, names: Iterable[str]) -> set[str]:
-        """Our distributions `names`, those of ours that they require, and core: what pip would install."""
+        """Our distributions `names`, those of our distributions that they require, and core: what pip would install."""
         found: set[str] = set()
         waiting = ["pegboard", *names]
         while waiting:
@@ -87,7 +87,7 @@ class Layers:
         return found
 
     def of(self, names: Iterable[str], *more: str) -> Installation:
-        """Our distributions `names` with those of ours that they require, and the third-party requirements `more`."""
+        """Our distributions `names`, those of our distributions that they require, and the third-party requirements `more`."""
         key = (*sorted(self.with_required(names)), *more)
         if key not in self.made:
             place = self.folder / str(len(self.made))
@@ -104,7 +104,7 @@ class Layers:
 
 
 def link(folder: Path, requirements: Sequence[str], own: dict[str, Distribution]) -> None:
-    """Link what `requirements` need into `folder`, and what that needs in turn."""
+    """Link the packages that `requirements` need, and their own requirements, into `folder`."""
     waiting = [(Requirement(text), "") for text in requirements]
     seen = set()
     while waiting:
@@ -118,7 +118,7 @@ def link(folder: Path, requirements: Sequence[str], own: dict[str, Distribution]
         try:
             found = ours or distribution(requirement.name)
         except PackageNotFoundError:
-            continue  # optional on this platform; whoever needs it will say so
+            continue  # optional on this platform; code that needs it will fail with an error
         for wanted in ("", *requirement.extras):
             waiting += [(Requirement(text), wanted) for text in found.requires or ()]
         if ours is None:

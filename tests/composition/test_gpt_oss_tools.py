@@ -1,4 +1,5 @@
-"""gpt-oss and built-in tools: what its parsers read is run by the Responses API, in the ways in which the model writes calls."""
+"""gpt-oss and built-in tools: the Responses API runs the calls that its parsers read, in all forms in which the model writes
+them."""
 
 from __future__ import annotations
 

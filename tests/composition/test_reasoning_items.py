@@ -1,4 +1,5 @@
-"""Responses and chats with every reasoning parser: reasoning items and fields, whole and streamed, from their own examples."""
+"""Responses and chats with every reasoning parser: reasoning items and fields, whole and streamed, from the parsers' own
+examples."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from pegboard_testing.parser_examples import Example, load_examples
 
 ROOT = Path(__file__).parents[2]
 TOOL_PARSER = {"openai_gptoss": "openai"}
-"""Parsers that leave calls to a tool parser in the same format."""
+"""Parsers that leave calls to a tool parser for the same format."""
 NUM_EXAMPLES = 4
 
 

@@ -1,4 +1,4 @@
-"""Every kind can be taken away: what is left works, or says which kind is missing and what to install."""
+"""Every kind can be removed: the rest works, or says which kind is missing and what to install."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ else:
 
 
 def generate(installation: Installation, model: object) -> dict[str, object]:
-    """What LLM makes of the model in this installation: its tokens, or the error."""
+    """What LLM gives for the model in this installation: its tokens, or the error."""
     return dict(json.loads(installation.output(GENERATE.format(model=str(model))).splitlines()[-1]))
 
 
@@ -98,8 +98,8 @@ def test_the_minimal_set_generates(layers: Layers, checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("kind", MINIMAL)
 def test_what_is_taken_away_is_named(layers: Layers, checkpoint: Path, kind: str) -> None:
-    """The minimal set minus one: a PluginError with the kind and the distribution to install, never another way to fail, and
-    never a silent stand-in."""
+    """The minimal set minus one gives a PluginError with the kind and the distribution to install: never another error, and never
+    a silent replacement."""
     left = [name for other, name in MINIMAL.items() if other != kind]
     answer = generate(layers.of(left), checkpoint)
     assert "error" in answer, f"without {kind} it still generates: {answer}"
@@ -109,7 +109,7 @@ def test_what_is_taken_away_is_named(layers: Layers, checkpoint: Path, kind: str
 
 
 def test_a_server_without_routes_does_not_start(layers: Layers, checkpoint: Path) -> None:
-    """The kinds that only serving needs are named too."""
+    """The kinds that only serving needs are also named."""
     served = layers.of([*MINIMAL.values(), "pegboard-server"]).pegboard(
         "serve", str(checkpoint), "--port", "0", "--kv-cache-memory-bytes", "1048576"
     )
@@ -118,7 +118,7 @@ def test_a_server_without_routes_does_not_start(layers: Layers, checkpoint: Path
 
 
 def test_the_set_of_the_readme_is_whole(layers: Layers, checkpoint: Path) -> None:
-    """What a stranger is told to install answers, and finds nothing wrong with itself."""
+    """What newcomers are told to install answers requests, and its own checks find no problem."""
     command = (ROOT / "README.md").read_text("utf-8").partition("    pip install pegboard \\\n")[2].partition("\n\n")[0]
     told = layers.of(command.replace("\\", " ").split())
     assert "tokens" in generate(told, checkpoint)
@@ -130,7 +130,7 @@ def test_the_set_of_the_readme_is_whole(layers: Layers, checkpoint: Path) -> Non
 
 
 def test_everything_together_gives_the_same_tokens(layers: Layers, checkpoint: Path) -> None:
-    """More plugins do not change what a model says."""
+    """More plugins do not change a model's output."""
     everything = layers.of(layers.wheels)
     assert generate(everything, checkpoint) == generate(layers.of(MINIMAL.values()), checkpoint)
     listed = everything.pegboard("plugins", "list", "--json")
@@ -139,6 +139,6 @@ def test_everything_together_gives_the_same_tokens(layers: Layers, checkpoint: P
 
 @pytest.mark.parametrize("kind", ["weight_loader", "tokenizer", "quantization"])
 def test_another_plugin_of_the_kind_is_no_excuse(layers: Layers, checkpoint: Path, kind: str) -> None:
-    """Everything minus the one that fits: the others of its kind stay, and the error still says what to install."""
+    """Everything minus the plugin that fits: other plugins of its kind remain, and the error still says what to install."""
     message = str(generate(layers.of(set(layers.wheels) - {MINIMAL[kind]}), checkpoint).get("error"))
     assert kind.replace("_", " ") in message.replace("_", " ") and f"pip install {MINIMAL[kind]}" in message, message

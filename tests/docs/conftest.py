@@ -1,6 +1,5 @@
-"""What the commands of the pages need: the example plugins installed, the real model, a server.
-
-The tests import `pages` and `page_server`.
+"""What the commands in the pages need: installed example plugins, the real model, and a server. The tests import `pages` and
+`page_server`.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def server(smollm2_gguf: Path, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server for all commands that talk to one."""
+    """One server for all commands that need a running one."""
     running = Server(("pegboard", "serve", str(smollm2_gguf)), environment, tmp_path_factory.mktemp("server"))
     yield running
     assert running.stop() == 0

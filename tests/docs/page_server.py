@@ -10,7 +10,7 @@ PATIENCE_S = 120
 """How long a command may take before its test fails."""
 
 HUB_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-"""The model of the pages; the same one lies in a local file."""
+"""The model in the pages, which also exists as a local file."""
 
 
 class Server:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 _PACKAGES = ("core/*", "plugins/*/*", "kernels/*", "contrib/*/*", "examples/plugins/*")
 PACKAGE_PAGES = sorted(path for folder in _PACKAGES for path in ROOT.glob(f"{folder}/README.md"))
-"""The pages that packages bring along."""
+"""The pages inside the packages."""
 
 PROJECTS = sorted(path for folder in _PACKAGES for path in ROOT.glob(f"{folder}/pyproject.toml"))
 """Every distribution of the repository, the examples included."""
@@ -23,7 +23,8 @@ PROGRAMS = ("pegboard", "make", "pip", "python")
 
 @dataclass(frozen=True)
 class Block:
-    """language: of a fence, "" when indented. source: the file a fence was taken from, by a line "From `file`:" before it."""
+    """language: that of the fence, "" when indented. source: the file a fence was taken from, by a line "From `file`:" before
+    it."""
 
     page: Path
     line: int
@@ -76,7 +77,7 @@ def blocks(page: Path) -> tuple[Block, ...]:
 
 
 def commands(page: Path) -> Iterator[Command]:
-    """The shell lines of indented blocks, and those behind "$ " in `console` fences with the output shown."""
+    """The shell lines of indented blocks, and those after "$ " in `console` fences with the output shown."""
     for block in blocks(page):
         if block.language == "console":
             for part in re.split(r"^\$ ", block.text, flags=re.M)[1:]:

@@ -1,4 +1,4 @@
-"""Every command of the pages works: executed where that is possible, else checked against what it names."""
+"""Every command in the pages works. Commands are executed if possible; otherwise the things that they name are checked."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_make(command: Command) -> None:
 
 @pytest.mark.parametrize("command", unique(all_commands("pip")), ids=str)
 def test_pip_install(command: Command) -> None:
-    """What is installed is a distribution of this repository, with the extra it names, or a folder with a project."""
+    """The installed thing is a distribution of this repository, with the extra it names, or a folder with a project."""
     projects = {(project := tomllib.loads(path.read_text("utf-8"))["project"])["name"]: project for path in PROJECTS}
     assert command.words[1] == "install"
     for word in command.words[2:]:
@@ -57,7 +57,7 @@ def test_pip_install(command: Command) -> None:
 
 
 def test_python() -> None:
-    """The file or module exists, wherever a page runs one."""
+    """Every file or module that a page runs exists."""
     for command in unique(all_commands("python")):
         is_module = command.words[1] == "-m"
         assert find_spec(command.words[2]) if is_module else (ROOT / command.words[1]).is_file(), str(command)
@@ -65,7 +65,7 @@ def test_python() -> None:
 
 @pytest.mark.parametrize("command", unique(OTHER), ids=str)
 def test_pegboard(command: Command, environment: dict[str, str], tmp_path: Path) -> None:
-    """It runs; and where the page shows its output, that is the output."""
+    """It runs, and if the page shows output, its output is the same."""
     result = runs(list(command.words), env=environment, cwd=tmp_path)
     if command.output is None:
         assert result.returncode == 0, result.stderr
@@ -110,7 +110,7 @@ def test_pegboard_without_a_server(command: Command, smollm2_gguf: Path, environ
 def test_pegboard_serve(
     command: Command, smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """It starts, and leaves when told to. A model of the pages is replaced by the local one, a tool server by a real one."""
+    """It starts, and stops when told to. The model in the pages is replaced by the local one, and a tool server by a real one."""
     words = [str(smollm2_gguf) if word == HUB_MODEL or word.endswith(".gguf") else word for word in command.words]
     if "--tool-server" in words:
         words[words.index("--tool-server") + 1] = request.getfixturevalue("tool_server")

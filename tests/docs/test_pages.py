@@ -1,4 +1,4 @@
-"""What the pages say about the repository is so: links, files, generated parts, lists."""
+"""What the pages say about the repository is true: links, files, generated parts, lists."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, *PACKAGE_PAGES], ids=name)
 def test_named_files_exist(page: Path) -> None:
-    """Anything in backticks that looks like a file of the repository is one. What begins with a slash is a route. Decision pages
-    are left out: they name files as they were on their day."""
+    """Anything in backticks that looks like a file of the repository is one. Text that begins with a slash is a route. Decision
+    pages are left out, because they name files as they were at the time."""
     named = re.findall(r"`([\w.-][\w./-]*\.(?:py|md|toml|json))`", prose(page))
     missing = [path for path in named if not _is_here(path, page)]
     assert not missing, f"{name(page)} names files that are not there: {missing}"

@@ -1,4 +1,4 @@
-"""Every code block of the pages is real: quoted from a file, executed, or read by what it is written for."""
+"""Every code block of the pages is real: quoted from a file, executed, or read by the program that it is written for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples run as they are, each in a process of its own."""
+"""The examples run unchanged, each in its own process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.real_model
 
 
 def run(name: str, temp: Path) -> str:
-    """What the example prints. It must end well, say nothing unexpected and leave no file behind."""
+    """What the example prints. It must succeed, print nothing unexpected and leave no files."""
     env = {**os.environ, "TMPDIR": str(temp)}
     ended = subprocess.run([sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=240, env=env)
     assert ended.returncode == 0, ended.stderr
@@ -41,5 +41,5 @@ def test_offline_generate(smollm2_gguf: Path, tmp_path: Path) -> None:
 
 
 def test_fetch_default_model(smollm2_gguf: Path, tmp_path: Path) -> None:
-    """Prints where the model lies, which is where it is found again."""
+    """Prints the path of the model, where it is found again."""
     assert Path(run("fetch_default_model.py", tmp_path).strip()) == smollm2_gguf

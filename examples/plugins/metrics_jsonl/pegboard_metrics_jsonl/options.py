@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class JsonlOptions(BaseModel):
-    """Where the lines go."""
+    """Where the lines are written."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""Writes samples as they come; the file is the whole state."""
+"""Writes samples as they arrive; the file is the only state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class JsonlSink:
         self._file = options.path.open("a", encoding="utf-8", buffering=1)  # line by line, so that a reader sees whole lines
 
     def declare(self, metrics: Sequence[Metric]) -> None:
-        """Nothing to prepare: every line names its metrics."""
+        """Prepares nothing: every line names its metrics."""
 
     def publish(self, sample: Sample) -> None:
         values = {**sample.gauges, **sample.counters, **{name: list(seen) for name, seen in sample.observations.items()}}

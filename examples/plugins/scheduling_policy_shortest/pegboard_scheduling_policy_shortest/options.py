@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class ShortestOptions(BaseModel):
-    """How long a long prompt may be passed over."""
+    """How long a long prompt may have to wait for shorter ones."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ShortestPolicy:
-    """Sorts the waiting requests once per step: fine for hundreds of them, and short enough to read."""
+    """Sorts the waiting requests once per step, which is fast enough for hundreds of them and keeps the code short."""
 
     def __init__(self, options: ShortestOptions, setup: SchedulingPolicySetup) -> None:
         self._max_wait_s = options.max_wait_s
@@ -49,4 +49,4 @@ class ShortestPolicy:
         return self._budget
 
     def observe(self, load: StepLoad, times: StepTimes) -> None:
-        """Nothing to learn: the budget is fixed."""
+        """Ignored, because the budget is fixed."""

@@ -1,4 +1,4 @@
-"""Order of the queue, and the contract every plugin keeps."""
+"""Order of the queue, and the contracts that every scheduling policy must pass."""
 
 from __future__ import annotations
 
