@@ -52,14 +52,14 @@ EVERYTHING = Dialect(
         ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, None),
         ({"oneOf": [{"const": "a"}, {"enum": ["b", 1]}]}, None),
         ({"oneOf": [{"const": 1}, {"enum": [True, 1.0]}]}, "do not visibly exclude"),
-        ({"enum": []}, "enum is no list"),
+        ({"enum": []}, "enum is not a list"),
         ({"type": "string", "enum": ["a", 1]}, "is not of type"),
         ({"type": "object", "required": ["a"]}, "'a' is not among the properties"),
         ({"type": "object", "properties": {"additionalProperties": False}}, "allows no value"),
         (False, "allows no value"),
         (True, None),
-        ([], "is no schema"),
-        ({"items": 3}, "is no schema"),
+        ([], "is not a schema"),
+        ({"items": 3}, "is not a schema"),
     ],
 )
 def test_problems_are_found_and_placed(schema: Any, words: str | None) -> None:

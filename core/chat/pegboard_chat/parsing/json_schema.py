@@ -172,7 +172,7 @@ def _combined(keyword: str, schema: Schema, root: Any, dialect: Dialect) -> str 
             return f"the recursive $ref {value!r} is not enforced"
         return None
     if not isinstance(value, list) or not value:
-        return f"{keyword} is no list of schemas"
+        return f"{keyword} is not a list of schemas"
     if keyword == "allOf" and len(value) > 1:
         return "allOf of several schemas is not enforced"
     if keyword == "oneOf" and not (dialect.one_of and exclude_each_other(value, root)):
@@ -185,7 +185,7 @@ def _listed(schema: Schema, used: set[str]) -> str | None:
     if "const" in schema and "enum" in schema or used - {"const", "enum", "type"}:
         return f"{' and '.join(sorted(used - {'type'}))} together are not enforced"
     if not isinstance(values, list) or not values:
-        return "enum is no list of values"
+        return "enum is not a list of values"
     if "type" not in schema:
         return None
     wrong = [value for value in values if not _types_of(value) & set(_type_names(schema))]
