@@ -74,7 +74,8 @@ class ByteStream:
 class FakeEngineClient:
     """script: the completion texts; a string for all, a list indexed by completion, or a function of (prompt text, index).
     delay_s: pause before every token. fail_after: raise `error` after that many tokens of a request (0 = before the first).
-    tool_parser, reasoning_parser: the parsers that read the answers. reads_special: the markers of the tool parser are special tokens.
+    tool_parser, reasoning_parser: the parsers that read the answers. reads_special: the markers of the tool parser are special
+    tokens.
 
     `requests` holds the requests received, `running` the ids being generated, `aborted` those whose stream was closed early,
     `controls` the control actions. `control_results` gives the answer to an action; the default is None.
