@@ -8,9 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from pegboard.cli.flags import FlagParser
 from pegboard.errors import ConfigError, PluginError, UsageError
 from pegboard.interfaces import KINDS
 from pegboard.plugins.discovery import HOOKS_KIND
@@ -20,6 +17,7 @@ from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 
 if TYPE_CHECKING:
+    from pegboard.cli.flags import FlagParser
     from pegboard.config.schema import PluginConfig
     from pegboard.interfaces.spec import Need
     from pegboard.plugins.discovery import Entry
@@ -36,7 +34,9 @@ def main(words: Sequence[str], config: "PluginConfig | None" = None) -> int:
     return actions[arguments.action](registry, arguments)
 
 
-def _parser() -> FlagParser:
+def _parser() -> "FlagParser":
+    from pegboard.cli.flags import FlagParser
+
     parser = FlagParser(prog="pegboard plugins", description="What is installed, what would be chosen and why, what is wrong.")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="installed plugins, from metadata alone")
@@ -237,6 +237,8 @@ def _doctor(registry: Registry, arguments: argparse.Namespace) -> int:
 
 def _field_values(value: Any) -> dict[str, Any]:
     """A dataclass as plain data for JSON: sets sorted, anything unknown as text."""
+    import msgspec
+
     plain: dict[str, Any] = msgspec.to_builtins(value, str_keys=True, order="deterministic", enc_hook=str)
     return plain
 
