@@ -35,8 +35,8 @@ COMMON = {"vocab_size": VOCAB_SIZE, "bos_token_id": 0, "eos_token_id": 1, "pad_t
 
 
 def make_model(model_type: str, **values: Any) -> Any:
-    """A tiny transformers model; values replace the common sizes, None drops one. Every tensor is random, those of norms and
-    biases too, so that none can be forgotten."""
+    """A tiny transformers model; values replace the common sizes, None drops one. Every tensor is random, also those of norms and
+    biases, so that none can be forgotten."""
     chosen = {name: value for name, value in {**COMMON, **SIZES, **values}.items() if value is not None}
     config = AutoConfig.for_model(model_type, **chosen)
     torch.manual_seed(7)
@@ -56,7 +56,7 @@ class Reference:
     model: Any
 
     def logprobs(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """[n] ids → [n, V] log-softmax of the logits behind each token."""
+        """[n] ids → [n, V] log-softmax of the logits after each token."""
         with torch.no_grad():
             return self.model(torch.tensor([list(token_ids)])).logits[0].float().log_softmax(-1)
 
@@ -95,7 +95,7 @@ def random_prompts(lengths: Sequence[int] = PROMPT_LENGTHS) -> list[list[int]]:
 
 
 def open_llm(directory: Path, **settings: Any) -> LLM:
-    """Small blocks, and steps so small that prompts are computed in chunks, beside each other and beside decodes."""
+    """Small blocks, and steps so small that prompts are computed in chunks, together with each other and with decodes."""
     chosen = {
         "skip_tokenizer_init": True,
         "dtype": "float32",
@@ -110,7 +110,7 @@ def open_llm(directory: Path, **settings: Any) -> LLM:
 
 
 def check_parity(reference: Reference, lengths: Sequence[int] = PROMPT_LENGTHS, **settings: Any) -> None:
-    """Logprobs of the whole vocabulary behind every token of every prompt and output, and every greedy choice."""
+    """Logprobs of the whole vocabulary after every token of every prompt and output, and every greedy choice."""
     prompts = random_prompts(lengths)
     params = SamplingParams(
         max_tokens=NUM_OUTPUT_TOKENS, temperature=0, prompt_logprobs=-1, logprobs=-1, ignore_eos=True, detokenize=False

@@ -1,4 +1,5 @@
-"""Architectures without a package of their own, run through transformers' modules on our KV cache, against transformers alone."""
+"""Architectures without their own package, run through transformers' modules on our KV cache and compared with transformers
+alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The tokenizer `mistral` against vLLM's tokenizer mode of that name: the same token ids for the same chats, in every version.
+"""The tokenizer `mistral` compared with vLLM's tokenizer mode of that name: the same token ids for the same chats, in every
+version.
 
 Opt-in: PEGBOARD_PEER_VLLM names the Python of an environment that has vLLM (CPU).
 """

@@ -1,8 +1,8 @@
-"""Every output parser against vLLM's parser of the same name, on the examples of its package.
+"""Every output parser compared with vLLM's parser of the same name, on the examples of its package.
 
-Opt-in: PEGBOARD_PEER_VLLM names the Python of an environment that has vLLM (CPU). An example must be read like vLLM's whole-text
-or streaming result (which may disagree with each other), or say why not (`Example.differs`); a reason without a difference is
-an error too, so that the lists in the packages' READMEs stay true.
+Opt-in: PEGBOARD_PEER_VLLM names the Python of an environment that has vLLM (CPU). An example must give the same as vLLM's
+whole-text or streaming result (these may disagree with each other), or say why not (`Example.differs`). A reason without a
+difference is also an error, so that the lists in the packages' READMEs stay true.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ ROOT = Path(__file__).parents[2]
 PEER = os.environ.get("PEGBOARD_PEER_VLLM")
 FILES = sorted(ROOT.glob("plugins/*/*/tests/examples.py"))
 NOT_THERE = {("tool_parser", "minimax")}
-"""A parser of older versions."""
+"""A parser from older versions."""
 BEHIND = {("reasoning_parser", "openai_gptoss"): ("tool_parser", "openai")}
-"""The peer's parser reads calls too, so ours is tried with the tool parser behind it."""
+"""The peer's parser also reads calls, so ours is combined with the tool parser."""
 PARSERS = [(file, *key) for file in FILES for key in load_examples(file) if key not in NOT_THERE]
 
 pytestmark = pytest.mark.skipif(PEER is None, reason="PEGBOARD_PEER_VLLM names no Python with vLLM")
@@ -86,8 +86,8 @@ def theirs(peer: subprocess.Popen[str], file: Path, kind: str, name: str) -> lis
 
 
 def shape(content: str, reasoning: str, calls: list[tuple[str, str]]) -> tuple[Any, ...]:
-    """What is compared: arguments as JSON values (as text when they are none), text without white space at its ends, and around
-    calls."""
+    """What is compared: arguments as JSON values (as text when they are not JSON), text without white space at its ends and
+    around calls."""
 
     def value(text: str) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Plain checkpoints quantized at load stay close to what they were, and later starts compute the same."""
+"""Plain checkpoints that are quantized at load stay close to the original, and later starts give the same results."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Runs vLLM's own output parsers, in an interpreter that has vLLM: jobs as lines of JSON on stdin, results likewise on stdout.
+"""Runs vLLM's own output parsers, in an interpreter that has vLLM: jobs as lines of JSON on stdin, results as lines of JSON on
+stdout.
 
 Job: {"kind", "name", "tokens": [markers that are one token each], "examples": [{"text", "tools", "template_kwargs",
 "prompt_end"}]}.
-Result per example: {"whole": message, "stream": message}, or {"error": text} in a message's place; message = {"content",
+Result per example: {"whole": message, "stream": message}, or {"error": text} in place of a message; message = {"content",
 "reasoning", "calls": [[name, arguments text]]}. Not imported by Pegboard.
 """
 
@@ -105,7 +106,7 @@ class Job:
 
 
 class HarmonyJob:
-    """The parsers of gpt-oss: the harmony library, which vLLM's own ones call, on the model's own token ids."""
+    """The parsers of gpt-oss: the harmony library, which vLLM's own parsers call, on the model's own token ids."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         from openai_harmony import HarmonyEncodingName, load_harmony_encoding
@@ -153,7 +154,7 @@ def attempt(read: Any, example: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    stdout, sys.stdout = sys.stdout, sys.stderr  # whatever is printed on the way is no result
+    stdout, sys.stdout = sys.stdout, sys.stderr  # anything printed meanwhile is not a result
     logging.disable(logging.CRITICAL)
     for line in sys.stdin:
         given = json.loads(line)

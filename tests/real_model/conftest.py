@@ -1,4 +1,4 @@
-"""The tests import `quality` from beside them."""
+"""The tests import `quality` from this folder."""
 
 import sys
 from pathlib import Path

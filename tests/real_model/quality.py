@@ -1,9 +1,9 @@
-"""What computing with quantized weights and activations changes: perplexity and greedy choices on text, against float32.
+"""The effect of computing with quantized weights and activations: perplexity and greedy choices on text, compared with float32.
 
     python tests/real_model/quality.py [MODEL] [--tokens 20000] [--setting quantization=rtn_int8 …]
 
-Both sides read the same tokens (teacher forcing): the float side from dequantized weights in float32, the other one as the
-settings and this machine's kernels have it. Exit status 1 when a limit is missed.
+Both sides read the same tokens (teacher forcing): the float side uses weights dequantized to float32, the other side uses the
+settings and this machine's kernels. Exit status 1 when a limit is missed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pegboard import LLM, SamplingParams
 MAX_PERPLEXITY_CHANGE = 0.005
 MIN_AGREEMENT = 0.96
 WINDOW = 512
-"""Tokens read at a time, from an empty context."""
+"""Tokens read at once, from an empty context."""
 FLOAT: dict[str, Any] = {"dtype": "float32", "plugin_options": {"quantization.gguf": {"compute": "float"}}}
 MODULES = (
     "statistics random datetime decimal fractions difflib textwrap string heapq functools pathlib argparse logging subprocess "
     "threading tempfile shutil zipfile tarfile csv configparser calendar locale gettext inspect doctest pickletools optparse "
     "imaplib smtplib socketserver selectors typing"
 )
-"""Of the standard library, the modules whose docstrings are the text."""
+"""Modules of the standard library whose docstrings are the text."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Scores:
 
 @dataclass(frozen=True)
 class Comparison:
-    """num_tokens scored; perplexities; share of positions with equal greedy choice; standard error of `change`, as it is when
-    only so many tokens are scored."""
+    """num_tokens scored; perplexities; share of positions with equal greedy choice; standard error of `change` for this number of
+    scored tokens."""
 
     num_tokens: int
     exact: float
@@ -67,7 +67,7 @@ class Comparison:
 
     @property
     def may_be_good(self) -> bool:
-        """So few tokens do not show that a limit is missed."""
+        """Too few tokens to show that a limit is missed."""
         slack = math.sqrt(MIN_AGREEMENT * (1 - MIN_AGREEMENT) / self.num_tokens)
         return abs(self.change) <= MAX_PERPLEXITY_CHANGE + 2 * self.error and self.agreement >= MIN_AGREEMENT - 2 * slack
 
@@ -80,7 +80,7 @@ class Comparison:
 
 
 def docstrings() -> str:
-    """Prose that is on every machine."""
+    """Prose that exists on every machine."""
     texts = []
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
     for name in MODULES.split():
@@ -111,7 +111,7 @@ def score(prompts: Sequence[list[int]], llm: LLM) -> Scores:
 
 
 def compare(model: str, num_tokens: int, **settings: Any) -> Comparison:
-    """`model` under `settings` against the same in float32."""
+    """Compare `model` under `settings` with the same model in float32."""
     base: dict[str, Any] = {"max_model_len": WINDOW + 8, "kv_cache_memory_bytes": 1 << 28, "enable_prefix_caching": False}
     found = []
     for chosen in (FLOAT, settings):

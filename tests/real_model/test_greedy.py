@@ -1,7 +1,7 @@
-"""The default model gives transformers' greedy tokens in float32, and the same ones however the work is cut up.
+"""The default model gives transformers' greedy tokens in float32, and the same tokens however the work is divided.
 
-Equality of tokens needs weights and activations in float32; what computing on the stored integers changes is in
-`test_quality.py`.
+Equality of tokens needs weights and activations in float32; `test_quality.py` measures the effect of computing with the stored
+integers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def conversations() -> list[list[dict[str, str]]]:
 
 def transformers_model(path: Path) -> Any:
     """transformers' Llama with the file's weights, read by the `gguf` package. The file holds Q and K rows interleaved for
-    rotary pairs; transformers wants halves, so the rows of each head are put back in that order."""
+    rotary pairs; transformers needs halves, so the rows of each head are put back in that order."""
     from gguf import GGUFReader
     from gguf.quants import dequantize
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -110,7 +110,7 @@ def test_same_tokens_as_transformers(smollm2_gguf: Path, outputs: list[Any]) -> 
 
 
 def test_one_by_one_as_together(llm: LLM, outputs: list[Any]) -> None:
-    """Alone (and from the prefix cache, which the batch has filled) as in the batch."""
+    """A request gives the same alone (and from the prefix cache, which the batch has filled) as in the batch."""
     for conversation, together in zip(conversations()[:6], outputs, strict=False):
         alone = llm.chat(conversation, GREEDY, use_tqdm=False)[0]
         assert alone.outputs[0].token_ids == together.outputs[0].token_ids
@@ -138,7 +138,7 @@ def test_same_tokens_however_cut(smollm2_gguf: Path, outputs: list[Any], setting
 
 
 def test_an_llm_nobody_refers_to_is_stopped(smollm2_gguf: Path) -> None:
-    """With a step in flight: its thread must have ended before the interpreter does."""
+    """With a step in flight: its thread must end before the interpreter does."""
 
     def step_threads() -> set[threading.Thread]:
         return {thread for thread in threading.enumerate() if thread.name == "pegboard-steps"}

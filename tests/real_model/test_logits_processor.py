@@ -1,4 +1,4 @@
-"""A third party's logits processor in a whole engine: it judges parameters, reads every new token, and changes the logits."""
+"""A third party's logits processor in a whole engine: it checks parameters, reads every new token, and changes the logits."""
 
 from __future__ import annotations
 

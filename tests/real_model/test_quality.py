@@ -1,4 +1,4 @@
-"""Whatever kernels were chosen, the default model stays what it is. The long measurement is `python quality.py`."""
+"""With any choice of kernels, the default model keeps its quality. The long measurement is `python quality.py`."""
 
 from __future__ import annotations
 

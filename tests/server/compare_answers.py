@@ -15,12 +15,12 @@ import httpx
 from request_generator import Case
 
 TOLERANCE = 0.02
-"""Of a logprob: two programs add floats in different orders."""
+"""Tolerance of a logprob: two programs add floats in different orders."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """status, and the body: an object, the list of a stream's events, or text."""
+    """status, and the body, which is an object, the list of a stream's events, or text."""
 
     status: int
     body: Any
@@ -43,7 +43,7 @@ def ask(url: str, case: Case, client: httpx.Client) -> Answer:
 
 @dataclass(frozen=True)
 class Difference:
-    """where: a path in the answer."""
+    """where: a path inside the answer."""
 
     where: str
     ours: Any
@@ -59,7 +59,7 @@ def _short(value: Any) -> str:
 
 
 def differences(case: Case, ours: Answer, theirs: Answer) -> list[Difference]:
-    """Everything that differs, the known differences left out."""
+    """All differences except the known ones."""
     found = _differences(ours, theirs)
     return [item for item in found if not any(known.explains(case, item, ours, theirs) for known in KNOWN)]
 
@@ -81,7 +81,7 @@ def _message(answer: Answer) -> Any:
 
 
 def _errors(ours: Any, theirs: Any) -> Iterator[Difference]:
-    """Messages are each server's own; everything else is compared."""
+    """Each server has its own messages; everything else is compared."""
     here, there = (body.get("error") if isinstance(body, dict) else None for body in (ours, theirs))
     if not isinstance(here, dict) or not isinstance(there, dict):
         yield Difference("error", ours, theirs)
@@ -92,7 +92,8 @@ def _errors(ours: Any, theirs: Any) -> Iterator[Difference]:
 
 
 VOLATILE = ("id", "created", "permission", "owned_by", "root", "version", "system_fingerprint", "created_cache_tokens")
-"""What differs between any two answers, names the server, or came to vLLM after the version that is followed here."""
+"""Fields that differ between any two answers, that name the server, or that vLLM added after the version that is followed
+here."""
 
 
 def _values(path: str, ours: Any, theirs: Any) -> Iterator[Difference]:
@@ -121,7 +122,7 @@ def _is_nothing(value: Any) -> bool:
 
 
 def _joined(events: list[Any]) -> dict[str, Any]:
-    """What a stream said, however it was cut into events."""
+    """The content of a stream, however it was cut into events."""
     choices: dict[int, dict[str, Any]] = {}
     for event in events[:-1]:
         for choice in event.get("choices", []):
@@ -155,7 +156,7 @@ def _chosen(logprobs: dict[str, Any]) -> list[Any]:
 
 @dataclass(frozen=True)
 class Known:
-    """A difference on purpose. name: its row in docs/vllm.md."""
+    """An intended difference. name: its row in docs/vllm.md."""
 
     name: str
     explains: Callable[[Case, Difference, Answer, Answer], bool]

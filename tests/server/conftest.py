@@ -14,7 +14,7 @@ from server_process import Server, install_probe
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests here need the model, and /proc to see what a server leaves behind."""
+    """All tests here need the model, and /proc to see what a server leaves."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.real_model)
@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a third party's api plugin that shows the engine's numbers."""
+    """The folder of a third-party api plugin that shows the engine's numbers."""
     return install_probe(tmp_path_factory.mktemp("probe"))
 
 
@@ -37,7 +37,7 @@ def server(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory, probe: 
 
 @pytest.fixture
 def start_server(smollm2_gguf: Path, tmp_path: Path, probe: Path) -> Iterator[Callable[..., Server]]:
-    """Start a server of the test's own (once per test) and wait until it is ready."""
+    """Start a server only for this test (once per test) and wait until it is ready."""
     started: list[Server] = []
 
     def start(*flags: str, **env: str) -> Server:

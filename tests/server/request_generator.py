@@ -11,7 +11,8 @@ from typing import Any
 MODEL = "smol"
 JSON = {"Content-Type": "application/json"}
 
-# Field → (valid values, invalid values). Values of sampling fields keep a greedy request greedy, so that texts can be compared.
+# Field → (valid values, invalid values). With these values of sampling fields a greedy request stays greedy, so that texts can be
+# compared.
 COMMON: dict[str, tuple[list[Any], list[Any]]] = {
     "model": ([MODEL, None], ["nope", 5]),
     "temperature": ([0, 0.0], [-1, "hot", [0]]),
@@ -104,7 +105,7 @@ DETOKENIZE = {"tokens": ([[504, 3575], [], [1, 2], [28]], [["x"], "x", [-1], 5])
 
 SHORT = {"temperature": 0, "max_tokens": 6, "return_token_ids": True}
 ROUTES: list[tuple[str, int, dict[str, Any], dict[str, tuple[list[Any], list[Any]]]]] = [
-    # path, weight, fields that are always there, fields to draw from
+    # path, weight, fields that are always present, fields to draw from
     ("/v1/completions", 10, {"prompt": "The capital of France is", **SHORT}, COMPLETION),
     ("/v1/chat/completions", 10, {"messages": HELLO, **SHORT}, CHAT),
     ("/tokenize", 1, {"prompt": "Hello there"}, TOKENIZE),
@@ -135,7 +136,7 @@ class Case:
 
 
 def generate(number: int, seed: int = 0) -> list[Case]:
-    """`number` requests: the odd ones first, then every value of every field once (as far as they go), then mixtures."""
+    """`number` requests: the unusual ones first, then every value of every field once (if there is room), then mixtures."""
     chance = random.Random(seed)
     single = [
         Case("POST", path, {**base, name: value}, changed=(name,))

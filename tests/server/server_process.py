@@ -1,4 +1,4 @@
-"""A `pegboard serve` of its own for tests: started, watched through a side door, stopped, and what it leaves behind."""
+"""A separate `pegboard serve` for tests: starts it, reads its numbers through a probe, stops it, and checks what it leaves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import openai
 from pegboard_testing.fake_distributions import FakeDistributions
 
 PATIENCE_S = 120.0
-"""How long anything may take before a test fails. Never waited for when all is well."""
+"""How long anything may take before a test fails. A passing test never waits this long."""
 
 MODEL = "smol"
 """The name the model is served under."""
@@ -54,7 +54,7 @@ class Probe:
 
 
 def install_probe(folder: Path) -> Path:
-    """A third party's api plugin in `folder`, which then belongs on the server's PYTHONPATH."""
+    """Write a third-party api plugin to `folder`, which must then be on the server's PYTHONPATH."""
     folder.mkdir(exist_ok=True)
     FakeDistributions(folder).add(
         "acme-probe", {"api": {"probe": f"{PROBE_MODULE}:SPEC"}}, {PROBE_MODULE: PROBE_SOURCE}, requires=["pegboard", "starlette"]
@@ -63,7 +63,7 @@ def install_probe(folder: Path) -> Path:
 
 
 HTTP = httpx.Client(timeout=PATIENCE_S, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
-"""For plain questions, each on a connection of its own."""
+"""For simple requests, each on its own connection."""
 
 
 def free_port() -> int:
@@ -88,7 +88,7 @@ def cli(*words: str, timeout: float = PATIENCE_S, **env: str) -> subprocess.Comp
 
 
 class Server:
-    """A running server in a process group of its own. log: a file for all it prints. Temporary files go to `folder`."""
+    """A running server in its own process group. log: a file for its output. Temporary files go to `folder`."""
 
     def __init__(self, model: Path, folder: Path, *flags: str, probe: Path | None = None, **env: str) -> None:
         self.folder = folder
@@ -118,7 +118,7 @@ class Server:
         return self.status("/health") == 200
 
     def status(self, path: str) -> int | None:
-        """The status of a GET; None when nobody answers."""
+        """The status of a GET; None when there is no answer."""
         try:
             return HTTP.get(self.url + path).status_code
         except httpx.TransportError:
@@ -133,11 +133,11 @@ class Server:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0, http_client=http)
 
     def stats(self) -> dict[str, Any]:
-        """The engine's numbers of this moment (needs the probe)."""
+        """The engine's current numbers (needs the probe)."""
         return dict(HTTP.get(f"{self.url}/probe/stats").raise_for_status().json())
 
     def wait_until_idle(self) -> None:
-        """Until the engine runs nothing; then no request holds a block either."""
+        """Wait until the engine is idle; then no request holds a block."""
         wait_until(lambda: self._load(self.stats()) == 0, "no request runs")
         usage = HTTP.get(f"{self.url}/probe/block_usage").json()
         assert usage["requests"] == {}
@@ -149,21 +149,21 @@ class Server:
         return int(stats["num_requests_running"] + stats["num_requests_waiting"] + stats["num_steps_in_flight"])
 
     def engine_pid(self) -> int:
-        """The engine's process, of the server's children."""
+        """The engine's process, among the server's children."""
         children = [pid for pid, parent, _ in processes() if parent == self.process.pid]
         engines = [pid for pid in children if b"pegboard.engine.boundary.process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert len(engines) == 1, f"children {children}, of which engines {engines}"
         return engines[0]
 
     def signal_group(self, number: signal.Signals) -> None:
-        """What a terminal does on Ctrl-C, and a supervisor on stop."""
+        """Sends what a terminal sends on Ctrl-C, or a supervisor on stop."""
         os.killpg(self.process.pid, number)
 
     def wait(self) -> int:
         return self.process.wait(PATIENCE_S)
 
     def check_nothing_left(self) -> None:
-        """The whole process group is gone, and so is everything in the temporary folder."""
+        """Checks that the whole process group and everything in the temporary folder are gone."""
         wait_until(lambda: not self._members(), "no process of the server is left")
         assert list(self.temp.iterdir()) == []
         assert self.status("/health") is None
@@ -172,7 +172,7 @@ class Server:
         return [pid for pid, _, group in processes() if group == self.process.pid]
 
     def stop(self) -> int:
-        """Exit code after SIGTERM; whatever does not go is killed."""
+        """Exit code after SIGTERM; processes that do not end are killed."""
         if self.process.poll() is None:
             self.process.terminate()
         try:

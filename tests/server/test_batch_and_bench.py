@@ -73,7 +73,7 @@ def test_a_batch_file(smollm2_gguf: Path, tmp_path: Path) -> None:
 
 
 class Store(BaseHTTPRequestHandler):
-    """Gives the batch and takes the answers."""
+    """Serves the batch file and receives the answers."""
 
     def log_message(self, *arguments: Any) -> None:
         pass
@@ -204,7 +204,7 @@ def test_two_api_processes_answer_alike_and_end_together(start_server: StartServ
 
 @pytest.mark.parametrize("victim", ["engine or api", "parent"])
 def test_one_of_them_killed(start_server: StartServer, victim: str) -> None:
-    """Whoever dies, all end."""
+    """When any process dies, all of them end."""
     server = start_server("--api-server-count", "2")
     if victim == "parent":
         server.process.kill()

@@ -1,4 +1,4 @@
-"""Built-in tools end to end: the official client, the real model, and a real MCP server that the operator names."""
+"""Built-in tools end to end: the official client, the real model, and a real MCP server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pegboard` as its users type it: against a running server, and with mistakes. A mistake costs one line, never a traceback."""
+"""`pegboard` as its users type it: with a running server, and with mistakes. A mistake gives one line, never a traceback."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_wrong_usage(words: list[str], told: str) -> None:
 def test_what_stops_the_start_is_told(
     smollm2_gguf: Path, tmp_path: Path, words: list[str], env: dict[str, str], told: str
 ) -> None:
-    """Exit status 1, one line that names the culprit; no process and no file stays."""
+    """Exit status 1 and one line that names the cause; no process and no file stays."""
     env = dict(env)
     if env.get("PEGBOARD_PLUGINS") == "ALL BUT THE SAMPLER":
         names = {entry.distribution for entry in scan_path(sys.path).entries if entry.kind != "sampler"}
@@ -85,7 +85,7 @@ def test_what_stops_the_start_is_told(
 
 
 def test_deep_temporary_folder(tmp_path: Path) -> None:
-    """The path of a socket has about a hundred bytes; a folder deeper than that is not used for it."""
+    """The path of a socket has at most about a hundred bytes; a deeper folder is not used for it."""
     deep = tmp_path / ("deep" * 30)
     deep.mkdir()
     ended = cli("serve", "nowhere.gguf", TMPDIR=str(deep))

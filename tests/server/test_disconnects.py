@@ -1,4 +1,4 @@
-"""Clients that leave: the engine drops their requests, gives the blocks back, and goes on serving everybody else."""
+"""Clients that disconnect: the engine drops their requests, gives the blocks back, and continues to serve other clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENDLESS: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_to
 
 @pytest.fixture(autouse=True)
 def still_answers(server: Server) -> Iterator[None]:
-    """After every test nothing runs, no block is held, and the next request gets its answer."""
+    """After every test no request runs, no block is held, and the next request gets its answer."""
     yield
     server.wait_until_idle()
     with server.client() as client:
@@ -41,12 +41,12 @@ def connect(server: Server, data: bytes) -> socket.socket:
 
 
 def close(connection: socket.socket) -> None:
-    """The polite end: FIN."""
+    """An orderly end: FIN."""
     connection.close()
 
 
 def reset(connection: socket.socket) -> None:
-    """The rude end: RST, as from a client that crashed."""
+    """An abrupt end: RST, as from a client that crashed."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
 
@@ -69,14 +69,14 @@ def test_leaving_mid_stream(server: Server, leave: Callable[[socket.socket], Non
 @pytest.mark.parametrize("leave", [close, reset])
 @pytest.mark.parametrize("more", [{}, {"n": 3}, {"stream": True}], ids=["one", "n", "stream"])
 def test_leaving_while_waiting(server: Server, leave: Callable[[socket.socket], None], more: dict[str, Any]) -> None:
-    """The answer has not begun: all of it at the end, or a stream whose first token is still to come."""
+    """The answer has not begun: it is not streamed, or the first token of the stream is still to come."""
     connection = connect(server, request_bytes({**ENDLESS, **more}))
     wait_until(lambda: running(server) > 0, "the request runs")
     leave(connection)
 
 
 def test_leaving_from_the_queue(server: Server) -> None:
-    """More requests than may run at once, so that some have never been scheduled when their clients go."""
+    """More requests than may run at once, so that some have never been scheduled when their clients disconnect."""
     with contextlib.ExitStack() as connections:
         for number in range(80):
             body = {**ENDLESS, "prompt": f"Story {number}:", "stream": bool(number % 2)}
@@ -91,7 +91,7 @@ def test_leaving_before_the_request_is_complete(server: Server, keep: int) -> No
 
 
 def test_leaving_right_after_the_request(server: Server) -> None:
-    """Whatever the server is just doing: reading, tokenizing, adding."""
+    """At any stage of the server's work: reading, tokenizing, adding."""
     for _ in range(20):
         connect(server, request_bytes({**ENDLESS, "stream": True})).close()
         reset(connect(server, request_bytes(ENDLESS)))

@@ -1,4 +1,4 @@
-"""How a server ends: on request, when its engine is killed, when it is killed itself. Nothing may stay behind."""
+"""How a server ends: on request, when its engine is killed, and when it is killed itself. Nothing may remain."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def events_of(lines: Iterator[str]) -> list[str]:
 
 
 def test_killed_engine(start_server: StartServer) -> None:
-    """Streams end with an error event, clients that wait get an error, /health tells until the end, which comes at once and with
-    an error: there is nothing to wait for."""
+    """Streams end with an error event, waiting clients get an error, and /health reports the failure. The server then ends at
+    once with an error, because there is nothing to wait for."""
     server = start_server("--shutdown-timeout-s", "600")
     engine = server.engine_pid()
     with running_stream(server) as lines, running_stream(server, {**LONG, "n": 3}) as others, ThreadPoolExecutor() as pool:
@@ -56,8 +56,8 @@ def test_killed_engine(start_server: StartServer) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopped_while_streaming(start_server: StartServer, number: signal.Signals) -> None:
-    """Short requests finish, long ones are cut off after the timeout, and the exit code is 0. Ctrl-C goes to the whole group, the
-    engine included; a supervisor tells the server alone."""
+    """Short requests finish, long ones are cut off after the timeout, and the exit code is 0. Ctrl-C goes to the whole group,
+    including the engine; a supervisor signals only the server."""
     server = start_server("--shutdown-timeout-s", "4")
     with running_stream(server, {**LONG, "n": 16}) as long, running_stream(server, {**LONG, "max_tokens": 6}) as short:
         if number == signal.SIGINT:
@@ -105,14 +105,14 @@ def test_stopped_while_starting(smollm2_gguf: Any, tmp_path: Any, number: signal
     with Server(smollm2_gguf, tmp_path) as server:
         wait_until(lambda: STAGES[stage](server), stage)
         server.signal_group(number)
-        # 0 when it had come further than it seemed; a shell shows an end by the signal itself as 128 + number too
+        # 0 if it had come further than it seemed; a shell also shows an end by the signal as 128 + number
         assert server.wait() in (128 + number, -number, 0)
         server.check_nothing_left()
     assert "Traceback" not in server.log.read_text()
 
 
 def test_taken_port(server: Server, smollm2_gguf: Any, tmp_path: Any) -> None:
-    """One clear line, and the server that has the port goes on."""
+    """One clear line, and the server that has the port continues."""
     ended = cli("serve", str(smollm2_gguf), *SIZES, "--port", str(server.port), TMPDIR=str(tmp_path))
     assert ended.returncode == 1 and f"port {server.port} on 127.0.0.1 is already in use" in ended.stderr
     assert "Traceback" not in ended.stderr and list(tmp_path.iterdir()) == []

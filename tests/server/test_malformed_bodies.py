@@ -1,5 +1,5 @@
-"""A thousand bodies that are wrong in some way: each is refused in the error shape (or is valid after all and answered), and none
-leaves a mark."""
+"""A thousand bodies that are wrong in some way: each is refused with an error object (or is valid after all and answered), and
+none has a lasting effect."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def mutate_value(chance: random.Random, body: dict[str, Any]) -> None:
 
 
 def encoded(chance: random.Random, body: dict[str, Any]) -> bytes:
-    """The body as bytes, most often as JSON, else damaged in a way that JSON text cannot express."""
+    """The body as bytes: mostly JSON, otherwise damaged in a way that JSON text cannot express."""
     kind = chance.choice(["plain"] * 8 + ["cut", "byte", "literal", "literal", "deep", "encoding", "noise", "other"])
     data = json.dumps(body).encode()
     if kind == "cut":
@@ -120,7 +120,7 @@ def make_body(seed: int) -> tuple[str, bytes]:
 
 
 def check_answer(response: httpx.Response, path: str, body: bytes) -> int:
-    """The status, after checking that the answer is what a client can work with."""
+    """The status, after checking that a client can read the answer."""
     told = f"{path} {body[:600]!r} → {response.status_code} {response.text[:600]}"
     if response.status_code == 200:
         if response.headers["content-type"].startswith("text/event-stream"):
@@ -162,7 +162,7 @@ def test_a_thousand_malformed_bodies(server: Server) -> None:
 
     asyncio.run(main())
     assert not wrong, f"{len(wrong)} bodies were answered wrongly:\n" + "\n".join(wrong[:5])
-    assert statuses[400] > NUM_BODIES // 2 and statuses[200] > 10, statuses  # both sides of the line were tried
+    assert statuses[400] > NUM_BODIES // 2 and statuses[200] > 10, statuses  # both valid and invalid bodies were tried
     server.wait_until_idle()
     assert server.status("/health") == 200
     with server.client() as client:
@@ -206,7 +206,7 @@ def test_what_is_no_http(server: Server, data: bytes) -> None:
 
 
 def answer_to(server: Server, data: bytes) -> bytes:
-    """Everything that comes back until the server has said all or closed the connection."""
+    """Everything that arrives until the answer is complete or the server closes the connection."""
     received = b""
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection, contextlib.suppress(ConnectionError):
         connection.sendall(data)

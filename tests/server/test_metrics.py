@@ -1,4 +1,4 @@
-"""/metrics and traces of a real server: what is scraped agrees with what clients were told."""
+"""/metrics and traces of a real server: the scraped numbers agree with what clients received."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_two_api_processes_show_one_server_and_trace_its_requests(
     server = start_server(*flags, "--metrics.opentelemetry.protocol", "http/protobuf", OTEL_BSP_SCHEDULE_DELAY="100")
     trace_id, parent_id = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     headers = {"traceparent": f"00-{trace_id}-{parent_id}-01"}
-    for _ in range(6):  # each on a connection of its own, so on either process
+    for _ in range(6):  # each on its own connection, so on either process
         body = {"prompt": "One two", "max_tokens": 3, "ignore_eos": True}
         HTTP.post(f"{server.url}/v1/completions", json=body, headers=headers).raise_for_status()
 

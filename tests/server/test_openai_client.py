@@ -1,4 +1,4 @@
-"""The official openai client against the real server: what it sends is understood, what comes back it can read."""
+"""The official openai client with the real server: the server understands its requests, and it can read the answers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_finish_reasons(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_strings_end_the_text_before_them(client: openai.OpenAI, stream: bool) -> None:
     full = client.completions.create(prompt=PROMPT, max_tokens=20, **GREEDY).choices[0].text
-    stop = full[7:12]  # not where a token begins or ends, as likely as not
+    stop = full[7:12]  # often not at the beginning or end of a token
     answer = client.completions.create(prompt=PROMPT, max_tokens=20, stop=[stop, "never there"], stream=stream, **GREEDY)
     if stream:
         with answer:
@@ -91,7 +91,7 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
     assert bytes(byte for token in whole.logprobs.content for byte in token.bytes or ()).decode() == whole.message.content
     for token in whole.logprobs.content:
         assert len(token.top_logprobs) == 3
-        assert token.top_logprobs[0].token == token.token and token.logprob <= 0  # greedy: the chosen one is the likeliest
+        assert token.top_logprobs[0].token == token.token and token.logprob <= 0  # greedy: the chosen token is the most likely
         values = [top.logprob for top in token.top_logprobs]
         assert values == sorted(values, reverse=True)
     with client.chat.completions.create(stream=True, **fields) as stream:
@@ -176,7 +176,7 @@ def test_errors_are_the_client_s_own_classes(client: openai.OpenAI) -> None:
 
 
 def test_api_keys(start_server: Callable[..., Server]) -> None:
-    """Without a key nothing but the health routes answers."""
+    """Without a key only the health routes answer."""
     server = start_server("--api-key", "first", "second")
     for key in ("first", "second"):
         with server.client(key) as client:

@@ -1,4 +1,5 @@
-"""Reasoning on the real model: a template opens it, the model has seen how to close it, and structure waits for that."""
+"""Reasoning on the real model: a template opens it, the prompt shows the model how to close it, and structured output waits for
+that."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ def test_forced_calls_come_behind_the_reasoning(client: openai.OpenAI, choice: A
 
 
 def test_structured_answers_come_behind_the_reasoning(client: openai.OpenAI, thinking: Server) -> None:
-    """In every API, each with its own words for both."""
+    """In every API, each with its own names for both."""
     schema = PARAMETERS["add"]
     form: Any = {"type": "json_schema", "name": "sum", "schema": schema}
     response = client.responses.create(**GREEDY, input=TURNS, max_output_tokens=80, text={"format": form})

@@ -1,4 +1,4 @@
-"""What the outside may do to a server: thousands of connections, readers that do not read, bodies that are too large."""
+"""What clients may do to a server: thousands of connections, readers that do not read, bodies that are too large."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def answer_of(server: Server) -> str:
 
 
 def num_sockets(server: Server) -> int:
-    """File descriptors the server has open."""
+    """File descriptors that the server has open."""
     from pathlib import Path
 
     return len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
 
 
 def test_two_thousand_connections_opened_and_dropped(server: Server) -> None:
-    """Some say nothing, some half a request, some a whole one; some close, some reset. Nothing of them stays."""
+    """Some send nothing, some half a request, some a whole one; some close, some reset. Nothing remains of them."""
     before = num_sockets(server)
     whole = json.dumps({**BODY, "stream": True, "max_tokens": 900, "ignore_eos": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
@@ -60,7 +60,7 @@ def test_two_thousand_connections_opened_and_dropped(server: Server) -> None:
 
 
 def test_slow_readers_do_not_stall_others(server: Server) -> None:
-    """Eight clients ask for long streams and read nothing; another's answers come, and stay right."""
+    """Eight clients request long streams and read nothing; another client still gets correct answers."""
     alone = answer_of(server)
     long = {**BODY, "stream": True, "max_tokens": 300, "ignore_eos": True, "n": 2, "temperature": 1, "logprobs": 5}
     payload = json.dumps(long).encode()
@@ -81,7 +81,7 @@ def test_slow_readers_do_not_stall_others(server: Server) -> None:
 
 
 def test_ten_megabytes_are_refused_early(server: Server) -> None:
-    """With a length: before the body is sent. Without one: as soon as the limit of 8 MiB is passed."""
+    """With a length, it is refused before the body is sent; without one, as soon as the limit of 8 MiB is exceeded."""
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         client.sendall(head + b"Content-Length: 10000000\r\n\r\n")

@@ -1,5 +1,5 @@
 """Bodies made from the server's own /openapi.json, for every route of every api: no answer is a 5xx, none is missing, every
-refusal has the error shape, and nothing is left in the engine."""
+refusal is an error object, and nothing is left in the engine."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from server_process import MODEL, PATIENCE_S, Server
 schemathesis = pytest.importorskip("schemathesis")
 
 NUM_EXAMPLES = int(os.environ.get("PEGBOARD_TEST_FUZZ_EXAMPLES", "15"))
-"""Per operation."""
+"""Number of bodies per operation."""
 
 LIMITS = {"max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 16}
-"""What a body may ask of a small CPU; it is the shape of the body that is tested."""
+"""Limits on what a body may ask of a small CPU; the test is about the shape of the body."""
 
 
 PLAIN: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "prompt": "Hello", "input": "Hello", "tools": None}
-"""Random text is hardly ever a message; with these in place the other fields are looked at."""
+"""Random text is hardly ever a valid message; with these values the other fields are checked."""
 
 
 @pytest.fixture(scope="module")
 def open_server(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory, probe: Path) -> Iterator[Server]:
-    """Everything that is installed, enabled."""
+    """Enable everything that is installed."""
     flags = ("--plugins-enable", "api:admin", "api:tokenizer_info", "api:probe", "--max-num-queued-reqs", "256")
     with Server(smollm2_gguf, tmp_path_factory.mktemp("fuzzed"), *flags, probe=probe) as running:
         yield running.wait_until_ready()

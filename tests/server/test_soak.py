@@ -1,4 +1,4 @@
-"""The short version of tests/soak: mixed load with aborts, then nothing is left. Memory is the long version's."""
+"""The short version of tests/soak: mixed load with aborts, then nothing is left. Only the long version checks memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from soak import SHORT, put_under_load
 
 SECONDS = 12
 SHORT_GROWTH = 1.25
-"""In seconds, memory still settles; a leak of every request would be far more."""
+"""Within seconds, memory still grows to its normal size; a leak in every request would be far larger."""
 
 
 def test_mixed_load_with_aborts_leaves_nothing(server: Server) -> None:

@@ -1,4 +1,5 @@
-"""Structured output over HTTP: the openai client's `.parse()`, vLLM's `structured_outputs`, and what a bad constraint gets."""
+"""Structured output over HTTP: the openai client's `.parse()`, vLLM's `structured_outputs`, and the answer to a bad
+constraint."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The same requests to `vllm serve` and to Pegboard, on the same weights in float32. Opt-in, because vLLM is no dependency:
+"""The same requests to `vllm serve` and to Pegboard, on the same weights in float32. Opt-in, because vLLM is not a dependency:
 
     PEGBOARD_TEST_VLLM        Python of an environment with vLLM for CPU
     PEGBOARD_TEST_VLLM_MODEL  directory of a checkpoint in Hugging Face layout that both can load
-    PEGBOARD_TEST_VLLM_REQUESTS   how many requests (default 300)
+    PEGBOARD_TEST_VLLM_REQUESTS   number of requests (default 300)
 
-TCMALLOC may name libtcmalloc_minimal.so.4, which vLLM for CPU asks for. Every difference that `compare_answers.KNOWN` does not
+TCMALLOC may name libtcmalloc_minimal.so.4, which vLLM for CPU requires. Every difference that `compare_answers.KNOWN` does not
 explain is a failure.
 """
 
@@ -95,7 +95,7 @@ def answers_of(url: str, cases: list[Case]) -> list[Answer]:
 @needs_vllm
 def test_both_answer_alike(tmp_path: Path) -> None:
     cases = generate(NUM_REQUESTS)
-    with vllm_server(tmp_path / "vllm.log") as url:  # one after the other: both are measured on idle cores
+    with vllm_server(tmp_path / "vllm.log") as url:  # one after the other, so that both run on idle cores
         theirs = answers_of(url, cases)
     with Server(Path(str(CHECKPOINT)), tmp_path, *SAME) as server:
         ours = answers_of(server.wait_until_ready().url, cases)
@@ -108,7 +108,7 @@ def test_both_answer_alike(tmp_path: Path) -> None:
 
 
 def test_known_differences_are_documented() -> None:
-    """Row for row: docs/vllm.md tells readers what `KNOWN` forgives."""
+    """Row by row: docs/vllm.md tells readers the differences that `KNOWN` allows."""
     text = (Path(__file__).parents[2] / "docs/vllm.md").read_text("utf-8")
     section = text.partition("## Answers, compared with vLLM's")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ([^|]+?) \|", section, re.M)[1:]

@@ -2,7 +2,7 @@
 
     python tests/soak/soak.py [--minutes 30] [--concurrency 64] [--model REFERENCE] [--api-server-count 1]
 
-Starts a server of its own. Prints what was done and how memory went as JSON; exit status 1 when memory grew by more than 5 %
+Starts its own server. Prints the work done and the course of memory as JSON; exit status 1 when memory grew by more than 5 %
 after the first quarter, when blocks or requests were left, or when an answer was wrong. A short version is in tests/server.
 """
 
@@ -44,7 +44,7 @@ SHORT = Sizes((3, 10), (1, 2, 4))
 
 @dataclass
 class Soak:
-    """What happened. memory: (seconds since the start, bytes of all processes of the server)."""
+    """The results. memory: (seconds since the start, bytes of all processes of the server)."""
 
     counts: Counter[str] = field(default_factory=Counter)
     memory: list[tuple[float, int]] = field(default_factory=list)
@@ -71,7 +71,8 @@ def memory_of(server: Server) -> int:
 
 
 def make_request(chance: random.Random, sizes: Sizes) -> tuple[str, dict[str, Any]]:
-    """(path, body): completions and chats, short and long, streamed or not, with every kind of extra; some are refused."""
+    """(path, body): completions and chats, short and long, streamed or not, with all kinds of optional fields; some are
+    refused."""
     prompt = " ".join(chance.choices(WORDS, k=chance.choice(sizes.words)))
     body: dict[str, Any] = {
         "model": MODEL, "max_tokens": chance.choice(sizes.tokens), "temperature": chance.choice([0, 0.7, 1.3]),
@@ -91,7 +92,7 @@ def make_request(chance: random.Random, sizes: Sizes) -> tuple[str, dict[str, An
 
 
 async def worker(http: httpx.AsyncClient, soak: Soak, chance: random.Random, sizes: Sizes) -> None:
-    """One client: request after request until cancelled; every third goes away before its answer is complete."""
+    """One client: sends request after request until cancelled; it abandons every third before the answer is complete."""
     while True:
         path, body = make_request(chance, sizes)
         patience = chance.uniform(0.01, 1.0) if chance.random() < 0.33 else None
@@ -120,7 +121,7 @@ def is_whole(data: bytes, is_stream: bool) -> bool:
 
 
 async def watch(server: Server, soak: Soak, seconds: float) -> None:
-    """Note the memory, until the time is over and something of every kind has happened."""
+    """Record the memory until the time is over and every kind of event has happened."""
     started = time.monotonic()
     while (now := time.monotonic() - started) < seconds or not all(soak.counts[kind] for kind in ("200", "400", "aborted")):
         assert now < seconds + PATIENCE_S and not soak.wrong, (soak.counts, soak.wrong)
@@ -129,7 +130,7 @@ async def watch(server: Server, soak: Soak, seconds: float) -> None:
 
 
 async def put_under_load(server: Server, seconds: float, concurrency: int, seed: int, sizes: Sizes = LONG) -> Soak:
-    """Load a running server; it is idle again, with no block held, when this returns."""
+    """Load a running server. When this returns, the server is idle again and holds no block."""
     soak = Soak()
     limits = httpx.Limits(max_connections=concurrency)
     async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits) as http:

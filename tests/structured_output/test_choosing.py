@@ -1,4 +1,4 @@
-"""Which backends an engine asks, and how `pegboard plugins why` explains it."""
+"""Which backends an engine tries, and how `pegboard plugins why` explains it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The JSON Schema Test Suite against every backend: what a backend takes, it enforces. Opt-in, because the suite is not ours:
+"""The JSON Schema Test Suite with every backend: a backend enforces every schema that it accepts. Opt-in, because the suite is
+not ours:
 
     PEGBOARD_TEST_JSON_SCHEMA_SUITE   directory of the suite (https://github.com/json-schema-org/JSON-Schema-Test-Suite)
 
-A text that a schema forbids must not be possible. Most that it allows must be: a backend may be narrower than a schema, and want
-properties in the order of the schema, or none but those that are named.
+A text that a schema forbids must not be possible. Most texts that it allows must be possible: a backend may be narrower than a
+schema, require properties in the order of the schema, or allow only those that are named.
 """
 
 from __future__ import annotations

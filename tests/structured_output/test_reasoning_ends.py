@@ -1,5 +1,5 @@
-"""What the switches of the chat template say about the answer: whether it begins with reasoning, and whether a grammar waits for
-the end of one. The same as in vLLM."""
+"""What the switches of the chat template mean for the answer: whether it begins with reasoning, and whether a grammar waits for
+the end of reasoning. The same as in vLLM."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ SIZE = 257 + len(WORDS)
 BACKENDS = ("xgrammar", "guidance")
 PARSERS = sorted({point.name for point in entry_points(group="pegboard.tool_parser.v1")})
 PATIENCE = 60
-"""Tokens after which a text is brought to its end wherever one is allowed."""
+"""Number of tokens after which a text ends wherever it may."""
 
 CITY = {
     "type": "object",
@@ -144,8 +144,8 @@ def strict(name: str, schema: dict[str, Any], is_strict: bool = True) -> dict[st
 
 
 def ways_out(form: Any) -> Iterator[bytes]:
-    """What ends a value: words that it must not hold, with the newline that may belong to them, and what ends values of JSON.
-    "ab" is what the pattern in the schemas asks for."""
+    """What ends a value: words that it must not contain, with the newline that may belong to them, and what ends JSON values.
+    "ab" matches the pattern in the schemas."""
     yield from (b'"', b"'", b"}", b"]", b")", b"ab")
     for inner in form.values() if isinstance(form, dict) else form if isinstance(form, list) else ():
         yield from ways_out(inner)
@@ -157,7 +157,7 @@ def ways_out(form: Any) -> Iterator[bytes]:
 def drawn(
     backend: StructuredOutput, grammar: Grammar, start: list[int], ways: list[bytes], seed: int, size: int = SIZE
 ) -> list[int]:
-    """Token ids that begin with `start` and go on from random logits under the masks, up to where they may end."""
+    """Token ids that begin with `start` and continue from random logits under the masks, up to where they may end."""
     rng = np.random.default_rng(seed)
     ids = list(start)
     assert grammar.accept(ids) == len(ids)
@@ -182,7 +182,7 @@ def drawn(
 
 
 def decoded(ids: list[int], texts: Sequence[bytes] = (b"", *WORDS)) -> str:
-    """texts: of the tokens that are no bytes."""
+    """texts: texts of the tokens that are not single bytes."""
     return b"".join(bytes([id]) if id < END else texts[id - END] for id in ids).decode(errors="replace")
 
 
@@ -232,7 +232,7 @@ def examples(name: str) -> list[Example]:
 
 
 def is_held_otherwise(name: str, example: Example) -> bool:
-    """Formats of Python calls want free lists and objects in JSON's notation, and nothing behind a list of calls."""
+    """Formats of Python calls require free lists and objects in JSON's notation, and nothing after a list of calls."""
     if name not in ("pythonic", "llama4_pythonic", "olmo3"):
         return False
     is_behind = name != "olmo3" and bool(example.calls) and not example.text.rstrip().endswith(("]", "<|python_end|>"))
@@ -292,7 +292,7 @@ def special_tokens(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_markers_that_are_special_tokens(registry: Registry, name: str) -> None:
-    """Grammars of guidance know them by their ids, xgrammar says that it does not."""
+    """Grammars of guidance support them by their ids; xgrammar says that it does not."""
     texts = special_tokens(name)
     token_ids = {text: END + 1 + i for i, text in enumerate(texts)}
     size = END + 1 + len(texts)
@@ -304,7 +304,7 @@ def test_markers_that_are_special_tokens(registry: Registry, name: str) -> None:
     if described is None:
         pytest.skip("the format is not described")
     constraint = with_special_tokens(described, token_ids)
-    if constraint == described or name == "olmo3":  # pieces of whose tags are tokens of their own, and ordinary
+    if constraint == described or name == "olmo3":  # parts of their tags are single, ordinary tokens
         pytest.skip("the format has no special tokens")
     xgrammar: StructuredOutput = registry.build(registry.find("structured_output", "xgrammar"), setup)
     assert "special tokens" in (xgrammar.reject(constraint) or "")
@@ -405,7 +405,7 @@ NOT_EXPRESSED: dict[str, Any] = {
 @pytest.mark.parametrize("schema", NOT_EXPRESSED)
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "deepseek_v32", "pythonic", "functiongemma"])
 def test_what_cannot_be_kept_is_refused_or_kept(registry: Registry, name: str, schema: str) -> None:
-    """Some formats can do some of it."""
+    """Some formats support some of these."""
     tools = [strict("f", {"type": "object", **NOT_EXPRESSED[schema]})]
     parser = parser_of(registry, name, tools)
     can = {

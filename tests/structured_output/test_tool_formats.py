@@ -1,4 +1,5 @@
-"""Calls of the model's own choice, held to their tools' schemas: each parser's constraint on the backends that take it."""
+"""Calls that the model chooses to make must follow their tools' schemas: each parser's constraint on the backends that accept
+it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from pegboard_chat.parsing import fold
 END_TOKEN = 256
 BACKENDS = ("xgrammar", "guidance")
 NO_CONSTRAINT = {"openai"}
-"""Its parser is handed to the model's own library."""
+"""Its parser uses the model's own library."""
 PARSERS = sorted({point.name for point in entry_points(group="pegboard.tool_parser.v1")})
 
 CITY = {
@@ -55,7 +56,7 @@ def made_parser(registry: Registry, name: str) -> Any:
 
 
 def taken(backend: StructuredOutput, grammar: Grammar, text: str) -> int:
-    """How many bytes of `text` the grammar takes; one more when it may end there."""
+    """How many bytes of `text` the grammar accepts; one more when the text may end there."""
     data = text.encode()
     accepted = grammar.accept(list(data))
     if accepted < len(data):
