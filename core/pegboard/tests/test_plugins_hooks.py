@@ -68,7 +68,7 @@ def test_strict_makes_a_failure_fatal(make: MakeHooks, monkeypatch: pytest.Monke
     ("source", "match"),
     [
         ("def pegboard_docter_checks(): return []\n", "no hook 'pegboard_docter_checks', did you mean 'pegboard_doctor_checks'"),
-        ("def pegboard_role_started(roll): pass\n", "no argument 'roll', it has role"),
+        ("def pegboard_role_started(roll): pass\n", "roll"),
         ("class HOOKS_:\n    pass\nHOOKS = HOOKS_\n", "is a class"),
         ("import nothing_of_this_name\n", "nothing_of_this_name"),
     ],

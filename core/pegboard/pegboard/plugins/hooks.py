@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import MutableMapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
+
+import pluggy
 
 from pegboard import env
 from pegboard.errors import PluginBroken, PluginFailure
@@ -19,13 +21,9 @@ from pegboard.plugins.registry import Registry
 
 logger = get_logger(__name__)
 
-PREFIX = "pegboard_"
-ARGUMENTS = {
-    name: tuple(inspect.signature(function).parameters)
-    for name, function in vars(hookspecs).items()
-    if name.startswith(PREFIX)
-}  # fmt: skip
-"""Hook → the names of its arguments, none or one."""
+_PREFIX = "pegboard_"
+HOOKS = tuple(sorted(name for name in vars(hookspecs) if name.startswith(_PREFIX)))
+"""The name of every hook."""
 
 _MISSING = object()
 
@@ -40,32 +38,59 @@ class Amendment:
     after: Any
 
 
+class _PrefixedHooks(pluggy.PluginManager):
+    """Takes every routine named `pegboard_…` for a hook, so that plugins need no decorator and import nothing."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
+        routine = name.startswith(_PREFIX) and inspect.isroutine(inspect.getattr_static(plugin, name, None))
+        return {} if routine else None
+
+    def parse_hookspec_opts(self, module_or_class: object, name: str) -> Any:
+        return {} if name in HOOKS else None
+
+
 class Hooks:
     """The hooks of one process. quarantined: plugins left out since they failed, by long name, and why."""
 
     def __init__(self, registry: Registry) -> None:
-        """Import and check what is enabled. Enabling is asking, so a plugin that does not import or names an unknown hook is an
-        error: PluginBroken."""
+        """Import and register the enabled plugins. Enabling is asking, so PluginBroken for a plugin that does not import or that
+        names an unknown hook."""
         self.quarantined: dict[str, str] = {}
-        self._functions: dict[str, dict[Entry, Callable[..., Any]]] = {name: {} for name in ARGUMENTS}
-        for entry in sorted(registry.enabled_hooks(), key=lambda entry: entry.qualified):
+        self._manager = _PrefixedHooks("pegboard")
+        self._manager.add_hookspecs(hookspecs)
+        self._entries: dict[str, Entry] = {}
+        for entry in registry.enabled_hooks():
             registry.verify_version(entry)
-            for name, function in _hooks_of(entry, import_part(entry, entry.value, "hooks")):
-                self._functions[name][entry] = function
+            self._register(entry, import_part(entry, entry.value, "hooks"))
+
+    def _register(self, entry: Entry, plugin: object) -> None:
+        if inspect.isclass(plugin):
+            raise PluginBroken(f"{entry.id}: {entry.value!r} is a class, expected an object or a module", plugin=entry.id)
+        try:
+            self._manager.register(plugin, name=entry.qualified)
+            self._manager.check_pending()
+        except ValueError as error:  # the same object under two names
+            raise PluginBroken(f"{entry.id}: {error}", plugin=entry.id) from error
+        except pluggy.PluginValidationError as error:
+            raise PluginBroken(f"{entry.id}: {_explained(plugin, error)}", plugin=entry.id) from error
+        self._entries[entry.qualified] = entry
 
     def call(self, hook: str, *argument: Any) -> list[Any]:
-        """Call every implementation of a hook; what they returned, without None."""
-        results = [self._call_one(hook, entry, *argument) for entry in self._functions[hook]]
+        """Call every implementation of a hook, in the order of long names; what they returned, without None."""
+        results = [self._call_one(implementation, *argument) for implementation in self._implementations(hook)]
         return [result for result in results if result is not None]
 
-    def _call_one(self, hook: str, entry: Entry, *argument: Any) -> Any:
+    def _implementations(self, hook: str) -> list[Any]:
+        return sorted(getattr(self._manager.hook, hook).get_hookimpls(), key=lambda implementation: implementation.plugin_name)
+
+    def _call_one(self, implementation: Any, *argument: Any) -> Any:
+        entry = self._entries[implementation.plugin_name]
         if entry.qualified in self.quarantined:
             return None
-        function = self._functions[hook][entry]
         try:
-            return function(*argument[: len(inspect.signature(function).parameters)])
+            return implementation.function(*argument[: len(implementation.argnames)])
         except Exception as error:
-            reason = f"{hook} raised {type(error).__name__}: {error}"
+            reason = f"{implementation.function.__name__} raised {type(error).__name__}: {error}"
             if env.strict():
                 raise PluginFailure(f"{entry.id}: {reason} (PEGBOARD_STRICT=1)", plugin=entry.id) from error
             self.quarantined[entry.qualified] = reason
@@ -74,32 +99,22 @@ class Hooks:
     def amend_config(self, draft: MutableMapping[str, Any]) -> list[Amendment]:
         """Let each plugin change `draft` in place; what changed, by whom. Changes of a plugin that raises are undone."""
         amendments = []
-        for entry in self._functions["pegboard_amend_config"]:
+        for implementation in self._implementations("pegboard_amend_config"):
             before = deepcopy(dict(draft))
-            self._call_one("pegboard_amend_config", entry, draft)
-            if entry.qualified in self.quarantined:
+            self._call_one(implementation, draft)
+            if implementation.plugin_name in self.quarantined:
                 draft.clear()
                 draft.update(before)
             for field in sorted({*before, *draft}):
                 old, new = before.get(field, _MISSING), draft.get(field, _MISSING)
                 if old is _MISSING or new is _MISSING or old != new:
                     shown = [None if value is _MISSING else deepcopy(value) for value in (old, new)]
-                    amendments.append(Amendment(entry.qualified, field, *shown))
+                    amendments.append(Amendment(implementation.plugin_name, field, *shown))
         return amendments
 
 
-def _hooks_of(entry: Entry, plugin: object) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The functions of a plugin object or module that are named like hooks. Raises PluginBroken."""
-    if inspect.isclass(plugin):
-        raise PluginBroken(f"{entry.id}: {entry.value!r} is a class, expected an object or a module", plugin=entry.id)
-    for name in dir(plugin):
-        function = getattr(plugin, name)
-        if not (name.startswith(PREFIX) and callable(function)):
-            continue
-        if name not in ARGUMENTS:
-            raise PluginBroken(f"{entry.id}: there is no hook {name!r}{did_you_mean(name, ARGUMENTS)}", plugin=entry.id)
-        wrong = [argument for argument in inspect.signature(function).parameters if argument not in ARGUMENTS[name]]
-        if wrong:
-            expected = ", ".join(ARGUMENTS[name]) or "none"
-            raise PluginBroken(f"{entry.id}: {name} has no argument {wrong[0]!r}, it has {expected}", plugin=entry.id)
-        yield name, function
+def _explained(plugin: object, error: Exception) -> str:
+    unknown = [name for name in dir(plugin) if name.startswith(_PREFIX) and callable(getattr(plugin, name)) and name not in HOOKS]
+    if unknown:
+        return f"there is no hook {unknown[0]!r}{did_you_mean(unknown[0], HOOKS)}"
+    return " ".join(str(error).split())
