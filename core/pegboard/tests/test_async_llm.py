@@ -37,7 +37,7 @@ def open_client(**engine) -> AsyncLLM:
     plan = echo_plan(**engine)
     process = EngineProcess(BUILDER)
     process.start(plan)
-    return AsyncLLM.from_parts(plan, None, ByteTokenizer(), process)
+    return AsyncLLM.of_plan(plan, None, process, tokenizer=ByteTokenizer())
 
 
 def with_client(body: Callable, **engine) -> None:
@@ -85,7 +85,7 @@ def test_events_of_a_running_engine_are_read_by_the_plans_parsers():
         process = EngineProcess(BUILDER)
         plan = replace(echo_plan(), tool_parser="acme:fake", reasoning_parser="acme:fake")
         process.start(plan)
-        async with AsyncLLM.from_parts(plan, registry, PlainTokenizer(), process) as client:
+        async with AsyncLLM.of_plan(plan, registry, process, tokenizer=PlainTokenizer()) as client:
             parsers = client.parsers()
             assert parsers.tool.name == parsers.reasoning.name == "fake"
             for choice, content in (("auto", "So ."), ("none", text.partition("</think>")[2])):
@@ -278,7 +278,7 @@ async def main():
     plan = echo_plan()
     engine = EngineProcess(BUILDER)
     engine.start(plan)
-    async with AsyncLLM.from_parts(plan, None, ByteTokenizer(), engine) as client:
+    async with AsyncLLM.of_plan(plan, None, engine, tokenizer=ByteTokenizer()) as client:
         print(engine.pid, engine.folder, flush=True)
         async for _ in client.generate("a", SamplingParams(max_tokens=None, ignore_eos=True)):
             pass
@@ -342,7 +342,7 @@ def test_samples_reach_the_sinks_of_this_process_and_a_failing_one_harms_nobody(
         process.start(plan, wants_samples=True)
         good, bad = CountingSink(), CountingSink(fails_after=2)
         own = [Metric("http_requests_total", "counter", "")]
-        client = AsyncLLM.from_parts(plan, None, ByteTokenizer(), process, sinks={"good": good, "bad": bad}, metrics=own)
+        client = AsyncLLM.of_plan(plan, None, process, tokenizer=ByteTokenizer(), sinks={"good": good, "bad": bad}, metrics=own)
         async with client:
             outputs = await asyncio.wait_for(collect(client.generate("ab", SamplingParams(max_tokens=1000))), 60)
             assert outputs[-1].outputs[0].finish_reason == "length"

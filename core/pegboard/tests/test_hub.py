@@ -38,7 +38,7 @@ class Clients:
         self.engines = [
             HubEngine(self.hub.address, index, COUNT, lambda index=index: self.stopped.append(index)) for index in range(COUNT)
         ]
-        self.all = [AsyncLLM.from_parts(self.plan, None, ByteTokenizer(), engine) for engine in self.engines]
+        self.all = [AsyncLLM.of_plan(self.plan, None, engine, tokenizer=ByteTokenizer()) for engine in self.engines]
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

@@ -18,7 +18,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pegboard.config.view import describe_settings
-from pegboard.data.logprobs import TokenTexts
 from pegboard.data.output import RequestOutput
 from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
 from pegboard.engine.boundary.messages import (
@@ -99,32 +98,23 @@ class AsyncLLM:
         return client
 
     @classmethod
-    def from_parts(
+    def of_plan(
         cls,
         plan: "EnginePlan",
         registry: "Registry | None",
-        tokenizer: "Tokenizer | None",
-        engine: "EngineProcess",
+        engine: Any,
         *,
+        metrics: Sequence[Metric] | None = None,
+        tokenizer: "Tokenizer | None" = None,
         sinks: Mapping[str, MetricsSink] | None = None,
-        metrics: Sequence[Metric] = (),
-    ) -> "AsyncLLM":
-        """A client of an engine process that was started elsewhere and has been sent its plan. sinks: by plugin name, who gets
-        the engine's samples (if it was told to send them) and what `publish` is given; metrics: what the latter may hold."""
-        self = cls.__new__(cls)
-        self._assemble(plan, registry, tokenizer, engine)
-        self._measure(sinks or {}, metrics)
-        return self
-
-    @classmethod
-    def of_plan(
-        cls, plan: "EnginePlan", registry: "Registry", engine: Any, *, metrics: Sequence[Metric] | None = None
     ) -> "AsyncLLM":
         """A client of an engine that has been sent its plan (`start_engine`). engine: an `EngineProcess` or a `HubEngine`.
+
         metrics: what the caller measures in this process and gives to `publish`; the enabled metrics plugins get that and the
-        engine's samples. None = they do not run here."""
+        engine's samples. None = they do not run here. tokenizer, sinks (by plugin name): instead of those that `registry` builds.
+        """
         self = cls.__new__(cls)
-        self._connect(plan, registry, engine, metrics)
+        self._connect(plan, registry, engine, metrics, tokenizer, sinks)
         return self
 
     def _open(self, settings: "Settings", engine: "EngineProcess | None", metrics: Sequence[Metric] | None) -> None:
@@ -133,28 +123,30 @@ class AsyncLLM:
         engine = engine or EngineProcess()
         try:
             plan, registry = start_engine(settings, engine, wants_samples=metrics is not None)
-            self._connect(plan, registry, engine, metrics)
+            self._connect(plan, registry, engine, metrics, None, None)
         except BaseException:
             engine.stop()
             raise
 
-    def _connect(self, plan: "EnginePlan", registry: "Registry", engine: Any, metrics: Sequence[Metric] | None) -> None:
+    def _connect(
+        self,
+        plan: "EnginePlan",
+        registry: Any,
+        engine: Any,
+        metrics: Sequence[Metric] | None,
+        tokenizer: "Tokenizer | None",
+        sinks: Mapping[str, MetricsSink] | None,
+    ) -> None:
         from pegboard.plan.engine_plan import make_tokenizer
         from pegboard.plan.metrics_plugins import build_sinks
 
-        tokenizer = None if plan.settings.engine.skip_tokenizer_init else make_tokenizer(registry, plan)
-        self._assemble(plan, registry, tokenizer, engine)
-        if metrics is not None:
-            self._measure(build_sinks(registry, plan, "api"), metrics)
-
-    def _assemble(self, plan: "EnginePlan", registry: Any, tokenizer: "Tokenizer | None", engine: "EngineProcess") -> None:
-        self.plan = plan
-        self.registry = registry
+        if tokenizer is None and not plan.settings.engine.skip_tokenizer_init:
+            tokenizer = make_tokenizer(registry, plan)
+        if sinks is None:
+            sinks = {} if metrics is None else build_sinks(registry, plan, "api")
+        self.plan, self.registry, self.sinks = plan, registry, sinks
         self.info: Mapping[str, Any] = {}
-        self._tokenizer = tokenizer
-        self._texts = TokenTexts(tokenizer) if tokenizer is not None else None
         self._builder = RequestBuilder(plan, tokenizer, registry)
-        self._parsers = self._builder.parsers if tokenizer is not None else Parsers()
         self._engine = engine
         self._streams: dict[str, _Live] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -164,11 +156,7 @@ class AsyncLLM:
         self._dead: EngineDeadError | None = None
         self._is_shut_down = False
         self._created = int(time.time())
-        self._measure({}, ())
-
-    def _measure(self, sinks: Mapping[str, MetricsSink], metrics: Sequence[Metric]) -> None:
-        self.sinks, self._metrics = sinks, metrics
-        self._all_sinks = Sinks([*sinks.values()])
+        self._metrics, self._all_sinks = metrics or (), Sinks([*sinks.values()])
 
     # --- life ------------------------------------------------------------------------------------------------------------
 
@@ -177,7 +165,8 @@ class AsyncLLM:
         if self._ready is None:
             self._refuse_if_dead()
             self._ready = asyncio.get_running_loop().create_future()
-            self._ready.add_done_callback(_mark_retrieved)
+            # Nobody may be waiting for the start when it fails; asyncio must not complain about that.
+            self._ready.add_done_callback(lambda future: future.cancelled() or future.exception())
             self._engine.attach(self._on_message, self._on_death)
         await asyncio.shield(self._ready)
 
@@ -322,15 +311,7 @@ class AsyncLLM:
         self._refuse_if_dead()
         if options.request_id in self._streams:
             raise RequestError(f"request id {options.request_id!r} is in use by a running request", parameter="request_id")
-        stream = OutputStream(
-            request,
-            self._tokenizer,
-            self._texts,
-            prompt=text,
-            lora_request=options.lora,
-            stream_interval=self.plan.settings.engine.stream_interval,
-        )
-        live = self._streams[options.request_id] = _Live(stream)
+        live = self._streams[options.request_id] = _Live(self._builder.stream(request, text))
         self._engine.send(Add(request))
         return live
 
@@ -344,7 +325,7 @@ class AsyncLLM:
 
     def parsers(self) -> Parsers:
         """What the answers of the served model are read with."""
-        return self._parsers
+        return self._builder.parsers if self._builder.tokenizer is not None else Parsers()
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End requests with finish reason "abort"; unknown ids are ignored."""
@@ -357,9 +338,7 @@ class AsyncLLM:
 
     def tokenizer(self) -> "Tokenizer":
         """The served model's tokenizer. Raises RequestError under `skip_tokenizer_init`."""
-        if self._tokenizer is None:
-            raise RequestError("no tokenizer: skip_tokenizer_init is set, so only token ids are served")
-        return self._tokenizer
+        return self._builder.get_tokenizer()
 
     get_tokenizer = tokenizer
 
@@ -449,9 +428,3 @@ class _Live:
         if not self.stream.is_finished and self.error is None:
             self.error = error
             self.wake.set()
-
-
-def _mark_retrieved(future: asyncio.Future[None]) -> None:
-    """Nobody may be waiting for the start when it fails; asyncio must not complain about that."""
-    if not future.cancelled():
-        future.exception()

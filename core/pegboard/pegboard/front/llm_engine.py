@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from pegboard.data.logprobs import TokenTexts
-from pegboard.data.output import MetricValue, RequestOutput
+from pegboard.data.output import Counter, Gauge, Histogram, MetricValue, RequestOutput, Vector
 from pegboard.data.request import EngineRequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.boundary.spawn import BUILDER, load_function
 from pegboard.errors import ConfigError, RequestError
-from pegboard.front.metric_values import metric_values
 from pegboard.front.output_stream import OutputStream
 from pegboard.front.prompts import PromptInput, RequestBuilder, prompt_text
-from pegboard.interfaces.metrics import Totals
+from pegboard.interfaces.metrics import PREFIX, Metric, Reading, Totals
 from pegboard.log import get_logger
 
 if TYPE_CHECKING:
@@ -43,7 +42,6 @@ class LLMEngine:
         self.tokenizer = tokenizer
         self.engine = engine
         self._builder = RequestBuilder(plan, tokenizer, registry)
-        self._texts = TokenTexts(tokenizer) if tokenizer is not None else None
         self._streams: dict[str, OutputStream] = {}
         self._totals: Totals | None = None
         if not plan.settings.engine.disable_log_stats:
@@ -78,14 +76,7 @@ class LLMEngine:
         if request.request_id in self._streams:
             raise RequestError(f"request id {request.request_id!r} is in use by a running request", parameter="request_id")
         self.engine.add(request)
-        self._streams[request.request_id] = OutputStream(
-            request,
-            self.tokenizer,
-            self._texts,
-            prompt=prompt,
-            lora_request=request.lora,
-            stream_interval=self.plan.settings.engine.stream_interval,
-        )
+        self._streams[request.request_id] = self._builder.stream(request, prompt)
 
     def add_request(
         self,
@@ -140,9 +131,7 @@ class LLMEngine:
 
     def get_tokenizer(self) -> "Tokenizer":
         """Raises RequestError under `skip_tokenizer_init`."""
-        if self.tokenizer is None:
-            raise RequestError("no tokenizer: skip_tokenizer_init is set, so only token ids are served")
-        return self.tokenizer
+        return self._builder.get_tokenizer()
 
     @property
     def eos_token_ids(self) -> Sequence[int]:
@@ -167,3 +156,46 @@ class LLMEngine:
         """Stop the engine and free its memory."""
         self._streams.clear()
         self.engine.stop()
+
+
+def metric_values(totals: Totals, model_name: str) -> list[MetricValue]:
+    """What `LLM.get_metrics` returns: the sums of all samples, in vLLM's classes. A counter with the label `position` is one
+    Vector."""
+    found: list[MetricValue] = []
+    for metric, readings in totals.readings():
+        if metric.labels == ("position",):
+            found.extend(_vectors(metric, readings, model_name))
+        else:
+            found.extend(_value(reading, model_name) for reading in readings)
+    return found
+
+
+def _name(metric: Metric) -> str:
+    name = metric.name.removesuffix("_total") if metric.type == "counter" else metric.name
+    return (PREFIX if metric.prefixed else "") + name
+
+
+def _labels(reading: Reading, model_name: str) -> dict[str, str]:
+    common = {"model_name": model_name, "engine": str(reading.engine)}
+    own = dict(zip(reading.metric.labels, reading.labels, strict=True))
+    return {label: common[label] for label in reading.metric.common} | own
+
+
+def _value(reading: Reading, model_name: str) -> MetricValue:
+    metric = reading.metric
+    name, labels = _name(metric), _labels(reading, model_name)
+    if metric.type == "counter":
+        return Counter(name, labels, int(reading.value) if reading.value.is_integer() else reading.value)  # type: ignore[arg-type]
+    if metric.type == "gauge":
+        return Gauge(name, labels, reading.value)
+    edges = [*(str(edge) for edge in metric.buckets), "+Inf"]
+    counts = dict(zip(edges, accumulate(reading.bucket_counts), strict=True)) if reading.bucket_counts else {}
+    return Histogram(name, labels, reading.count, reading.value, counts)
+
+
+def _vectors(metric: Metric, readings: list[Reading], model_name: str) -> Iterator[MetricValue]:
+    for engine in sorted({reading.engine for reading in readings}):
+        own = sorted((reading for reading in readings if reading.engine == engine), key=lambda reading: int(reading.labels[0]))
+        labels = _labels(own[0], model_name)
+        del labels["position"]
+        yield Vector(_name(metric), labels, [int(reading.value) for reading in own])

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pegboard.config.schema import structured_outputs_config
+from pegboard.data.logprobs import TokenTexts
 from pegboard.data.request import AdapterRef, EngineRequest
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.errors import RequestError, blame
+from pegboard.front.output_stream import OutputStream
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.logits_processor import LogitsProcessorSpec
 from pegboard.interfaces.output_parser import ChosenParser, OutputParserSetup, Parsers
@@ -86,10 +88,24 @@ class RequestBuilder:
         self.tokenizer = tokenizer
         self._registry = registry
         is_named = plan.settings.engine.reasoning_parser != "auto"
+        self._texts = TokenTexts(tokenizer) if tokenizer is not None else None
         self._named_reasoning = self.parsers.reasoning if is_named and tokenizer is not None else None
         self._judges = _judges(plan, registry)
         own = tokenizer.vocabulary().eos_token_ids if tokenizer is not None else ()
         self.eos_token_ids = list(dict.fromkeys([*plan.eos_token_ids, *own]))
+
+    def get_tokenizer(self) -> "Tokenizer":
+        """Raises RequestError under `skip_tokenizer_init`."""
+        if self.tokenizer is None:
+            raise RequestError("no tokenizer: skip_tokenizer_init is set, so only token ids are served")
+        return self.tokenizer
+
+    def stream(self, request: EngineRequest, prompt: str | None) -> OutputStream:
+        """What turns the answer to a built request into outputs. prompt: its text, if it came as text."""
+        interval = self.plan.settings.engine.stream_interval
+        return OutputStream(
+            request, self.tokenizer, self._texts, prompt=prompt, lora_request=request.lora, stream_interval=interval
+        )
 
     def build(
         self,
