@@ -13,7 +13,6 @@ from pegboard.config.sources import engine_settings
 from pegboard.errors import ConfigError, ModelError, PluginNotFound
 from pegboard.plan.engine_plan import make_tokenizer, max_model_len, resolve
 from pegboard.plugins import discovery
-from pegboard.plugins.lock import PluginLock
 from pegboard.plugins.registry import Registry
 from pegboard_testing.fake_distributions import FakeDistributions
 
@@ -107,7 +106,7 @@ def test_a_plan_from_a_folder(model):
     assert (plan.model_names, plan.architectures) == ((path,), ("ToyForCausalLM",))
     again = pickle.loads(pickle.dumps(plan))
     assert again == plan
-    child = Registry.from_lock(PluginLock.from_json(again.lock_json))
+    child = Registry.from_lock(again.lock)
     assert child.lock().decisions == ()
     made = {"model_source", "weight_loader", "model", "quantization", "model_family", "tool_parser", "reasoning_parser"}
     assert {kind for kind, _ in child.locked} == made

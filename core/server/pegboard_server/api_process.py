@@ -89,7 +89,6 @@ def run_child(index: int, count: int, plan_file: str, address: str, listener_fd:
 async def _serve_child(plan: "EnginePlan", index: int, count: int, address: str, listener: socket.socket) -> int:
     from pegboard.engine.boundary.hub import HubEngine
     from pegboard.front.async_llm import AsyncLLM
-    from pegboard.plugins.lock import PluginLock
     from pegboard.plugins.registry import Registry
     from pegboard_server.http_metrics import HTTP_METRICS
     from pegboard_server.logs import apply_log_config
@@ -98,6 +97,6 @@ async def _serve_child(plan: "EnginePlan", index: int, count: int, address: str,
         apply_log_config(plan.settings.server.log_config_file)
     stop = asyncio.Event()
     engine = HubEngine(address, index, count, stop.set)
-    registry = Registry.from_lock(PluginLock.from_json(plan.lock_json))
+    registry = Registry.from_lock(plan.lock)
     client = AsyncLLM.of_plan(plan, registry, engine, metrics=HTTP_METRICS)
     return await serve_client(client, listener, on_ready=lambda _: engine.tell_serving(), stop=stop, catch_signals=False)

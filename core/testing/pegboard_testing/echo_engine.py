@@ -14,6 +14,7 @@ from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.metrics import Metric, MetricsSink, Sample
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
 from pegboard.plan.engine_plan import EnginePlan
+from pegboard.plugins.registry import PluginLock
 
 BUILDER = "pegboard_testing.echo_engine:build"
 REFUSED_PRIORITY = 99
@@ -32,7 +33,7 @@ def echo_plan(**engine: Any) -> EnginePlan:
     )
     return EnginePlan(
         settings=Settings(EngineConfig(**engine)),
-        lock_json="{}",
+        lock=PluginLock(),
         checkpoint=checkpoint,
         model_names=tuple(engine.get("served_model_name") or ["echo"]),
         max_model_len=engine.get("max_model_len") or 4096,

@@ -26,7 +26,6 @@ from pegboard.log import get_logger
 from pegboard.plan.metrics_plugins import build_sinks, wants_records
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.hooks import Hooks
-from pegboard.plugins.lock import PluginLock
 from pegboard.plugins.registry import Registry
 from pegboard.worker.worker import WorkerPlan, make_worker
 
@@ -39,7 +38,7 @@ log = get_logger(__name__)
 def build_engine(plan: "EnginePlan") -> Engine:
     """Load the model and return an engine that is ready to step. Raises ConfigError, ModelError or PluginError."""
     started = time.perf_counter()
-    registry = Registry.from_lock(PluginLock.from_json(plan.lock_json))
+    registry = Registry.from_lock(plan.lock)
     config = _with_platform_defaults(registry, plan)
     limits = _limits(plan, config, registry)
     policy, has_priority = _policy(registry, config, limits)
@@ -122,7 +121,7 @@ def _executor(registry: Registry, plan: "EnginePlan", config: EngineConfig, limi
     asked = config.distributed_executor_backend
     prefers = [name] if (name := default_name("executor")) else []
     entry = registry.choose("executor", need, explicit=asked, prefers=prefers).require()
-    worker_plan = WorkerPlan(config, limits, plan.lock_json, plan.checkpoint)
+    worker_plan = WorkerPlan(config, limits, plan.lock, plan.checkpoint)
     return registry.build(entry, ExecutorSetup(world_size, make_worker(registry, worker_plan), worker_plan))
 
 

@@ -32,7 +32,7 @@ from pegboard.plugins.defaults import default_model, default_name
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.names import missing_providers, not_found
 from pegboard.plugins.policy import PluginPolicy
-from pegboard.plugins.registry import Registry
+from pegboard.plugins.registry import PluginLock, Registry
 from pegboard.plugins.selection import Decision
 
 if TYPE_CHECKING:
@@ -60,13 +60,13 @@ _DEFAULTS = {
 class EnginePlan:
     """Everything the engine process needs. Picklable.
 
-    lock_json: the plugin lock. max_model_len, vocab_size: in tokens. eos_token_ids: ids that end an output, by the
+    lock: what children know of plugins. max_model_len, vocab_size: in tokens. eos_token_ids: ids that end an output, by the
     checkpoint's word. default_params: sampling defaults by SamplingParams field. model_names: names clients may use.
     family: what the model's family recommends. tool_parser, reasoning_parser: qualified names of the chosen parsers.
     """
 
     settings: Settings
-    lock_json: str
+    lock: PluginLock
     checkpoint: Checkpoint
     model_names: tuple[str, ...]
     max_model_len: int
@@ -108,7 +108,7 @@ def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[En
     family = choose_family(registry, need_of(checkpoint))
     plan = EnginePlan(
         settings=settings,
-        lock_json="",
+        lock=PluginLock(),
         checkpoint=checkpoint,
         model_names=tuple(engine.served_model_name or [reference]),
         max_model_len=max_model_len(checkpoint.config, engine.max_model_len),
@@ -120,7 +120,7 @@ def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[En
         tool_parser=choose_parser(registry, "tool_parser", engine.tool_call_parser, family),
         reasoning_parser=choose_parser(registry, "reasoning_parser", engine.reasoning_parser, family),
     )
-    return replace(plan, lock_json=registry.lock().to_json()), registry
+    return replace(plan, lock=registry.lock()), registry
 
 
 def make_tokenizer(registry: Registry, plan: EnginePlan) -> "Tokenizer":

@@ -162,9 +162,8 @@ def _from_lock(registry: Registry, kind: str, need: Need, key: str) -> Decision 
     locked = registry.locked.get((kind, key))
     if locked is None or locked.winner is None or locked.need != need_text(need):
         return None
-    entry = registry.find(kind, locked.winner)
-    registry.verify_version(entry)
-    return registry.record(Decision(kind, entry, (Candidate(entry, "selected"),), key, locked.need, f"{locked.rank}; locked"))
+    registry.verify_version(locked.winner)
+    return registry.record(replace(locked, candidates=(Candidate(locked.winner, "selected"),), rank=f"{locked.rank}; locked"))
 
 
 def _find_or_none(registry: Registry, kind: str, name: str) -> Entry | None:

@@ -9,6 +9,7 @@ child = Registry.from_lock(lock)                # in a child: no scan, the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pegboard import env
@@ -18,13 +19,26 @@ from pegboard.log import get_logger
 from pegboard.plugins import choosing, discovery, options
 from pegboard.plugins.discovery import Entry, Scan, normalized
 from pegboard.plugins.importing import import_part, import_spec, incompatibility, run_probe
-from pegboard.plugins.lock import LockedDecision, PluginLock
 from pegboard.plugins.names import check_kind, not_found
 from pegboard.plugins.options import RawOptions
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.selection import Decision
 
 logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginLock:
+    """The resolved set of plugins as one value. The parent resolves once; children get this and never scan again. Picklable.
+
+    options: raw values per plugin, with those of the environment merged in, so that a child reads no environment variable. They
+    may hold secrets: send, never log.
+    """
+
+    scan: Scan = Scan()
+    policy: PluginPolicy = PluginPolicy()
+    options: RawOptions = field(default_factory=dict)
+    decisions: tuple[Decision, ...] = ()
 
 
 class Registry:
@@ -35,7 +49,7 @@ class Registry:
         self.scan = scan
         self.policy = policy or PluginPolicy()
         self.decisions: dict[tuple[str, str], Decision] = {}
-        self.locked: dict[tuple[str, str], LockedDecision] = {}
+        self.locked: dict[tuple[str, str], Decision] = {}
         self._raw_options = options.gather(scan.entries, self.policy.options) if raw_options is None else raw_options
         self._specs: dict[Entry, Spec] = {}
         self._verdicts: dict[Entry, Verdict] = {}
@@ -55,24 +69,14 @@ class Registry:
     def from_lock(cls, lock: PluginLock) -> Registry:
         """What the parent resolved: no scan, no environment. A distribution whose version here differs from the locked one
         raises PluginBroken when it is first used."""
-        options_of_lock = {key: dict(values) for key, values in lock.options.items()}
-        registry = cls(Scan(entries=lock.entries, hooks=lock.hooks), lock.policy, raw_options=options_of_lock)
-        registry.locked = {(decision.kind, decision.key): decision for decision in lock.decisions}
-        registry._unverified = {entry.distribution for entry in (*lock.entries, *lock.hooks)}
+        registry = cls(lock.scan, lock.policy, raw_options=lock.options)
+        registry.locked = {(made.kind, made.key): made for made in lock.decisions}
+        registry._unverified = {entry.distribution for entry in lock.scan.all_entries()}
         return registry
 
     def lock(self) -> PluginLock:
         """This registry as a value for children."""
-        return PluginLock(
-            entries=self.scan.entries,
-            hooks=self.scan.hooks,
-            policy=self.policy,
-            options=self._raw_options,
-            decisions=tuple(
-                LockedDecision(kind, key, made.need, made.winner.qualified if made.winner else None, made.rank)
-                for (kind, key), made in sorted(self.decisions.items())
-            ),
-        )
+        return PluginLock(self.scan, self.policy, self._raw_options, tuple(self.decisions.values()))
 
     # --- look-up: metadata only ------------------------------------------------------------------------------------------
 

@@ -36,8 +36,7 @@ from pegboard.log import get_logger
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_part
-from pegboard.plugins.lock import PluginLock
-from pegboard.plugins.registry import Registry
+from pegboard.plugins.registry import PluginLock, Registry
 from pegboard.worker import memory
 from pegboard.worker.adapters import load_adapter
 from pegboard.worker.attention_groups import AttentionGroups, AttentionLimits
@@ -56,12 +55,12 @@ class WorkerPlan:
 
     config: EngineConfig
     limits: Limits
-    lock_json: str
+    lock: PluginLock
     checkpoint: Checkpoint
 
     def make_worker(self, rank: int) -> "Worker":
         """The rank's worker in a process that has nothing but this plan: the parent's plugin choices, no scan."""
-        return Worker(Registry.from_lock(PluginLock.from_json(self.lock_json)), self, rank)
+        return Worker(Registry.from_lock(self.lock), self, rank)
 
 
 class Worker:
