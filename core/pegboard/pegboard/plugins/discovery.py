@@ -66,8 +66,8 @@ class Duplicate:
 
     distribution: str
     version: str
-    location: str
     used_version: str
+    location: str
     used_location: str
     same: bool
 
@@ -83,9 +83,7 @@ class Scan:
 
     def all_entries(self) -> Iterator[Entry]:
         """Usable, hooks and unusable ones."""
-        yield from self.entries
-        yield from self.hooks
-        yield from (unusable.entry for unusable in self.unusable)
+        yield from (*self.entries, *self.hooks, *(unusable.entry for unusable in self.unusable))
 
 
 def normalized(distribution: str) -> str:
@@ -127,7 +125,9 @@ def _collect(distributions: Iterable[Distribution]) -> Scan:
         if name not in used:
             used[name] = (distribution, entries)
         elif _location(used[name][0]) != _location(distribution) or used[name][1] != entries:
-            duplicates.append(_duplicate(distribution, entries, *used[name]))
+            first, first_entries = used[name]
+            versions, places = (entries[0].version, first_entries[0].version), (_location(distribution), _location(first))
+            duplicates.append(Duplicate(name, *versions, *places, same=entries == first_entries))
     return _sorted_scan([entry for _, entries in used.values() for entry in entries], duplicates)
 
 
@@ -145,9 +145,7 @@ def _sorted_scan(found: list[Entry], duplicates: list[Duplicate]) -> Scan:
 
 def _entries_of(distribution: Distribution) -> Iterator[Entry]:
     points = [point for point in distribution.entry_points if point.group.startswith(PREFIX)]
-    if not points:
-        return
-    name, version = normalized(distribution.name), distribution.version
+    name, version = (normalized(distribution.name), distribution.version) if points else ("", "")  # reads the metadata
     for point in points:
         match = _GROUP.fullmatch(point.group)
         kind = match.group(1) if match else point.group.removeprefix(PREFIX)
@@ -162,27 +160,13 @@ def unserved_group(group: str, distribution: str) -> str | None:
     if match is None:
         return f"group {group!r} is not of the form pegboard.<kind>.v<major>"
     kind, major = match.group(1), int(match.group(2))
-    if kind == HOOKS_KIND:
-        served = int(HOOKS_GROUP.rpartition("v")[2])
-    elif kind in KINDS:
-        served = KINDS[kind].major
-    else:
+    if kind != HOOKS_KIND and kind not in KINDS:
         return f"unknown kind {kind!r}: made for another version of pegboard, or misspelled"
+    served = int(HOOKS_GROUP.rpartition("v")[2]) if kind == HOOKS_KIND else KINDS[kind].major
     if major == served:
         return None
     upgrade = "pegboard" if major > served else distribution
     return f"made for interface {kind} v{major}, this pegboard serves v{served}: upgrade {upgrade}"
-
-
-def _duplicate(later: Distribution, entries: list[Entry], first: Distribution, first_entries: list[Entry]) -> Duplicate:
-    return Duplicate(
-        distribution=entries[0].distribution,
-        version=entries[0].version,
-        location=_location(later),
-        used_version=first_entries[0].version,
-        used_location=_location(first),
-        same=entries == first_entries,
-    )
 
 
 def _location(distribution: Distribution) -> str:

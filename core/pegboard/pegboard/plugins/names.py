@@ -41,11 +41,9 @@ def not_found(kind: str, name: str, installed: Iterable[str], *, typed: bool = T
     installed = sorted(set(installed))
     known = catalogue().get(kind, {})
     message = f"no installed plugin provides {kind} {name!r}"
-    match = nearest(name, [*installed, *known]) if typed else None
-    if match and match not in installed:
-        return PluginNotFound(f"{message}, did you mean {match!r} (pip install {known[match]})?")
-    if match:
-        return PluginNotFound(f"{message}, did you mean {match!r}?")
+    if match := nearest(name, [*installed, *known]) if typed else None:
+        advice = "" if match in installed else f" (pip install {known[match]})"
+        return PluginNotFound(f"{message}, did you mean {match!r}{advice}?")
     return PluginNotFound(f"{message}; " + ("installed: " + ", ".join(installed) if installed else to_install(kind)))
 
 
@@ -54,13 +52,12 @@ def to_install(kind: str) -> str:
     options = sorted(set(catalogue().get(kind, {}).values()))
     if not options:
         return f"no plugin of kind {kind!r} is installed, and none is catalogued: install a distribution that provides one"
-    if len(options) == 1:
-        return f"no plugin of kind {kind!r} is installed; it is provided by {options[0]}: pip install {options[0]}"
-    return f"no plugin of kind {kind!r} is installed; {_commands(options)}"
+    provided = f"it is provided by {options[0]}: pip install {options[0]}" if len(options) == 1 else _commands(options)
+    return f"no plugin of kind {kind!r} is installed; {provided}"
 
 
 def missing_providers(kind: str, installed: Iterable[str]) -> str:
-    """What could be installed beside the `installed` names of a kind, as advice behind an error; "" when there is nothing."""
+    """What could be installed beside the `installed` names of a kind, as advice at the end of an error; "" when there is nothing."""
     known = catalogue().get(kind, {})
     options = sorted({distribution for name, distribution in known.items() if name not in set(installed)})
     return _commands(options) if options else ""
