@@ -8,7 +8,7 @@ import subprocess
 
 from members import CORE, ROOT, Member, code_lines, core_members, members, text_of, tree_of
 
-MAX_CODE_LINES = 12_839
+MAX_CODE_LINES = 12_048
 """Code lines of core/pegboard/pegboard: blank lines, comments and docstrings are not counted."""
 MAX_LINES = 500
 AIMED_CODE_LINES = 300
