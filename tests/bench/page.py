@@ -40,7 +40,7 @@ def put(page: str, text: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("result", nargs="?", type=Path, help="what bench.py wrote; default the copy beside the page")
+    parser.add_argument("result", nargs="?", type=Path, help="what bench.py wrote; by default the copy next to the page")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page differs")
     parser.add_argument("--page", type=Path, default=PAGE, help=f"the page; default {PAGE.name}")
     arguments = parser.parse_args()

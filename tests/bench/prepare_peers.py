@@ -61,7 +61,7 @@ def _llama(target: Path) -> None:
 
 
 def _llama_server(target: Path) -> None:
-    """Build in a folder beside `target`, which becomes a link to the program."""
+    """Build in a folder next to `target`, which becomes a link to the program."""
     sources, build = target.with_name("llama.cpp-sources"), target.with_name("llama.cpp-build")
     sources.mkdir(exist_ok=True)
     download = ["download", "--quiet", "--no-deps", "--no-binary=llama-cpp-python", "--dest", str(sources), LLAMA]

@@ -163,7 +163,7 @@ def drawn(
     assert grammar.accept(ids) == len(ids)
     for step in range(40 * PATIENCE):
         allowed = mask_of(backend, grammar, size)
-        assert allowed.any(), f"nothing is allowed behind {ids}"
+        assert allowed.any(), f"nothing is allowed after {ids}"
         if allowed[END]:
             return ids
         if step > PATIENCE and rng.random() < 0.7:
@@ -176,7 +176,7 @@ def drawn(
         tokens = np.flatnonzero(allowed)
         endless = np.isin(tokens, list(b" \t\r\n0123456789"))
         token = int(tokens[np.argmax(rng.gumbel(size=len(tokens)) * 2 - 3 * endless * (step > PATIENCE) + 2 * (tokens > END))])
-        assert grammar.accept([token]) == 1, f"{token} was allowed behind {ids}"
+        assert grammar.accept([token]) == 1, f"{token} was allowed after {ids}"
         ids.append(token)
     raise AssertionError(f"no end of {ids}")
 

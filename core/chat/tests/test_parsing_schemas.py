@@ -44,7 +44,7 @@ EVERYTHING = Dialect(
         ({"type": "strin"}, "type 'strin' is unknown"),
         ({"not": {}}, "not is not enforced"),
         ({"minimum": 3}, "minimum without type"),
-        ({"type": "integer", "anyOf": [{}]}, "anyOf beside type"),
+        ({"type": "integer", "anyOf": [{}]}, "anyOf next to type"),
         ({"$ref": "#/$defs/a", "$defs": {}}, "leads nowhere"),
         ({"$ref": "other.json"}, "leads nowhere"),
         ({"allOf": [{}, {}]}, "allOf of several"),

@@ -118,7 +118,7 @@ def json_judge(schema: Mapping[str, Any]) -> Callable[[str], bool]:
 
 
 def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def compile_or_none(backend: StructuredOutput, constraint: Constraint) -> Grammar | None:

@@ -152,7 +152,7 @@ def _problem_here(schema: Schema, root: Any, dialect: Dialect) -> str | None:
     for alone in ("$ref", "anyOf", "oneOf", "allOf"):
         if alone in used:
             if used - {alone}:
-                return f"{alone} beside {', '.join(sorted(used - {alone}))} is not enforced"
+                return f"{alone} next to {', '.join(sorted(used - {alone}))} is not enforced"
             return _combined(alone, schema, root, dialect)
     if "const" in used or "enum" in used:
         return _listed(schema, used)

@@ -73,7 +73,7 @@ def _alternatives(schema: Any, root: Schema, depth: int) -> Iterator[Schema]:
         if alone not in used:
             continue
         if used - {alone}:
-            refuse(f"{alone} beside {', '.join(sorted(used - {alone}))}")
+            refuse(f"{alone} next to {', '.join(sorted(used - {alone}))}")
         value = schema[alone]
         if alone == "$ref":
             value = [_target(root, value)]

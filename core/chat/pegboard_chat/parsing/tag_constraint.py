@@ -111,11 +111,11 @@ class _Values:
         limited = types - {"string"} - unlimited - ({"integer"} if "number" in unlimited else set())
         if strings and not is_marked:
             if limited:
-                refuse(f"{min(limited)} with limits beside strings")
+                refuse(f"{min(limited)} with limits next to strings")
             if any(len(part) < 2 for part in strings):
                 return self.string({}), None  # all text of the other types is also a string
             if not unlimited <= set(PLAIN):
-                refuse("lists and objects beside strings with limits")
+                refuse("lists and objects next to strings with limits")
         texts = [self.string(part) for part in strings]
         plain = [self.other(part, root) for part in others]
         for constant in found.constants:

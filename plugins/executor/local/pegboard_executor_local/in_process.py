@@ -34,7 +34,7 @@ class Step:
         """Compute now, and keep an exception for `result` to raise."""
         try:
             self.output = self.executor.worker.run(self.batch, self._masks if self.batch.needs_masks else None)
-        except BaseException as error:  # noqa: BLE001 - handed to whoever asks for the result
+        except BaseException as error:  # noqa: BLE001 - raised again by `result`
             self.error = error
         finally:
             self.ran.set()
