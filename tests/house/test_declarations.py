@@ -40,7 +40,7 @@ UNREAD: set[str] = {
 """Fields without a reader, to be read or deleted. Only shrinks."""
 UNSET: set[str] = {
     "Limits.encoder_cache_tokens",
-    "MetricsSetup.interval_s", "ModelSourceSetup.offline",
+    "ModelSourceSetup.offline",
 }  # fmt: skip
 """Fields that are read and never set, to be set or deleted. Only shrinks."""
 EXCEPTIONS = {

@@ -12,7 +12,7 @@ import pytest
 
 from pegboard.config.schema import PluginConfig, ServerConfig, Settings
 from pegboard.errors import ConfigError, PluginNotFound
-from pegboard.plan.tool_plugins import with_tool_servers
+from pegboard.plan.ambient import with_enabled
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 from pegboard_server.app import start_tools
@@ -91,17 +91,17 @@ def served(registry: Registry) -> dict[str, list[Any]]:
 
 def test_nothing_runs_unless_it_is_enabled(make: Make) -> None:
     registry, settings = make()
-    assert with_tool_servers(registry, settings) is registry and served(registry) == {}
+    assert with_enabled(registry, settings) is registry and served(registry) == {}
 
 
 def test_the_own_tools_of_a_plugin_run_when_enabled(make: Make) -> None:
     registry, settings = make(plugins={"enable": ["builtin_tool:own"]})
-    assert served(with_tool_servers(registry, settings)) == {"mcp": [None]}
+    assert served(with_enabled(registry, settings)) == {"mcp": [None]}
 
 
 def test_the_setting_enables_the_clients_of_tool_servers(make: Make) -> None:
     registry, settings = make(tool_server=["a:1", "b:2"], plugins={"enable": ["builtin_tool:own"]})
-    registry = with_tool_servers(registry, settings)
+    registry = with_enabled(registry, settings)
     both = [["a:1", "b:2"], None]
     assert served(registry) == {"mcp": both, "web_search": both[:1]}
     assert served(Registry.from_lock(registry.lock())) == served(registry), "an API process of several does the same"
@@ -109,22 +109,22 @@ def test_the_setting_enables_the_clients_of_tool_servers(make: Make) -> None:
 
 def test_an_option_wins_over_the_setting(make: Make) -> None:
     registry, settings = make(tool_server=["a:1"], plugins={"options": {"builtin_tool.client": {"servers": ["c:3"]}}})
-    assert served(with_tool_servers(registry, settings))["mcp"] == [["c:3"]]
+    assert served(with_enabled(registry, settings))["mcp"] == [["c:3"]]
 
 
 def test_what_is_disabled_stays_off(make: Make) -> None:
     registry, settings = make(tool_server=["a:1"], plugins={"disable": ["builtin_tool:client"]})
     with pytest.raises(PluginNotFound, match="client of such servers"):
-        with_tool_servers(registry, settings)
+        with_enabled(registry, settings)
 
 
 def test_without_a_client_the_setting_is_refused(make: Make) -> None:
     registry, settings = make(has_client=False, tool_server=["a:1"])
-    with pytest.raises(PluginNotFound, match="tool_server needs a plugin"):
-        with_tool_servers(registry, settings)
+    with pytest.raises(PluginNotFound, match="tool_server needs a builtin_tool plugin"):
+        with_enabled(registry, settings)
 
 
 def test_a_tool_that_cannot_start_says_why(make: Make) -> None:
     registry, settings = make(tool_server=["nowhere:1"])
     with pytest.raises(ConfigError, match="nowhere:1"):
-        served(with_tool_servers(registry, settings))
+        served(with_enabled(registry, settings))

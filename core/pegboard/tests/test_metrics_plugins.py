@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pegboard.config.schema import EngineConfig, PluginConfig, Settings, check_engine
 from pegboard.errors import ConfigError, PluginNotFound
-from pegboard.plan.metrics_plugins import build_sinks, sink_entries, wants_records, with_traces
+from pegboard.plan.ambient import build_sinks, sink_entries, wants_records, with_enabled
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 from pegboard_testing.fake_distributions import FakeDistributions
@@ -71,22 +70,20 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
 
 def names_of(registry: Registry, settings: Settings) -> dict[str, list[str]]:
-    plan: Any = SimpleNamespace(settings=settings, model_names=("m",))
-    return {process: [entry.name for entry in sink_entries(registry, plan, process)] for process in ("engine", "api")}
+    return {process: [entry.name for entry in sink_entries(registry, settings.engine, process)] for process in ("engine", "api")}
 
 
 def test_each_sink_is_built_in_its_process(make: Make) -> None:
     registry, settings = make()
-    registry = with_traces(registry, settings)
+    registry = with_enabled(registry, settings)
     assert names_of(registry, settings) == {"engine": ["engine"], "api": ["api"]} and not wants_records(registry)
-    plan: Any = SimpleNamespace(settings=settings, model_names=("m", "alias"))
-    (sink,) = build_sinks(registry, plan, "api").values()
+    (sink,) = build_sinks(registry, settings.engine, "m", "api").values()
     assert sink.setup.model_name == "m"  # type: ignore[attr-defined]
 
 
 def test_an_endpoint_switches_traces_on(make: Make) -> None:
     registry, settings = make(otlp_traces_endpoint="grpc://here:1", collect_detailed_traces=["model"])
-    registry = with_traces(registry, settings)
+    registry = with_enabled(registry, settings)
     assert names_of(registry, settings)["engine"] == ["engine", "spans"] and wants_records(registry)
     options = registry.options(registry.find("metrics", "spans"))
     assert options.endpoint == "grpc://here:1" and options.collect == ("model",)
@@ -97,33 +94,33 @@ def test_an_endpoint_switches_traces_on(make: Make) -> None:
 
 def test_without_statistics_requests_are_still_traced(make: Make) -> None:
     registry, settings = make(otlp_traces_endpoint="grpc://here:1", disable_log_stats=True)
-    registry = with_traces(registry, settings)
+    registry = with_enabled(registry, settings)
     assert names_of(registry, settings) == {"engine": ["spans"], "api": ["api"]}
 
 
 def test_an_option_wins_over_the_setting(make: Make) -> None:
     plugins = {"options": {"metrics.spans": {"endpoint": "grpc://there:2"}}}
     registry, settings = make(plugins=plugins, otlp_traces_endpoint="grpc://here:1")
-    registry = with_traces(registry, settings)
+    registry = with_enabled(registry, settings)
     assert registry.options(registry.find("metrics", "spans")).endpoint == "grpc://there:2"
 
 
 def test_nobody_to_export_traces(make: Make) -> None:
     registry, settings = make(has_traces=False, otlp_traces_endpoint="grpc://here:1")
     with pytest.raises(PluginNotFound, match="otlp_traces_endpoint needs a metrics plugin that exports traces"):
-        with_traces(registry, settings)
+        with_enabled(registry, settings)
 
 
 def test_a_disabled_sink_stays_off(make: Make) -> None:
     registry, settings = make(plugins={"disable": ["metrics:spans"]}, otlp_traces_endpoint="grpc://here:1")
     with pytest.raises(PluginNotFound, match="none runs"):
-        with_traces(registry, settings)
+        with_enabled(registry, settings)
 
 
 def test_traces_without_an_endpoint_are_refused_before_the_model_loads(make: Make) -> None:
     registry, settings = make(plugins={"enable": ["metrics:spans"]})
     with pytest.raises(ConfigError, match="metrics:spans exports traces, but not where to: set otlp_traces_endpoint"):
-        with_traces(registry, settings)
+        with_enabled(registry, settings)
 
 
 def test_details_need_traces() -> None:

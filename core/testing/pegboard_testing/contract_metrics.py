@@ -18,7 +18,7 @@ from pegboard.interfaces.metrics import Metric, MetricsSetup, MetricsSink, Reque
 from pegboard_server.http_metrics import HTTP_METRICS
 from pegboard_testing.fake_limits import fake_limits
 
-SETUP = MetricsSetup(model_name="org/model-1", interval_s=1.0)
+SETUP = MetricsSetup(model_name="org/model-1")
 LIMITS = fake_limits(max_model_len=4096, max_drafts=3, max_loras=2)
 METRICS = engine_metrics(LIMITS, cache_config={"block_size": "16"}, show_hidden="0.12")
 OWN = (*METRICS, *HTTP_METRICS, Metric("plugin_things_total", "counter", "Declared by another plugin"))
@@ -105,7 +105,7 @@ class MetricsContract:
 
     def test_two_sinks_do_not_meet(self) -> None:
         """Two engines in one process each have their own sink."""
-        first, second = self.sink(SETUP), self.sink(MetricsSetup("another", 1.0))
+        first, second = self.sink(SETUP), self.sink(MetricsSetup("another"))
         for sink in (first, second):
             sink.declare(METRICS)
         for sink in (first, second, first):

@@ -23,7 +23,7 @@ from pegboard.interfaces.platform import ModelFacts, PlatformNeed, PlatformSetup
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
 from pegboard.interfaces.spec import Need
 from pegboard.log import get_logger
-from pegboard.plan.metrics_plugins import build_sinks, wants_records
+from pegboard.plan.ambient import build_sinks, wants_records
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.hooks import Hooks
 from pegboard.plugins.registry import Registry
@@ -211,7 +211,7 @@ def _metrics(registry: Registry, plan: "EnginePlan", config: EngineConfig, limit
     }
     return StepMetrics(
         limits,
-        list(build_sinks(registry, plan, "engine").values()),
+        list(build_sinks(registry, plan.settings.engine, plan.model_names[0], "engine").values()),
         wants_records=wants_records(registry),
         cache_config={name: str(value) for name, value in cache_config.items()},
         plugin_names={kind: "+".join(sorted(names)) for kind, names in chosen.items()},

@@ -60,10 +60,10 @@ def start_engine(settings: "Settings", engine: "EngineProcess", *, wants_samples
     """Resolve the plan and send it to an engine process. wants_samples: the API processes run the enabled metrics plugins.
     Raises what `plan.resolve` raises."""
     from pegboard.plan.engine_plan import resolve
-    from pegboard.plan.metrics_plugins import sink_entries
+    from pegboard.plan.ambient import sink_entries
 
     plan, registry = resolve(settings)
-    measures = wants_samples and not settings.engine.disable_log_stats and bool(sink_entries(registry, plan, "api"))
+    measures = wants_samples and not settings.engine.disable_log_stats and bool(sink_entries(registry, settings.engine, "api"))
     engine.start(plan, wants_samples=measures)
     return plan, registry
 
@@ -138,12 +138,12 @@ class AsyncLLM:
         sinks: Mapping[str, MetricsSink] | None,
     ) -> None:
         from pegboard.plan.engine_plan import make_tokenizer
-        from pegboard.plan.metrics_plugins import build_sinks
+        from pegboard.plan.ambient import build_sinks
 
         if tokenizer is None and not plan.settings.engine.skip_tokenizer_init:
             tokenizer = make_tokenizer(registry, plan)
         if sinks is None:
-            sinks = {} if metrics is None else build_sinks(registry, plan, "api")
+            sinks = {} if metrics is None else build_sinks(registry, plan.settings.engine, plan.model_names[0], "api")
         self.plan, self.registry, self.sinks = plan, registry, sinks
         self.info: Mapping[str, Any] = {}
         self._builder = RequestBuilder(plan, tokenizer, registry)

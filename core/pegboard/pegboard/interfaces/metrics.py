@@ -34,10 +34,9 @@ class MetricsSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class MetricsSetup:
-    """model_name: label of every metric. interval_s: how often a periodic sink should report."""
+    """model_name: label of every metric."""
 
     model_name: str
-    interval_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)

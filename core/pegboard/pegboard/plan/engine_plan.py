@@ -25,9 +25,8 @@ from pegboard.interfaces.quantization import QuantizationNeed
 from pegboard.interfaces.tokenizer import TokenizerNeed, TokenizerSetup, TokenizerSpec
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoaderNeed, WeightLoaderSetup, WeightLoaderSpec
 from pegboard.log import get_logger
+from pegboard.plan.ambient import with_enabled
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
-from pegboard.plan.metrics_plugins import with_traces
-from pegboard.plan.tool_plugins import with_tool_servers
 from pegboard.plugins.defaults import default_model, default_name
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.names import missing_providers, not_found
@@ -88,7 +87,7 @@ def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[En
     registry = Registry.discover(PluginPolicy.from_config(settings.plugins))
     settings = _amend(registry, settings)
     check_engine(settings.engine)
-    registry = with_tool_servers(with_traces(registry, settings), settings)
+    registry = with_enabled(registry, settings)
     _check_names(registry, settings)
     registry.check_options()
     engine = settings.engine

@@ -11,6 +11,10 @@ from pegboard.log import get_logger
 logger = get_logger(__name__)
 
 
+INTERVAL_S = 10.0
+"""Seconds that one line covers."""
+
+
 class LogSink:
     """Adds up the samples of a window and writes a line when the window is `interval_s` long, or when the engine goes idle
     and the last line is at least that old. A window in which nothing happened gives no line.
@@ -18,8 +22,8 @@ class LogSink:
     The prefix cache hit rate is that of the window, or of the last window that had lookups.
     """
 
-    def __init__(self, options: None, setup: MetricsSetup) -> None:
-        self._interval_s = setup.interval_s
+    def __init__(self, options: None, setup: MetricsSetup, interval_s: float = INTERVAL_S) -> None:
+        self._interval_s = interval_s
         self._gauges: dict[str, float] = {}
         self._sums: Counter[str] = Counter()
         self._start_s: float | None = None

@@ -34,7 +34,7 @@ def lines():
 
 
 def _sink() -> LogSink:
-    return LogSink(None, MetricsSetup(model_name="m", interval_s=10.0))
+    return LogSink(None, MetricsSetup(model_name="m"))
 
 
 def _sample(time_s: float, running: int = 1, waiting: int = 0, **counters: float) -> Sample:

@@ -1,0 +1,79 @@
+"""Ambient plugins: which ones a setting switches on, and which metrics sinks run in which process. It knows flags of specs, no
+plugin by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pegboard.errors import ConfigError, PluginNotFound
+from pegboard.interfaces.metrics import MetricsSetup, MetricsSink, MetricsSpec
+from pegboard.plugins.names import missing_providers
+
+if TYPE_CHECKING:
+    from pegboard.config.schema import EngineConfig, Settings
+    from pegboard.plugins.discovery import Entry
+    from pegboard.plugins.registry import Registry
+
+
+def with_enabled(registry: "Registry", settings: "Settings") -> "Registry":
+    """The registry with the plugins that settings enable: sinks that export traces (`otlp_traces_endpoint`), clients of tool
+    servers (`tool_server`), unless they are disabled.
+
+    Raises PluginNotFound when nothing installed does it, ConfigError for a sink that is not told where to export to.
+    """
+    engine, servers = settings.engine, settings.server.tool_server
+    if engine.otlp_traces_endpoint is not None:
+        found = [entry for entry in registry.entries("metrics") if "traces" in registry.spec(entry).flags]
+        given = {"endpoint": engine.otlp_traces_endpoint, "collect": engine.collect_detailed_traces}
+        told = "otlp_traces_endpoint needs a metrics plugin that exports traces"
+        registry = _enable(registry, "metrics", found, given, told)
+    if servers:
+        found = [entry for entry in registry.entries("builtin_tool") if "tool_servers" in registry.spec(entry).flags]
+        told = "tool_server needs a builtin_tool plugin that is a client of such servers"
+        registry = _enable(registry, "builtin_tool", found, {"servers": servers}, told)
+    for entry in registry.enabled("metrics"):
+        if "traces" in registry.spec(entry).flags and not getattr(registry.options(entry), "endpoint", None):
+            raise ConfigError(
+                f"metrics:{entry.name} exports traces, but not where to: set otlp_traces_endpoint to a collector's URL"
+            )
+    return registry
+
+
+def _enable(registry: "Registry", kind: str, found: "list[Entry]", given: Mapping[str, Any], told: str) -> "Registry":
+    """Enable what was found, unless it is disabled, with `given` as options where the user has set none."""
+    policy = registry.policy
+    found = [entry for entry in found if f"{kind}:{entry.name}" not in policy.disable]
+    if not found:
+        raise PluginNotFound(f"{told}, and none runs; {missing_providers(kind, registry.names(kind))}".rstrip("; "))
+    options = {key: dict(values) for key, values in policy.options.items()}
+    for entry in found:
+        own = options.setdefault((kind, entry.name), {})
+        own.update({name: value for name, value in given.items() if value and name not in own})
+    enable = tuple(dict.fromkeys([*policy.enable, *(f"{kind}:{entry.name}" for entry in found)]))
+    return type(registry)(registry.scan, replace(policy, enable=enable, options=options))
+
+
+def sink_entries(registry: "Registry", config: "EngineConfig", process: str) -> "list[Entry]":
+    """The sinks that are built in a process, "engine" or "api". Under `disable_log_stats` nothing is measured, so the engine
+    has only those that trace requests."""
+    entries = []
+    for entry in registry.enabled("metrics"):
+        spec = registry.spec(entry)
+        assert isinstance(spec, MetricsSpec), f"{entry.id} is not a metrics plugin"
+        only_traces = config.disable_log_stats and process == "engine"
+        if spec.process == process and ("traces" in spec.flags or not only_traces):
+            entries.append(entry)
+    return entries
+
+
+def build_sinks(registry: "Registry", config: "EngineConfig", model_name: str, process: str) -> dict[str, MetricsSink]:
+    """The sinks of this process, by plugin name."""
+    setup = MetricsSetup(model_name)
+    return {entry.name: registry.build(entry, setup) for entry in sink_entries(registry, config, process)}
+
+
+def wants_records(registry: "Registry") -> bool:
+    """Some enabled sink asks for a record of every request."""
+    return any("requests" in registry.spec(entry).flags for entry in registry.enabled("metrics"))
