@@ -59,8 +59,8 @@ LONG_PROMPT_CHARS = 4096
 def start_engine(settings: "Settings", engine: "EngineProcess", *, wants_samples: bool = True) -> "tuple[EnginePlan, Registry]":
     """Resolve the plan and send it to an engine process. wants_samples: the API processes run the enabled metrics plugins.
     Raises what `plan.resolve` raises."""
-    from pegboard.plan.engine_plan import resolve
     from pegboard.plan.ambient import sink_entries
+    from pegboard.plan.engine_plan import resolve
 
     plan, registry = resolve(settings)
     measures = wants_samples and not settings.engine.disable_log_stats and bool(sink_entries(registry, settings.engine, "api"))
@@ -137,8 +137,8 @@ class AsyncLLM:
         tokenizer: "Tokenizer | None",
         sinks: Mapping[str, MetricsSink] | None,
     ) -> None:
-        from pegboard.plan.engine_plan import make_tokenizer
         from pegboard.plan.ambient import build_sinks
+        from pegboard.plan.engine_plan import make_tokenizer
 
         if tokenizer is None and not plan.settings.engine.skip_tokenizer_init:
             tokenizer = make_tokenizer(registry, plan)
