@@ -57,7 +57,7 @@ UNCALLED_METHODS: set[str] = set()
 """Methods of the worker that nothing calls. Only shrinks."""
 MISSING_METHODS: set[str] = set()
 """Methods that the engine calls on workers, which they do not have. Only shrinks."""
-UNASKED_ACTIONS: set[str] = {"stats", "block_usage", "call"}
+UNASKED_ACTIONS: set[str] = {"stats", "call"}
 """Control actions that no product code asks for. Only shrinks."""
 
 

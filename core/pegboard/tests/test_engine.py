@@ -114,7 +114,7 @@ def test_limits_that_contradict() -> None:
 
 
 def end(params: SamplingParams, outputs: list[int], max_model_len: int = 100) -> tuple[int, str | None, int | str | None]:
-    request = Request(EngineRequest(request_id="r", prompt_token_ids=[5, 6], params=params))
+    request = Request.of(EngineRequest(request_id="r", prompt_token_ids=[5, 6], params=params))
     kept, reason = request.append_until_stop(outputs, max_model_len)
     assert request.output_token_ids == kept == outputs[: len(kept)] and request.all_token_ids == [5, 6, *kept]
     return len(kept), reason, request.stop_reason
@@ -142,7 +142,7 @@ def test_min_tokens_holds_stops_back_but_never_the_model_length() -> None:
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(0, 4), st.integers(4, 9), st.data())
 def test_tokens_in_one_go_end_like_tokens_one_by_one(outputs: list[int], min_tokens: int, max_tokens: int, data: Any) -> None:
     params = greedy(max_tokens, min_tokens=min_tokens, eos_token_ids=[EOS], stop_token_ids=data.draw(st.sampled_from([[], [2]])))
-    one_by_one = Request(EngineRequest(request_id="r", prompt_token_ids=[5], params=params))
+    one_by_one = Request.of(EngineRequest(request_id="r", prompt_token_ids=[5], params=params))
     for token in outputs:
         if one_by_one.append_until_stop([token], 100)[1]:
             break
@@ -275,8 +275,8 @@ def test_the_rest_of_the_side_door() -> None:
     engine = FakeEngine(block_size=4)
     engine.add("a", range(10), greedy(8))
     engine.step()
-    usage = engine.engine.control("block_usage")
-    assert usage["requests"] == {"a": [3]} and usage["num_free"] == usage["num_blocks"] - 1 - 3
+    stats = engine.engine.control("stats")
+    assert stats["blocks_of"] == {"a": [3]} and stats["num_free_blocks"] == stats["num_blocks"] - 1 - 3
     assert engine.engine.control("call", method="profile", args=["/tmp/x"]) == [None]
     assert engine.executor.calls[-1] == ("profile", ("/tmp/x",))
     assert engine.engine.control("stats") == engine.engine.stats()

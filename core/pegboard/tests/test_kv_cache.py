@@ -26,7 +26,7 @@ from pegboard_testing.fake_model import FakeModel, fake_kv_spec
 
 
 def make_request(tokens: list[int], **fields: Any) -> Request:
-    return Request(EngineRequest(request_id=fields.pop("id", "r"), prompt_token_ids=tokens, params=SamplingParams(), **fields))
+    return Request.of(EngineRequest(request_id=fields.pop("id", "r"), prompt_token_ids=tokens, params=SamplingParams(), **fields))
 
 
 def hashes(tokens: list[int], algo: str = "sha256", **fields: Any) -> list[bytes]:

@@ -118,7 +118,7 @@ def test_the_last_admitted_gives_its_blocks_back_and_resumes_with_all_its_tokens
     engine.add("a", range(8), greedy(16))
     engine.add("b", range(8, 16), greedy(12))
     results = engine.run()
-    assert engine.engine.stats()["num_preemptions"] == 1
+    assert engine.engine.stats()["num_preemptions_total"] == 1
     assert [len(results[name, 0].token_ids) for name in "ab"] == [16, 12]
     resumed = [new for batch in engine.executor.batches for new in batch.new if new.request_id == "b"]
     assert len(resumed) == 2 and len(resumed[1].token_ids) > 8 and resumed[1].num_computed_tokens == 0
@@ -132,7 +132,7 @@ def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
     before = 0
     while engine.engine.has_work:
         engine.step()
-        preempted = engine.engine.stats()["num_preemptions"]
+        preempted = engine.engine.stats()["num_preemptions_total"]
         if preempted > before:
             assert not last(engine).new
         before = preempted
@@ -151,7 +151,7 @@ def test_priority_decides_who_goes_first_and_who_goes_back() -> None:
     while engine.engine.has_work:
         order += [delta.request_id for delta in engine.step() if delta.finish_reason]
     assert order == ["high", "low"]
-    assert engine.engine.stats()["num_preemptions"] >= 1
+    assert engine.engine.stats()["num_preemptions_total"] >= 1
 
 
 def test_a_preempted_row_is_not_reused_while_a_step_holds_it() -> None:
@@ -160,7 +160,7 @@ def test_a_preempted_row_is_not_reused_while_a_step_holds_it() -> None:
     for i in range(4):
         engine.add(str(i), range(i, i + 4), greedy(12))
     engine.run()
-    assert engine.engine.stats()["num_preemptions"]
+    assert engine.engine.stats()["num_preemptions_total"]
     engine.check_idle()
 
 
@@ -184,7 +184,7 @@ def test_a_shared_prompt_is_computed_once() -> None:
     assert first.token_ids == again.token_ids
     assert [result.deltas[0].num_cached_tokens for result in (first, again)] == [0, 12]
     assert engine.worker.num_tokens == (14 + 3) + (2 + 3)
-    assert engine.engine.stats()["prefix_cache_hits"] == 12
+    assert engine.engine.stats()["prefix_cache_hits_total"] == 12
 
 
 def test_outputs_are_cached_as_well() -> None:

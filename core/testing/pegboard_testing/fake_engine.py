@@ -178,7 +178,7 @@ class FakeEngine:
         assert stats["num_requests_running"] == stats["num_requests_waiting"] == stats["num_steps_in_flight"] == 0
         assert sorted(queues.free_rows) == list(range(len(queues.by_row))) and not any(queues.by_row)
         assert not queues.requests and not queues.completions and not queues.draining and not queues.loading
-        assert queues.encoder_cache.held_tokens == 0
+        assert queues.media.held_tokens == 0
         assert not any(self.engine._kv.pool._num_refs)
 
 

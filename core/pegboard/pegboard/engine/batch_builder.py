@@ -12,7 +12,6 @@ from pegboard.config.limits import Limits
 from pegboard.data.batch import CSR, Batch, BlockDelta, NewRequest
 from pegboard.data.request import MediaRef
 from pegboard.engine.kv.cache import Copy, NewBlocks
-from pegboard.engine.media import MediaPlanner
 from pegboard.engine.queues import Queues
 from pegboard.engine.requests import Request
 from pegboard.interfaces.scheduling_policy import StepBudget
@@ -81,16 +80,15 @@ class BatchBuilder:
     """Numbers the steps, and books the scheduled tokens on the requests. A batch shares no mutable state with the engine: it may
     be computed much later."""
 
-    def __init__(self, limits: Limits, queues: Queues, media: MediaPlanner) -> None:
+    def __init__(self, limits: Limits, queues: Queues) -> None:
         self._limits = limits
         self._queues = queues
-        self._media = media
         self._step = 0
 
     def build(self, plan: StepPlan) -> tuple[Batch, dict[int, list[int]], list[Copy]]:
         """The batch, row → draft tokens it verifies, and the block copies it runs."""
         items = self._in_order(plan)
-        queues, encode = self._queues, self._media.encode
+        queues, encode = self._queues, self._queues.media.to_encode
         copies = queues.kv.take_copies()
         drafts = {row: r.draft_token_ids[: e.num_drafts] for r, e in items if e.num_drafts and (row := r.row) is not None}
         batch = Batch(
@@ -106,7 +104,7 @@ class BatchBuilder:
             copy_blocks=np.array(copies, np.int32).reshape(-1, 3),
             needs_masks=any(entry.samples and request.grammar is not None for request, entry in items),
             encode=np.array([(request.row, index) for request, index in encode], np.int32) if encode else None,
-            free_media=queues.encoder_cache.take_freed(),
+            free_media=queues.media.take_freed(),
             lora_loads=queues.loras.take_loads(),
         )
         if plan.has_trimmed_drafts:
@@ -151,10 +149,10 @@ class BatchBuilder:
 
     def _media_of(self, request: Request) -> tuple[MediaRef, ...]:
         """Without the data of items that the worker has, or gets in this very step from another row."""
-        encoded_here = {index for owner, index in self._media.encode if owner is request}
-        cache = self._queues.encoder_cache
+        media = self._queues.media
+        encoded_here = {index for owner, index in media.to_encode if owner is request}
         return tuple(
-            msgspec.structs.replace(item, data=None) if index not in encoded_here and cache.is_held(item, request.key) else item
+            msgspec.structs.replace(item, data=None) if index not in encoded_here and media.is_held(item, request.key) else item
             for index, item in enumerate(request.media)
         )
 

@@ -24,7 +24,7 @@ from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.kv.connectors import KVConnectors
 from pegboard.engine.kv.plan import check_fits
-from pegboard.engine.media import EncoderCache, MediaPlanner
+from pegboard.engine.media import EncoderCache
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.queues import Queues
 from pegboard.engine.requests import check_request, completions_of
@@ -82,18 +82,16 @@ class Engine:
             hash_algo=limits.hash_algo,
             residency_share=limits.kv_metrics_share,
         )
-        encoder_cache = EncoderCache(limits.encoder_cache_tokens)
-        media = MediaPlanner(encoder_cache, encoder_connector, all_at_once=self._kv.has_encoder_groups)
+        media = EncoderCache(limits.encoder_cache_tokens, connector=encoder_connector, all_at_once=self._kv.has_encoder_groups)
         self._connectors = KVConnectors(connectors or {}, self._kv)
-        self._queues = Queues(limits, self._kv, policy, self._connectors, encoder_cache, clock)
+        self._queues = Queues(limits, self._kv, policy, self._connectors, media, clock)
         self._metrics = metrics or StepMetrics(limits)
-        self._scheduler = Scheduler(limits, self._queues, media, grammars, self._metrics)
+        self._scheduler = Scheduler(limits, self._queues, grammars, self._metrics)
         self._in_flight: deque[tuple[Batch, StepFuture]] = deque()
         self._dead: str | None = None
         self._plugin_modules = plugin_modules or {}
         self._actions: dict[str, Callable[..., Any]] = {
             "stats": self.stats,
-            "block_usage": self._block_usage,
             "reset_prefix_cache": self._reset_prefix_cache,
             "call": self._call,
             "decisions": lambda: self.decisions(),
@@ -193,12 +191,9 @@ class Engine:
     # --- metrics ------------------------------------------------------------------------------------------------------------
 
     def _publish(self) -> None:
-        metrics, queues, queries = self._metrics, self._queues, self._scheduler.prefix_queries
-        metrics.count_up_to("prefix_cache_queries_total", queries.queries)
-        metrics.count_up_to("prefix_cache_hits_total", queries.hits)
-        metrics.count_up_to("external_prefix_cache_queries_total", queries.external_queries)
-        metrics.count_up_to("external_prefix_cache_hits_total", queries.external_hits)
-        metrics.count_up_to("num_preemptions_total", queues.num_preemptions)
+        metrics, queues = self._metrics, self._queues
+        for name, total in queues.totals.items():
+            metrics.count_up_to(name, total)
         if self._kv.pool.residency is not None:
             metrics.block_stays(self._kv.pool.residency)
         ended, queues.ended = queues.ended, []
@@ -229,24 +224,17 @@ class Engine:
         return self._actions[action](**arguments)
 
     def stats(self) -> dict[str, Any]:
-        """Numbers of this moment and totals since the start."""
-        queries, pool = self._scheduler.prefix_queries, self._kv.pool
+        """Numbers of this moment, totals since the start, and how many blocks every running request holds in each KV group."""
+        kv, running = self._kv, self._queues.running
         return {
             **self._gauges(),
+            **self._queues.totals,
             "num_steps_in_flight": len(self._in_flight),
-            "num_blocks": pool.num_blocks,
-            "num_free_blocks": pool.num_free,
-            "num_cached_blocks": pool.num_cached,
-            "prefix_cache_queries": queries.queries,
-            "prefix_cache_hits": queries.hits,
-            "num_preemptions": self._queues.num_preemptions,
+            "num_blocks": kv.pool.num_blocks,
+            "num_free_blocks": kv.pool.num_free,
+            "num_cached_blocks": kv.pool.num_cached,
+            "blocks_of": {request.key: [len(table) - table.count(0) for table in kv.tables(request)] for request in running},
         }
-
-    def _block_usage(self) -> dict[str, Any]:
-        """Blocks by state, and how many every running request holds in each KV group."""
-        pool = self._kv.pool
-        tables = {r.key: [sum(1 for block in table if block) for table in self._kv.tables(r)] for r in self._queues.running}
-        return {"num_blocks": pool.num_blocks, "num_free": pool.num_free, "num_cached": pool.num_cached, "requests": tables}
 
     def _reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached blocks. False while requests hold blocks, unless `reset_running_requests` makes them recompute."""
@@ -259,7 +247,7 @@ class Engine:
         is_reset = self._kv.pool.reset()
         if is_reset:
             self._connectors.reset()
-            self._queues.encoder_cache.reset()
+            self._queues.media.reset()
         return is_reset
 
     def _call(self, method: str, args: Sequence[Any] = ()) -> list[object]:

@@ -12,7 +12,6 @@ from pegboard.engine.batch_builder import Entry, StepPlan
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import PrefixHit
 from pegboard.engine.kv.connectors import External
-from pegboard.engine.media import MediaPlanner
 from pegboard.engine.queues import Queues
 from pegboard.engine.requests import Request
 from pegboard.errors import PegboardError
@@ -25,16 +24,6 @@ class Verdict(Enum):
     ADMITTED = "admitted"
     SKIPPED = "skipped"
     BLOCKED = "blocked"
-
-
-@dataclass(slots=True)
-class PrefixQueries:
-    """Tokens looked up in the prefix cache and tokens found, since the start; what was not found, at the KV connectors."""
-
-    queries: int = 0
-    hits: int = 0
-    external_queries: int = 0
-    external_hits: int = 0
 
 
 @dataclass(slots=True)
@@ -52,15 +41,14 @@ class _Start:
 
 
 class Prefill:
-    """The second half of scheduling. Stateless between steps, except for the statistics of the prefix cache."""
+    """The second half of scheduling. Stateless between steps."""
 
-    def __init__(self, limits: Limits, queues: Queues, media: MediaPlanner, grammars: Grammars | None) -> None:
+    def __init__(self, limits: Limits, queues: Queues, grammars: Grammars | None) -> None:
         self._limits = limits
         self._queues = queues
         self._kv = queues.kv
-        self._media = media
+        self._media = queues.media
         self._grammars = grammars
-        self.prefix_queries = PrefixQueries()
 
     def admit(self, plan: StepPlan) -> None:
         """Admit in the policy's order until rows, tokens or blocks run out. A request whose grammar cannot be compiled fails."""
@@ -224,10 +212,10 @@ class Prefill:
         if request.num_cached_tokens is None:
             request.num_cached_tokens = start.num_cached
             if start.hit is not None:
-                queries, hit = self.prefix_queries, start.hit.num_tokens
-                queries.queries += request.num_tokens
-                queries.hits += hit
+                totals, hit = self._queues.totals, start.hit.num_tokens
+                totals["prefix_cache_queries_total"] += request.num_tokens
+                totals["prefix_cache_hits_total"] += hit
                 request.num_external_tokens = start.num_cached - hit
                 if self._queues.connectors:
-                    queries.external_queries += request.num_tokens - hit
-                    queries.external_hits += request.num_external_tokens
+                    totals["external_prefix_cache_queries_total"] += request.num_tokens - hit
+                    totals["external_prefix_cache_hits_total"] += request.num_external_tokens

@@ -18,6 +18,15 @@ from pegboard.engine.media import EncoderCache
 from pegboard.engine.requests import Request
 from pegboard.interfaces.scheduling_policy import RequestStatus, SchedulingPolicy
 
+TOTALS = (
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+    "external_prefix_cache_queries_total",
+    "external_prefix_cache_hits_total",
+    "num_preemptions_total",
+)
+"""Metrics that are counted here; queries and hits in tokens."""
+
 BASE_SLOT = 0
 """The LoRA slot of the base model."""
 
@@ -25,7 +34,7 @@ BASE_SLOT = 0
 class Queues:
     """policy: holds the waiting requests. running: in admission order. loading: requests whose blocks a connector fills between
     steps. by_row: who owns each row, draining requests included. removed_rows: vacated since the last batch. deltas: waiting to
-    be handed out. ended: finished since they were last measured."""
+    be handed out. ended: finished since they were last measured. totals: counters since the start, by metric."""
 
     def __init__(
         self,
@@ -33,14 +42,14 @@ class Queues:
         kv: KVCache,
         policy: SchedulingPolicy,
         connectors: KVConnectors,
-        encoder_cache: EncoderCache,
+        media: EncoderCache,
         clock: Callable[[], float],
     ) -> None:
         self.clock = clock
         self.kv = kv
         self.policy = policy
         self.connectors = connectors
-        self.encoder_cache = encoder_cache
+        self.media = media
         self.loras = LoRASlots(limits.max_loras)
         self.requests: dict[str, Request] = {}
         self.completions: dict[str, list[Request]] = {}
@@ -53,7 +62,7 @@ class Queues:
         self.deltas: list[RequestDelta] = []
         self.ended: list[Request] = []
         self.num_waiting = 0
-        self.num_preemptions = 0
+        self.totals = dict.fromkeys(TOTALS, 0)
 
     def add(self, request: Request) -> None:
         """A new completion waits."""
@@ -83,7 +92,7 @@ class Queues:
         """Take the row and the blocks back; it recomputes later."""
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
-        self.num_preemptions += 1
+        self.totals["num_preemptions_total"] += 1
         request.draft_token_ids = []
         self.connectors.released(request, "preempted")
         self._leave_running(request)
@@ -128,7 +137,7 @@ class Queues:
         if request.lora is not None:
             self.loras.release(request.lora)
         for item in request.media:
-            self.encoder_cache.release(item, request.key)
+            self.media.release(item, request.key)
         if request.status is RequestStatus.PREEMPTED:
             request.num_computed_tokens = request.num_in_flight_tokens = request.num_loading_tokens = 0
             self._wait(request)

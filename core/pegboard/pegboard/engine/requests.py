@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from pegboard.config.limits import Limits
-from pegboard.data.request import EngineRequest
+from pegboard.data.pooling_params import PoolingParams
+from pegboard.data.request import AdapterRef, Blob, EngineRequest, MediaRef
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import RequestError
 from pegboard.interfaces.scheduling_policy import RequestStatus
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Request:
     """Changed only by the scheduler and the KV cache; plugins see it as `RequestView`.
 
@@ -25,60 +30,58 @@ class Request:
     key: unique name inside the engine, "<request_id>" for n = 1 and "<index>_<request_id>" otherwise.
     """
 
-    __slots__ = (
-        "request_id", "index", "key", "params", "prompt_token_ids", "output_token_ids", "prompt_embeds", "media", "priority",
-        "arrival_s", "cache_salt", "lora", "kv_transfer_params", "seed", "status", "row", "num_computed_tokens",
-        "num_cached_tokens", "num_in_flight_tokens", "num_preemptions", "block_hashes", "draft_token_ids", "grammar",
-        "parent", "finish_reason", "stop_reason", "all_token_ids", "stop_token_ids", "first_scheduled_s", "first_token_s",
-        "waits_for", "num_in_flight_steps", "num_waiting_children", "uses_connectors", "last_token_s", "num_external_tokens",
-        "num_loading_tokens", "trace_headers",
-    )  # fmt: skip
+    index: int
+    parent: "Request | None"
+    request_id: str
+    params: SamplingParams | PoolingParams
+    prompt_token_ids: list[int]
+    prompt_embeds: Blob | None
+    media: tuple[MediaRef, ...]
+    priority: int
+    arrival_s: float
+    cache_salt: str | None
+    lora: AdapterRef | None
+    kv_transfer_params: dict[str, Any] | None
+    trace_headers: dict[str, str] | None
+    key: str = ""
+    seed: int | None = None
+    stop_token_ids: set[int] = field(default_factory=set)
+    all_token_ids: list[int] = field(default_factory=list)
+    output_token_ids: list[int] = field(default_factory=list)
+    status: RequestStatus = RequestStatus.WAITING
+    row: int | None = None
+    num_computed_tokens: int = 0
+    num_cached_tokens: int | None = None
+    num_external_tokens: int = 0
+    num_in_flight_tokens: int = 0
+    num_in_flight_steps: int = 0
+    num_loading_tokens: int = 0
+    num_preemptions: int = 0
+    block_hashes: list[bytes] = field(default_factory=list)
+    draft_token_ids: list[int] = field(default_factory=list)
+    grammar: Any = None
+    waits_for: set[str] = field(default_factory=set)
+    num_waiting_children: int = 0
+    uses_connectors: bool = True
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    first_scheduled_s: float = 0.0
+    first_token_s: float = 0.0
+    last_token_s: float = 0.0
 
-    def __init__(self, source: EngineRequest, *, index: int = 0, parent: "Request | None" = None) -> None:
+    @classmethod
+    def of(cls, source: EngineRequest, *, index: int = 0, parent: "Request | None" = None) -> "Request":
+        """Completion `index` of a request; all but the first have the first as their parent."""
+        request = cls(index=index, parent=parent, **msgspec.structs.asdict(source))
+        request.key = source.request_id
+        request.all_token_ids = list(source.prompt_token_ids)
         params = source.params
-        self.request_id = source.request_id
-        self.index = index
-        self.params = params
-        self.prompt_token_ids = source.prompt_token_ids
-        self.output_token_ids: list[int] = []
-        self.all_token_ids: list[int] = list(source.prompt_token_ids)
-        self.prompt_embeds = source.prompt_embeds
-        self.media = source.media
-        self.priority = source.priority
-        self.arrival_s = source.arrival_s
-        self.cache_salt = source.cache_salt
-        self.lora = source.lora
-        self.kv_transfer_params = source.kv_transfer_params
-        self.trace_headers = source.trace_headers
-        self.key = source.request_id
-        self.seed: int | None = None
-        self.stop_token_ids: set[int] = set()
         if isinstance(params, SamplingParams):
             if params.n > 1:
-                self.key = f"{index}_{source.request_id}"
-            self.seed = None if params.seed is None else params.seed + index
-            self.stop_token_ids = params.all_stop_token_ids
-        self.status = RequestStatus.WAITING
-        self.row: int | None = None
-        self.num_computed_tokens = 0
-        self.num_cached_tokens: int | None = None
-        self.num_external_tokens = 0
-        self.num_in_flight_tokens = 0
-        self.num_in_flight_steps = 0
-        self.num_loading_tokens = 0
-        self.num_preemptions = 0
-        self.block_hashes: list[bytes] = []
-        self.draft_token_ids: list[int] = []
-        self.grammar: Any = None
-        self.parent = parent
-        self.waits_for: set[str] = set()
-        self.num_waiting_children = 0
-        self.uses_connectors = True
-        self.finish_reason: str | None = None
-        self.stop_reason: int | str | None = None
-        self.first_scheduled_s = 0.0
-        self.first_token_s = 0.0
-        self.last_token_s = 0.0
+                request.key = f"{index}_{source.request_id}"
+            request.seed = None if params.seed is None else params.seed + index
+            request.stop_token_ids = params.all_stop_token_ids
+        return request
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -138,13 +141,13 @@ class Request:
 
 def completions_of(source: EngineRequest) -> Iterator[Request]:
     """The n completions of a request; the first one is the parent whose prompt blocks the others share."""
-    parent = Request(source)
+    parent = Request.of(source)
     yield parent
     params = source.params
     if not isinstance(params, SamplingParams):
         return
     for index in range(1, params.n):
-        child = Request(source, index=index, parent=parent)
+        child = Request.of(source, index=index, parent=parent)
         if params.prompt_logprobs is not None:  # the parent reports them for all
             child.params = params.clone(prompt_logprobs=None, skip_reading_prefix_cache=None)
         yield child

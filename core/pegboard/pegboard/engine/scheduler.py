@@ -24,7 +24,6 @@ from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.batch_builder import BatchBuilder, Entry, StepPlan
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import Copy, NewBlocks
-from pegboard.engine.media import MediaPlanner
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.prefill import Prefill
 from pegboard.engine.prefill_pacing import PrefillPacing
@@ -48,20 +47,17 @@ class Scheduler:
     """Called from the engine's thread: `schedule` before a step is submitted, `update` when its result is in, in the same
     order."""
 
-    def __init__(
-        self, limits: Limits, queues: Queues, media: MediaPlanner, grammars: Grammars | None, metrics: StepMetrics
-    ) -> None:
+    def __init__(self, limits: Limits, queues: Queues, grammars: Grammars | None, metrics: StepMetrics) -> None:
         self._limits = limits
         self._queues = queues
         self._kv = queues.kv
-        self._media = media
+        self._media = queues.media
         self._grammars = grammars
         self._metrics = metrics
-        self._prefill = Prefill(limits, queues, media, grammars)
-        self._builder = BatchBuilder(limits, queues, media)
+        self._prefill = Prefill(limits, queues, grammars)
+        self._builder = BatchBuilder(limits, queues)
         self._pacing = PrefillPacing(limits.target_itl_s) if limits.target_itl_s else None
         self._steps: dict[int, InFlight] = {}
-        self.prefix_queries = self._prefill.prefix_queries
 
     def schedule(self) -> Batch | None:
         """The next step's batch; None when nothing can run now. An empty batch is a poll: only a step brings the reports that

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pegboard.engine.metrics.catalogue import HIDDEN, engine_metrics
+from pegboard.engine.metrics.catalogue import ROWS, engine_metrics
 from pegboard.errors import ConfigError
 from pegboard.interfaces.metrics import PREFIX, Metric
 from pegboard_server.http_metrics import HTTP_METRICS
@@ -42,7 +42,7 @@ def _label(label: str) -> str:
 
 
 def _text(metric: Metric) -> str:
-    if metric in HIDDEN.values():
+    if "hidden_in" in ROWS.get(metric.name, ()):
         return f"{metric.help}; with `--show-hidden-metrics-for-version`"
     if metric.name.startswith("spec_decode_"):
         return f"{metric.help}; where drafts are on"

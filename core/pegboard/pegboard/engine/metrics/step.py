@@ -11,21 +11,15 @@ from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, StepTimes
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.kv.pool import BlockResidency
-from pegboard.engine.metrics.catalogue import (
-    AWAKE,
-    BY_SOURCE,
-    PLUGIN_SECONDS,
-    SAME_AS,
-    STEP_PARTS,
-    STEP_SECONDS,
-    SUCCESS,
-    engine_metrics,
-)
+from pegboard.engine.metrics.catalogue import ROWS, by_label, engine_metrics
 from pegboard.engine.metrics.sinks import Sinks
 from pegboard.engine.requests import Request
 from pegboard.interfaces.metrics import MetricsSink, RequestRecord, Sample, series, split_series
 
-PARTS = {part: series(STEP_SECONDS, part) for part in STEP_PARTS}
+AWAKE = series("engine_sleep_state", "awake")
+SUCCESS = by_label("request_success_total")
+BY_SOURCE = by_label("prompt_tokens_by_source_total")
+PARTS = by_label("pegboard_step_seconds_total")
 
 PLUGIN_PARTS = {
     "attention": "plan",
@@ -72,10 +66,12 @@ class StepMetrics:
         self._ended: list[RequestRecord] = []
         self._open: dict[str, _OpenRequest] = {}
         self._wants_records = wants_records
-        self._hidden = {name: old for name, old in SAME_AS.items() if any(metric.name == old for metric in self.metrics)}
+        self._hidden = {row["same_as"]: each.name for each in self.metrics if "same_as" in (row := ROWS[each.name])}
         names = plugin_names or {}
         self._plugin_keys = {
-            kind: series(PLUGIN_SECONDS, kind, names[kind], part) for kind, part in PLUGIN_PARTS.items() if names.get(kind)
+            kind: series("pegboard_plugin_seconds_total", kind, names[kind], part)
+            for kind, part in PLUGIN_PARTS.items()
+            if names.get(kind)
         }
         if cache_config:
             self._inform({series("cache_config_info", *cache_config.values()): 1.0})
