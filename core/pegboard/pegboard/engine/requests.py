@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 
 from pegboard.config.limits import Limits
-from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.request import AdapterRef, Blob, EngineRequest, MediaRef
-from pegboard.data.sampling_params import SamplingParams
+from pegboard.data.sampling_params import PoolingParams, SamplingParams
 from pegboard.errors import RequestError
 from pegboard.interfaces.scheduling_policy import RequestStatus
 
