@@ -1,9 +1,13 @@
 """Example outputs for the contract tests of output parsers, and for the comparison with other implementations.
 
 `CASES` says what models say, without a format: text and calls. A parser's examples are these cases in its format, made by a
-function of a few lines (`rendered`), and others that only its format has. They are in `tests/examples.py` of its package:
+function of a few lines (`rendered`), and others that only its format has. They are in `tests/examples.py` of its package, and
+pytest runs the contract tests on them (`contract_output_parser`):
 
     EXAMPLES = {("tool_parser", "hermes"): [*rendered(write), Example("name", text, content=…, calls=…)]}
+
+PLAIN_IS_REASONING, where there is one, names the reasoning parsers for which text without markers is reasoning. TOKENS: see
+`load_tokens`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""pytest plugin of Pegboard: fixtures for plugin authors. Every pytest run loads it where pegboard is installed, so it imports
-nothing from Pegboard until a fixture is used."""
+"""pytest plugin of Pegboard: fixtures for plugin authors, and the contract of output parsers, collected from their examples.
+
+Loaded by every pytest run where pegboard-testing is installed, so it imports nothing of Pegboard until something is used.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,26 @@ import pytest
 
 if TYPE_CHECKING:
     from pegboard_testing.fake_distributions import FakeDistributions
+
+EXAMPLES_IMPORT = b"pegboard_testing.parser_examples"
+
+
+class ParserExamples(pytest.Module):
+    """A `tests/examples.py` of a package with output parsers."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        from pegboard_testing.contract_output_parser import contract_classes
+
+        vars(self.obj).update(contract_classes(self.obj))
+        return super().collect()
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """The contract of every parser that has examples, from one place."""
+    if file_path.name != "examples.py" or file_path.parent.name != "tests" or EXAMPLES_IMPORT not in file_path.read_bytes():
+        return None
+    examples: ParserExamples = ParserExamples.from_parent(parent, path=file_path)
+    return examples
 
 
 @pytest.fixture

@@ -153,3 +153,5 @@ EXAMPLES = {
         Example("enable_thinking", "Hm.</think>Hi.", content="Hi.", reasoning="Hm.", template_kwargs={"enable_thinking": True}),
     ],
 }
+
+PLAIN_IS_REASONING = {"deepseek_r1"}

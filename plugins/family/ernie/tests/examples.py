@@ -75,3 +75,5 @@ EXAMPLES = {
         Example("a call after it", f"Hm.\n</think>\n\n\n{CALL}", content=CALL, reasoning="Hm."),
     ],
 }
+
+PLAIN_IS_REASONING = {"ernie45"}

@@ -75,3 +75,5 @@ EXAMPLES = {
     ("reasoning_parser", "glm45"): REASONING,
     ("reasoning_parser", "glm47"): REASONING,
 }
+
+PLAIN_IS_REASONING = {"glm45", "glm47"}

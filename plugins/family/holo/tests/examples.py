@@ -30,3 +30,5 @@ EXAMPLES = {
         Example("only the end", "Hm.</think>", reasoning="Hm."),
     ],
 }
+
+PLAIN_IS_REASONING = {"holo2"}

@@ -1,37 +1,18 @@
-"""The parsers of Hunyuan pass the contract, and its chat template writes what its parser reads."""
+"""The chat template of Hunyuan writes what its parser reads."""
 
 from __future__ import annotations
 
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from pegboard_family_hunyuan import plugin
 from pegboard_family_hunyuan.reasoning_parser import HunyuanReasoningParser
 from pegboard_family_hunyuan.tool_parser import HunyuanToolParser
 
-from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard.interfaces.tokenizer import Chat
 from pegboard_chat.chat_template import ChatTemplate
 from pegboard_chat.parsing import Pipeline, fold, merged
-from pegboard_testing.contract_output_parser import OutputParserContract
-from pegboard_testing.parser_examples import TOOLS, load_examples
-
-EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
-
-
-class TestHunyuan(OutputParserContract):
-    examples = EXAMPLES["tool_parser", "hunyuan_a13b"]
-
-    def parser(self, setup: OutputParserSetup) -> HunyuanToolParser:
-        return HunyuanToolParser(None, setup)
-
-
-class TestHunyuanReasoning(OutputParserContract):
-    examples = EXAMPLES["reasoning_parser", "hunyuan_a13b"]
-
-    def parser(self, setup: OutputParserSetup) -> HunyuanReasoningParser:
-        return HunyuanReasoningParser(None, setup)
+from pegboard_testing.parser_examples import TOOLS
 
 
 def render(messages: list[dict[str, Any]], **more: Any) -> str:

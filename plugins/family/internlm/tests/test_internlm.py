@@ -1,27 +1,14 @@
-"""The tool parser internlm passes the contract; the family's template writes what it reads."""
+"""The template of InternLM writes what its parser reads."""
 
 from __future__ import annotations
 
 import json
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-from pegboard_family_internlm.tool_parser import InternLMToolParser
-
-from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard.interfaces.tokenizer import Chat
 from pegboard_chat.chat_template import ChatTemplate
-from pegboard_testing.contract_output_parser import OutputParserContract
-from pegboard_testing.parser_examples import TOOLS, load_examples
-
-
-class TestInternLM(OutputParserContract):
-    examples = load_examples(Path(__file__).with_name("examples.py"))["tool_parser", "internlm"]
-
-    def parser(self, setup: OutputParserSetup) -> InternLMToolParser:
-        return InternLMToolParser(None, setup)
-
+from pegboard_testing.parser_examples import TOOLS
 
 OURS = files("pegboard_family_internlm").joinpath("internlm2.jinja").read_text("utf-8")
 OWN = (  # the layout of InternLM's own templates

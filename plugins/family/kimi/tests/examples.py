@@ -56,3 +56,5 @@ EXAMPLES = {
         Example("a call ends it", "<think>Hm." + write(Case("", (PARIS,))), content=write(Case("", (PARIS,))), reasoning="Hm."),
     ],
 }
+
+PLAIN_IS_REASONING = {"kimi_k2"}

@@ -1,43 +1,24 @@
-"""The parsers of Llama pass the contract; the family's template writes what they read."""
+"""The templates of Llama write what its parsers read."""
 
 from __future__ import annotations
 
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from pegboard_family_llama.plugin import LLAMA_3, LLAMA_3_1
-from pegboard_family_llama.tool_parser import Llama4PythonicToolParser, LlamaJsonToolParser
 
 from pegboard.interfaces.model_family import ModelFamilyNeed
-from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard.interfaces.tokenizer import Chat
 from pegboard.plan.families import matches
 from pegboard_chat.chat_template import ChatTemplate
-from pegboard_testing.contract_output_parser import OutputParserContract
-from pegboard_testing.parser_examples import TOOLS, load_examples
+from pegboard_testing.parser_examples import TOOLS
 
-EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
 META = (  # the turn and header layout of Llama 3.0's own template
     "{% for message in messages %}{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
     " + message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}"
     "{{ content }}{% endfor %}{% if add_generation_prompt %}"
     "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
-
-
-class TestJson(OutputParserContract):
-    examples = EXAMPLES["tool_parser", "llama3_json"]
-
-    def parser(self, setup: OutputParserSetup) -> LlamaJsonToolParser:
-        return LlamaJsonToolParser(None, setup)
-
-
-class TestPythonic(OutputParserContract):
-    examples = EXAMPLES["tool_parser", "llama4_pythonic"]
-
-    def parser(self, setup: OutputParserSetup) -> Llama4PythonicToolParser:
-        return Llama4PythonicToolParser(None, setup)
 
 
 def render(source: str, messages: list[dict[str, Any]], **settings: Any) -> str:

@@ -111,3 +111,5 @@ EXAMPLES = {
         for example in with_reasoning(rendered(write_m2)[:40], lambda thought, text: f"{thought}\n</think>\n\n{text}", THOUGHTS)
     ],
 }
+
+PLAIN_IS_REASONING = {"minimax_m2"}

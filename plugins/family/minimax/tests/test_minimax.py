@@ -1,52 +1,18 @@
-"""The parsers of MiniMax pass the contract, and the chat template of M1 writes what its parser reads."""
+"""The chat template of MiniMax-M1 writes what its parser reads."""
 
 from __future__ import annotations
 
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from pegboard_family_minimax import plugin
-from pegboard_family_minimax.reasoning_parser import MiniMaxM2AppendThinkReasoningParser, MiniMaxM2ReasoningParser
-from pegboard_family_minimax.tool_parser import MiniMaxM2ToolParser, MiniMaxToolParser
+from pegboard_family_minimax.tool_parser import MiniMaxToolParser
 
-from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard.interfaces.tokenizer import Chat
 from pegboard_chat.chat_template import ChatTemplate
 from pegboard_chat.parsing import fold
-from pegboard_testing.contract_output_parser import OutputParserContract, run
-from pegboard_testing.parser_examples import TOOLS, load_examples
-
-EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
-
-
-class TestMiniMax(OutputParserContract):
-    examples = EXAMPLES["tool_parser", "minimax"]
-
-    def parser(self, setup: OutputParserSetup) -> MiniMaxToolParser:
-        return MiniMaxToolParser(None, setup)
-
-
-class TestMiniMaxM2(OutputParserContract):
-    examples = EXAMPLES["tool_parser", "minimax_m2"]
-
-    def parser(self, setup: OutputParserSetup) -> MiniMaxM2ToolParser:
-        return MiniMaxM2ToolParser(None, setup)
-
-
-class TestMiniMaxM2Reasoning(OutputParserContract):
-    examples = EXAMPLES["reasoning_parser", "minimax_m2"]
-    plain_is_reasoning = True
-
-    def parser(self, setup: OutputParserSetup) -> MiniMaxM2ReasoningParser:
-        return MiniMaxM2ReasoningParser(None, setup)
-
-
-class TestMiniMaxM2AppendThink(OutputParserContract):
-    examples = EXAMPLES["reasoning_parser", "minimax_m2_append_think"]
-
-    def parser(self, setup: OutputParserSetup) -> MiniMaxM2AppendThinkReasoningParser:
-        return MiniMaxM2AppendThinkReasoningParser(None, setup)
+from pegboard_testing.contract_output_parser import run
+from pegboard_testing.parser_examples import TOOLS
 
 
 def render(messages: list[dict[str, Any]], **more: Any) -> str:

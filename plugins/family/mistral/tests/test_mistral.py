@@ -1,49 +1,18 @@
-"""The parsers of Mistral pass the contract."""
+"""The ids of Mistral's calls, and which family a checkpoint is."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
-from pegboard_family_mistral.reasoning_parser import MistralReasoningParser
 from pegboard_family_mistral.tool_parser import MistralToolParser
 
 from pegboard.interfaces.model_family import ModelFamilyNeed
-from pegboard.interfaces.output_parser import Event, OutputParserSetup, ToolCallStart
 from pegboard.plan.families import choose_family
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 from pegboard_chat.parsing import fold
-from pegboard_testing.contract_output_parser import OutputParserContract, run
-from pegboard_testing.parser_examples import Example, load_examples
-
-EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
-
-
-class TestMistral(OutputParserContract):
-    examples = EXAMPLES["tool_parser", "mistral"]
-
-    def parser(self, setup: OutputParserSetup) -> MistralToolParser:
-        return MistralToolParser(None, setup)
-
-    def parse(self, example: Example, pieces: Iterable[str]) -> list[Event]:
-        """The message without ids that the model did not write."""
-        return [
-            dataclasses.replace(event, id="")
-            if isinstance(event, ToolCallStart) and f"[CALL_ID]{event.id}" not in example.text
-            else event
-            for event in super().parse(example, pieces)
-        ]
-
-
-class TestMistralReasoning(OutputParserContract):
-    examples = EXAMPLES["reasoning_parser", "mistral"]
-
-    def parser(self, setup: OutputParserSetup) -> MistralReasoningParser:
-        return MistralReasoningParser(None, setup)
+from pegboard_testing.contract_output_parser import run
 
 
 def test_ids_are_those_that_the_templates_take() -> None:

@@ -63,3 +63,5 @@ EXAMPLES = {
         Example("empty", "</think>Hello.", content="Hello."),
     ],
 }
+
+PLAIN_IS_REASONING = {"olmo3"}

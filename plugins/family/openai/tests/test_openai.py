@@ -1,4 +1,4 @@
-"""The parsers of gpt-oss pass the contract, alone and one after the other."""
+"""The parsers of gpt-oss, one after the other."""
 
 from __future__ import annotations
 
@@ -12,26 +12,12 @@ from pegboard_family_openai.harmony import HarmonyReasoningParser, HarmonyToolPa
 
 from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard_chat.parsing import Message, Pipeline, fold, merged
-from pegboard_testing.contract_output_parser import VOCABULARY, OutputParserContract, setup_for
+from pegboard_testing.contract_output_parser import VOCABULARY, setup_for
 from pegboard_testing.parser_examples import load_examples, tool
 
 EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 PYTHON = (tool("python", code="string"),)
-
-
-class TestHarmonyTools(OutputParserContract):
-    examples = EXAMPLES["tool_parser", "openai"]
-
-    def parser(self, setup: OutputParserSetup) -> HarmonyToolParser:
-        return HarmonyToolParser(None, setup)
-
-
-class TestHarmonyReasoning(OutputParserContract):
-    examples = EXAMPLES["reasoning_parser", "openai_gptoss"]
-
-    def parser(self, setup: OutputParserSetup) -> HarmonyReasoningParser:
-        return HarmonyReasoningParser(None, setup)
 
 
 def test_one_behind_the_other_reads_the_same() -> None:

@@ -1,27 +1,14 @@
-"""The tool parser phi4_mini_json passes the contract; the family's template writes what it reads."""
+"""The template of Phi-4-mini writes what its parser reads."""
 
 from __future__ import annotations
 
 import json
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-from pegboard_family_phi.tool_parser import Phi4MiniToolParser
-
-from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard.interfaces.tokenizer import Chat
 from pegboard_chat.chat_template import ChatTemplate
-from pegboard_testing.contract_output_parser import OutputParserContract
-from pegboard_testing.parser_examples import TOOLS, load_examples
-
-
-class TestPhi4Mini(OutputParserContract):
-    examples = load_examples(Path(__file__).with_name("examples.py"))["tool_parser", "phi4_mini_json"]
-
-    def parser(self, setup: OutputParserSetup) -> Phi4MiniToolParser:
-        return Phi4MiniToolParser(None, setup)
-
+from pegboard_testing.parser_examples import TOOLS
 
 OURS = files("pegboard_family_phi").joinpath("phi4_mini.jinja").read_text("utf-8")
 OWN = (  # the layout of Phi-4-mini's own template

@@ -107,3 +107,5 @@ EXAMPLES = {
         ),
     ],
 }
+
+PLAIN_IS_REASONING = {"qwen3"}

@@ -1,34 +1,10 @@
-"""The parsers of Qwen pass the contract."""
+"""The parsers of Qwen, apart from their contract, and its families."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from pegboard_family_qwen import plugin
-from pegboard_family_qwen.reasoning_parser import Qwen3ReasoningParser
 from pegboard_family_qwen.tool_parser import Qwen3CoderToolParser
-
-from pegboard.interfaces.output_parser import OutputParserSetup
-from pegboard_testing.contract_output_parser import OutputParserContract
-from pegboard_testing.parser_examples import load_examples
-
-EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
-
-
-class TestQwen3Coder(OutputParserContract):
-    examples = EXAMPLES["tool_parser", "qwen3_coder"]
-
-    def parser(self, setup: OutputParserSetup) -> Qwen3CoderToolParser:
-        return Qwen3CoderToolParser(None, setup)
-
-
-class TestQwen3Reasoning(OutputParserContract):
-    examples = EXAMPLES["reasoning_parser", "qwen3"]
-    plain_is_reasoning = True
-
-    def parser(self, setup: OutputParserSetup) -> Qwen3ReasoningParser:
-        return Qwen3ReasoningParser(None, setup)
 
 
 def test_strings_stream_while_they_come() -> None:

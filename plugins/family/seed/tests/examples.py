@@ -75,3 +75,5 @@ EXAMPLES = {
         Example("a call ends it", f"<seed:think>Hm.\n{CALL}", content=CALL, reasoning="Hm."),
     ],
 }
+
+PLAIN_IS_REASONING = {"seed_oss"}

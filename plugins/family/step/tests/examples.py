@@ -83,3 +83,5 @@ EXAMPLES = {
         Example("only the end", "Hm.</think>", reasoning="Hm."),
     ],
 }
+
+PLAIN_IS_REASONING = {"step3"}
