@@ -31,11 +31,11 @@ WORKER = CORE / "worker/worker.py"
 UNREAD: set[str] = {
     "AttentionInputs.bidirectional", "AttentionInputs.draft_parents", "AttentionInputs.encoder_lens",
     "AttentionInputs.max_query_len", "AttentionInputs.max_seq_len", "AttentionInputs.num_decode_rows", "AttentionLayer.causal",
-    "AttentionNeed.bidirectional", "AttentionNeed.tree", "BuiltinToolNeed.type",
+    "AttentionNeed.bidirectional", "AttentionNeed.tree", 
     "CollectiveSetup.address", "CollectiveSetup.rank", "EncoderConnectorSetup.model_digest",
     "ExecutorSetup.worker_plan", "ExecutorSetup.world_size", "KVCacheSpec.layout", "KVConnectorSetup.block_sizes",
     "KernelNeed.op", "KernelSpec.fuses", "KernelSpec.symbol", "LoRAResolverSetup.base_model",
-    "StructuredOutputNeed.text", "StructuredOutputSetup.load", "WeightLoaderSpec.weights_optional",
+    "WeightLoaderSpec.weights_optional",
 }  # fmt: skip
 """Fields without a reader, to be read or deleted. Only shrinks."""
 UNSET: set[str] = {
@@ -44,9 +44,13 @@ UNSET: set[str] = {
 }  # fmt: skip
 """Fields that are read and never set, to be set or deleted. Only shrinks."""
 EXCEPTIONS = {
+    "BuiltinToolNeed.type": "`pegboard plugins why builtin_tool --need type=…` asks with it",
     "EngineConfig.structured_outputs_config": "read by a function of its own file, which checks it",
     "EngineConfig.trust_remote_code": "a name of vLLM's that is always refused, in its own file",
     "ModelFamilySpec.implementation": "gives a default to the field of Spec: a family is data",
+    "OutputParserSetup.prompt_end": "set by after_prompt, in its own file",
+    "StructuredOutputNeed.text": "`pegboard plugins why structured_output --need text=…` asks with it",
+    "StructuredOutputSetup.load": "read by its property vocabulary, in its own file",
     "StepTimes.prepare_s": "a part of StepTimes.total_s, which is read",
     "TransferReport.saved": "KV connectors fill it",
     "TransferReport.loaded": "KV connectors fill it",

@@ -20,7 +20,7 @@ from starlette.routing import get_route_path  # type: ignore[attr-defined]
 from pegboard.config.schema import ServerConfig
 from pegboard.errors import ConfigError, PluginNotFound, blame
 from pegboard.interfaces.api import Api, ApiSetup, ApiSpec, EngineClient
-from pegboard.interfaces.builtin_tool import BuiltinTool, BuiltinToolSetup
+from pegboard.interfaces.builtin_tool import BuiltinTool
 from pegboard.interfaces.metrics import Sample
 from pegboard.log import get_logger
 from pegboard.plugins.defaults import default_enabled
@@ -52,7 +52,7 @@ async def start_tools(registry: "Registry") -> Tools:
     """The enabled plugins of built-in tools, built and started, by type of tool. Raises ConfigError, PluginError."""
     tools: dict[str, list[BuiltinTool]] = {}
     for entry in registry.enabled("builtin_tool"):
-        tool: BuiltinTool = registry.build(entry, BuiltinToolSetup())
+        tool: BuiltinTool = registry.build(entry, None)
         with blame(entry.id):
             await tool.start()
         log.debug("builtin_tool → %s (%s %s)", entry.name, entry.distribution, entry.version)

@@ -7,7 +7,7 @@ class TestMyTool(BuiltinToolContract):
     refused = [({"type": "mcp", "server_url": "http://…"}, "server_url")]
 
     def tool(self) -> BuiltinTool:
-        return MyTool(MyOptions(), BuiltinToolSetup())
+        return MyTool(MyOptions(), None)
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.errors import RequestError
-from pegboard.interfaces.builtin_tool import BuiltinToolSetup, BuiltinToolSpec, ToolFunction, ToolOutput
+from pegboard.interfaces.builtin_tool import BuiltinToolSpec, ToolFunction, ToolOutput
 
 TYPES = frozenset({"mcp", "code_interpreter", "web_search", "web_search_preview"})
 FAKE = BuiltinToolSpec(api="1.0", implementation="pegboard_testing.fake_builtin_tool:FakeBuiltinTool", supports={"type": TYPES})
@@ -39,7 +39,7 @@ BROWSER = [
 class FakeBuiltinTool:
     """Remembers its sessions."""
 
-    def __init__(self, options: None = None, setup: BuiltinToolSetup | None = None) -> None:
+    def __init__(self, options: None = None, setup: None = None) -> None:
         self.sessions: list[FakeToolSession] = []
         self.is_started = False
 

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pegboard.interfaces.spec import Need, Spec
+from pegboard.interfaces.spec import Spec
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -34,11 +34,6 @@ class ApiSpec(Spec):
     public_paths: tuple[str, ...] = ()
     unmeasured_paths: tuple[str, ...] = ()
     content_types: tuple[str, ...] = ("application/json",)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiNeed(Need):
-    pass
 
 
 @dataclass(frozen=True, slots=True)

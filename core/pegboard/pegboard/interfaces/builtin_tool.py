@@ -29,11 +29,6 @@ class BuiltinToolNeed(Need):
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltinToolSetup:
-    """What it is built with: nothing so far beside its options."""
-
-
-@dataclass(frozen=True, slots=True)
 class ToolFunction:
     """A function that the model may call.
 
@@ -77,7 +72,8 @@ class ToolSession(Protocol):
 
 
 class BuiltinTool(Protocol):
-    """One per API process. All methods are called on the server's event loop."""
+    """One per API process, built with its options and None (there is no setup). All methods are called on the server's event
+    loop."""
 
     async def start(self) -> None:
         """Before the server listens: find out what there is. Raises ConfigError for what cannot be reached."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pegboard.interfaces.spec import Need, Spec
+from pegboard.interfaces.spec import Spec
 
 if TYPE_CHECKING:
     from pegboard.interfaces.structured_output import Constraint
@@ -21,11 +21,6 @@ class OutputParserSpec(Spec):
     """flags: `special_tokens` = its markers are special tokens of the model, so these stay in the text it reads."""
 
     FLAGS = frozenset({"special_tokens"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputParserNeed(Need):
-    pass
 
 
 @dataclass(frozen=True, slots=True)

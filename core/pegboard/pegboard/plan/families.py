@@ -14,7 +14,7 @@ from importlib.resources import files
 
 from pegboard.errors import PluginBroken, PluginError, PluginNotFound
 from pegboard.interfaces.model_family import ModelFamilyNeed, ModelFamilySpec
-from pegboard.interfaces.output_parser import OutputParserNeed
+from pegboard.interfaces.spec import Need
 from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard.log import get_logger
 from pegboard.plugins.discovery import Entry
@@ -152,14 +152,14 @@ def choose_parser(registry: Registry, kind: str, asked: str, family: Family) -> 
     if asked == NONE:
         return None
     if asked != AUTO:
-        return registry.choose(kind, OutputParserNeed(), explicit=asked).require().qualified
+        return registry.choose(kind, Need(), explicit=asked).require().qualified
     name = family.recommends.get(kind)
     if name is None:
         why = f"the model family {family.name} recommends none" if family.name else family.reason
         registry.record(Decision(kind, None, _others(registry, kind), rank=why))
         return None
     try:
-        decision = registry.choose(kind, OutputParserNeed(), explicit=name)
+        decision = registry.choose(kind, Need(), explicit=name)
     except PluginError as error:
         advice = str(error) if isinstance(error, PluginNotFound) else f"it cannot be used: {error}"
         log.warning("the model family %s recommends the %s %r, but %s", family.name, kind, name, advice)

@@ -21,7 +21,7 @@ from mcp.types import (
 )
 
 from pegboard.errors import ConfigError, PegboardError, RequestError
-from pegboard.interfaces.builtin_tool import BuiltinToolSetup, ToolFunction, ToolOutput
+from pegboard.interfaces.builtin_tool import ToolFunction, ToolOutput
 from pegboard.log import get_logger
 from pegboard_builtin_tool_mcp.connection import Connection, NoAnswer, cause_of
 from pegboard_builtin_tool_mcp.entries import SERVERS, Item, allowed_names, check_fields
@@ -67,7 +67,7 @@ class ToolServer:
 class McpTool:
     """Knows the servers and their tools once `start` has run."""
 
-    def __init__(self, options: McpOptions, setup: BuiltinToolSetup) -> None:
+    def __init__(self, options: McpOptions, setup: None) -> None:
         self._options = options
         self._servers: dict[str, ToolServer] = {}
 

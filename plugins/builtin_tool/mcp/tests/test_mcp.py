@@ -19,7 +19,6 @@ from pegboard_builtin_tool_mcp.tool import McpTool, ToolServer, text_of
 from pydantic import ValidationError
 
 from pegboard.errors import ConfigError, RequestError
-from pegboard.interfaces.builtin_tool import BuiltinToolSetup
 from pegboard_testing.contract_builtin_tool import NAME, BuiltinToolContract
 from pegboard_testing.contract_generic import check_entry, installed_entry
 
@@ -28,7 +27,7 @@ FILES = {"type": "mcp", "server_label": "files"}
 
 
 def make(*servers: str, **more: Any) -> McpTool:
-    return McpTool(McpOptions(servers=servers, **more), BuiltinToolSetup())
+    return McpTool(McpOptions(servers=servers, **more), None)
 
 
 def started(work: Callable[[McpTool], Awaitable[Any]], *servers: str, **more: Any) -> Any:
