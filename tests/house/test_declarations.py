@@ -31,7 +31,7 @@ WORKER = CORE / "worker/worker.py"
 UNREAD: set[str] = {
     "AttentionInputs.bidirectional", "AttentionInputs.draft_parents", "AttentionInputs.encoder_lens",
     "AttentionInputs.max_query_len", "AttentionInputs.max_seq_len", "AttentionInputs.num_decode_rows", "AttentionLayer.causal",
-    "AttentionNeed.bidirectional", "AttentionNeed.tree", 
+    "AttentionNeed.bidirectional", "AttentionNeed.tree",
     "CollectiveSetup.address", "CollectiveSetup.rank", "EncoderConnectorSetup.model_digest",
     "ExecutorSetup.worker_plan", "ExecutorSetup.world_size", "KVCacheSpec.layout", "KVConnectorSetup.block_sizes",
     "KernelNeed.op", "KernelSpec.fuses", "KernelSpec.symbol", "LoRAResolverSetup.base_model",
@@ -48,7 +48,6 @@ EXCEPTIONS = {
     "EngineConfig.structured_outputs_config": "read by a function of its own file, which checks it",
     "EngineConfig.trust_remote_code": "a name of vLLM's that is always refused, in its own file",
     "ModelFamilySpec.implementation": "gives a default to the field of Spec: a family is data",
-    "OutputParserSetup.prompt_end": "set by after_prompt, in its own file",
     "StructuredOutputNeed.text": "`pegboard plugins why structured_output --need text=…` asks with it",
     "StructuredOutputSetup.load": "read by its property vocabulary, in its own file",
     "StepTimes.prepare_s": "a part of StepTimes.total_s, which is read",
