@@ -115,8 +115,8 @@ def _refuse(mounted: Sequence[MountedApi]) -> Any:
 
 
 def _outer_middleware(config: ServerConfig) -> list[Middleware]:
-    """Outermost first. Outside the gateway, so that refusals carry CORS headers too and a browser's preflight needs no key.
-    Raises ConfigError for a name that is no middleware."""
+    """Outermost first. They stand outside the gateway, so that refusals also carry CORS headers and a browser's preflight needs
+    no key. Raises ConfigError for a name that is not middleware."""
     found = [_named(name) for name in config.middleware]
     if config.allowed_origins:
         found.append(

@@ -14,7 +14,7 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 """Others count as "other": a label must not take any value a client thinks of."""
 
 NO_ROUTE = "none"
-"""The handler of a path that is no route."""
+"""The handler of a path without a route."""
 
 COARSE_S = (0.1, 0.5, 1.0)
 FINE_S = (

@@ -1,4 +1,4 @@
-"""The listening socket: bound before the model loads, so that a taken port shows at once, and answering 503 meanwhile."""
+"""The listening socket. It is bound before the model loads, so that a taken port shows at once, and answers 503 until then."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def bind_error(error: OSError, host: str, port: int) -> ConfigError:
 
 
 def _bind_unix(path: str) -> socket.socket:
-    """A socket file left behind by a dead server is replaced; one that answers, or any other file, is not."""
+    """The socket file of a dead server is replaced. A socket that answers, or any other file, is refused."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(Path(path).stat().st_mode):
-            raise ConfigError(f"uds {path!r} exists and is no socket")
+            raise ConfigError(f"uds {path!r} exists and is not a socket")
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(path) == 0:
                 raise ConfigError(f"uds {path!r} is already in use by another server")

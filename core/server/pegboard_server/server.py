@@ -84,8 +84,8 @@ async def run_server(
 
     Returns the exit code of the program: 0, or 1 when the engine died. `on_ready` is called with the address once connections
     are accepted. Running requests get `shutdown_timeout_s` to finish, then they are cancelled (and so aborted). Takes
-    ownership of `listener`. traffic: the application's; new requests get 503 meanwhile (without it they are not accepted).
-    Raises ConfigError if the address cannot be listened on or the TLS files cannot be used.
+    ownership of `listener`. traffic: the application's; while the server drains, new requests get 503 (without it they are
+    not accepted). Raises ConfigError if the address cannot be listened on or the TLS files cannot be used.
     """
     listener = listener or bind_socket(config)
     try:

@@ -159,7 +159,7 @@ def _run_plugin(word: str, words: list[str]) -> int:
 
 
 def command_setup(word: str) -> "CommandSetup":
-    """What the command behind `word` is given."""
+    """What the command called `word` is given."""
     from pegboard.cli.flags import FlagParser
     from pegboard.interfaces.command import CommandSetup
 

@@ -24,7 +24,7 @@ _NO_BODY = frozenset({"HEAD", "OPTIONS"})
 
 
 class OpenApi:
-    """Describes what is mounted beside it."""
+    """Describes what the other APIs serve."""
 
     def __init__(self, options: None, setup: ApiSetup) -> None:
         self._description: dict[str, Any] | None = None

@@ -57,7 +57,7 @@ async def request(
     method: str, url: str, headers: Mapping[str, str], body: bytes = b"", *, verify: bool = True
 ) -> AsyncIterator[Answer]:
     """Send one request; the connection closes with the context. verify: check the certificate of https. Raises OSError,
-    PegboardError for an answer that is no HTTP."""
+    PegboardError for an answer that is not HTTP."""
     parts = urlsplit(url)
     context: ssl.SSLContext | None = None
     if parts.scheme == "https":

@@ -54,7 +54,7 @@ def _goodput(pairs: Sequence[str]) -> dict[str, float]:
         try:
             found[name] = float(value)
         except ValueError:
-            raise UsageError(f"--goodput {pair!r}: {value!r} is no number of milliseconds") from None
+            raise UsageError(f"--goodput {pair!r}: {value!r} is not a number of milliseconds") from None
     return found
 
 

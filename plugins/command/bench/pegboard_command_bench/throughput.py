@@ -21,7 +21,7 @@ def main(words: Sequence[str], setup: CommandSetup) -> int:
     parser = engine_parser(setup, "throughput", "Measure tokens per second for many requests at once.")
     parser.add_argument("--backend", choices=BACKENDS, default="vllm", help="vllm-chat: through the chat template")
     parser.add_argument("--n", type="number", default=1, help="completions per request (default %(default)s)")
-    parser.add_argument("--async-engine", action="store_true", help="the engine in a process of its own, as the server has it")
+    parser.add_argument("--async-engine", action="store_true", help="run the engine in its own process, as the server does")
     parser.add_argument("--disable-detokenize", action="store_true", help="do not turn tokens into text")
     add_dataset_flags(parser)
     settings, arguments = parser.parse_settings(words, {"engine": {"disable_log_stats": True}})

@@ -45,7 +45,7 @@ def make_parser(setup: CommandSetup) -> FlagParser:
     parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="answers: a path, or a URL that takes PUT")
     parser.add_argument("--output-tmp-dir", metavar="DIR", help="where answers for a URL are kept until they are sent")
     parser.add_argument("--allow-urls", action="store_true", help="let input and output be http:// or https:// URLs")
-    parser.add_argument("--enable-metrics", action="store_true", help="serve --host and --port meanwhile, as /metrics")
+    parser.add_argument("--enable-metrics", action="store_true", help="also serve /metrics on --host and --port")
     parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
     parser.add_settings("server", "engine", "plugins", only={"server": SERVER_SETTINGS})
     return parser
@@ -154,23 +154,23 @@ async def _answer(app: "ASGIApp", line: str, known_ids: set[str]) -> dict[str, A
     try:
         body = json.loads(data)
     except ValueError:
-        return _output(custom_id, 500, None, _error(f"{request['url']} answered with something that is no JSON", 500))
+        return _output(custom_id, 500, None, _error(f"{request['url']} answered with something that is not JSON", 500))
     if status != 200:
         return _output(custom_id, status, None, body)
     return _output(custom_id, status, body, None)
 
 
 class _BadLine(PegboardError):
-    """A line that is no request."""
+    """A line that is not a request."""
 
 
 def _parse(line: str) -> dict[str, Any]:
     try:
         request = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise _BadLine(f"the line is no JSON: {error}") from None
+        raise _BadLine(f"the line is not JSON: {error}") from None
     if not isinstance(request, dict):
-        raise _BadLine(f"the line is no JSON object but a {type(request).__name__}")
+        raise _BadLine(f"the line is not a JSON object but a {type(request).__name__}")
     if not isinstance(request.get("custom_id"), str):
         raise _BadLine(f"custom_id must be a text, got {request.get('custom_id')!r}")
     return request

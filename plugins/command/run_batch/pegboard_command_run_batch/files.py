@@ -49,8 +49,9 @@ def opened_input(source: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def opened_output(target: str, folder: str | None) -> Iterator[IO[str]]:
-    """A file to write, which becomes `target` when all went well. A path is written beside itself first and then renamed; for
-    a URL the file lies in `folder` (default: that for temporary files) and is sent with PUT. Raises PegboardError."""
+    """A file to write, which becomes `target` when all went well. A path is written under another name in the same
+    folder and then renamed. For a URL the file lies in `folder` (default: that for temporary files) and is sent with PUT. Raises
+    PegboardError."""
     if is_url(target):
         with tempfile.NamedTemporaryFile("w+", prefix="pegboard-batch-", suffix=".jsonl", dir=folder, encoding="utf-8") as file:
             yield file
