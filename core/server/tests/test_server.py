@@ -285,7 +285,7 @@ def test_unix_socket(tmp_path):
     assert asyncio.run(run_server(app, config(uds=path), health=engine.health, on_ready=ask)) == 1
     assert answers[0].startswith(b"HTTP/1.1 200") and not os.path.exists(path)
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match="no socket"):
+    with pytest.raises(ConfigError, match="not a socket"):
         bind_socket(config(uds=str(tmp_path / "file")))
 
 
