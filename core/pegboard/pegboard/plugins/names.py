@@ -57,7 +57,7 @@ def to_install(kind: str) -> str:
 
 
 def missing_providers(kind: str, installed: Iterable[str]) -> str:
-    """What could be installed beside the `installed` names of a kind, as advice at the end of an error; "" when there is nothing."""
+    """What could be installed beside the `installed` names of a kind, as advice; "" when there is nothing."""
     known = catalogue().get(kind, {})
     options = sorted({distribution for name, distribution in known.items() if name not in set(installed)})
     return _commands(options) if options else ""

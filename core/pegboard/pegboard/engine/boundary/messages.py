@@ -66,13 +66,8 @@ class Failure(msgspec.Struct):
         if not isinstance(error, PegboardError):
             return cls("PegboardError", f"{type(error).__name__}: {error}")
         name = next(base.__name__ for base in type(error).__mro__ if getattr(errors, base.__name__, None) is base)
-        return cls(
-            name,
-            str(error),
-            getattr(error, "parameter", None),
-            getattr(error, "plugin", None),
-            getattr(error, "retry_after_s", None),
-        )
+        carried = {field: getattr(error, field, None) for field in ("parameter", "plugin", "retry_after_s")}
+        return cls(name, str(error), **carried)
 
     def error(self) -> PegboardError:
         """The exception again, to be raised on the other side."""
