@@ -21,7 +21,7 @@ from pegboard.interfaces import KINDS
 
 DECLARING = (
     *sorted((CORE / "interfaces").glob("*.py")),
-    *(CORE / "data" / name for name in ("batch.py", "request.py", "request_parts.py")),
+    *(CORE / "data" / name for name in ("batch.py", "request.py")),
     CORE / "config/limits.py",
     CORE / "config/schema.py",
 )

@@ -1,6 +1,6 @@
 """Structured output in the engine: the grammar of a request once it is compiled, token masks per step, drafts trimmed.
 
-A constraint is compiled once, in a thread with a time limit (`engine/grammar_compiler.py`); every request with the same
+A constraint is compiled once, in a thread with a time limit (`compiler.py`); every request with the same
 constraint gets a fork of the result. A request whose grammar is not there yet is passed over by the scheduler. A failed
 compilation fails that request only.
 """
