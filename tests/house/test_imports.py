@@ -22,7 +22,6 @@ CYCLES_WITH_A_REASON: dict[frozenset[str], str] = {
     frozenset({"pegboard.layers.build", "pegboard.layers.layer"}): TODAY,
     frozenset({"pegboard.layers.linear", "pegboard.layers.lora"}): TODAY,
     frozenset({"pegboard.plugins.choosing", "pegboard.plugins.registry"}): TODAY,
-    frozenset({"pegboard.front.beam_search", "pegboard.front.llm"}): TODAY,
 }
 """Files of one folder that import each other → why that is right."""
 

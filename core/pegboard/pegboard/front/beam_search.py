@@ -3,7 +3,7 @@
 Score of a beam: cumulative logprob / length ** length_penalty, the length counting the prompt but not a final
 end-of-sequence token. Each round asks for 2 * beam_width logprobs, so `max_logprobs` must allow that many.
 
-`BeamSearch` decides; `beam_search` drives it over `LLM`, `beam_search_online` over an `EngineClient`.
+`BeamSearch` decides; `LLM.beam_search` drives it offline, `beam_search_online` over an `EngineClient`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,12 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pegboard.data.output import CompletionOutput, Logprob, RequestOutput
 from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pegboard.errors import PegboardError, RequestError
-from pegboard.front.prompts import PromptInput
 from pegboard.interfaces.api import EngineClient, Prompt, RequestOptions
-
-if TYPE_CHECKING:
-    from pegboard.front.llm import LLM
 
 
 @dataclass(slots=True)
@@ -113,29 +109,6 @@ def step_params(params: BeamSearchParams) -> SamplingParams:
     )
 
 
-def beam_search(
-    llm: "LLM", prompts: Sequence[PromptInput], params: BeamSearchParams, *, use_tqdm: Any = False
-) -> list[BeamSearchOutput]:
-    """Search all prompts together. Raises RequestError as `LLM.generate`."""
-    asked = step_params(params)
-    engine, tokenizer = llm.llm_engine, llm.get_tokenizer()
-    first = [engine.prepare(f"beam-{index}", prompt, asked) for index, prompt in enumerate(prompts)]
-    length = engine.plan.max_model_len
-    searches = [BeamSearch(request.prompt_token_ids, params, engine.eos_token_ids, length) for request in first]
-    while live := [search for search in searches if search.beams]:
-        inputs = [{"prompt_token_ids": beam.tokens} for search in live for beam in search.beams]
-        outputs = iter(llm.generate(inputs, asked, use_tqdm=use_tqdm))
-        for search in live:
-            search.extend([_logprobs(next(outputs)) for _ in search.beams])
-    results = []
-    for search in searches:
-        best = search.best()
-        for beam in best:
-            beam.text = tokenizer.decode(search.shown(beam), skip_special_tokens=params.skip_special_tokens)
-        results.append(BeamSearchOutput(best))
-    return results
-
-
 async def beam_search_online(
     client: EngineClient, prompt: Prompt, params: BeamSearchParams, request: RequestOptions, eos_token_ids: Collection[int]
 ) -> AsyncIterator[RequestOutput]:
@@ -151,14 +124,14 @@ async def beam_search_online(
         raise RequestError(reason, parameter="n") from error
     prompt_token_ids = list(first.prompt_token_ids or ())
     search = BeamSearch(prompt_token_ids, params, eos_token_ids, client.models()[0].max_model_len)
-    search.extend([_logprobs(first)])
+    search.extend([last_logprobs(first)])
     number = 0
     while search.beams:
         number += 1
         prompts = [replace(prompt, text=None, token_ids=beam.tokens) for beam in search.beams]
         names = [replace(request, request_id=f"{request.request_id}-{number}-{index}") for index in range(len(prompts))]
         rounds = [_last(client.generate(longer, asked, name)) for longer, name in zip(prompts, names, strict=True)]
-        search.extend([_logprobs(output) for output in await _all(rounds)])
+        search.extend([last_logprobs(output) for output in await _all(rounds)])
     completions = []
     for index, beam in enumerate(search.best()):
         token_ids = search.shown(beam)[len(prompt_token_ids) :]
@@ -188,7 +161,7 @@ async def _all(rounds: Sequence[Any]) -> list[RequestOutput]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _logprobs(output: RequestOutput) -> Mapping[int, Logprob]:
+def last_logprobs(output: RequestOutput) -> Mapping[int, Logprob]:
     completion = output.outputs[0]
     if completion.finish_reason in ("error", "abort"):
         raise PegboardError(f"beam search was ended by the engine ({completion.finish_reason})")

@@ -159,10 +159,27 @@ class LLM:
     def beam_search(
         self, prompts: PromptInput | Sequence[PromptInput], params: BeamSearchParams, *, use_tqdm: UseTqdm = False
     ) -> "list[BeamSearchOutput]":
-        """The `beam_width` best continuations of each prompt; see `pegboard.front.beam_search`."""
-        from pegboard.front.beam_search import beam_search
+        """The `beam_width` best continuations of each prompt, all prompts searched together; see `pegboard.front.beam_search`.
+        Raises RequestError as `generate`."""
+        from pegboard.front.beam_search import BeamSearch, BeamSearchOutput, last_logprobs, step_params
 
-        return beam_search(self, _as_list(prompts), params, use_tqdm=use_tqdm)
+        asked = step_params(params)
+        engine, tokenizer = self.llm_engine, self.get_tokenizer()
+        first = [engine.prepare(f"beam-{index}", prompt, asked) for index, prompt in enumerate(_as_list(prompts))]
+        length = engine.plan.max_model_len
+        searches = [BeamSearch(request.prompt_token_ids, params, engine.eos_token_ids, length) for request in first]
+        while live := [search for search in searches if search.beams]:
+            inputs = [{"prompt_token_ids": beam.tokens} for search in live for beam in search.beams]
+            outputs = iter(self.generate(inputs, asked, use_tqdm=use_tqdm))
+            for search in live:
+                search.extend([last_logprobs(next(outputs)) for _ in search.beams])
+        results = []
+        for search in searches:
+            best = search.best()
+            for beam in best:
+                beam.text = tokenizer.decode(search.shown(beam), skip_special_tokens=params.skip_special_tokens)
+            results.append(BeamSearchOutput(best))
+        return results
 
     def get_tokenizer(self) -> "Tokenizer":
         return self.llm_engine.get_tokenizer()
