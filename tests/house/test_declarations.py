@@ -29,12 +29,10 @@ from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 WORKER = CORE / "worker/worker.py"
 
 UNREAD: set[str] = {
-    "AttentionInputs.bidirectional", "AttentionInputs.draft_parents", "AttentionInputs.encoder_lens",
-    "AttentionInputs.max_query_len", "AttentionInputs.max_seq_len", "AttentionInputs.num_decode_rows", "AttentionLayer.causal",
-    "AttentionNeed.bidirectional", "AttentionNeed.tree",
+    "AttentionLayer.causal",
     "CollectiveSetup.address", "CollectiveSetup.rank", "EncoderConnectorSetup.model_digest",
-    "ExecutorSetup.worker_plan", "ExecutorSetup.world_size", "KVCacheSpec.layout", "KVConnectorSetup.block_sizes",
-    "KernelNeed.op", "KernelSpec.fuses", "KernelSpec.symbol", "LoRAResolverSetup.base_model",
+    "ExecutorSetup.worker_plan", "ExecutorSetup.world_size", "KVConnectorSetup.block_sizes",
+    "LoRAResolverSetup.base_model",
     "WeightLoaderSpec.weights_optional",
 }  # fmt: skip
 """Fields without a reader, to be read or deleted. Only shrinks."""

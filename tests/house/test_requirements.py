@@ -31,6 +31,8 @@ NEEDS_EXTRA = {
         "pegboard_testing.contract_sampler",
         "pegboard_testing.contract_weight_loader",
         "pegboard_testing.fake_build",
+        "pegboard_testing.fake_gpu",
+        "pegboard_testing.fake_parts",
     ),
     ("pegboard-testing", "server"): (
         "pegboard_testing.contract_metrics",

@@ -96,7 +96,7 @@ def test_new_rows_reach_callables_already_bound(is_table: bool) -> None:
 def test_weights_are_ops() -> None:
     """A kernel plugin may replace them as any op."""
     assert REFERENCES["block_weight"] is BlockWeight
-    weight = REFERENCES["float_weight"]((4, 32), torch.float32, "cpu", keep_plain=True)
+    weight = REFERENCES["float_weight"]((4, 32), torch.float32, "cpu", is_table=True)
     weight.plain().fill_(1.0)
     weight.finish()
     assert torch.equal(weight.bind()(torch.ones(1, 32)), torch.full((1, 4), 32.0))

@@ -63,17 +63,17 @@ def test_a_policy_that_gives_less_is_left_alone() -> None:
 class Measured:
     """Stands in for the worker's `run`: a step takes 1 ms, and 1 ms more for each token beyond one a row."""
 
-    def __init__(self, run: Callable[[Batch, Callable[[], TokenMasks] | None], StepOutput]) -> None:
+    def __init__(self, run: Callable[[Batch, Callable[[], TokenMasks] | None], Callable[[], StepOutput]]) -> None:
         self._run = run
         self.mixed: list[int] = []
 
-    def __call__(self, batch: Batch, masks: Callable[[], TokenMasks] | None) -> StepOutput:
-        output = self._run(batch, masks)
+    def __call__(self, batch: Batch, masks: Callable[[], TokenMasks] | None) -> Callable[[], StepOutput]:
+        output = self._run(batch, masks)()
         num_prefill = batch.num_tokens - batch.num_rows
         if num_prefill and (batch.num_scheduled_tokens == 1).any():
             self.mixed.append(num_prefill)
         output.times = StepTimes(prepare_s=0.0005, forward_s=0.0005 + 0.001 * num_prefill)
-        return output
+        return lambda: output
 
 
 def test_the_engine_cuts_prompts_while_others_decode() -> None:

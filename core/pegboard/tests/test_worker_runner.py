@@ -121,7 +121,7 @@ def new_request(row: int, prompt: list[int], block_ids: np.ndarray) -> NewReques
 def make_runner(max_drafts: int) -> ModelRunner:
     spec = KVCacheSpec(tensors=(KVTensor("v", (1,), "float32"),))
     plan = KVPlan((KVGroup((0,), spec, BLOCK),), 200, 4 * BLOCK, BLOCK)
-    views = allocate(plan, "cpu")
+    views = allocate(plan, lambda size: torch.zeros(size, dtype=torch.uint8))
     backend = SumBackend(views[0]["v"])
     return ModelRunner(
         RunnerParts(
@@ -171,7 +171,7 @@ def test_tokens_are_those_of_the_model_whatever_the_chunks_and_drafts(
             samples=np.array(samples), new=new, removed_rows=none, new_blocks=BlockDelta.empty(),
             copy_blocks=np.zeros((0, 3), np.int32),
         )  # fmt: skip
-        result = runner.run(batch)
+        result = runner.run(batch)()
         assert result.rows.tolist() == [row for row, wanted in zip(rows, samples, strict=True) if wanted]
         assert (result.draft_token_ids is not None) == bool(max_drafts and len(result.rows))
         for place, row in enumerate(result.rows.tolist()):
@@ -198,7 +198,7 @@ def test_a_row_that_is_taken_again_knows_nothing_of_the_one_before() -> None:
             num_computed_tokens=np.array([0], np.int32), num_draft_tokens=np.array([0], np.int32), samples=np.array([True]),
             new=[new], removed_rows=removed, new_blocks=BlockDelta.empty(), copy_blocks=np.zeros((0, 3), np.int32),
         )  # fmt: skip
-        return runner.run(batch).token_ids.row(0).tolist()
+        return runner.run(batch)().token_ids.row(0).tolist()
 
     assert step(1, [1, 2, 3, 4, 5, 6], none) == [21]
     assert step(2, [2, 2], np.array([0], np.int32)) == [4]
@@ -212,6 +212,6 @@ def test_a_step_without_rows_only_cleans_up() -> None:
         new=[], removed_rows=np.array([2], np.int32), new_blocks=BlockDelta.empty(), copy_blocks=np.zeros((0, 3), np.int32),
         draft_token_ids=CSR.of([]),
     )  # fmt: skip
-    output = runner.run(batch)
+    output = runner.run(batch)()
     assert (output.step, len(output.rows), len(output.token_ids)) == (5, 0, 0)
     assert not runner.sampler.rows  # type: ignore[attr-defined]

@@ -49,12 +49,13 @@ class RecordingWorker:
     def load(self) -> WorkerReady:
         return WorkerReady(self.rank, {0: fake_kv_spec()}, 1000 + self.rank)
 
-    def run(self, batch: Batch, masks: Callable[[], TokenMasks] | None) -> StepOutput:
+    def run(self, batch: Batch, masks: Callable[[], TokenMasks] | None) -> Callable[[], StepOutput]:
         self.steps.append(batch.step)
         if batch.step == FAILS:
             raise ModelError("step 13 fails")
         mask = int(masks().bits[0, 0]) if masks is not None else -1
-        return StepOutput(step=batch.step, rows=np.array([mask], np.int32), token_ids=CSR.of([self.steps]))
+        output = StepOutput(step=batch.step, rows=np.array([mask], np.int32), token_ids=CSR.of([list(self.steps)]))
+        return lambda: output
 
     def call(self, method: str, *args: object) -> object:
         if method == "fail":

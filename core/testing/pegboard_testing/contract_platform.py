@@ -8,13 +8,15 @@ class TestMyPlatform(PlatformContract):
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
+import pytest
 import torch
 
 from pegboard.config.schema import EngineConfig, check_engine
-from pegboard.interfaces.platform import ModelFacts, Platform, PlatformSetup, StepShape
+from pegboard.errors import CannotRecord
+from pegboard.interfaces.platform import ModelFacts, Platform, PlatformSetup, Trait
 
 NEEDED = {"dtype", "block_size", "max_num_seqs", "max_num_batched_tokens"}
 """Settings for which core has no default."""
@@ -47,15 +49,13 @@ class PlatformContract:
             assert 0 <= numbers.used_bytes <= numbers.peak_bytes
             assert numbers.used_bytes <= numbers.total_bytes
 
-    def test_pools_nest_and_hold_what_is_made_inside(self) -> None:
+    def test_memory_of_the_cache_is_zero_and_on_the_device(self) -> None:
         platform, device = self.started()
-        with platform.pool("weights"):
-            weights = torch.full((1000,), 3.0, device=device.name)
-            with platform.pool("work"):
-                work = weights * 2
-        with platform.pool("kv"):
-            cache = torch.zeros(1000, device=device.name)
-        assert float(weights.sum() + work.sum() + cache.sum()) == 9000
+        first, second = platform.zeros(4096), platform.zeros(64)
+        assert (first.dtype, first.shape, second.shape) == (torch.uint8, (4096,), (64,))
+        assert first.device == torch.zeros(1, device=device.name).device
+        first += 1
+        assert int(first.sum()) == 4096 and int(second.sum()) == 0
 
     def test_defaults_are_engine_settings_with_valid_values(self) -> None:
         """Every checkpoint type gets a complete set of defaults, and the same set every time."""
@@ -71,25 +71,52 @@ class PlatformContract:
             memory = defaults.get("kv_cache_memory_bytes")
             assert memory is None or (isinstance(memory, int) and 0 < memory <= platform.memory().total_bytes)
 
-    def test_recording_is_offered_or_declined_with_a_reason(self) -> None:
+    def test_copies_arrive_in_order(self) -> None:
+        """A device with memory of its own: what was uploaded before something is computed is what it computes with."""
         platform, device = self.started()
-        runner = platform.graph_runner()
-        ladder = runner.ladder(256, 16)
-        shape = StepShape(num_tokens=8, num_rows=8)
-        assert runner.find(shape) is None, "nothing is captured yet"
-        if not ladder:
-            assert runner.capture(shape, lambda: torch.zeros(8, 4, device=device.name)), "say why it cannot record"
-            assert runner.find(shape) is None
-            runner.reset()
+        copies = platform.copies()
+        if copies is None:
+            assert torch.zeros(1, device=device.name).device.type == "cpu", "the host reads this device's memory"
             return
-        assert all(0 < rung.num_rows <= 16 and 0 < rung.num_tokens <= 256 for rung in ladder)
-        buffer = torch.zeros(ladder[0].num_tokens, 4, device=device.name)
-        assert runner.capture(ladder[0], lambda: buffer + 1) is None
-        buffer.fill_(2)
-        assert float(runner.replay(ladder[0]).max()) == 3, "a replay must read the current content of the buffers"
-        assert runner.find(ladder[0]) == ladder[0]
-        runner.reset()
-        assert runner.find(ladder[0]) is None
+        source, target = copies.host((8,), torch.int64), torch.zeros(8, dtype=torch.int64, device=device.name)
+        assert source.tolist() == [0] * 8
+        for value in range(3):
+            source.numpy()[:] = value
+            copies.upload(source, target)
+            wait = copies.download(target * 2)
+            target.fill_(7)
+            assert wait().tolist() == [2 * value] * 8
+            copies.mark()()
+
+    def test_a_recording_computes_on_what_its_inputs_hold(self) -> None:
+        """Every size of every trait; on a CPU a stand-in for what kernels record with is handed in."""
+        platform, device = self.started()
+        replay = platform.replay(None)
+        if replay is None:
+            made: list[Any] = []
+            assert platform.replay(lambda: made.append("replay") or made) is made, "kernels that record are used"  # type: ignore
+            return
+        table = torch.arange(64.0, device=device.name).view(16, 4)
+        for trait in get_args(Trait):
+            sizes = replay.sizes(trait, 8)
+            assert list(sizes) == sorted(set(sizes)) and all(0 < size <= 8 for size in sizes)
+            ids = torch.zeros(8, dtype=torch.int64, device=device.name)
+            recordings = [replay.record(lambda ids: (table[ids], table[ids] + 1), [ids[:size]]) for size in sizes]
+            for recording in recordings:
+                for number in (3, 15):
+                    ids.fill_(number)
+                    same, more = (out.float().sum().item() for out in recording(recording.size))
+                    assert (same, more) == (recording.size * (16.0 * number + 6), recording.size * (16.0 * number + 10))
+        replay.reset()
+
+    def test_what_the_host_reads_cannot_be_recorded(self) -> None:
+        platform, device = self.started()
+        replay, ids = platform.replay(None), torch.zeros(2, device=device.name)
+        if replay is not None:
+            with pytest.raises(CannotRecord):
+                replay.record(lambda ids: (ids * float(ids.sum()),), [ids])
+            with pytest.raises(ZeroDivisionError):  # a mistake of the model stays one
+                replay.record(lambda ids: (ids * (1 / 0),), [ids])
 
     def test_the_profiler_writes_below_its_folder(self, tmp_path: Path) -> None:
         platform, device = self.started()

@@ -16,13 +16,16 @@ from pegboard.ops import REFERENCES
 
 
 class FakeQuantization:
-    """Float32 weights, multiplied as they are."""
+    """Float32 weights on `device`, multiplied as they are."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
 
     def linear(self, layer: LinearLayer) -> "FakeWeight":
-        return FakeWeight(layer.parts, layer.out_features, layer.in_features)
+        return FakeWeight(layer.parts, layer.out_features, layer.in_features, device=self.device)
 
     def embedding(self, layer: EmbeddingLayer) -> "FakeWeight":
-        return FakeWeight((layer.part,), layer.num_rows, layer.width, is_table=True)
+        return FakeWeight((layer.part,), layer.num_rows, layer.width, is_table=True, device=self.device)
 
     def experts(self, layer: object) -> None:
         return None
@@ -34,9 +37,9 @@ class FakeQuantization:
 class FakeWeight:
     """One matrix; reading it before `finish` fails."""
 
-    def __init__(self, parts: Sequence[Part], rows: int, columns: int, *, is_table: bool = False) -> None:
+    def __init__(self, parts: Sequence[Part], rows: int, columns: int, *, is_table: bool = False, device: str = "cpu") -> None:
         self.parts = {part.name: part for part in parts}
-        self.weight = torch.full((rows, columns), float("nan"))
+        self.weight = torch.full((rows, columns), float("nan"), device=device)
         self.is_table, self.num_finishes = is_table, 0
 
     def declare(self) -> list[str]:
@@ -45,7 +48,7 @@ class FakeWeight:
     def accept(self, piece: WeightPiece) -> None:
         start, stop = self.parts[piece.name].rows
         assert isinstance(piece.data, Tensor) and piece.data.shape == self.weight[start:stop].shape
-        self.weight[start:stop] = piece.data
+        self.weight[start:stop].copy_(piece.data)
 
     def finish(self) -> None:
         self.num_finishes += 1

@@ -72,7 +72,7 @@ class FakeExecutor:
             batch = self._queue.popleft()
             if batch.needs_masks:
                 assert batch.step in self._masks, "the masks of a step must be sent before its result is requested"
-                self.outputs[batch.step] = self.worker.run(batch, partial(self._masks.pop, batch.step))
+                self.outputs[batch.step] = self.worker.run(batch, partial(self._masks.pop, batch.step))()
             else:
-                self.outputs[batch.step] = self.worker.run(batch, None)
+                self.outputs[batch.step] = self.worker.run(batch, None)()
         return self.outputs.pop(step)

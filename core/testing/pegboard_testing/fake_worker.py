@@ -79,8 +79,8 @@ class FakeWorker:
 
     # --- one step -----------------------------------------------------------------------------------------------------------
 
-    def run(self, batch: Batch, masks: Callable[[], TokenMasks] | None) -> StepOutput:
-        """Compute a step. `masks` is called when the batch needs token masks, after the forward."""
+    def run(self, batch: Batch, masks: Callable[[], TokenMasks] | None) -> Callable[[], StepOutput]:
+        """Compute a step; the callable gives its result. `masks` is called after the forward of a batch that needs masks."""
         started = time.perf_counter()
         if batch.step == self.failing_step:
             raise RuntimeError("asked to fail")
@@ -99,7 +99,7 @@ class FakeWorker:
         output.times = StepTimes(forward_s=time.perf_counter() - started)
         self.num_steps += 1
         self.num_tokens += batch.num_tokens
-        return output
+        return lambda: output
 
     def call(self, method: str, *args: object) -> object:
         """Refuses what a real worker refuses; the answer is empty."""

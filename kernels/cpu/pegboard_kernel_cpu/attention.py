@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from ctypes import PYFUNCTYPE, addressof, c_int32, c_void_p, sizeof
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from pegboard_kernel_cpu.attention_structs import (
     StoreArguments,
 )
 from pegboard_kernel_cpu.library import library
+from pegboard_kernel_cpu.values import Call, Turn, Value, new, rows_of, submit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,7 +94,7 @@ class NativeAttention:
         if stored == "int8":
             tensors += [KVTensor(name, (layer.num_kv_heads,), "float32") for name in ("k_scale", "v_scale")]
         retain = Window(layer.window) if layer.window else Full()
-        return KVCacheSpec(tensors=tuple(tensors), retain=retain, block_size_multiple=16, layout="native")
+        return KVCacheSpec(tensors=tuple(tensors), retain=retain, block_size_multiple=16)
 
     def attach(self, views: Mapping[int, KVView], block_size: int) -> None:
         self.views, self.block_size = views, block_size
@@ -133,44 +134,31 @@ class NativeLayer:
         self.cache = backend.cache(owner)
         self.slopes = None if layer.alibi is None else np.array(layer.alibi, np.float32)
 
-    def __call__(self, q: "Tensor", k: "Tensor | None", v: "Tensor | None") -> "Tensor":
-        layer, instructions = self.layer, []
-        q = _packed(q)
-        out = q.new_empty(q.shape[0], layer.num_heads * layer.head_dim)
-        if k is not None and v is not None:
-            k, v = _packed(k), _packed(v)
-            store = self.store_arguments(None, False)
-            store.q, store.q_stride = q.data_ptr(), q.stride(0)
-            store.k, store.k_stride, store.v, store.v_stride = k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)
-            instructions.append(("rope_store", store))
-        attend = self.attend_arguments()
-        attend.q, attend.q_stride, attend.out, attend.out_stride = q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0)
-        instructions.append(("attend", attend))
-        self.backend.library.team_run(instructions, q.shape[0])
-        return out
-
-    def record(self, recorder: Any, q: Any, k: Any, v: Any, rotation: "tuple[Any, Any] | None", pairs: bool) -> Any:
-        """Add this layer to a program. q, k, v: its values [T, heads · D]; q is rotated in place. rotation: cos and sin [T,
-        R]."""
-        reads = {"q": q}
-        if k is not None:
-            reads |= {"k": k, "v": v}
-        if rotation is not None:
-            reads |= {"cos": rotation[0], "sin": rotation[1]}
+    def __call__(self, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        turn: Turn | None = None
+        if type(q) is Value:
+            (q, k), turn = q.recorder.take_turn(q, k)
+        q, calls = rows_of(q), []
+        reads = {"q": q} if k is None else {"q": q, "k": rows_of(k), "v": rows_of(v)}
+        if turn is not None:
+            reads |= {"cos": turn.cos, "sin": turn.sin}
         if len(reads) > 1:
-            arguments = self.store_arguments(rotation[0].width if rotation is not None else None, pairs, stores=k is not None)
-            recorder.emit("rope_store", arguments, reads=reads, writes={"q": q})
-        out = recorder.value(self.layer.num_heads * self.layer.head_dim)
-        recorder.emit("attend", self.attend_arguments(), reads={"q": q}, writes={"out": out})
+            store = self._store_arguments(turn, stores=k is not None)
+            calls.append(Call("rope_store", store, reads, {} if turn is None else {"q": q}))
+        out = new(q, self.layer.num_heads * self.layer.head_dim)
+        submit(q, *calls, Call("attend", self.attend_arguments(), {"q": q}, {"out": out}, self))
+        if turn is not None:
+            q.recorder.spend(q)
         return out
 
-    def store_arguments(self, rotary_pairs: int | None, pairs: bool, stores: bool = True) -> StoreArguments:
+    def _store_arguments(self, turn: Turn | None, stores: bool) -> StoreArguments:
+        """Rotates as `turn` says, q in place, and stores k and v."""
         return StoreArguments(
             plan=addressof(self.backend.current),
             cache=self.cache,
             num_heads=self.layer.num_heads,
-            rotary_pairs=rotary_pairs or 0,
-            pairs=pairs,
+            rotary_pairs=0 if turn is None else turn.cos.shape[1],
+            pairs=turn is not None and turn.pairs,
             stores=stores,
         )
 
@@ -186,8 +174,3 @@ class NativeLayer:
             scale=self.layer.scale,
             soft_cap=self.layer.soft_cap or 0.0,
         )
-
-
-def _packed(x: "Tensor") -> "Tensor":
-    """View x as [T, heads, D] with any stride between tokens; heads and channels are contiguous."""
-    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -10,13 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pegboard.errors import CannotRecord, ModelError
+from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import RepackEntry
 from pegboard.ops.blocks import Blocks
-from pegboard_kernel_cpu.elementwise import rows_of
 from pegboard_kernel_cpu.library import library
-from pegboard_kernel_cpu.recorder import NativeRecorder, TokenIds, Value
-from pegboard_kernel_cpu.structures import Format, LinearBlocks, LookupBlocks, Quantize, Quantized
+from pegboard_kernel_cpu.structures import Format, LinearBlocks, LookupBlocks, Quantize
+from pegboard_kernel_cpu.values import Call, Value, new, refusal, rows_of, submit
 
 GROUP = 16
 """Number of rows that are packed together."""
@@ -178,48 +177,31 @@ class NativeBlockLinear:
 
     def __init__(self, segments: Sequence[Segment], shape: tuple[int, int]) -> None:
         self.segments, self.shape = list(segments), shape
-
-    def _arguments(self, segment: Segment, bias: Tensor | None = None) -> LinearBlocks:
-        return LinearBlocks(
-            weight=segment.packed.data_ptr(),
-            bias=None if bias is None else bias.data_ptr() + 4 * segment.start,
-            rows=segment.stop - segment.start,
-            columns=self.shape[1],
-            format=segment.format,
-        )
+        self.is_padded = sum(segment.stop - segment.start for segment in segments) != shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = rows_of(x)
-        count, columns = x.shape
-        out = _result(self.segments, count, self.shape[0])
-        codes, scales = torch.empty(count, columns, dtype=torch.int8), torch.empty(count, columns // 32)
-        sums = torch.empty(count, columns // 16)
-        to = Quantized(codes.data_ptr(), scales.data_ptr(), sums.data_ptr())
-        calls: list = [("quantize", Quantize(x.data_ptr(), x.stride(0), to, columns))]
+        x, calls = rows_of(x), []
+        if type(x) is Value:
+            if self.is_padded:
+                raise refusal("has rows without weights: a padded vocabulary")
+            codes, scales, sums = x.recorder.quantized(x)
+        else:
+            codes, scales, sums = new(x, x.shape[1], torch.int8), new(x, x.shape[1] // 32), new(x, x.shape[1] // 16)
+            to = {"to.codes": codes, "to.scales": scales, "to.sums": sums}
+            calls.append(Call("quantize", Quantize(columns=x.shape[1]), {"x": x}, to))
+        out = new(x, self.shape[0])
+        if self.is_padded:
+            out.zero_()
+        reads = {"x": codes, "x_scales": scales, "x_sums": sums}
         for segment in self.segments:
-            arguments = self._arguments(segment)
-            arguments.x, arguments.x_scales, arguments.x_sums = codes.data_ptr(), scales.data_ptr(), sums.data_ptr()
-            arguments.out, arguments.out_stride = out.data_ptr() + 4 * segment.start, out.stride(0)
-            calls.append(("linear_blocks", arguments))
-        library().team_run(calls, count)
+            columns = out if len(self.segments) == 1 else out[:, segment.start : segment.stop]
+            calls.append(Call("linear_blocks", self._arguments(segment), reads, {"out": columns}, segment.packed))
+        submit(x, *calls)
         return out
 
-    def record(self, recorder: NativeRecorder, x: Value, bias: Tensor | None = None) -> Value:
-        if sum(segment.stop - segment.start for segment in self.segments) != self.shape[0]:
-            raise CannotRecord("a matrix has rows without weights (a padded vocabulary)")
-        out, quantized = recorder.value(self.shape[0]), recorder.quantized(x)
-        reads = {"x": quantized.codes, "x_scales": quantized.scales, "x_sums": quantized.sums}
-        for segment in self.segments:
-            recorder.keep += [segment.packed, bias]
-            columns = out.columns(segment.start, segment.stop)
-            recorder.emit("linear_blocks", self._arguments(segment, bias), reads, {"out": columns})
-        return out
-
-
-def _result(segments: Sequence[Segment], count: int, rows: int) -> Tensor:
-    """Allocate the result; columns that belong to no segment (a padded vocabulary) are zero."""
-    covered = sum(segment.stop - segment.start for segment in segments)
-    return torch.empty(count, rows) if covered == rows else torch.zeros(count, rows)
+    def _arguments(self, segment: Segment) -> LinearBlocks:
+        rows = segment.stop - segment.start
+        return LinearBlocks(weight=segment.packed.data_ptr(), rows=rows, columns=self.shape[1], format=segment.format)
 
 
 class NativeBlockLookup:
@@ -229,17 +211,8 @@ class NativeBlockLookup:
         self.segment, self.columns = segment, shape[1]
 
     def __call__(self, ids: Tensor) -> Tensor:
-        out = torch.empty(ids.shape[0], self.columns)
-        arguments = self._arguments()
-        arguments.ids, arguments.out, arguments.out_stride = ids.data_ptr(), out.data_ptr(), self.columns
-        library().team_run([("lookup_blocks", arguments)], ids.shape[0])
-        return out
-
-    def _arguments(self) -> LookupBlocks:
-        segment = self.segment
+        out, segment = new(ids, self.columns), self.segment
         rows = segment.stop - segment.start
-        return LookupBlocks(weight=segment.packed.data_ptr(), rows=rows, columns=self.columns, format=segment.format)
-
-    def record(self, recorder: NativeRecorder, ids: TokenIds) -> Value:
-        recorder.keep.append(self.segment.packed)
-        return recorder.embed("lookup_blocks", self._arguments())
+        arguments = LookupBlocks(weight=segment.packed.data_ptr(), rows=rows, columns=self.columns, format=segment.format)
+        submit(ids, Call("lookup_blocks", arguments, {"ids": ids}, {"out": out}, segment.packed))
+        return out

@@ -1,29 +1,44 @@
 """Specs of this package."""
 
 from pegboard.interfaces.attention import AttentionSpec
-from pegboard.interfaces.kernel import KernelSpec
+from pegboard.interfaces.kernel import KernelSpec, Provides
 from pegboard.interfaces.spec import Multiple
 
 
-def _kernel(implementation: str) -> KernelSpec:
+def _compiled(implementation: str, provides: Provides = "op") -> KernelSpec:
     return KernelSpec(
         api="1.0",
         implementation=f"pegboard_kernel_cpu.{implementation}",
         probe="pegboard_kernel_cpu.probe:probe",
         platforms=frozenset({"cpu"}),
         tier="tuned",
-        supports={"dtype": {"float32"}, "op": True},
+        supports={"dtype": {"float32"}},
+        provides=provides,
     )
 
 
-RMS_NORM = _kernel("elementwise:rms_norm")
-ADD_RMS_NORM = _kernel("elementwise:add_rms_norm")
-SILU_MUL = _kernel("elementwise:silu_mul")
-GELU_TANH_MUL = _kernel("elementwise:gelu_tanh_mul")
-FLOAT_WEIGHT = _kernel("float_weight:NativeFloatWeight")
-BLOCK_WEIGHT = _kernel("block_weight:NativeBlockWeight")
-SAMPLE_TOKENS = _kernel("sampling:sample_tokens")
-PROGRAM = _kernel("recorder:NativeRecorder")
+def _onednn(implementation: str) -> KernelSpec:
+    return KernelSpec(
+        api="1.0",
+        implementation=f"pegboard_kernel_cpu.{implementation}",
+        probe="pegboard_kernel_cpu.probe:probe_onednn",
+        platforms=frozenset({"cpu"}),
+        supports={"dtype": {"float32"}},
+        provides="weight_format",
+    )
+
+
+RMS_NORM = _compiled("elementwise:rms_norm")
+ADD_RMS_NORM = _compiled("elementwise:add_rms_norm")
+SILU_MUL = _compiled("elementwise:silu_mul")
+GELU_TANH_MUL = _compiled("elementwise:gelu_tanh_mul")
+ROPE = _compiled("elementwise:rope")
+SAMPLE_TOKENS = _compiled("sampling:sample_tokens")
+FLOAT_WEIGHT = _compiled("float_weight:NativeFloatWeight", "weight_format")
+BLOCK_WEIGHT = _compiled("block_weight:NativeBlockWeight", "weight_format")
+FLOAT_WEIGHT_ONEDNN = _onednn("onednn_weight:OneDNNFloatWeight")
+BLOCK_WEIGHT_ONEDNN = _onednn("onednn_weight:OneDNNBlockWeight")
+REPLAY = _compiled("replay:NativeReplay", "replay")
 
 ATTENTION = AttentionSpec(
     api="1.0",
@@ -41,4 +56,5 @@ ATTENTION = AttentionSpec(
         "alibi": True,
         "block_size": Multiple(16),
     },
+    flags=frozenset({"replay"}),
 )

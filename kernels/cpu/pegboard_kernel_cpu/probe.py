@@ -24,3 +24,10 @@ def probe(facts: ProbeFacts) -> Verdict:
     if found is None:
         return Absent("no C compiler was found (cc, gcc or clang) and no library was compiled before: apt install gcc")
     return Ok({"level": level, "library": f"will be compiled with {found}", **notes})
+
+
+def probe_onednn(facts: ProbeFacts) -> Verdict:
+    """oneDNN is a part of torch's builds for x86; its blocked layout was measured to be faster there."""
+    if facts.machine.lower() not in ("x86_64", "amd64"):
+        return Absent(f"measured on x86 only; this is {facts.machine}")
+    return Ok()

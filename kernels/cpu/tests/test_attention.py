@@ -11,14 +11,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pegboard_kernel_cpu import elementwise
 from pegboard_kernel_cpu.attention import NativeAttention
 from pegboard_kernel_cpu.attention_structs import Item
 from pegboard_kernel_cpu.library import Library
 from pegboard_kernel_cpu.plugin import ATTENTION
-from pegboard_kernel_cpu.recorder import NativeRecorder
+from pegboard_kernel_cpu.replay import NativeReplay
 from torch import Tensor
 
-from pegboard.errors import ModelError
+from pegboard.errors import CannotRecord, ModelError
 from pegboard.interfaces.attention import AttentionLayer, AttentionSetup, KVCacheSpec, KVQuantization
 from pegboard.ops.rope import rope
 from pegboard_testing.contract_attention import AttentionContract, Piece, Trial, random_steps
@@ -237,13 +238,35 @@ def test_rotation(pairs: bool, rotary_pairs: int, num_tokens: int, seed: int) ->
     trial.caches[0] = (trial._reference_cache(trial.k[0]), trial.caches[0][1])
     piece = [Piece(0, 0, num_tokens)]
     backend.plan(trial.inputs(piece))
-    recorder = NativeRecorder(num_tokens)
-    qkv = torch.cat([x.flatten(1) for x in (q, k, v)], 1)
-    hidden = recorder.hidden(qkv.shape[1])
-    rotation = recorder.at_positions((cos, sin))
-    values = (hidden.columns(0, 384), hidden.columns(384, 512), hidden.columns(512, 640))
-    program = recorder.finish(call.record(recorder, *values, rotation, pairs))
-    contract.check(trial, piece, {0: program(qkv, torch.arange(num_tokens))})
+    qkv, positions = torch.cat([x.flatten(1) for x in (q, k, v)], 1), torch.arange(num_tokens)
+
+    def run(qkv: Tensor, positions: Tensor) -> tuple[Tensor]:
+        heads = qkv.view(num_tokens, 10, 64)
+        turned = [elementwise.rope(x, cos[positions], sin[positions], pairs) for x in (heads[:, :6], heads[:, 6:8])]
+        return (call(*turned, heads[:, 8:]),)
+
+    def same_rotation(qkv: Tensor, positions: Tensor) -> tuple[Tensor]:
+        heads, rotation = qkv.view(num_tokens, 10, 64), (cos[positions], sin[positions])
+        return (call(*(elementwise.rope(x, *rotation, pairs) for x in (heads[:, :6], heads[:, 6:8])), heads[:, 8:]),)
+
+    recording = NativeReplay().record(same_rotation, [qkv, positions])
+    contract.check(trial, piece, {0: recording(num_tokens)[0]})
+    with pytest.raises(CannotRecord, match="rotates queries and keys in different ways"):
+        NativeReplay().record(run, [qkv, positions])
+
+
+def test_queries_that_were_turned_in_place_are_nobody_elses() -> None:
+    trial = Stored("float32").trial([_layer()], 32, [8], 5)
+    cos, sin = torch.randn(8, 8).cos(), torch.randn(8, 8).sin()
+
+    def run(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        rotation = cos[positions], sin[positions]
+        out = trial.calls[0](elementwise.rope(q, *rotation, False), elementwise.rope(k, *rotation, False), v)
+        return out, elementwise.rms_norm(q, torch.ones(64), 1e-5).flatten(1)
+
+    inputs = [x[0][0].clone() for x in (trial.q, trial.k, trial.v)]
+    with pytest.raises(CannotRecord, match="run gives rms_norm channels that were rotated in place"):
+        NativeReplay().record(run, [*inputs, torch.arange(8)])
 
 
 def test_a_recorded_layer_that_reads_anothers_cache_stores_nothing() -> None:
@@ -251,12 +274,11 @@ def test_a_recorded_layer_that_reads_anothers_cache_stores_nothing() -> None:
     trial = contract.trial([_layer(), _layer(layer_index=1, shares_kv_with=0)], 32, [20], 5)
     piece = [Piece(0, 0, 20)]
     trial.step(piece)
-    recorder = NativeRecorder(20)
-    hidden = recorder.hidden(384)
-    program = recorder.finish(trial.calls[1].record(recorder, hidden, None, None, None, False))
-    assert [call.kernel for call in recorder.calls] == ["attend"]
-    q = trial.q[1][0].flatten(1)
-    torch.testing.assert_close(program(q, torch.arange(20)), trial.step(piece)[1], atol=0, rtol=0)
+    q = trial.q[1][0].clone()
+    recording = NativeReplay().record(lambda q: (trial.calls[1](q, None, None),), [q])
+    assert [call.kernel for call in recording.calls] == ["attend"]
+    found = recording(20)[0].clone()
+    torch.testing.assert_close(found, trial.step(piece)[1], atol=0, rtol=0)
 
 
 @pytest.mark.parametrize(("num_heads", "head_dim", "fused"), [(8, 40, True), (6, 64, True), (6, 16, False)])
@@ -266,15 +288,20 @@ def test_the_result_is_quantized_where_blocks_fit_the_heads(num_heads: int, head
     trial.step([Piece(0, 0, 699)])
     pieces = [Piece(0, 699, 700), Piece(1, 0, 3)]
     expected = trial.step(pieces)[0]
-    recorder, columns = NativeRecorder(4), num_heads * head_dim
-    out = trial.calls[0].record(recorder, recorder.hidden(columns), None, None, None, False)
-    made = recorder.quantized(out)
-    assert [call.kernel for call in recorder.calls] == (["attend"] if fused else ["attend", "quantize"])
-    program = recorder.finish(out)
-    q = torch.cat([trial.q[0][0][699:], trial.q[0][1]]).flatten(1)
-    torch.testing.assert_close(program(q, torch.arange(4)), expected, atol=0, rtol=0)
-    codes = np.ctypeslib.as_array((c_int8 * (4 * columns)).from_address(made.codes.buffer.address))
-    scales = np.ctypeslib.as_array((c_float * (4 * columns // 32)).from_address(made.scales.buffer.address))
+    q, columns = torch.cat([trial.q[0][0][699:], trial.q[0][1]]), num_heads * head_dim
+    made: list[Any] = []
+
+    def run(q: Any) -> tuple[Any]:
+        out = trial.calls[0](q, None, None)
+        made.extend(out.recorder.quantized(out))
+        return (out,)
+
+    recording = NativeReplay().record(run, [q])
+    assert [call.kernel for call in recording.calls] == (["attend"] if fused else ["attend", "quantize"])
+    torch.testing.assert_close(recording(4)[0], expected, atol=0, rtol=0)
+    last = recording.calls[-1].arguments.to
+    codes = np.ctypeslib.as_array((c_int8 * (4 * columns)).from_address(last.codes))
+    scales = np.ctypeslib.as_array((c_float * (4 * columns // 32)).from_address(last.scales))
     blocks = expected.numpy().reshape(-1, 32)
     np.testing.assert_allclose(scales, np.abs(blocks).max(1) / 127, rtol=1e-6)
     np.testing.assert_allclose(codes.reshape(-1, 32) * scales[:, None], blocks, atol=0.501 * scales.max())

@@ -159,7 +159,7 @@ def test_float_weights_multiply(rows: int, columns: int, count: int) -> None:
 
 
 def test_a_float_table_is_looked_up_and_multiplied() -> None:
-    weight = NativeFloatWeight((30, 24), torch.float32, "cpu", keep_plain=True)
+    weight = NativeFloatWeight((30, 24), torch.float32, "cpu", is_table=True)
     matrix, ids = torch.randn(30, 24), torch.tensor([3, 29, 3, 0])
     weight.plain().copy_(matrix)
     weight.finish()

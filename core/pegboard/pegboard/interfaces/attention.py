@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(Spec):
     """supports: dtype, kv_dtype, head_dim (set), kind (set of "decoder", "encoder", "cross", "mla"), window, sinks, soft_cap,
-    alibi, tree, bidirectional (True when it can), block_size (Multiple)."""
+    alibi (True when it can), block_size (Multiple).
+
+    flags: "replay" (bound calls can be recorded: of a step they read only the tensors of `AttentionInputs` and memory that
+    `plan` fills in place)."""
+
+    FLAGS = frozenset({"replay"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +42,6 @@ class AttentionNeed(Need):
     sinks: bool = False
     soft_cap: bool = False
     alibi: bool = False
-    tree: bool = False
-    bidirectional: bool = False
     block_size: int | None = None
 
 
@@ -78,22 +81,20 @@ Retain = Full | Window | Chunk | State | Encoder
 
 
 class KVTensor(msgspec.Struct, frozen=True):
-    """One tensor of a layer's cache: shape per slot (e.g. (K, D)), torch dtype name, and whether tensor parallelism splits it."""
+    """One tensor of a layer's cache: shape per slot (e.g. (K, D)) and torch dtype name."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    sharded: bool = True
 
 
 class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What one layer stores. unit: a slot per "token", or one per "request". layout: "token_major" = [block, slot, *shape]."""
+    """What one layer stores. unit: a slot per "token", or one per "request"."""
 
     tensors: tuple[KVTensor, ...]
     retain: Retain = Full()
     unit: Literal["token", "request"] = "token"
     block_size_multiple: int = 1
-    layout: str = "token_major"
 
     def slot_bytes(self) -> int:
         """Bytes of one slot over all tensors."""
@@ -174,16 +175,15 @@ KVView = Mapping[str, Any]
 @dataclass(slots=True)
 class AttentionInputs:
     """One step as one KV group sees it. Tensors are views of the worker's persistent buffers (stable addresses); `_cpu` arrays
-    are numpy. Rows are in execution order, decodes (query_len ≤ 1 + drafts) first.
+    are numpy. Rows are in execution order, decodes (query_len ≤ 1 + drafts) first. A step that is replayed may be padded: tensors
+    and arrays are then longer than num_rows and num_tokens, by rows of no tokens and seq_len 0, and tokens of slot −1.
 
     query_start_loc [B+1]; seq_lens [B] tokens including this step's; block_table [B, max_blocks] int32; slot_mapping [T]
-    int64, block_id * block_size + offset, −1 = do not store; positions [T] (or [3, T]).
-    bidirectional: [m, 3] row, start, end spans that attend to each other both ways. draft_parents: [T] for tree drafts.
+    int64, block_id * block_size + offset, −1 = do not store.
     """
 
     num_rows: int
     num_tokens: int
-    num_decode_rows: int
     query_start_loc: "Tensor"
     query_start_loc_cpu: "np.ndarray"
     seq_lens: "Tensor"
@@ -191,12 +191,6 @@ class AttentionInputs:
     block_table: "Tensor"
     block_table_cpu: "np.ndarray"
     slot_mapping: "Tensor"
-    positions: "Tensor"
-    max_query_len: int
-    max_seq_len: int
-    draft_parents: "Tensor | None" = None
-    bidirectional: "Tensor | None" = None
-    encoder_lens: "Tensor | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,15 +207,15 @@ class AttentionSetup:
 
 
 class AttentionBackend(Protocol):
-    """One per KV group. Order: kv_spec (on the class) → constructor → attach (twice: one null block for the memory profile,
-    then the real size) → bind per layer → plan once per step → bound calls."""
+    """One per KV group. Order: kv_spec (on the class) → constructor → attach → bind per layer → plan once per step → bound
+    calls. A backend with one block is built for the memory profile, and another one for the real size."""
 
     @staticmethod
     def kv_spec(layer: AttentionLayer, dtype: str, quantization: KVQuantization | None) -> KVCacheSpec | None:
         """What `layer` stores; None = nothing (encoder-only)."""
 
     def attach(self, views: Mapping[int, KVView], block_size: int) -> None:
-        """`views[layer_index]`: the layer's named tensors. May be kept until the next attach."""
+        """Once. `views[layer_index]`: the layer's named tensors."""
 
     def bind(self, layer: AttentionLayer) -> "Callable[[Tensor, Tensor | None, Tensor | None], Tensor]":
         """(q [T, H, D], k [T, K, D], v [T, K, Dv]) → [T, H * Dv]: writes k, v to the cache, then attends under the current plan.

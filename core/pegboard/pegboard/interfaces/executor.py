@@ -63,7 +63,9 @@ class WorkerLike(Protocol):
 
     def load(self) -> WorkerReady: ...
 
-    def run(self, batch: "Batch", masks: "Callable[[], TokenMasks] | None") -> "StepOutput": ...
+    def run(self, batch: "Batch", masks: "Callable[[], TokenMasks] | None") -> "Callable[[], StepOutput]":
+        """Compute a step, or start it on a device that computes by itself. The callable waits for the result; the next step
+        may be run before it is called."""
 
     def call(self, method: str, *args: object) -> object:
         """A method named in START_CALLS or SERVING_CALLS. ConfigError for any other."""

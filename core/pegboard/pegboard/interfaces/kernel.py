@@ -1,67 +1,34 @@
-"""Kind `kernel` (provisional): a fast version of one op of `pegboard.ops`. Entry-point name "<op>.<implementation>"."""
+"""Kind `kernel` (provisional): what is fast. Entry-point name "<name>.<implementation>", where <name> says what it is:
+
+an op              a function of `pegboard.ops.OPS`, or one that a plugin declares for its own models
+a weight format    a class of `pegboard.ops.WEIGHT_FORMATS`: how a matrix is held and multiplied with
+a replay           a class that records the forward (`pegboard.interfaces.platform.Replay`), for a platform that cannot itself
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Literal
 
 from pegboard.interfaces.spec import Need, Spec
 
-if TYPE_CHECKING:
-    from torch import Tensor
+Provides = Literal["op", "weight_format", "replay"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSpec(Spec):
-    """`implementation` names a function with the op's exact signature (see the reference in `pegboard.ops`).
-    symbol: C entry for recorded programs. fuses: op sequence this kernel replaces in a program."""
+    """supports: `dtype` (of activations).
 
-    symbol: str | None = None
-    fuses: tuple[str, ...] = ()
+    provides: what `implementation` is. An op: a function with the signature of its reference. A weight format: a class with the
+    methods of its reference. A replay: a class that is built without arguments.
+    declares: the op or weight format is a new one, and this implementation its meaning, with which all others are compared. One
+    plugin declares it; nobody declares again what core declares.
+    """
+
+    provides: Provides = "op"
+    declares: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelNeed(Need):
-    op: str | None = None
     dtype: str | None = None
-
-
-class Program(Protocol):
-    """What was recorded. Results are valid until the next call. T: tokens of the step, N: rows that logits are wanted of."""
-
-    def __call__(self, start: "Tensor", positions: "Tensor") -> "Tensor":
-        """start: hidden [T, width] where the program is entered, or token ids [T] where it was recorded from them; positions [T]
-        → hidden [T, width] behind the forward."""
-
-    def logits(self, hidden: "Tensor") -> "Tensor":
-        """[N, width] → [N, vocabulary]."""
-
-    def step(self, token_ids: "Tensor", positions: "Tensor") -> "tuple[Tensor, Tensor]":
-        """Hidden states and logits of every token, in one go: for T up to the rows the head was recorded for."""
-
-
-class Recorder(Protocol):
-    """The op `program`: writes down a forward and an output head, to be replayed without Python. Built as `Recorder(max_tokens)`.
-
-    Core calls the model once with values of the recorder's own making in place of tensors. Each layer hands them to the `record`
-    method of what it computes with: `op.record(recorder, *the op's arguments)` returns the results' values. A callable without
-    that method cannot be recorded, and then the model runs eagerly.
-    """
-
-    def token_ids(self) -> Any:
-        """The step's token ids [T]; lookups take them."""
-
-    def enter(self, hidden: Any) -> None:
-        """The program may also be entered here, with these hidden states given."""
-
-    def hidden(self, width: int) -> Any:
-        """The hidden states [T, width] the program starts from. What was recorded before is forgotten."""
-
-    def at_positions(self, tables: "tuple[Tensor, ...]") -> tuple[Any, ...]:
-        """Of each table [max_positions, width] (float32, contiguous) the rows of the step's positions, [T, width]."""
-
-    def head(self, hidden: Any, max_rows: int) -> Any:
-        """The forward ends with `hidden`, the output head begins: for at most so many rows, of this value."""
-
-    def finish(self, output: Any, logits: Any = None) -> Program:
-        """output: of the forward; logits: of the head, None = there is none, and what was recorded of one is forgotten."""

@@ -12,8 +12,6 @@ from pegboard.interfaces.spec import Need, Spec
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pegboard.layers import Build
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec(Spec):
@@ -35,7 +33,8 @@ class Model(Protocol):
 
     WEIGHTS: ClassVar[Mapping[str, str]]
 
-    def __init__(self, config: Mapping[str, Any], build: "Build") -> None: ...
+    def __init__(self, config: Mapping[str, Any], build: Any) -> None:
+        """config: the checkpoint's, in Hugging Face's form. build: a `pegboard.layers.Build`."""
 
     def embed(self, input_ids: "Tensor") -> "Tensor":
         """[T] ids → [T, hidden]; first stage only. Core merges media and prompt embeddings into the result."""

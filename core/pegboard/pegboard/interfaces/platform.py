@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from pegboard.interfaces.spec import Need, Spec
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -58,32 +59,59 @@ class ModelFacts:
     hidden_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """Size class of a step for recording: tokens and rows after padding, and the traits a recording is bound to."""
+Trait = Literal["decode", "forward", "embedded", "logits"]
+"""What a recording computes, from which buffers, all over rows of the same step.
 
-    num_tokens: int
-    num_rows: int
-    traits: frozenset[str] = frozenset()
+decode      one new token per request, a token wanted of each: ids, positions → hidden states, logits
+forward     any step: ids, positions → hidden states
+embedded    any step, entered behind the embedding: hidden states, positions → hidden states
+logits      hidden states → logits
+"""
 
 
-class GraphRunner(Protocol):
-    """Records the forward once and replays it (W; provisional). A platform without replay returns an empty ladder."""
+class Recording(Protocol):
+    """One recorded call. size: the most rows it serves."""
 
-    def ladder(self, max_tokens: int, max_rows: int) -> list[StepShape]:
-        """Shapes to capture at start-up; [] = run eagerly."""
+    size: int
 
-    def capture(self, shape: StepShape, run: "Callable[[], Tensor]") -> str | None:
-        """Record `run` over persistent buffers; the reason when it cannot be recorded."""
+    def __call__(self, num_rows: int) -> "tuple[Tensor, ...]":
+        """Compute on what the buffers hold now, and give the results' first num_rows rows. They are valid until any recording of
+        the same `Replay` is called. Where `Replay.pads`, the buffers' other rows are computed too and hold harmless values."""
 
-    def find(self, shape: StepShape) -> StepShape | None:
-        """Smallest captured shape that covers `shape` with the same traits; None = run eagerly."""
 
-    def replay(self, shape: StepShape) -> "Tensor":
-        """Hidden states [padded tokens, hidden]."""
+class Replay(Protocol):
+    """Records what a rank computes once and replays it, without Python layer by layer. Recordings may share memory: one runs at a
+    time. pads: a recording always computes all of its rows, so a step is padded up to the next larger size."""
+
+    pads: bool
+
+    def sizes(self, trait: Trait, largest: int) -> Sequence[int]:
+        """The numbers of rows to record this trait for, ascending, none over `largest`; () = it runs eagerly."""
+
+    def record(self, run: "Callable[..., tuple[Tensor, ...]]", inputs: "Sequence[Tensor]") -> Recording:
+        """Record `run(*inputs)`: tensors whose first dimension are the rows and whose addresses stay. A recorder may run it, or
+        call it with stand-ins for the inputs that only know their shapes. Raises CannotRecord that names the operation which
+        cannot be recorded; anything else that `run` raises is passed on."""
 
     def reset(self) -> None:
-        """Addresses changed: forget all recordings."""
+        """Addresses that recordings point to have changed: all recordings are void, their memory is free."""
+
+
+class Copies(Protocol):
+    """Copies between the host and a device with memory of its own, in the order of what is computed there. None of the calls
+    waits."""
+
+    def host(self, shape: tuple[int, ...], dtype: "torch.dtype") -> "Tensor":
+        """Zeroed host memory that the device copies from by itself (pinned)."""
+
+    def upload(self, source: "Tensor", target: "Tensor") -> None:
+        """Copy a `host` tensor, or a part of one, to the device. It may not be written before a later `mark` was waited for."""
+
+    def download(self, source: "Tensor") -> "Callable[[], Tensor]":
+        """Copy a device tensor as it is now to the host; the callable waits for it."""
+
+    def mark(self) -> "Callable[[], None]":
+        """The callable waits until all copies so far are done."""
 
 
 class Platform(Protocol):
@@ -95,16 +123,20 @@ class Platform(Protocol):
     def memory(self, *, reset_peak: bool = False) -> MemoryNumbers:
         """Current numbers; cold. `reset_peak` starts a new peak measurement after reading."""
 
-    def pool(self, tag: str) -> Any:
-        """Context manager whose allocations belong to `tag` ("weights", "kv", "work") and can be released and restored at
-        the same addresses (sleep). A platform without this returns a null context."""
+    def zeros(self, num_bytes: int) -> "Tensor":
+        """uint8 memory for the KV cache. Raises ConfigError when there is too little."""
 
-    def graph_runner(self) -> GraphRunner:
-        """The recorder of this rank; called once after weights are bound."""
+    def copies(self) -> Copies | None:
+        """None = the device computes in the host's memory, and nothing is copied."""
+
+    def replay(self, programs: Callable[[], Replay] | None) -> Replay | None:
+        """What this rank records with; None = every step runs eagerly. programs: makes the `Replay` of a kernel plugin for this
+        platform, None when none is suitable."""
 
     def defaults(self, facts: ModelFacts) -> Mapping[str, object]:
         """Settings this platform prefers for the model, by `EngineConfig` field name (dtype, block_size, …); a user's value
-        wins, and each default used is recorded with the platform's name."""
+        wins, and each default used is recorded with the platform's name. Without kv_cache_memory_bytes, a step of the largest
+        size is run at start to see what is left for the KV cache."""
 
     def profile(self, path: Path | None) -> None:
         """Start the device profiler writing below `path`, or stop it (None)."""

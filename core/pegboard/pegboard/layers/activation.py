@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import WeightSlice
 from pegboard.layers.build import Build
-from pegboard.layers.layer import Layer, recording
+from pegboard.layers.layer import Layer
 
 OPS = {"silu": "silu_mul", "swish": "silu_mul", "gelu_pytorch_tanh": "gelu_tanh_mul"}
 
@@ -25,7 +23,4 @@ class Activation(Layer):
         return []
 
     def bind(self) -> None:
-        self.forward = self.op = self.build.kernels[OPS[self.kind]]
-
-    def record(self, recorder: Any, *values: Any) -> Any:
-        return recording(self.op, self.build.path)(recorder, *values)
+        self.forward = self.build.kernels[OPS[self.kind]]

@@ -9,7 +9,7 @@ from torch import Tensor
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import AttentionLayer
 from pegboard.layers.build import Build
-from pegboard.layers.layer import Layer, recording
+from pegboard.layers.layer import Layer
 from pegboard.layers.rope import Rope, Rotation
 
 
@@ -76,9 +76,3 @@ class Attention(Layer):
             return attend(rotate(q, cos, sin, pairs), rotate(k, cos, sin, pairs), v)
 
         self.forward = forward
-
-    def record(self, recorder: Any, *values: Any) -> Any:
-        q, k, v, *rotation = values
-        attend = self.build.attention[self.spec.layer_index]
-        pairs = self.rope is not None and self.rope.pairs
-        return recording(attend, self.build.path)(recorder, q, k, v, rotation[0] if rotation else None, pairs)

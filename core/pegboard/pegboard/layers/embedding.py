@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from pegboard.errors import CannotRecord, ConfigError
+from pegboard.errors import ConfigError
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, WeightMethod
 from pegboard.interfaces.weight_loader import WeightPiece, WeightSlice
 from pegboard.layers.build import Build
-from pegboard.layers.layer import Layer, PlainTensor, recording
+from pegboard.layers.layer import Layer, PlainTensor
 
 
 class Embedding(Layer):
@@ -40,10 +40,7 @@ class Embedding(Layer):
 
     def bind(self) -> None:
         assert self.method is not None
-        self.look_up = self.forward = self.method.bind(self.build.kernels)
-
-    def record(self, recorder: Any, *values: Any) -> Any:
-        return recording(self.look_up, self.build.path)(recorder, *values)
+        self.forward = self.method.bind(self.build.kernels)
 
 
 class Head(Layer):
@@ -96,18 +93,12 @@ class Head(Layer):
             assert self.method is not None
             multiply = self.method.bind(self.build.kernels)
 
-        self.multiply = multiply
         if self.bias is not None:
             bias = self.bias.data
-            self.forward = lambda hidden: (multiply(hidden) + bias).float()
+            self.forward = lambda hidden: multiply(hidden).add_(bias).float()
             return
 
         def forward(hidden: Tensor) -> Tensor:
             return multiply(hidden).float()
 
         self.forward = forward
-
-    def record(self, recorder: Any, *values: Any) -> Any:
-        if self.bias is not None:
-            raise CannotRecord(f"{self.build.path} has a bias")
-        return recording(self.multiply, self.build.path)(recorder, *values)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pegboard.errors import CannotRecord, ModelError
+from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import WeightPiece, WeightSlice
 from pegboard.layers.build import Build
 
@@ -43,19 +43,6 @@ class Layer(nn.Module):
 
     def bind(self) -> None:
         """Compose `self.forward`."""
-
-    def record(self, recorder: Any, *values: Any) -> Any:
-        """Like `forward`, on a recorder's values. Raises CannotRecord."""
-        raise CannotRecord(f"{self.build.path}: layers of type {type(self).__name__} cannot be recorded")
-
-
-def recording(compute: object, path: str) -> Callable[..., Any]:
-    """How `compute`, what the layer at `path` computes with, is recorded. Raises CannotRecord that names it."""
-    record = getattr(compute, "record", None)
-    if record is None:
-        name = getattr(compute, "__qualname__", type(compute).__qualname__)
-        raise CannotRecord(f"{path} is computed by {compute.__module__}.{name}, which cannot be recorded")
-    return record
 
 
 class PlainTensor:

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from pegboard.errors import CannotRecord, ConfigError
+from pegboard.errors import ConfigError
 from pegboard.interfaces.quantization import LinearLayer, Part, WeightMethod
 from pegboard.interfaces.weight_loader import WeightPiece, WeightSlice
 from pegboard.layers.build import Build
-from pegboard.layers.layer import Layer, PlainTensor, recording
+from pegboard.layers.layer import Layer, PlainTensor
 from pegboard.layers.lora import AdapterSlots, with_adapters
 
 Split = Literal["column", "row"] | None
@@ -109,7 +109,7 @@ class Linear(Layer):
 
     def bind(self) -> None:
         assert self.method is not None
-        self.multiply = call = self.method.bind(self.build.kernels)
+        call = self.method.bind(self.build.kernels)
         if self.build.lora is not None:
             call = with_adapters(call, self)
         if self.bias is not None:
@@ -118,12 +118,6 @@ class Linear(Layer):
         if self.split == "row" and self.reduce and collective is not None:
             call = _with_sum(call, collective.all_reduce)
         self.forward = call
-
-    def record(self, recorder: Any, *values: Any) -> Any:
-        path = self.build.path
-        if self.build.lora is not None or self.build.tensor.size > 1:
-            raise CannotRecord(f"{path}: linear layers with adapters or over several ranks cannot be recorded yet")
-        return recording(self.multiply, path)(recorder, *values, None if self.bias is None else self.bias.data)
 
 
 class QKVLinear(Linear):
@@ -158,11 +152,6 @@ class QKVLinear(Linear):
             return heads[:, :num_heads], heads[:, num_heads:first_value], heads[:, first_value:]
 
         self.forward = forward
-
-    def record(self, recorder: Any, *values: Any) -> tuple[Any, Any, Any]:
-        heads = super().record(recorder, *values)
-        first_key, first_value = (n * self.head_dim for n in (self.num_heads, self.num_heads + self.num_kv_heads))
-        return heads.columns(0, first_key), heads.columns(first_key, first_value), heads.columns(first_value, heads.width)
 
 
 def _with_bias(call: Callable[[Tensor], Tensor], bias: Tensor) -> Callable[[Tensor], Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pegboard.interfaces.weight_loader import WeightPiece, WeightSlice
 from pegboard.layers.build import Build
-from pegboard.layers.layer import Layer, PlainTensor, recording
+from pegboard.layers.layer import Layer, PlainTensor
 
 
 class Norm(Layer):
@@ -60,8 +60,3 @@ class Norm(Layer):
                 return rms_norm(x, weight, eps) if residual is None else add_rms_norm(x, residual, weight, eps)
 
         self.forward = forward
-
-    def record(self, recorder: Any, *values: Any) -> Any:
-        op = "layer_norm" if self.kind == "layer" else "rms_norm" if len(values) == 1 else "add_rms_norm"
-        assert self.weight is not None
-        return recording(self.build.kernels[op], self.build.path)(recorder, *values, self.weight.data, self.eps)

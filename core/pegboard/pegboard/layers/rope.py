@@ -55,10 +55,7 @@ class Rope(Layer):
         def forward(positions: Tensor) -> Rotation:
             return cos[positions], sin[positions]
 
-        self.forward, self.tables = forward, (cos, sin)
-
-    def record(self, recorder: Any, *values: Any) -> Any:
-        return recorder.at_positions(self.tables)
+        self.forward = forward
 
 
 def rope_parameters(config: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:

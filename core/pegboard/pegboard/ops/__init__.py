@@ -11,16 +11,33 @@ from typing import Any
 
 from pegboard.ops.activation import gelu_tanh_mul, silu_mul
 from pegboard.ops.attention import paged_attention
-from pegboard.ops.blocks import BlockWeight as block_weight
-from pegboard.ops.linear import FloatWeight as float_weight
+from pegboard.ops.blocks import BlockWeight
+from pegboard.ops.linear import FloatWeight
 from pegboard.ops.lora import lora_expand, lora_shrink
 from pegboard.ops.norm import add_rms_norm, layer_norm, rms_norm
 from pegboard.ops.rope import rope
+from pegboard.ops.sampling import sample_tokens
 
-REFERENCES: dict[str, Callable[..., Any]] = {
+OPS: dict[str, Callable[..., Any]] = {
     op.__name__: op
-    for op in (rms_norm, add_rms_norm, layer_norm, rope, silu_mul, gelu_tanh_mul, paged_attention, lora_shrink, lora_expand)
-} | {"block_weight": block_weight, "float_weight": float_weight}
-"""Every op by name with its reference. The last two are classes: a weight keeps its matrix in the layout it multiplies with."""
+    for op in (
+        rms_norm,
+        add_rms_norm,
+        layer_norm,
+        rope,
+        silu_mul,
+        gelu_tanh_mul,
+        paged_attention,
+        lora_shrink,
+        lora_expand,
+        sample_tokens,
+    )
+}
+"""Every op by name with its reference."""
 
-__all__ = ["REFERENCES", *REFERENCES]
+WEIGHT_FORMATS: dict[str, Callable[..., Any]] = {"float_weight": FloatWeight, "block_weight": BlockWeight}
+"""Classes that hold a matrix in the layout it is multiplied with, by name with their reference."""
+
+REFERENCES = OPS | WEIGHT_FORMATS
+
+__all__ = ["OPS", "REFERENCES", "WEIGHT_FORMATS", "BlockWeight", "FloatWeight", *OPS]

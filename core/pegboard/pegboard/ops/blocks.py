@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -47,10 +47,13 @@ class Blocks:
 class BlockWeight:
     """A matrix [out, in] made of `Blocks`, each part of its rows in a format of its own; zeros where nothing was written.
 
-    This reference dequantizes at `finish` and computes in `dtype`. A kernel plugin's class (op `block_weight`) has the same
-    methods and multiplies the integers. is_table: rows are looked up too (an embedding). cache: where the packed layout of this
-    weight may be kept between starts; None = nowhere.
+    This reference dequantizes at `finish` and computes in `dtype`. A kernel plugin's class (weight format `block_weight`) has the
+    same methods and multiplies the integers. is_table: rows are looked up too (an embedding). cache: where the packed layout of
+    this weight may be kept between starts; None = nowhere.
     """
+
+    FLOAT: ClassVar[type[FloatWeight]] = FloatWeight
+    """What the dequantized matrix is held in."""
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class BlockWeight:
         cache: RepackEntry | None = None,
     ) -> None:
         self.shape = shape
-        self._float = FloatWeight(shape, dtype, device, keep_plain=is_table)
+        self._float = self.FLOAT(shape, dtype, device, is_table)
 
     def restore(self) -> bool:
         """Take the layout that an earlier start left in the cache. True: the weight is finished, as if it had been written. Asked

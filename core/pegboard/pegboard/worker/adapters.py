@@ -16,12 +16,11 @@ from torch import Tensor
 from pegboard.data.request import AdapterRef
 from pegboard.errors import ModelError
 from pegboard.layers import Layer, Linear
-from pegboard.plugins.registry import Registry
 
 PREFIX = "base_model.model."
 
 
-def load_adapter(registry: Registry, layers: Iterable[Layer], slot: int, adapter: AdapterRef) -> None:
+def load_adapter(layers: Iterable[Layer], slot: int, adapter: AdapterRef) -> None:
     """Raises ModelError when the adapter does not fit the model or its files are damaged."""
     folder = Path(adapter.path)
     try:

@@ -87,6 +87,11 @@ class AttentionGroups:
             specs[index] = spec
         return specs
 
+    def not_replayed(self) -> str:
+        """Why steps of this model cannot be recorded; "" = they can."""
+        eager = {entry.id for entry in self.entries.values() if "replay" not in self.registry.spec(entry).flags}
+        return f"the attention of {', '.join(sorted(eager))} cannot be replayed" if eager else ""
+
     def attach(self, plan: KVPlan, views: Mapping[int, Mapping[str, Any]]) -> dict[int, Callable[..., Any]]:
         """Build the backends over the memory of `views` and bind every layer; returns {layer index: bound attention}."""
         self.backends, self.bound = [], {}

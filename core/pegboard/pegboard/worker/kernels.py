@@ -1,31 +1,55 @@
-"""Which implementation of every op this rank computes with."""
+"""Which implementation of every op and weight format this rank computes with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from pegboard.interfaces.kernel import KernelNeed
+from pegboard.errors import ModelError, PluginBroken
+from pegboard.interfaces.kernel import KernelNeed, KernelSpec
 from pegboard.log import get_logger
 from pegboard.ops import REFERENCES
+from pegboard.plugins.discovery import Entry
 from pegboard.plugins.registry import Registry
 
 log = get_logger(__name__)
 
-OPTIONAL = ("program", "sample_tokens")
-"""Only there when a plugin provides them: a layer walks its own path without a program, a sampler draws by itself."""
+
+class Kernels(dict[str, Callable[..., Any]]):
+    """Op or weight format by name → what computes it. replay: makes the recorder of a kernel plugin, None when there is none."""
+
+    replay: Callable[[], Any] | None = None
+
+    def __missing__(self, name: str) -> Callable[..., Any]:
+        raise ModelError(f"there is no op {name!r}; known: {', '.join(sorted(self))}")
 
 
-def choose_kernels(registry: Registry, *, platform: str, dtype: str) -> Mapping[str, Callable[..., Any]]:
-    """Op name → callable: the best suitable plugin of the `kernel` kind, else core's reference. Those of `OPTIONAL` are
-    left out when no plugin provides them."""
-    chosen: dict[str, Callable[..., Any]] = dict(REFERENCES)
-    for op in (*REFERENCES, *OPTIONAL):
-        entries = [entry for entry in registry.entries("kernel") if entry.name.partition(".")[0] == op]
-        if entries:
-            need = KernelNeed(platform=platform, dtype=dtype)
-            decision = registry.choose("kernel", need, key=op, among=entries, required=False)
-            log.debug("%s", decision.line())
-            if decision.winner is not None:
-                chosen[op] = registry.load(decision.winner)
-    return chosen
+def choose_kernels(registry: Registry, *, platform: str, dtype: str) -> Kernels:
+    """The best suitable plugin of the `kernel` kind for everything that core or a plugin declares, else the reference."""
+    kernels, offers = Kernels(REFERENCES), dict[str, list[Entry]]()
+    declared: dict[str, Entry] = {}
+    for entry in registry.entries("kernel"):
+        name = entry.name.partition(".")[0]
+        try:
+            spec = registry.spec(entry)
+        except PluginBroken as error:
+            registry.quarantine(entry, str(error))
+            continue
+        assert isinstance(spec, KernelSpec)
+        offers.setdefault("" if spec.provides == "replay" else name, []).append(entry)
+        if spec.declares:
+            declared[name] = entry
+    for name, entries in offers.items():
+        if name and name not in REFERENCES and name not in declared:
+            for entry in entries:
+                registry.quarantine(entry, f"there is no op {name!r}, and this plugin does not declare it")
+            continue
+        need = KernelNeed(platform=platform, dtype=dtype)
+        decision = registry.choose("kernel", need, key=name or "replay", among=entries, required=False)
+        log.debug("%s", decision.line())
+        winner = decision.winner or declared.get(name)
+        if winner is not None and name:
+            kernels[name] = registry.load(winner)
+        elif winner is not None:
+            kernels.replay = registry.load(winner)
+    return kernels

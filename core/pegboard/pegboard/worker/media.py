@@ -69,8 +69,6 @@ class EmbeddingSources:
 
     def merge(self, hidden: Tensor, batch: Batch, inputs: StepInputs) -> Tensor:
         """Overwrite the embeddings of positions that have a source of their own; hidden [T, size] is changed in place."""
-        if not self.in_use:
-            return hidden
         for index, row in enumerate(batch.rows.tolist()):
             start, first = int(inputs.starts[index]), int(inputs.query_start_loc[index])
             count = int(batch.num_scheduled_tokens[index])

@@ -9,54 +9,50 @@ its own, so that its blocks lie one behind another; otherwise a block holds all 
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from pegboard.errors import ConfigError
-from pegboard.interfaces.attention import DTYPE_BYTES, KVGroup, KVPlan, KVTensor
+from pegboard.interfaces.attention import DTYPE_BYTES, KVCacheSpec, KVGroup, KVPlan, KVTensor
 
 
-def allocate(plan: KVPlan, device: str, *, num_blocks: int | None = None) -> dict[int, dict[str, Tensor]]:
+def allocate(plan: KVPlan, zeros: Callable[[int], Tensor]) -> dict[int, dict[str, Tensor]]:
     """Views by layer index and tensor name, [num_blocks, block_size, *shape] ([num_blocks, *shape] for per-request states).
 
-    num_blocks: instead of the plan's, for the profiling run. Memory is zero: the slots behind a
-    request's last token are read too, with weight 0, and only finite values survive that. Raises ConfigError when there is too
-    little.
+    zeros: the platform's memory for the KV cache, of so many bytes. It is zero, because the slots after a request's last token
+    are read too, with weight 0, and only finite values survive that.
     """
-    count = plan.num_blocks if num_blocks is None else num_blocks
+
+    def blocks(block_bytes: int) -> Tensor:
+        return zeros(plan.num_blocks * block_bytes).view(plan.num_blocks, block_bytes)
+
     num_regions = max(len(group.layers) for group in plan.groups)
     views: dict[int, dict[str, Tensor]] = {}
     for region in range(num_regions):
         owners = [group for group in plan.groups if region < len(group.layers)]
         layouts = {_layout(group) for group in owners}
         if len(layouts) == 1:
-            separate = [_blank(count, size, device) for size in layouts.pop()]
+            separate = [blocks(size) for size in layouts.pop()]
             for group in owners:
                 pairs = zip(group.spec.tensors, separate, strict=True)
                 views[group.layers[region]] = {tensor.name: _view(raw, tensor, group) for tensor, raw in pairs}
         else:
-            region_bytes = plan.block_bytes // num_regions
-            raw = _blank(count, region_bytes, device)
+            raw = blocks(plan.block_bytes // num_regions)
             for group in owners:
                 views[group.layers[region]] = _packed(raw, group)
     return views
 
 
-def _blank(num_blocks: int, block_bytes: int, device: str) -> Tensor:
-    """[num_blocks, block_bytes] zero bytes. On the host as fresh private pages, which take memory only once they are written."""
-    if device != "cpu":
-        return torch.zeros(num_blocks, block_bytes, dtype=torch.uint8, device=device)
-    size = num_blocks * block_bytes
-    try:
-        pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"the KV cache does not fit: no memory for a part of {size} bytes ({error}); lower kv_cache_memory_bytes"
-        ) from error
-    return torch.frombuffer(pages, dtype=torch.uint8, count=size).view(num_blocks, block_bytes)
+def null_plan(specs: Mapping[int, KVCacheSpec], block_size: int) -> KVPlan:
+    """One block that all requests share, to run a step before the size of the KV cache is known."""
+    layers: dict[KVCacheSpec, list[int]] = {}
+    for index, spec in specs.items():
+        layers.setdefault(spec, []).append(index)
+    groups = tuple(KVGroup(tuple(indices), spec, block_size) for spec, indices in layers.items())
+    regions = max(len(group.layers) for group in groups)
+    largest = max(sum(_layout(group)) for group in groups)
+    return KVPlan(groups, 1, largest * regions, block_size)
 
 
 def copy_blocks(views: Mapping[int, Mapping[str, Tensor]], group: KVGroup, source: Tensor, destination: Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,16 +15,18 @@ from torch import Tensor
 from pegboard.config.limits import Limits
 from pegboard.data.batch import CSR, Batch, NewRequest, StepOutput, StepTimes, TokenMasks
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.errors import CannotRecord
 from pegboard.interfaces.attention import AttentionBackend, KVPlan
 from pegboard.interfaces.draft import DraftProposer, DraftStep
 from pegboard.interfaces.encoder_connector import EncoderConnectorWorker
 from pegboard.interfaces.kv_connector import KVConnectorWorker
+from pegboard.interfaces.platform import Copies, Recording, Replay
 from pegboard.interfaces.sampler import Sampled, Sampler, SampleStep
 from pegboard.worker.media import EmbeddingSources
 from pegboard.worker.memory import copy_blocks
 from pegboard.worker.prompt_logprobs import PromptScores
-from pegboard.worker.recording import Recording
 from pegboard.worker.row_state import RowState
+from pegboard.worker.stages import Stages
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
 Masks = Callable[[], TokenMasks]
@@ -40,6 +43,7 @@ class RunnerParts:
     sampler: Sampler
     device: str
     limits: Limits
+    copies: Copies | None = None
     draft: DraftProposer | None = None
     connectors: Mapping[str, KVConnectorWorker] = field(default_factory=dict)
     encoder_connector: EncoderConnectorWorker | None = None
@@ -59,26 +63,40 @@ class ModelRunner:
             max_rows=limits.max_num_seqs,
             state=self.state,
             device=parts.device,
+            copies=parts.copies,
         )
+        self.stages = Stages(parts.model, self.inputs)
         self.sources = EmbeddingSources(getattr(parts.model, "encode", None), parts.encoder_connector)
         self.scores = PromptScores(parts.sampler, parts.model.logits, self.state)
-        self.token_lora_slots = torch.zeros(0, dtype=torch.int64)
-        self.recording: Recording | None = None
-        self._ready_logits: Tensor | None = None  # of this step, where one call of the program gave them too
-        self._planned = 0.0
+
+    def record(self, replay: Replay, refusal: str = "") -> list[str]:
+        """Record the model's stages. Returns the reasons why some run eagerly. refusal: why attention cannot be recorded."""
+
+        def plan(inputs: StepInputs) -> None:
+            if refusal:
+                raise CannotRecord(refusal)
+            self._plan(inputs)
+
+        return self.stages.record(replay, plan)
 
     @torch.inference_mode()
-    def run(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
-        """Compute `batch`. masks() waits for the grammar masks of a batch that needs them."""
+    def run(self, batch: Batch, masks: Masks | None = None) -> Callable[[], StepOutput]:
+        """Compute `batch`; the callable waits for the result where the device is still at it. masks() waits for the grammar
+        masks of a batch that needs them."""
         started = time.perf_counter()
         self._apply(batch)
         transfer_s = self._begin_transfers(batch)
         self.sources.run_encoder(batch)
         if batch.num_rows == 0:
-            return self._empty(batch)
-        inputs = self.inputs.build(batch)
+            output = self._empty(batch)
+            return lambda: output
+        recording = self._recording(batch)
+        inputs = self.inputs.build(batch, recording.size if recording is not None and self.stages.pads else 0)
         prepared = time.perf_counter()
-        hidden = self.forward(batch, inputs)
+        self._plan(inputs)
+        planned = time.perf_counter()
+        merge = partial(self.sources.merge, batch=batch, inputs=inputs) if self.sources.in_use else None
+        hidden, logits = self.stages.run(recording, inputs, merge)
         computed = time.perf_counter()
         transfers = {name: connector.end() for name, connector in self.parts.connectors.items()}
         forwarded = time.perf_counter()
@@ -87,7 +105,7 @@ class ModelRunner:
             step=batch.step, rows=inputs.sample_rows, token_ids=CSR.empty(), prompt_logprobs=prompt_logprobs,
             transfers=transfers,
         )  # fmt: skip
-        last_hidden = self._sample(inputs, hidden, masks, output)
+        last_hidden, wait = self._sample(inputs, hidden, logits, masks, output)
         sampled = time.perf_counter()
         if self.draft is not None and len(inputs.sample_rows):
             output.draft_token_ids = self._propose(inputs, last_hidden)
@@ -97,10 +115,20 @@ class ModelRunner:
             forward_s=computed - prepared,
             sample_s=sampled - forwarded,
             draft_s=drafted - sampled,
-            plan_s=self._planned - prepared,
+            plan_s=planned - prepared,
             transfer_s=transfer_s + forwarded - computed,
         )
-        return output
+        return wait
+
+    def _recording(self, batch: Batch) -> Recording | None:
+        """What replays this batch."""
+        num_tokens = int(batch.num_scheduled_tokens.sum())
+        is_decode = num_tokens == batch.num_rows and bool(batch.samples.all())
+        return self.stages.choose(num_tokens, is_decode, self.sources.in_use)
+
+    def _plan(self, inputs: StepInputs) -> None:
+        for group, backend in self.parts.backends:
+            backend.plan(inputs.groups[group])
 
     def _begin_transfers(self, batch: Batch) -> float:
         """Tell the connectors what this step loads and saves; seconds that took."""
@@ -108,32 +136,6 @@ class ModelRunner:
         for name, connector in self.parts.connectors.items():
             connector.begin(batch.connector.get(name, b""))
         return time.perf_counter() - started
-
-    def forward(self, batch: Batch, inputs: StepInputs) -> Tensor:
-        """Hidden states [T, size] behind the final norm."""
-        for group, backend in self.parts.backends:
-            backend.plan(inputs.groups[group])
-        self._planned = time.perf_counter()
-        recording, ids, positions = self.recording, inputs.input_ids, inputs.positions
-        if recording is not None and recording.takes_token_ids and not self.sources.in_use:
-            if recording.has_logits and inputs.samples_all and len(ids) <= recording.max_rows:
-                hidden, self._ready_logits = recording.program.step(ids, positions)
-                return hidden
-            return recording.program(ids, positions)
-        hidden = self.sources.merge(self.model.embed(ids), batch, inputs)
-        if recording is not None and recording.has_forward:
-            return recording.program(hidden, positions)
-        return self.model.forward(hidden, positions)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [N, vocabulary] to sample from, valid until the next call."""
-        ready, self._ready_logits = self._ready_logits, None
-        if ready is not None:
-            return ready
-        recording = self.recording
-        if recording is not None and recording.has_logits and hidden.shape[0] <= recording.max_rows:
-            return recording.program.logits(hidden)
-        return self.model.logits(hidden)
 
     def _apply(self, batch: Batch) -> None:
         """Bring the per-row state up to date: rows that left, rows that came, new blocks, copies, adapters."""
@@ -147,8 +149,6 @@ class ModelRunner:
         for slot, adapter in batch.lora_loads:
             assert self.parts.load_adapter is not None, "adapters are only sent when LoRA is on"
             self.parts.load_adapter(slot, adapter)
-        if batch.lora_slots is not None:
-            self.token_lora_slots = torch.from_numpy(np.repeat(batch.lora_slots, batch.num_scheduled_tokens).astype(np.int64))
 
     def _remove(self, rows: np.ndarray) -> None:
         self.state.remove(rows)
@@ -175,14 +175,19 @@ class ModelRunner:
                 source, destination = (torch.from_numpy(pairs[:, c].astype(np.int64)).to(self.parts.device) for c in (1, 2))
                 copy_blocks(self.parts.views, group, source, destination)
 
-    def _sample(self, inputs: StepInputs, hidden: Tensor, masks: Masks | None, output: StepOutput) -> Tensor:
+    def _sample(
+        self, inputs: StepInputs, hidden: Tensor, logits: Tensor | None, masks: Masks | None, output: StepOutput
+    ) -> tuple[Tensor, Callable[[], StepOutput]]:
         """Sample the rows that want a token, into `output` and the rows' history. Returns the hidden states [N, size] sampled
-        from."""
+        from, and what waits for the tokens."""
         if not len(inputs.sample_rows):
-            return hidden[:0]
-        last_hidden = hidden if inputs.samples_all else hidden[inputs.logits_index]
+            return hidden[:0], lambda: output
+        last_hidden = hidden if inputs.logits_index is None else hidden[inputs.logits_index]
         step = SampleStep(inputs.sample_rows, inputs.offsets, inputs.draft_token_ids, None, masks() if masks else None)
-        sampled: Sampled = self.sampler.sample(self.logits(last_hidden), step)
+        sampled = self.sampler.sample(self.stages.logits(last_hidden) if logits is None else logits, step)
+        output.logprobs = sampled.logprobs
+        if self.parts.copies is not None and self.draft is None:
+            return last_hidden, self._leave_on_device(inputs, sampled, output, self.parts.copies)
         tokens, counts = sampled.token_ids.cpu().numpy(), sampled.counts.cpu().numpy()
         if inputs.draft_token_ids is None:  # one each
             flat, offsets = tokens[:, 0].astype(np.int32), inputs.offsets
@@ -190,11 +195,25 @@ class ModelRunner:
             offsets = np.zeros(len(counts) + 1, np.int32)
             np.cumsum(counts, out=offsets[1:])
             flat = tokens[np.arange(tokens.shape[1]) < counts[:, None]].astype(np.int32)
-        output.token_ids, output.logprobs = CSR(flat, offsets), sampled.logprobs
+        output.token_ids = CSR(flat, offsets)
         self.state.append_tokens(inputs.sample_rows, tokens, counts)
-        if inputs.draft_token_ids is None:
-            return last_hidden
-        return last_hidden[torch.from_numpy(inputs.offsets[:-1] + counts - 1).to(self.parts.device)]
+        if inputs.draft_token_ids is not None:
+            last_hidden = last_hidden[torch.from_numpy(inputs.offsets[:-1] + counts - 1).to(self.parts.device)]
+        return last_hidden, lambda: output
+
+    def _leave_on_device(
+        self, inputs: StepInputs, sampled: Sampled, output: StepOutput, copies: Copies
+    ) -> Callable[[], StepOutput]:
+        """One token each: the next step takes them where they are, and the host reads its copy when the result is asked for."""
+        self.inputs.keep_sampled(inputs.sample_rows, sampled.token_ids[:, 0])
+        self.state.append_unread(inputs.sample_rows)
+        wait = copies.download(sampled.token_ids)
+
+        def finish() -> StepOutput:
+            output.token_ids = CSR(wait().numpy()[:, 0].astype(np.int32), inputs.offsets)
+            return output
+
+        return finish
 
     def _propose(self, inputs: StepInputs, last_hidden: Tensor) -> CSR:
         """Ask the draft plugin for the next step's proposals and keep them."""

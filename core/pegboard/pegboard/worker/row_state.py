@@ -7,6 +7,9 @@ import numpy as np
 from pegboard.data.batch import Batch, NewRequest
 from pegboard.interfaces.attention import KVPlan
 
+ON_DEVICE = -2
+"""In place of a token that has been sampled and that only the device knows yet."""
+
 
 class RowState:
     """R rows. token_ids [R, capacity]: prompt and outputs, then room for drafts. num_tokens [R]: how many are known.
@@ -16,7 +19,6 @@ class RowState:
         self.token_ids = np.zeros((max_num_seqs, capacity), np.int32)
         self.num_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
-        self.lora_slots = np.zeros(max_num_seqs, np.int32)
         self.drafts: dict[int, np.ndarray] = {}
         self.block_tables = []
         self.num_blocks = []
@@ -49,6 +51,11 @@ class RowState:
         """Rows are free."""
         for row in rows.tolist():
             self.drafts.pop(row, None)
+
+    def append_unread(self, rows: np.ndarray) -> None:
+        """Each of rows [B] has got a token that only the device knows yet."""
+        self.token_ids[rows, self.num_tokens[rows]] = ON_DEVICE
+        self.num_tokens[rows] += 1
 
     def append_tokens(self, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> None:
         """tokens [B, m], of which the first counts[i] belong to rows[i], one at least."""

@@ -10,68 +10,96 @@ from torch import Tensor
 
 from pegboard.data.batch import Batch
 from pegboard.interfaces.attention import AttentionInputs, KVPlan
-from pegboard.worker.row_state import RowState
+from pegboard.interfaces.platform import Copies
+from pegboard.worker.row_state import ON_DEVICE, RowState
 
 
 class Buffer:
-    """A host array and its tensor on the device; on a CPU both are the same memory."""
+    """An array that the host fills, and its tensor on the device. Where the device computes in the host's memory both are the
+    same. Elsewhere the host has two and takes turns, so that it fills one while the other is still being copied."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
-        self.host = torch.zeros(shape, dtype=dtype)
-        self.array = self.host.numpy()
-        self.on_device = self.host if device == "cpu" else self.host.to(device)
-        self._extents: tuple[int, ...] = shape
-        self._host_view, self._device_view = self.host, self.on_device
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: str, copies: Copies | None) -> None:
+        self.copies = copies
+        self.hosts = [torch.zeros(shape, dtype=dtype)] if copies is None else [copies.host(shape, dtype) for _ in range(2)]
+        self.on_device = self.hosts[0] if copies is None else torch.zeros(shape, dtype=dtype, device=device)
+        self.arrays = [host.numpy() for host in self.hosts]
+        self.array, self.half = self.arrays[0], 0
+        self._extents, self._view = shape, self.on_device
+
+    def take(self, half: int) -> None:
+        """Fill this one of the two from now on."""
+        self.array, self.half = self.arrays[half], half
 
     def sent(self, *extents: int) -> Tensor:
         """The leading part of the buffer on the device, after copying it there if it is elsewhere. Most steps are as large as the
         one before, and take its view: making one costs microseconds, and lets another thread have the interpreter."""
         if extents != self._extents:
-            index = tuple(slice(extent) for extent in extents)
-            self._extents, self._host_view, self._device_view = extents, self.host[index], self.on_device[index]
-        if self.on_device is not self.host:
-            self._device_view.copy_(self._host_view, non_blocking=True)
-        return self._device_view
+            self._extents, self._view = extents, self.on_device[tuple(map(slice, extents))]
+        if self.copies is not None:
+            self.copies.upload(self.hosts[self.half][tuple(map(slice, extents))], self._view)
+        return self._view
 
 
 @dataclass(slots=True)
 class StepInputs:
-    """One step. input_ids, positions: [T]. sample_rows: [S] rows to sample; logits_index: [N] token index of each logits row;
-    offsets: [S + 1] logits rows of each sampled row; draft_token_ids: [N − S] or None. starts: [B] first position computed."""
+    """One step of num_tokens tokens. input_ids, positions: [T], longer where the step is padded. sample_rows: [S] rows to sample;
+    logits_index: [N] token index of each logits row, None = all in order; offsets: [S + 1] logits rows of each sampled row;
+    draft_token_ids: [N − S] or None. starts: [B] first position computed."""
 
+    num_tokens: int
     input_ids: Tensor
     positions: Tensor
     groups: list[AttentionInputs]
     starts: np.ndarray
     query_start_loc: np.ndarray
     sample_rows: np.ndarray
-    logits_index: Tensor
+    logits_index: Tensor | None
     offsets: np.ndarray
     draft_token_ids: Tensor | None
 
-    @property
-    def samples_all(self) -> bool:
-        """Logits are wanted of every token: the index lists them all, in order."""
-        return len(self.logits_index) == len(self.input_ids)
-
 
 class InputBuilder:
-    """Persistent buffers and the arithmetic that fills them; no Python per token or row on the plain path."""
+    """Persistent buffers and the arithmetic that fills them; no Python per token or row on the plain path.
 
-    def __init__(self, plan: KVPlan, *, max_tokens: int, max_rows: int, state: RowState, device: str) -> None:
-        self.plan, self.state, self.device = plan, state, device
-        self.input_ids = Buffer((max_tokens,), torch.int64, device)
-        self.positions = Buffer((max_tokens,), torch.int64, device)
-        self.query_start_loc = Buffer((max_rows + 1,), torch.int32, device)
-        self.seq_lens = Buffer((max_rows,), torch.int32, device)
-        self.slots = [Buffer((max_tokens,), torch.int64, device) for _ in plan.groups]
-        self.tables = [Buffer((max_rows, table.shape[1]), torch.int32, device) for table in state.block_tables]
-        self.one_each = Buffer((max_rows,), torch.int64, device)
-        self.one_each.array[:] = np.arange(max_rows)
-        self.one_each_cpu = np.arange(max_rows + 1, dtype=np.int32)
+    last_tokens: [R] on a device with memory of its own, the token sampled last of every row. The next step takes it from there,
+    while the host still waits for its copy.
+    """
 
-    def build(self, batch: Batch) -> StepInputs:
-        """Fill the buffers for `batch`, whose changes of rows and blocks are applied already."""
+    def __init__(
+        self, plan: KVPlan, *, max_tokens: int, max_rows: int, state: RowState, device: str, copies: Copies | None = None
+    ) -> None:
+        self.plan, self.state, self.device, self.copies = plan, state, device, copies
+        self.max_tokens, self.max_rows = max_tokens, max_rows
+        self.buffers: list[Buffer] = []
+        self.input_ids, self.positions = self._buffer(max_tokens), self._buffer(max_tokens)
+        self.query_start_loc = self._buffer(max_rows + 1, dtype=torch.int32)
+        self.seq_lens = self._buffer(max_rows, dtype=torch.int32)
+        self.slots = [self._buffer(max_tokens) for _ in plan.groups]
+        self.tables = [self._buffer(max_rows, table.shape[1], dtype=torch.int32) for table in state.block_tables]
+        self.logits_index, self.lora_slots = self._buffer(max_tokens), self._buffer(max_tokens)
+        self.known_places, self.known_rows, self.sampled_rows = (self._buffer(max_rows) for _ in range(3))
+        self.last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self.token_lora_slots = self.lora_slots.on_device
+        self.one_each = np.arange(max_rows + 1, dtype=np.int32)
+        self.marks = [lambda: None, lambda: None]
+
+    def _buffer(self, *shape: int, dtype: torch.dtype = torch.int64) -> Buffer:
+        self.buffers.append(Buffer(shape, dtype, self.device, self.copies))
+        return self.buffers[-1]
+
+    def _take_turns(self, copies: Copies) -> None:
+        """Fill the buffers' other halves, once the copies made from them two steps ago are done."""
+        half = self.input_ids.half
+        self.marks[half] = copies.mark()
+        self.marks[1 - half]()
+        for buffer in self.buffers:
+            buffer.take(1 - half)
+
+    def build(self, batch: Batch, padded: int = 0) -> StepInputs:
+        """Fill the buffers for `batch`, whose changes of rows and blocks are applied already. padded: tokens, and rows, that the
+        step is padded to, each row having one; 0 = it is not."""
+        if self.copies is not None:
+            self._take_turns(self.copies)
         state, rows, counts = self.state, batch.rows, batch.num_scheduled_tokens
         drafts = batch.num_draft_tokens
         draft_token_ids = self._place_drafts(batch) if drafts.any() else None
@@ -82,39 +110,45 @@ class InputBuilder:
         loc = self.query_start_loc.array[: num_rows + 1]
         positions = self.positions.array[:num_tokens]
         if one_each:
-            loc[:], token_rows, positions[:] = self.one_each_cpu[: num_rows + 1], rows, starts
+            loc[:], token_rows, positions[:] = self.one_each[: num_rows + 1], rows, starts
         else:
             loc[0] = 0
             np.cumsum(counts, out=loc[1:])
             token_rows = np.repeat(rows, counts)
             positions[:] = np.arange(num_tokens) + np.repeat(starts - loc[:-1], counts)
-        np.maximum(state.token_ids[token_rows, positions], 0, out=self.input_ids.array[:num_tokens])
+        token_ids = state.token_ids[token_rows, positions]
+        np.maximum(token_ids, 0, out=self.input_ids.array[:num_tokens])
         np.add(starts, counts, out=self.seq_lens.array[:num_rows], casting="same_kind")
-        longest, num_single = (1, num_rows) if one_each else (int(counts.max()), int((counts == 1).sum()))
-        groups = [self._group(index, rows, token_rows, positions, num_single, longest) for index in range(len(self.plan.groups))]
+        for index in range(len(self.plan.groups)):
+            self._place(index, rows, token_rows, positions)
         if one_each and batch.samples.all():
-            sampled_rows, offsets, index = rows, self.one_each_cpu[: num_rows + 1], self.one_each.sent(num_rows)
+            sampled_rows, offsets, index_tensor = rows, self.one_each[: num_rows + 1], None
         else:
             sampled = np.flatnonzero(batch.samples)
             wanted = 1 + drafts[sampled].astype(np.int64)
             offsets = np.zeros(len(sampled) + 1, np.int32)
             np.cumsum(wanted, out=offsets[1:])
             places = np.arange(offsets[-1]) + np.repeat(loc[1:][sampled] - wanted - offsets[:-1], wanted)
-            sampled_rows, index = rows[sampled], torch.from_numpy(places).to(self.device)
-        return StepInputs(
-            input_ids=self.input_ids.sent(num_tokens),
-            positions=self.positions.sent(num_tokens),
-            groups=groups,
-            starts=starts,
-            query_start_loc=loc,
-            sample_rows=sampled_rows,
-            logits_index=index,
-            offsets=offsets,
-            draft_token_ids=draft_token_ids,
-        )
+            self.logits_index.array[: len(places)] = places
+            sampled_rows, index_tensor = rows[sampled], self.logits_index.sent(len(places))
+        if batch.lora_slots is not None:
+            self.lora_slots.array[:num_tokens] = np.repeat(batch.lora_slots, counts)
+            self.token_lora_slots = self.lora_slots.sent(num_tokens)
+        inputs = self._send(num_rows, num_tokens, padded)
+        if self.copies is not None:
+            self._fetch_sampled(token_ids, token_rows)
+        inputs.starts, inputs.query_start_loc, inputs.sample_rows = starts, loc, sampled_rows
+        inputs.logits_index, inputs.offsets, inputs.draft_token_ids = index_tensor, offsets, draft_token_ids
+        return inputs
+
+    def blank(self, size: int) -> StepInputs:
+        """A step of nothing but padding, to record with."""
+        if self.copies is not None:
+            self._take_turns(self.copies)
+        return self._send(0, 0, size)
 
     def _place_drafts(self, batch: Batch) -> Tensor:
-        """Write this step's drafts behind each row's known tokens; returns them in row order."""
+        """Write this step's drafts after each row's known tokens; returns them in row order."""
         state, placed = self.state, []
         for index in np.flatnonzero(batch.num_draft_tokens):
             row, count = int(batch.rows[index]), int(batch.num_draft_tokens[index])
@@ -124,41 +158,72 @@ class InputBuilder:
             placed.append(kept[:count])
         return torch.from_numpy(np.concatenate(placed).astype(np.int64)).to(self.device)
 
-    def _group(
-        self,
-        index: int,
-        rows: np.ndarray,
-        token_rows: np.ndarray,
-        positions: np.ndarray,
-        num_single: int,
-        longest: int,
-    ) -> AttentionInputs:
-        """The step as KV group `index` sees it. num_single: rows with one token; longest: the most tokens of a row."""
+    def _place(self, index: int, rows: np.ndarray, token_rows: np.ndarray, positions: np.ndarray) -> None:
+        """Slots and block tables of KV group `index`."""
         group, table = self.plan.groups[index], self.state.block_tables[index]
-        num_rows, num_tokens = len(rows), len(positions)
-        slots, seq_lens = self.slots[index], self.seq_lens.array[:num_rows]
+        slots = self.slots[index].array[: len(positions)]
         if group.spec.unit == "token":
             blocks, inside = np.divmod(positions, group.block_size)
-            np.multiply(table[token_rows, blocks], group.block_size, out=slots.array[:num_tokens], dtype=np.int64)
-            slots.array[:num_tokens] += inside
+            np.multiply(table[token_rows, blocks], group.block_size, out=slots, dtype=np.int64)
+            slots += inside
         else:
-            slots.array[:num_tokens] = table[token_rows, 0]
-        tables = self.tables[index]
-        max_seq_len = int(seq_lens.max())
-        width = min(-(-max_seq_len // group.block_size), table.shape[1]) if group.spec.unit == "token" else 1
-        tables.array[:num_rows, :width] = table[rows, :width]
-        return AttentionInputs(
-            num_rows=num_rows,
-            num_tokens=num_tokens,
-            num_decode_rows=num_single,
-            query_start_loc=self.query_start_loc.sent(num_rows + 1),
-            query_start_loc_cpu=self.query_start_loc.array[: num_rows + 1],
-            seq_lens=self.seq_lens.sent(num_rows),
-            seq_lens_cpu=seq_lens,
-            block_table=tables.sent(num_rows, width),
-            block_table_cpu=tables.array[:num_rows, :width],
-            slot_mapping=slots.sent(num_tokens),
-            positions=self.positions.sent(num_tokens),
-            max_query_len=longest,
-            max_seq_len=max_seq_len,
-        )
+            slots[:] = table[token_rows, 0]
+        width = self._width(index, int(self.seq_lens.array[: len(rows)].max()))
+        self.tables[index].array[: len(rows), :width] = table[rows, :width]
+
+    def _width(self, index: int, max_seq_len: int) -> int:
+        """Columns of a block table that rows of such a length use."""
+        group = self.plan.groups[index]
+        if group.spec.unit == "request":
+            return 1
+        return min(-(-max_seq_len // group.block_size), self.tables[index].array.shape[1])
+
+    def _pad(self, num_rows: int, num_tokens: int, size: int, tokens: int) -> None:
+        """Rows without tokens and tokens without a slot, up to a padded step's size."""
+        self.input_ids.array[num_tokens:tokens] = self.positions.array[num_tokens:tokens] = 0
+        self.query_start_loc.array[num_rows + 1 : size + 1] = num_tokens
+        self.seq_lens.array[num_rows:size] = 0
+        for slots, table in zip(self.slots, self.tables, strict=True):
+            slots.array[num_tokens:tokens] = -1
+            table.array[num_rows:size] = 0
+
+    def _send(self, num_rows: int, num_tokens: int, padded: int) -> StepInputs:
+        """The filled buffers on the device. A padded step's block tables are whole, because a recording keeps their shape."""
+        rows, tokens = max(num_rows, min(padded, self.max_rows)), max(num_tokens, padded)
+        if padded:
+            self._pad(num_rows, num_tokens, rows, tokens)
+        input_ids, positions = self.input_ids.sent(tokens), self.positions.sent(tokens)
+        query_start_loc, seq_lens = self.query_start_loc.sent(rows + 1), self.seq_lens.sent(rows)
+        max_seq_len = int(self.seq_lens.array[:rows].max())
+        groups = []
+        for index, (slots, tables) in enumerate(zip(self.slots, self.tables, strict=True)):
+            width = tables.array.shape[1] if padded else self._width(index, max_seq_len)
+            groups.append(
+                AttentionInputs(
+                    num_rows=num_rows,
+                    num_tokens=num_tokens,
+                    query_start_loc=query_start_loc,
+                    query_start_loc_cpu=self.query_start_loc.array[: rows + 1],
+                    seq_lens=seq_lens,
+                    seq_lens_cpu=self.seq_lens.array[:rows],
+                    block_table=tables.sent(rows, width),
+                    block_table_cpu=tables.array[:rows, :width],
+                    slot_mapping=slots.sent(tokens),
+                )
+            )
+        none = self.one_each[:0]
+        return StepInputs(num_tokens, input_ids, positions, groups, none, none, none, None, none, None)
+
+    def _fetch_sampled(self, token_ids: np.ndarray, token_rows: np.ndarray) -> None:
+        """Fill in the tokens that only the device knows yet."""
+        places = np.flatnonzero(token_ids == ON_DEVICE)
+        count = len(places)
+        if count:
+            self.known_places.array[:count], self.known_rows.array[:count] = places, token_rows[places]
+            sampled = self.last_tokens.index_select(0, self.known_rows.sent(count))
+            self.input_ids.on_device.index_copy_(0, self.known_places.sent(count), sampled)
+
+    def keep_sampled(self, rows: np.ndarray, token_ids: Tensor) -> None:
+        """The rows' next tokens [S] are on the device, and the host does not know them yet."""
+        self.sampled_rows.array[: len(rows)] = rows
+        self.last_tokens.index_copy_(0, self.sampled_rows.sent(len(rows)), token_ids)

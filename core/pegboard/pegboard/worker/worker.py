@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,8 @@ from pegboard.config.limits import Limits
 from pegboard.config.schema import EngineConfig
 from pegboard.data.batch import Batch, StepOutput
 from pegboard.env import cache_dir
-from pegboard.errors import CannotRecord, ConfigError, blame
-from pegboard.interfaces.attention import KVPlan
+from pegboard.errors import ConfigError, blame
+from pegboard.interfaces.attention import KVCacheSpec, KVPlan
 from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
 from pegboard.interfaces.encoder_connector import (
     EncoderConnectorSetup,
@@ -21,11 +21,10 @@ from pegboard.interfaces.encoder_connector import (
     EncoderConnectorWorker,
 )
 from pegboard.interfaces.executor import SERVING_CALLS, START_CALLS, WorkerReady
-from pegboard.interfaces.kernel import Recorder
 from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorSpec, KVConnectorWorker
 from pegboard.interfaces.logits_processor import LogitsProcessorNeed, LogitsProcessorSetup
 from pegboard.interfaces.model import ModelNeed
-from pegboard.interfaces.platform import PlatformNeed, PlatformSetup
+from pegboard.interfaces.platform import PlatformNeed, PlatformSetup, Replay
 from pegboard.interfaces.quantization import QuantizationNeed, QuantizationSetup
 from pegboard.interfaces.sampler import Sampler, SamplerNeed, SamplerSetup
 from pegboard.interfaces.spec import Need
@@ -41,9 +40,9 @@ from pegboard.worker import memory
 from pegboard.worker.adapters import load_adapter
 from pegboard.worker.attention_groups import AttentionGroups, AttentionLimits
 from pegboard.worker.kernels import choose_kernels
+from pegboard.worker.largest_batch import largest_batch
 from pegboard.worker.model_loader import bind_layers, load_weights
 from pegboard.worker.model_runner import Masks, ModelRunner, RunnerParts
-from pegboard.worker.recording import record
 from pegboard.worker.repack_cache import MappedRepackCache
 
 log = get_logger(__name__)
@@ -70,6 +69,7 @@ class Worker:
         self.registry, self.plan, self.rank = registry, plan, rank
         self.config, self.limits = plan.config, plan.limits
         self.runner: ModelRunner | None = None
+        self.replay: Replay | None = None
 
     # --- start-up ----------------------------------------------------------------------------------------------------------
 
@@ -97,7 +97,8 @@ class Worker:
         self.attention = AttentionGroups(self.registry, declared.attention, limits, self.build.quantization, self.kernels)
         methods: list[Any] = [getattr(layer, "method", None) for layer in declared.layers]
         weight_bytes = sum(method.sizes().resident_bytes for method in methods if method is not None)
-        return WorkerReady(self.rank, self.attention.kv_specs(), self._kv_memory_bytes(), weight_bytes)
+        specs = self.attention.kv_specs()
+        return WorkerReady(self.rank, specs, self._kv_memory_bytes(specs), weight_bytes)
 
     def _build_model(self) -> None:
         config, checkpoint = self.config, self.plan.checkpoint
@@ -113,16 +114,15 @@ class Worker:
             kernels=self.kernels,
             rope_style=checkpoint.rope_style,
             lora=LoRALimits(config.max_loras, config.max_lora_rank) if config.max_loras else None,
-            lora_slots=lambda: self.running.token_lora_slots,
+            lora_slots=lambda: self.running.inputs.token_lora_slots,
         )
-        entry = self.registry.choose("model", ModelNeed(), keys=checkpoint.architectures).require()
-        implementation = self.registry.load(entry)
-        with blame(entry.id):
+        self.model_entry = self.registry.choose("model", ModelNeed(), keys=checkpoint.architectures).require()
+        implementation = self.registry.load(self.model_entry)
+        with blame(self.model_entry.id):
             self.model = implementation(checkpoint.config, self.build)
         loader_entry = self.registry.choose("weight_loader", WeightLoaderNeed(), explicit=checkpoint.format).require()
         loader = self.registry.build(loader_entry, WeightLoaderSetup(seed=config.seed))
-        with self.platform.pool("weights"):
-            load_weights(self.build.declared.layers, self.model.WEIGHTS, loader, checkpoint)
+        load_weights(self.build.declared.layers, self.model.WEIGHTS, loader, checkpoint)
 
     def _quantization(self, stored: Any, asked: str | None) -> Any:
         """The quantization method: what the checkpoint says, or the user's choice for a plain checkpoint."""
@@ -145,35 +145,46 @@ class Worker:
         folder = Path(config.download_dir).expanduser() if config.download_dir else cache_dir()
         return MappedRepackCache(folder / "repacked", digest, int(config.repack_cache_gb * 2**30))
 
-    def _kv_memory_bytes(self) -> int:
-        """Bytes for the KV cache: what the user or the platform said, else the share of the device that a step leaves free."""
+    def _kv_memory_bytes(self, specs: Mapping[int, KVCacheSpec]) -> int:
+        """Bytes for the KV cache: what the user or the platform said, else the share of the device that the largest step leaves
+        free, which is run to see."""
         if self.config.kv_cache_memory_bytes is not None:
             return self.config.kv_cache_memory_bytes
+        plan = memory.null_plan(specs, self.limits.block_size)
+        runner = ModelRunner(self._parts(plan, memory.allocate(plan, self.platform.zeros)))
+        self.runner = runner
+        self.platform.memory(reset_peak=True)
+        with blame(self.model_entry.id):
+            runner.run(largest_batch(self.limits, len(plan.groups)))()
+        self.runner = None
         numbers = self.platform.memory()
-        busy = max(numbers.total_bytes - numbers.free_bytes, numbers.peak_bytes)
-        return max(0, int(numbers.total_bytes * self.config.gpu_memory_utilization) - busy)
+        others = numbers.total_bytes - numbers.free_bytes - numbers.used_bytes
+        return max(0, int(numbers.total_bytes * self.config.gpu_memory_utilization) - others - numbers.peak_bytes)
 
     def allocate(self, kv_plan: KVPlan) -> None:
-        """Take the KV memory, bind every layer and make the runner."""
-        config = self.config
-        with self.platform.pool("kv"):
-            views = memory.allocate(kv_plan, self.device.name)
+        """Take the KV memory, bind every layer and make the runner. What was recorded before is void."""
+        if self.replay is not None:
+            self.replay.reset()
+        views = memory.allocate(kv_plan, self.platform.zeros)
+        parts = self._parts(kv_plan, views)
+        parts.draft, parts.connectors = self._draft(), self._connectors(kv_plan, views)
+        parts.encoder_connector = self._encoder_connector()
+        self.runner = ModelRunner(parts)
+
+    def _parts(self, kv_plan: KVPlan, views: Mapping[int, Mapping[str, Any]]) -> RunnerParts:
+        """What computes a step over this KV memory; every layer is bound to it."""
         self.build.attention.update(self.attention.attach(kv_plan, views))
         bind_layers(self.build.declared.layers)
-        self.runner = ModelRunner(
-            RunnerParts(
-                model=self.model,
-                backends=self.attention.backends,
-                plan=kv_plan,
-                views=views,
-                sampler=self._sampler(),
-                device=self.device.name,
-                limits=self.limits,
-                draft=self._draft(),
-                connectors=self._connectors(kv_plan, views),
-                encoder_connector=self._encoder_connector(),
-                load_adapter=self._load_adapter if config.max_loras else None,
-            )
+        return RunnerParts(
+            model=self.model,
+            backends=self.attention.backends,
+            plan=kv_plan,
+            views=views,
+            sampler=self._sampler(),
+            device=self.device.name,
+            limits=self.limits,
+            copies=self.platform.copies(),
+            load_adapter=self._load_adapter if self.config.max_loras else None,
         )
 
     def _sampler(self) -> Sampler:
@@ -232,29 +243,17 @@ class Worker:
             return half(options, setup)
 
     def _load_adapter(self, slot: int, adapter: Any) -> None:
-        load_adapter(self.registry, self.build.declared.layers, slot, adapter)
+        load_adapter(self.build.declared.layers, slot, adapter)
 
     def warm_up(self) -> None:
-        """Record the forward where a kernel plugin or the platform can; otherwise it runs eagerly, and the log says why."""
-        make_recorder = self.kernels.get("program")
-        if make_recorder is not None and not self.config.enforce_eager:
-            self._record(make_recorder)
+        """Record the model where that can be done; what cannot runs eagerly, and the log says why."""
+        self.replay = None if self.config.enforce_eager else self.platform.replay(self.kernels.replay)
+        if self.replay is None:
             return
-        ladder = self.platform.graph_runner().ladder(self.limits.max_num_batched_tokens, self.limits.max_num_seqs)
-        if ladder and not self.config.enforce_eager:
-            raise ConfigError("this platform records forwards, which this version of Pegboard cannot replay; set enforce_eager")
-
-    def _record(self, make_recorder: Callable[[int], Recorder]) -> None:
-        layers, limits = self.build.declared.layers, self.limits
-        try:
-            recording = self.running.recording = record(
-                self.model, layers, make_recorder, limits.max_num_batched_tokens, limits.max_num_seqs
-            )
-            refusals = recording.refusals
-        except CannotRecord as refusal:
-            refusals = (str(refusal),)
-        for reason in refusals:
-            log.info("%s", reason)
+        with blame(self.model_entry.id):
+            refusals = self.running.record(self.replay, self.attention.not_replayed())
+        if refusals:
+            log.info("not replayed: %s", "; ".join(refusals))
 
     # --- serving -----------------------------------------------------------------------------------------------------------
 
@@ -264,8 +263,8 @@ class Worker:
         assert self.runner is not None, "allocate() comes before the first step"
         return self.runner
 
-    def run(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
-        """One step."""
+    def run(self, batch: Batch, masks: Masks | None = None) -> Callable[[], StepOutput]:
+        """One step; the callable waits for its result. The next one may be run before."""
         return self.running.run(batch, masks)
 
     def call(self, method: str, *args: object) -> object:

@@ -24,7 +24,7 @@ class Step:
         self.masks: TokenMasks | None = None
         self.masks_given = threading.Event()
         self.ran = threading.Event()
-        self.output: StepOutput | None = None
+        self.wait: Callable[[], StepOutput] | None = None
         self.error: BaseException | None = None
 
     def done(self) -> bool:
@@ -33,7 +33,7 @@ class Step:
     def run(self) -> None:
         """Compute now, and keep an exception for `result` to raise."""
         try:
-            self.output = self.executor.worker.run(self.batch, self._masks if self.batch.needs_masks else None)
+            self.wait = self.executor.worker.run(self.batch, self._masks if self.batch.needs_masks else None)
         except BaseException as error:  # noqa: BLE001 - raised again by `result`
             self.error = error
         finally:
@@ -51,8 +51,8 @@ class Step:
         self.ran.wait()
         if self.error is not None:
             raise self.error
-        assert self.output is not None
-        return self.output
+        assert self.wait is not None
+        return self.wait()
 
 
 class InProcessExecutor:

@@ -25,7 +25,6 @@ from pegboard.interfaces.quantization import (
     WeightMethod,
     WeightSizes,
 )
-from pegboard.ops.blocks import BlockWeight
 from pegboard_pack_gguf.decode import decode, is_decodable
 from pegboard_pack_gguf.dequantize import dequantize_into
 from pegboard_pack_gguf.ggml_types import BY_STORED
@@ -58,8 +57,8 @@ class GGUFQuantization:
 
     def kv_cache(self, layer: "AttentionLayer") -> KVQuantization | None:
         """Half precision, as usual in programs that compute with these blocks: its rounding error is far smaller than theirs."""
-        is_compiled = self.setup.kernels["block_weight"] is not BlockWeight
-        return KVQuantization("float16") if self.options.compute == "native" and is_compiled else None
+        is_float32 = self.setup.dtype == "float32"
+        return KVQuantization("float16") if self.options.compute == "native" and is_float32 else None
 
     def holder(self, shape: tuple[int, int], pieces: "list[WeightPiece]", cache: RepackEntry | None, is_table: bool) -> Any:
         """The type that holds a weight stored as these pieces."""
@@ -67,7 +66,7 @@ class GGUFQuantization:
         arguments = (shape, getattr(torch, setup.dtype), torch.device(setup.device))
         if self.options.compute == "native" and all(is_decodable(piece.stored) for piece in pieces):
             return BlockHolder(setup.kernels["block_weight"](*arguments, is_table=is_table, cache=cache))
-        return FloatHolder(setup.kernels["float_weight"](*arguments, keep_plain=is_table))
+        return FloatHolder(setup.kernels["float_weight"](*arguments, is_table=is_table))
 
 
 class GGUFWeight:

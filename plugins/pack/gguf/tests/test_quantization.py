@@ -20,6 +20,7 @@ from pegboard_pack_gguf.options import GGUFOptions
 from pegboard_pack_gguf.quantization import GGUFQuantization
 
 from pegboard.errors import ModelError
+from pegboard.interfaces.attention import KVQuantization
 from pegboard.interfaces.model_source import LocalFiles
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import WeightLoaderSetup, WeightPiece, WeightSlice
@@ -260,8 +261,10 @@ def test_tied_embedding_looks_up_and_multiplies(stored: str) -> None:
     torch.testing.assert_close(method.bind_head({})(hidden_states), F.linear(hidden_states, table))
 
 
-def test_leaves_the_kv_cache_and_experts_alone() -> None:
-    assert quantization().kv_cache(None) is None
+def test_the_kv_cache_is_half_precision_whatever_kernels_compute() -> None:
+    assert quantization().kv_cache(None) == KVQuantization("float16")
+    assert quantization(compute="float").kv_cache(None) is None
+    assert quantization("bfloat16").kv_cache(None) is None, "which is as small"
     assert quantization().experts(None) is None
 
 

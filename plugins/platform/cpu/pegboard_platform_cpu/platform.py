@@ -1,18 +1,18 @@
-"""CPU platform: one thread pool per process, memory numbers from the operating system, no recording yet."""
+"""CPU platform: one thread pool per process, memory numbers from the operating system."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import resource
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pegboard.errors import ConfigError
-from pegboard.interfaces.platform import Device, MemoryNumbers, ModelFacts, PlatformSetup, StepShape
+from pegboard.interfaces.platform import Device, MemoryNumbers, ModelFacts, PlatformSetup, Replay
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 GIB = 1024**3
@@ -49,11 +49,22 @@ class CPUPlatform:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return MemoryNumbers(free, total, used, max(peak, used))
 
-    def pool(self, tag: str) -> AbstractContextManager[None]:
-        return nullcontext()
+    def zeros(self, num_bytes: int) -> torch.Tensor:
+        """Fresh private pages, which take memory only once they are written."""
+        try:
+            pages = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"the KV cache does not fit: no memory for a part of {num_bytes} bytes ({error}); lower kv_cache_memory_bytes"
+            ) from error
+        return torch.frombuffer(pages, dtype=torch.uint8, count=num_bytes)
 
-    def graph_runner(self) -> "EagerRunner":
-        return EagerRunner()
+    def copies(self) -> None:
+        """The host computes."""
+
+    def replay(self, programs: Callable[[], Replay] | None) -> Replay | None:
+        """A CPU has no graphs to capture: what kernels it has also record."""
+        return programs() if programs is not None else None
 
     def defaults(self, facts: ModelFacts) -> Mapping[str, object]:
         """float32 unless the CPU multiplies bfloat16 in hardware; the KV cache gets 4 GiB or 40 % of free memory, whichever is
@@ -85,22 +96,3 @@ class CPUPlatform:
 def _has_native_bfloat16() -> bool:
     flags = Path("/proc/cpuinfo").read_text()
     return "avx512_bf16" in flags or "amx_bf16" in flags
-
-
-class EagerRunner:
-    """Records nothing: every step runs eagerly."""
-
-    def ladder(self, max_tokens: int, max_rows: int) -> list[StepShape]:
-        return []
-
-    def capture(self, shape: StepShape, run: object) -> str:
-        return "this platform runs every step eagerly"
-
-    def find(self, shape: StepShape) -> None:
-        return None
-
-    def replay(self, shape: StepShape) -> torch.Tensor:
-        raise ConfigError("nothing was recorded")
-
-    def reset(self) -> None:
-        """Nothing to forget."""

@@ -51,8 +51,14 @@ def test_the_cache_takes_a_share_of_what_is_free() -> None:
     assert isinstance(size, int) and 0 < size <= min(KV_CACHE_LIMIT, platform.memory().total_bytes)
 
 
+def test_more_memory_than_there_can_be_is_an_error_that_names_the_setting() -> None:
+    for num_bytes in (10**15, 10**20):
+        with pytest.raises(ConfigError, match="kv_cache_memory_bytes"):
+            CPUPlatform(None, PlatformSetup()).zeros(num_bytes)
+
+
 def test_only_missing_torch_makes_a_cpu_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = ProbeFacts("x86_64", "Linux", frozenset({"avx2", "avx512_bf16"}), 4)
+    facts = ProbeFacts("x86_64", frozenset({"avx2", "avx512_bf16"}), 4)
     found = probe(facts)
     assert isinstance(found, Ok) and found.facts == {"level": "avx2", "cores": 4, "bfloat16": True}
     monkeypatch.setattr("pegboard_platform_cpu.probe.find_spec", lambda name: None)

@@ -43,10 +43,10 @@ class Plain:
 class PlainWeight:
     """One matrix [rows, columns] in the compute type, filled part by part."""
 
-    KEEP_PLAIN = False
+    IS_TABLE = False
 
     def __init__(self, shape: tuple[int, int], parts: Mapping[str, Part], method: Plain) -> None:
-        self.weight = method.make_weight(shape, method.dtype, method.device, keep_plain=self.KEEP_PLAIN)
+        self.weight = method.make_weight(shape, method.dtype, method.device, is_table=self.IS_TABLE)
         self.parts = parts
 
     def declare(self) -> list[str]:
@@ -78,7 +78,7 @@ class PlainWeight:
 class PlainTable(PlainWeight):
     """An embedding table; the same matrix may be the output head."""
 
-    KEEP_PLAIN = True
+    IS_TABLE = True
 
     def bind(self, kernels: Mapping[str, Callable[..., Any]]) -> Bound:
         return self.weight.bind_lookup()

@@ -1,0 +1,100 @@
+"""What the model computes in a step: replayed where it was recorded, else called.
+
+token ids ─ embed → hidden ─ forward → hidden ─ logits → logits
+└───────── decode: one token per request ──────────────┘
+└───────── forward: any step ────────┘         └ logits ┘
+                    └ embedded ──────┘           (of the rows that want a token)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pegboard.errors import CannotRecord
+from pegboard.interfaces.platform import Recording, Replay, Trait
+from pegboard.worker.step_inputs import InputBuilder, StepInputs
+
+
+class Stages:
+    """The stages of one bound model."""
+
+    def __init__(self, model: Any, inputs: InputBuilder) -> None:
+        self.model, self.inputs = model, inputs
+        self.pads = False
+        self.recordings: dict[Trait, list[Recording]] = {}
+        self.hidden = self.rows = torch.empty(0)
+
+    @torch.inference_mode()
+    def record(self, replay: Replay, plan: Callable[[StepInputs], None]) -> list[str]:
+        """Record what can be. Returns the reasons why something cannot: it then runs eagerly. plan: tells the attention backends
+        of a step. Errors of the model itself are raised."""
+        model, inputs = self.model, self.inputs
+        ids, positions, max_rows = inputs.input_ids.on_device, inputs.positions.on_device, inputs.max_rows
+        one = model.embed(ids[:1])
+        self.hidden, self.rows = one.new_zeros(len(ids), one.shape[1]), one.new_zeros(max_rows, one.shape[1])
+
+        def decode(ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+            hidden = model.forward(model.embed(ids), positions)
+            return hidden, model.logits(hidden)
+
+        runs: dict[Trait, tuple[Callable[..., tuple[Tensor, ...]], list[Tensor], int]] = {
+            "forward": (lambda ids, positions: (model.forward(model.embed(ids), positions),), [ids, positions], len(ids)),
+            "embedded": (lambda hidden, positions: (model.forward(hidden, positions),), [self.hidden, positions], len(ids)),
+            "decode": (decode, [ids, positions], max_rows),
+            "logits": (lambda rows: (model.logits(rows),), [self.rows], max_rows),
+        }
+        self.pads, refusals = replay.pads, dict[str, list[str]]()
+        for trait, (run, buffers, largest) in runs.items():
+            made: list[Recording] = []
+            try:
+                for size in sorted(replay.sizes(trait, largest), reverse=True):
+                    if trait != "logits":
+                        plan(inputs.blank(size))
+                    made.insert(0, replay.record(run, [buffer[:size] for buffer in buffers]))
+            except CannotRecord as refusal:
+                refusals.setdefault(str(refusal), []).append(trait)
+            self.recordings[trait] = made
+        return [f"{', '.join(traits)} run eagerly: {reason}" for reason, traits in refusals.items()]
+
+    def find(self, trait: Trait, num_rows: int) -> Recording | None:
+        """The smallest recording for as many rows."""
+        for recording in self.recordings.get(trait, ()):
+            if num_rows <= recording.size:
+                return recording
+        return None
+
+    def choose(self, num_tokens: int, is_decode: bool, is_embedded: bool) -> Recording | None:
+        """What replays a step; None: it runs eagerly. is_embedded: not all of its embeddings come from token ids."""
+        if is_embedded:
+            return self.find("embedded", num_tokens)
+        return (self.find("decode", num_tokens) if is_decode else None) or self.find("forward", num_tokens)
+
+    def run(
+        self, recording: Recording | None, inputs: StepInputs, merge: Callable[[Tensor], Tensor] | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [T, size] after the final norm; logits too where `recording` gives them. merge: puts other embeddings
+        in place."""
+        count = inputs.num_tokens
+        if recording is not None and merge is None:
+            hidden, *logits = recording(count)
+            return hidden, logits[0] if logits else None
+        hidden = self.model.embed(inputs.input_ids if recording is None else inputs.input_ids[:count])
+        if merge is not None:
+            hidden = merge(hidden)
+        if recording is None:
+            return self.model.forward(hidden, inputs.positions), None
+        self.hidden[:count].copy_(hidden)
+        return recording(count)[0], None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [N, vocabulary] of these rows [N, size], valid until the next call."""
+        recording = self.find("logits", len(hidden))
+        if recording is None:
+            logits: Tensor = self.model.logits(hidden)
+            return logits
+        self.rows[: len(hidden)].copy_(hidden)
+        return recording(len(hidden))[0]

@@ -1,0 +1,233 @@
+"""The worker on a fake GPU: recorded steps, tokens that stay on the device, copies nobody waits for, memory measured first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from pegboard.config.schema import EngineConfig
+from pegboard.data.batch import Batch, BlockDelta, NewRequest, StepOutput
+from pegboard.data.sampling_params import SamplingParams
+from pegboard.errors import PluginFailure
+from pegboard.interfaces.attention import KVGroup, KVPlan
+from pegboard.interfaces.platform import PlatformSetup
+from pegboard.worker.worker import Worker, WorkerPlan
+from pegboard_testing.contract_platform import PlatformContract
+from pegboard_testing.fake_gpu import DEVICE, TOTAL_BYTES, DeviceTensor, FakeGPU, FakeGPUPlatform
+from pegboard_testing.fake_limits import fake_limits
+from pegboard_testing.fake_parts import TinyModel, fake_worker_registry, tiny_checkpoint
+
+GPU = "pegboard_testing.fake_gpu:FAKE_GPU"
+LIMITS = fake_limits(max_model_len=32, max_num_seqs=4, max_num_batched_tokens=16, vocab_size=61)
+NONE = np.zeros(0, np.int32)
+
+
+@pytest.fixture
+def gpu() -> Iterator[FakeGPU]:
+    with FakeGPU() as gpu:
+        yield gpu
+
+
+class TestFakeGPU(PlatformContract):
+    @pytest.fixture(autouse=True)
+    def _on(self, gpu: FakeGPU) -> None: ...
+
+    def platform(self, setup: PlatformSetup) -> FakeGPUPlatform:
+        return FakeGPUPlatform(None, setup)
+
+
+def make_worker(tmp_path: Path, **settings: object) -> Worker:
+    given = {"sampler": "greedy", "dtype": "float32", "kv_cache_dtype": "float32", "num_threads": 1} | settings
+    config = msgspec.structs.replace(EngineConfig(), **given)
+    worker = Worker(fake_worker_registry(GPU), WorkerPlan(config, LIMITS, "", tiny_checkpoint(tmp_path)), 0)
+    worker.ready = worker.load()  # type: ignore[attr-defined]
+    return worker
+
+
+def plan_of(worker: Worker, num_blocks: int = 40) -> KVPlan:
+    specs = worker.ready.kv_specs  # type: ignore[attr-defined]
+    return KVPlan((KVGroup(tuple(specs), specs[0], 4),), num_blocks, specs[0].slot_bytes() * 4 * len(specs), 4)
+
+
+def batch_of(step: int, rows: Sequence[int], counts: Sequence[int], computed: Sequence[int], **more: object) -> Batch:
+    fields = {"new": [], "removed_rows": NONE, "samples": np.ones(len(rows), bool)} | more
+    return Batch(
+        step=step, rows=np.array(rows, np.int32), num_scheduled_tokens=np.array(counts, np.int32),
+        num_computed_tokens=np.array(computed, np.int32), num_draft_tokens=np.zeros(len(rows), np.int32),
+        new_blocks=BlockDelta.empty(), copy_blocks=np.zeros((0, 3), np.int32), **fields,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def request(row: int, prompt: Sequence[int]) -> NewRequest:
+    blocks = np.arange(1 + 8 * row, 9 + 8 * row, dtype=np.int32)
+    return NewRequest(row, str(row), np.array(prompt, np.int32), len(prompt), 0, SamplingParams(), None, (blocks,))
+
+
+PROMPTS = [[5, 7, 9], [11], [3, 1, 4, 1, 5]]
+
+
+def generate(worker: Worker, num_steps: int, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
+    """Greedy tokens of all prompts. No result is asked for before the last step has been started."""
+    rows = range(len(prompts))
+    new = [request(row, prompt) for row, prompt in zip(rows, prompts, strict=True)]
+    waiting: list[Callable[[], StepOutput]] = []
+    computed = [0] * len(prompts)
+    for step in range(num_steps):
+        counts = [len(prompt) for prompt in prompts] if step == 0 else [1] * len(prompts)
+        waiting.append(worker.run(batch_of(step, rows, counts, computed, new=new if step == 0 else [])))
+        computed = [done + count for done, count in zip(computed, counts, strict=True)]
+    outputs = [wait() for wait in waiting]
+    return [[output.token_ids.row(row).tolist()[0] for output in outputs] for row in rows]
+
+
+def expected(worker: Worker, num_steps: int, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
+    """The same without a KV cache, padding or recordings: each prompt anew for every token, from the worker's weights."""
+    found = []
+    for prompt in prompts:
+        tokens = list(prompt)
+        for _ in range(num_steps):
+            tokens.append(generate(worker, 1, [tokens])[0][0])
+        found.append(tokens[len(prompt) :])
+    return found
+
+
+def ready(tmp_path: Path, **settings: object) -> Worker:
+    worker = make_worker(tmp_path, **settings)
+    worker.allocate(plan_of(worker))
+    worker.warm_up()
+    return worker
+
+
+def test_recorded_steps_give_the_tokens_of_eager_ones(gpu: FakeGPU, tmp_path: Path) -> None:
+    eager = ready(tmp_path, enforce_eager=True)
+    assert gpu.captures == 0
+    wanted = expected(eager, 6)
+    recorded = ready(tmp_path)
+    before = gpu.replays
+    assert generate(recorded, 6) == wanted
+    assert gpu.replays - before == 6  # the prompts' output head, and five whole steps
+
+
+def test_nothing_waits_for_the_device_between_steps(gpu: FakeGPU, tmp_path: Path) -> None:
+    worker = ready(tmp_path)
+    addresses = [buffer.on_device.data_ptr() for buffer in worker.running.inputs.buffers]
+    generate(worker, 2)
+    reads, blocking, downloads = gpu.host_reads, gpu.blocking_uploads, gpu.downloads
+    generate(worker, 8)
+    assert (gpu.host_reads, gpu.blocking_uploads) == (reads, blocking)
+    assert gpu.downloads - downloads == 8, "one copy to the host a step: the tokens"
+    assert [buffer.on_device.data_ptr() for buffer in worker.running.inputs.buffers] == addresses
+
+
+def test_a_decode_step_uploads_little_and_computes_nothing_else(gpu: FakeGPU, tmp_path: Path) -> None:
+    worker = ready(tmp_path)
+    generate(worker, 2)
+    uploads, replays = gpu.uploads, gpu.replays
+    worker.run(batch_of(9, [0, 1, 2], [1, 1, 1], [4, 2, 6]))()
+    # ids, positions, two of lengths, table, slots, and three of rows whose last token is on the device
+    assert gpu.uploads - uploads == 9 and gpu.replays - replays == 1
+
+
+def test_one_recording_for_each_size_and_trait(gpu: FakeGPU, tmp_path: Path) -> None:
+    worker = ready(tmp_path)
+    stages = worker.running.stages
+    assert {trait: [recording.size for recording in made] for trait, made in stages.recordings.items()} == {
+        "forward": [], "embedded": [], "decode": [1, 2, 4], "logits": [1, 2, 4],
+    }  # fmt: skip
+    assert stages.find("decode", 3) is stages.find("decode", 4) is not stages.find("decode", 2)
+    assert stages.find("decode", 5) is None and gpu.captures == 6
+
+
+def test_padding_touches_no_block_of_a_request(gpu: FakeGPU, tmp_path: Path) -> None:
+    """Three rows run as four; the fourth writes to the block that belongs to nobody."""
+    worker = ready(tmp_path)
+    generate(worker, 4)
+    keys = worker.running.parts.views[0]["k"]
+    with torch._C.DisableTorchFunction():
+        used = keys.flatten(1).abs().sum(1).nonzero().flatten().tolist()
+    assert used == [0, 1, 2, 9, 17, 18]
+
+
+def test_a_row_that_is_taken_again_starts_from_its_own_prompt(gpu: FakeGPU, tmp_path: Path) -> None:
+    """While the step of the row's last owner is still in flight."""
+    worker = ready(tmp_path)
+    (wanted,) = expected(worker, 2, [[8, 6]])
+    first = worker.run(batch_of(0, [0], [3], [0], new=[request(0, [5, 7, 9])]))
+    second = worker.run(batch_of(1, [0], [1], [3]))
+    third = worker.run(batch_of(2, [0], [2], [0], new=[request(0, [8, 6])], removed_rows=np.array([0], np.int32)))
+    fourth = worker.run(batch_of(3, [0], [1], [2]))
+    found = [wait().token_ids.row(0).tolist()[0] for wait in (first, second, third, fourth)]
+    assert found[2:] == wanted
+
+
+def test_new_memory_makes_recordings_void(gpu: FakeGPU, tmp_path: Path) -> None:
+    worker = ready(tmp_path)
+    before, old = generate(worker, 4), worker.running.stages.find("decode", 4)
+    worker.allocate(plan_of(worker, 33))
+    assert generate(worker, 4) == before, "eager until it is recorded again"
+    worker.warm_up()
+    captured = gpu.replays
+    assert generate(worker, 4) == before and gpu.replays > captured
+    with pytest.raises(AssertionError, match="void after reset"):
+        assert old is not None and old(3)
+
+
+def test_the_largest_step_is_run_before_the_cache_is_sized(gpu: FakeGPU, tmp_path: Path) -> None:
+    small = make_worker(tmp_path).ready.kv_memory_bytes  # type: ignore[attr-defined]
+    share = EngineConfig().gpu_memory_utilization
+    assert 0 < small < share * TOTAL_BYTES - gpu.used_bytes, "what the step needs is left free"
+    assert make_worker(tmp_path, kv_cache_memory_bytes=12345).ready.kv_memory_bytes == 12345  # type: ignore[attr-defined]
+
+
+def test_what_cannot_be_recorded_is_named_and_runs(
+    gpu: FakeGPU, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = TinyModel.forward
+
+    def clipped(self: TinyModel, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        assert float(hidden.abs().max()) < 1e9
+        return plain(self, hidden, positions)
+
+    wanted = generate(ready(tmp_path), 4)
+    monkeypatch.setattr(TinyModel, "forward", clipped)
+    with caplog.at_level("INFO"):
+        worker = ready(tmp_path)
+    assert "decode run eagerly: __float__ reads a tensor of the device on the host" in caplog.text
+    assert generate(worker, 4) == wanted
+
+
+def test_a_mistake_in_a_model_stops_the_start(gpu: FakeGPU, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = make_worker(tmp_path)
+    worker.allocate(plan_of(worker))
+    monkeypatch.setattr(TinyModel, "forward", lambda self, hidden: hidden)
+    with pytest.raises(PluginFailure, match="model:Tiny .* failed: TypeError"):
+        worker.warm_up()
+
+
+def test_an_attention_that_does_not_replay_is_named(gpu: FakeGPU, tmp_path: Path) -> None:
+    worker = make_worker(tmp_path)
+    worker.allocate(plan_of(worker))
+    (reason,) = worker.running.record(worker.platform.replay(None), "the attention of x cannot be replayed")
+    assert reason == "decode run eagerly: the attention of x cannot be replayed"
+    assert worker.running.stages.find("logits", 2) is not None
+
+
+def test_the_fake_refuses_what_a_gpu_refuses(gpu: FakeGPU) -> None:
+    on_device = torch.ones(3, device=DEVICE)
+    assert isinstance(on_device + 1, DeviceTensor)
+    with pytest.raises(RuntimeError, match="one is on the host"):
+        on_device + torch.ones(3)
+    assert on_device.sum().item() == 3 and gpu.host_reads == 1
+    copies = FakeGPUPlatform(None, PlatformSetup()).copies()
+    memory, target = copies.host((3,), torch.float32), torch.zeros(3, device=DEVICE)
+    copies.upload(memory, target)
+    memory.numpy()[0] = 9
+    with pytest.raises(AssertionError, match="before its copy"):
+        copies.mark()()
+    with pytest.raises(AssertionError, match="by itself"):
+        copies.upload(torch.ones(3), target)

@@ -1,0 +1,67 @@
+"""Which implementation of an op a worker computes with, and ops that plugins bring along."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pegboard import ops
+from pegboard.errors import ModelError, PluginBroken
+from pegboard.interfaces.kernel import KernelSpec
+from pegboard.worker.kernels import choose_kernels
+from pegboard_testing.fake_parts import fake_worker_registry
+
+GPU = "pegboard_testing.fake_gpu:FAKE_GPU"
+FAST = KernelSpec(api="1.0", implementation="math:sqrt", tier="tuned", supports={"dtype": {"float32"}})
+OWN = KernelSpec(
+    api="1.0", implementation="math:hypot", declares=True, tier="reference", supports={"dtype": {"float32", "float16"}}
+)
+RECORDS = KernelSpec(api="1.0", implementation="builtins:list", provides="replay", supports={"dtype": {"float32"}})
+
+
+@pytest.fixture(autouse=True)
+def _specs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where entry points find the specs above."""
+    for name in ("FAST", "OWN", "RECORDS"):
+        monkeypatch.setattr("pegboard_testing.fake_parts." + name, globals()[name], raising=False)
+
+
+def chosen(dtype: str = "float32", **kernels: str):  # type: ignore[no-untyped-def]
+    values = {name: f"pegboard_testing.fake_parts:{spec}" for name, spec in kernels.items()}
+    return choose_kernels(fake_worker_registry(GPU, **values), platform="fake", dtype=dtype)
+
+
+def test_a_plugin_is_taken_where_it_suits_and_the_reference_elsewhere() -> None:
+    import math
+
+    assert chosen(rope__fast="FAST")["rope"] is math.sqrt
+    assert chosen("bfloat16", rope__fast="FAST")["rope"] is ops.rope
+    assert chosen()["rms_norm"] is ops.rms_norm and chosen().replay is None
+
+
+def test_a_plugin_declares_an_op_of_its_own_and_others_make_it_fast() -> None:
+    import math
+
+    assert chosen(wave__plain="OWN")["wave"] is math.hypot
+    assert chosen(wave__plain="OWN", wave__fast="FAST")["wave"] is math.sqrt
+    assert chosen("float16", wave__plain="OWN", wave__fast="FAST")["wave"] is math.hypot
+
+
+def test_an_op_nobody_declares_is_an_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ModelError, match="there is no op 'wave'; known: add_rms_norm, "):
+        chosen(wave__fast="FAST")["wave"]
+    assert "kernel:wave.fast" in caplog.text and "there is no op 'wave'" in caplog.text
+    monkeypatch.setenv("PEGBOARD_STRICT", "1")
+    with pytest.raises(PluginBroken, match="there is no op 'wave'"):
+        chosen(wave__fast="FAST")
+
+
+def test_what_records_is_found_by_what_its_spec_says() -> None:
+    kernels = chosen(any_name__at_all="RECORDS")
+    assert kernels.replay is list and "any_name" not in kernels
+
+
+def test_every_reference_has_the_name_it_is_chosen_by() -> None:
+    assert all(name == op.__name__ for name, op in ops.OPS.items())
+    assert ops.REFERENCES == ops.OPS | ops.WEIGHT_FORMATS
+    assert torch.equal(ops.REFERENCES["float_weight"]((2, 3), torch.float32, "cpu").plain(), torch.zeros(2, 3))

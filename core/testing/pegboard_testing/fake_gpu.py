@@ -1,0 +1,298 @@
+"""A GPU made of the CPU: memory of its own, asynchronous copies and captured graphs, and as strict as a real one.
+
+    with FakeGPU() as gpu:                      # inside, the device "privateuseone:0" exists
+        platform = FakeGPUPlatform(None, PlatformSetup())
+        …
+    assert gpu.host_reads == 0
+
+Its tensors are `DeviceTensor`s. Mixing them with the host's fails. Reading one on the host counts as a wait for the device; in a
+capture it is refused. A recording is a list of operators with the addresses they were captured with. Replaying one overwrites
+the results of all others, as if they shared memory. Writing host memory before its copy to the device is done is an error.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pegboard.errors import CannotRecord
+from pegboard.interfaces.platform import Device, MemoryNumbers, ModelFacts, PlatformSetup, PlatformSpec, Replay
+
+DEVICE = "privateuseone:0"
+TOTAL_BYTES = 64 * 2**20
+HOST_READS = frozenset(
+    ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "equal", "nonzero", "unique")
+)
+
+FAKE_GPU = PlatformSpec(api="1.0", implementation="pegboard_testing.fake_gpu:FakeGPUPlatform")
+
+
+class DeviceTensor(Tensor):
+    """Memory of the fake device."""
+
+    device = property(lambda self: torch.device(DEVICE))  # type: ignore[assignment]
+
+
+class FakeGPU(TorchFunctionMode):
+    """The device while the context lasts. host_reads: how often the host waited to read a tensor; uploads, downloads: copies that
+    nobody waited for when they were started; blocking_uploads: those of host memory that is not the device's to copy from."""
+
+    current: FakeGPU | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host_reads = self.uploads = self.downloads = self.blocking_uploads = self.captures = self.replays = 0
+        self.peak_bytes = 0
+        self.is_capturing = False
+        self.used_bytes = 0
+        self._tensors: dict[int, int] = {}  # alive tensors by the address of their memory
+
+    def __enter__(self) -> FakeGPU:
+        FakeGPU.current = self
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        FakeGPU.current = None
+        super().__exit__(*error)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(function, "__name__", "")
+        tensors = list(_tensors((args, kwargs)))
+        on_device = [tensor for tensor in tensors if isinstance(tensor, DeviceTensor)]
+        if on_device and name in HOST_READS:
+            self._read(name)
+            return function(*_to_host(args), **kwargs)
+        if name == "to" and not on_device and any(_is_device(value) for value in (*args[1:], *kwargs.values())):
+            self.blocking_uploads += 1
+            rest = [value for value in args[1:] if not _is_device(value)]
+            return self._made(args[0].clone().to(*rest).as_subclass(DeviceTensor))
+        if name == "to":
+            args, kwargs = [a for a in args if not _is_device(a)], {k: v for k, v in kwargs.items() if not _is_device(v)}
+            if len(args) == 1 and not kwargs:
+                return args[0]
+        elif _is_device(kwargs.get("device")):
+            del kwargs["device"]
+            with torch._C.DisableTorchFunction():
+                return self._made(function(*args, **kwargs).as_subclass(DeviceTensor))
+        elif name in ("copy_", "__setitem__") and on_device and len(on_device) < len(tensors):
+            self.blocking_uploads += 1
+            with torch._C.DisableTorchFunction():
+                return function(*args, **kwargs)
+        elif on_device and any(tensor.dim() for tensor in tensors if not isinstance(tensor, DeviceTensor)):
+            raise RuntimeError(f"{name}: expected all tensors on the device, but one is on the host")
+        return self._made(function(*args, **kwargs))
+
+    def _read(self, name: str) -> None:
+        if self.is_capturing:
+            raise CannotRecord(f"{name} reads a tensor of the device on the host")
+        self.host_reads += 1
+
+    def _made(self, result: Any) -> Any:
+        """Count the memory in use."""
+        for tensor in _tensors(result):
+            if isinstance(tensor, DeviceTensor):
+                with torch._C.DisableTorchFunction():
+                    storage = tensor.untyped_storage()
+                    address, size = storage.data_ptr(), storage.nbytes()
+                self.used_bytes += 0 if address in self._tensors else size
+                self._tensors[address] = self._tensors.get(address, 0) + 1
+                weakref.finalize(tensor, self._gone, address, size)
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+        return result
+
+    def _gone(self, address: int, size: int) -> None:
+        self._tensors[address] -= 1
+        if not self._tensors[address]:
+            del self._tensors[address]
+            self.used_bytes -= size
+
+
+def _is_device(value: Any) -> bool:
+    return isinstance(value, str | torch.device) and str(value) == DEVICE
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+
+
+def _to_host(args: Any) -> list[Any]:
+    with torch._C.DisableTorchFunction():
+        return [arg.as_subclass(Tensor) if isinstance(arg, Tensor) else arg for arg in args]
+
+
+def _gpu() -> FakeGPU:
+    assert FakeGPU.current is not None, "the fake device exists inside `with FakeGPU()`"
+    return FakeGPU.current
+
+
+class FakeCopies:
+    """See `pegboard.interfaces.platform.Copies`."""
+
+    def __init__(self) -> None:
+        self.in_flight: list[tuple[Tensor, Tensor]] = []
+        self.pinned: set[int] = set()
+
+    def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        memory = torch.zeros(shape, dtype=dtype)
+        self.pinned.add(memory.untyped_storage().data_ptr())
+        return memory
+
+    def upload(self, source: Tensor, target: Tensor) -> None:
+        gpu = _gpu()
+        gpu.uploads += 1
+        with torch._C.DisableTorchFunction():
+            assert source.untyped_storage().data_ptr() in self.pinned, "the device cannot copy from this memory by itself"
+            assert isinstance(target, DeviceTensor) and source.shape == target.shape and source.dtype == target.dtype
+            self.in_flight.append((source, source.clone()))
+            target.copy_(source)
+
+    def download(self, source: Tensor) -> Callable[[], Tensor]:
+        _gpu().downloads += 1
+        assert isinstance(source, DeviceTensor)
+        with torch._C.DisableTorchFunction():
+            copied = source.clone().as_subclass(Tensor)
+        return lambda: copied
+
+    def mark(self) -> Callable[[], None]:
+        started = list(map(id, self.in_flight))
+
+        def wait() -> None:
+            for copy in [copy for copy in self.in_flight if id(copy) in started]:
+                assert torch.equal(*copy), "host memory was written before its copy to the device was done"
+                self.in_flight = [other for other in self.in_flight if other is not copy]
+
+        return wait
+
+
+class FakeReplay:
+    """Captured graphs, one for each size class."""
+
+    pads = True
+
+    def __init__(self) -> None:
+        self.graphs: list[FakeGraph] = []
+
+    def sizes(self, trait: str, largest: int) -> Sequence[int]:
+        """Steps of one token per request, and the output head; whatever holds prompts runs eagerly."""
+        return (
+            sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)}) if trait in ("decode", "logits") else ()
+        )
+
+    def record(self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> FakeGraph:
+        gpu = _gpu()
+        assert all(isinstance(tensor, DeviceTensor) for tensor in inputs), "a graph computes on memory of the device"
+        gpu.is_capturing = True
+        try:
+            with Tape() as tape:
+                outputs = run(*inputs)
+        finally:
+            gpu.is_capturing = False
+        gpu.captures += 1
+        self.graphs.append(FakeGraph(self, tape.calls, outputs, len(inputs[0])))
+        return self.graphs[-1]
+
+    def reset(self) -> None:
+        for graph in self.graphs:
+            graph.calls = None
+        self.graphs.clear()
+
+
+class Tape(TorchDispatchMode):
+    """Operators in the order they are called, with everything they touch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = operator(*args, **(kwargs or {}))
+        self.calls.append((operator, args, kwargs or {}, out))
+        return out
+
+
+class FakeGraph:
+    """See `pegboard.interfaces.platform.Recording`."""
+
+    def __init__(self, replay: FakeReplay, calls: Any, outputs: tuple[Tensor, ...], size: int) -> None:
+        self.replay, self.calls, self.outputs, self.size = replay, calls, outputs, size
+        self.own: list[Tensor] = []
+        with torch._C.DisableTorchFunction():
+            known = {_storage(tensor) for _, args, kwargs, _ in calls for tensor in _tensors((args, kwargs))}
+            made: set[int] = set()
+            for _, args, _, out in calls:
+                given = {_storage(tensor) for tensor in _tensors(args)}
+                for tensor in _tensors(out):
+                    if _storage(tensor) not in given and _storage(tensor) not in made:
+                        made.add(_storage(tensor))
+                        self.own.append(tensor)
+            assert known or not calls
+
+    def __call__(self, num_rows: int) -> tuple[Tensor, ...]:
+        assert self.calls is not None, "a recording is void after reset()"
+        assert 0 < num_rows <= self.size, f"a graph of {self.size} rows cannot compute {num_rows}"
+        _gpu().replays += 1
+        with torch._C.DisableTorchFunction():
+            for other in self.replay.graphs:
+                for tensor in other.own if other is not self else ():
+                    tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
+            for operator, args, kwargs, out in self.calls:
+                again = operator(*args, **kwargs)
+                for old, new in zip(_tensors(out), _tensors(again), strict=True):
+                    if old.data_ptr() != new.data_ptr():
+                        old.copy_(new)
+            return tuple(output[:num_rows].as_subclass(DeviceTensor) for output in self.outputs)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class FakeGPUPlatform:
+    """See `pegboard.interfaces.platform.Platform`. The KV cache gets what a step of the largest size leaves."""
+
+    def __init__(self, options: None, setup: PlatformSetup) -> None:
+        self.made: list[FakeReplay] = []
+        self.all_copies = FakeCopies()
+
+    def start(self, local_rank: int) -> Device:
+        return Device(DEVICE, 1)
+
+    def memory(self, *, reset_peak: bool = False) -> MemoryNumbers:
+        gpu = _gpu()
+        used = gpu.used_bytes
+        numbers = MemoryNumbers(TOTAL_BYTES - used, TOTAL_BYTES, used, max(used, gpu.peak_bytes))
+        gpu.peak_bytes = used if reset_peak else gpu.peak_bytes
+        return numbers
+
+    def zeros(self, num_bytes: int) -> Tensor:
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=DEVICE)
+
+    def copies(self) -> FakeCopies:
+        return self.all_copies
+
+    def replay(self, programs: Callable[[], Replay] | None) -> FakeReplay:
+        self.made.append(FakeReplay())
+        return self.made[-1]
+
+    def defaults(self, facts: ModelFacts) -> Mapping[str, object]:
+        return {"dtype": "float32", "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 16}
+
+    def profile(self, path: Path | None) -> None:
+        if path is not None:
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "trace.json").write_text("{}", "utf-8")

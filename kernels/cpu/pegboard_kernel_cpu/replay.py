@@ -1,0 +1,251 @@
+"""Recording a forward as a program: a list of kernel calls over buffers that stay where they are, replayed by one C call.
+
+While a model is recorded it is called with stand-ins instead of tensors (see `values`), and the kernels that would compute append
+themselves to the list. When the list is complete every buffer gets memory, shared by those that are never needed at the same
+time, and the addresses are written into the kernels' arguments. Token counts are read at replay, so one program serves every step
+up to the size of its buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pegboard_kernel_cpu.library import library
+from pegboard_kernel_cpu.structures import Instruction, LookupFloat, Quantize
+from pegboard_kernel_cpu.values import Buffer, Call, Turn, Value, refusal, set_place
+
+ALIGNMENT = 64
+LINEAR = ("linear_float", "linear_blocks")
+"""Kernels that can add a bias."""
+
+
+class NativeReplay:
+    """See `pegboard.interfaces.platform.Replay`. Recordings share one memory, because one runs at a time."""
+
+    pads = False
+
+    def __init__(self) -> None:
+        self.arena = torch.empty(0, dtype=torch.uint8)
+        self.programs: list[Program] = []
+
+    def sizes(self, trait: str, largest: int) -> Sequence[int]:
+        """One program serves every number of rows."""
+        return (largest,)
+
+    def record(self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Program:
+        recorder = Recorder(inputs[0].shape[0])
+        program = Program(recorder, run(*(recorder.input(tensor) for tensor in inputs)))
+        self.programs.append(program)
+        if program.num_bytes + ALIGNMENT > self.arena.numel():
+            self.arena = torch.zeros(program.num_bytes + ALIGNMENT, dtype=torch.uint8)
+            for earlier in self.programs:
+                earlier.move_to(self.arena)
+        else:
+            program.move_to(self.arena)
+        return program
+
+    def reset(self) -> None:
+        self.programs.clear()
+
+
+class Recorder:
+    """What one recording has written down. rows: of every buffer. keep: objects whose memory the calls point into."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.calls: list[Call] = []
+        self.keep: list[Any] = []
+        self._quantized: dict[Buffer, tuple[Tensor, Tensor, Tensor]] = {}
+        self._turned: dict[Buffer, list[Value]] = {}
+
+    def input(self, tensor: Tensor) -> Value:
+        """What stands for a contiguous tensor [rows, …] whose contents change from step to step."""
+        self.keep.append(tensor)
+        buffer = Buffer(tensor[0].nbytes, is_input=True, address=tensor.data_ptr())
+        return Value(self, buffer, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
+
+    def value(self, width: int, dtype: torch.dtype = torch.float32) -> Value:
+        """A new [T, width]."""
+        return Value(self, Buffer(width * dtype.itemsize), torch.empty(self.rows, width, dtype=dtype, device="meta"))
+
+    def emit(self, call: Call) -> None:
+        """Append a call."""
+        for value in call.reads.values():
+            assert isinstance(value, Value), "a kernel computes on stand-ins only, or on none"
+            if value.buffer.turn is not None:
+                raise refusal(f"takes rotated channels to {call.kernel}, which does not rotate")
+            if any(_overlap(value, spent) for spent in self._turned.get(value.buffer, ())):
+                raise refusal(f"gives {call.kernel} channels that were rotated in place")
+        self.calls.append(call)
+        for value in call.writes.values():
+            self._quantized.pop(value.buffer, None)
+
+    def compute(self, operator: Any, args: tuple[Any, ...]) -> Value:
+        """An operator of torch on stand-ins, where a kernel computes the same. Raises CannotRecord for all others."""
+        name = str(operator)
+        if name in ("aten.index.Tensor", "aten.embedding.default"):
+            table, index = args[0], args[1][0] if isinstance(args[1], list) else args[1]
+            is_plain = type(table) is not Value and table.dtype == torch.float32 and table.dim() == 2 and table.is_contiguous()
+            if is_plain and type(index) is Value and index.dim() == 1:
+                return self._rows_of_table(table, index)
+        if name == "aten.add_.Tensor" and self._add_bias(*args[:2]):
+            return args[0]
+        raise refusal(f"computes {name.removesuffix('.default')}")
+
+    def _rows_of_table(self, table: Tensor, index: Value) -> Value:
+        out = self.value(table.shape[1])
+        arguments = LookupFloat(table=table.data_ptr(), columns=table.shape[1])
+        self.emit(Call("lookup_float", arguments, {"ids": index}, {"out": out}, table))
+        return out
+
+    def _add_bias(self, y: Any, bias: Any) -> bool:
+        """y += bias by the linear kernels that made all of y; False where that is not so."""
+        if type(y) is not Value or type(bias) is Value or not y.is_whole or bias.shape != y.shape[1:] or not bias.is_contiguous():
+            return False
+        makers = [call for call in self.calls if any(value.buffer is y.buffer for value in call.writes.values())]
+        if not makers or any(call.kernel not in LINEAR or call.arguments.bias for call in makers):
+            return False
+        if any(value.buffer is y.buffer for call in self.calls for value in call.reads.values()):
+            return False
+        self.keep.append(bias)
+        for call in makers:
+            call.arguments.bias = bias.data_ptr() + call.writes["out"].offset
+        return True
+
+    def turned(self, x: Value, cos: Tensor, sin: Tensor, pairs: bool) -> Value:
+        """x with its channels rotated, by the kernel that takes it next."""
+        made = self.value(x.numel() // self.rows)
+        made.buffer.turn = Turn(x, cos, sin, pairs)
+        return made.view(x.shape)
+
+    def take_turn(self, *values: Tensor | None) -> tuple[list[Tensor | None], Turn | None]:
+        """The sources of values that are to be rotated alike, and how; the values themselves where nothing is to be done."""
+        turns = [value.buffer.turn if type(value) is Value else None for value in values]
+        first = turns[0]
+        ways = {
+            (id(turn.cos), id(turn.sin), turn.pairs) if turn else None
+            for turn, x in zip(turns, values, strict=True)
+            if x is not None
+        }
+        if len(ways) > 1:
+            raise refusal("rotates queries and keys in different ways")
+        return [turn.source if turn else x for turn, x in zip(turns, values, strict=True)], first
+
+    def spend(self, value: Value) -> None:
+        """Its channels are rotated in place from here on: nobody else can have them."""
+        self._turned.setdefault(value.buffer, []).append(value)
+
+    def quantized(self, value: Value) -> tuple[Tensor, Tensor, Tensor]:
+        """`value` as int8 codes, scales and sums (csrc/quantize.h), made by the kernel that computes it where that one can, else
+        by a call of its own."""
+        known = self._quantized.get(value.buffer)
+        if known is not None and value.is_whole:
+            return known
+        width = value.shape[1]
+        made = self.value(width, torch.int8), self.value(width // 32), self.value(width // 16)
+        fields: dict[str, Tensor] = dict(zip(("to.codes", "to.scales", "to.sums"), made, strict=True))
+        producer = self._producer(value)
+        if producer is not None and hasattr(producer.arguments, "to"):
+            producer.writes.update(fields)
+        else:
+            self.emit(Call("quantize", Quantize(columns=width), {"x": value}, fields))
+        if value.is_whole:
+            self._quantized[value.buffer] = made
+        return made
+
+    def _producer(self, value: Value) -> Call | None:
+        """The call that wrote the value last, if it wrote exactly that."""
+        for call in reversed(self.calls):
+            for name, written in call.writes.items():
+                if written.buffer is value.buffer:
+                    return call if name == "out" and written.place == value.place else None
+        return None
+
+
+def _overlap(one: Value, other: Value) -> bool:
+    (_, first, width, _), (_, second, size, _) = one.place, other.place
+    return first < second + 4 * size and second < first + 4 * width
+
+
+class Program:
+    """See `pegboard.interfaces.platform.Recording`."""
+
+    def __init__(self, recorder: Recorder, outputs: tuple[Tensor, ...]) -> None:
+        for output in outputs:
+            if type(output) is not Value or output.dim() != 2 or output.buffer.turn is not None:
+                raise refusal("returns something that no kernel has computed")
+        self.size, self.calls, self._keep = recorder.rows, recorder.calls, recorder.keep
+        self.library = library()
+        self._outputs: list[Any] = list(outputs)
+        self._drop_unused()
+        self._lifetimes()
+        self.buffers, self.num_bytes = self._place()
+        self._instructions = (Instruction * 0)()
+        self._tensors: list[Tensor] = []
+        self._views: tuple[Tensor, ...] = ()
+        self._num_rows = -1
+
+    def __call__(self, num_rows: int) -> tuple[Tensor, ...]:
+        if num_rows != self._num_rows:
+            self._num_rows, self._views = num_rows, tuple(tensor[:num_rows] for tensor in self._tensors)
+        self.library.run(self._instructions, len(self.calls), num_rows)
+        return self._views
+
+    def move_to(self, arena: Tensor) -> None:
+        """Put the buffers into this memory and bind all addresses."""
+        base = -(-arena.data_ptr() // ALIGNMENT) * ALIGNMENT
+        for call in self.calls:
+            for name, value in (*call.reads.items(), *call.writes.items()):
+                buffer, offset, _, stride = value.place
+                set_place(call.arguments, name, buffer.address + offset + (0 if buffer.is_input else base), stride)
+        self._instructions = self.library.instructions([(call.kernel, call.arguments) for call in self.calls])
+        self._tensors = [self._tensor(value, arena, base - arena.data_ptr()) for value in self._outputs]
+        self._num_rows = -1
+
+    def _tensor(self, value: Value, arena: Tensor, start: int) -> Tensor:
+        """The value's memory as a tensor [rows, width]."""
+        buffer, offset, width, _ = value.place
+        start += buffer.address
+        rows = arena[start : start + self.size * buffer.token_bytes].view(self.size, -1)
+        size = value.element_size()
+        return rows[:, offset : offset + width * size].view(value.dtype)
+
+    def _drop_unused(self) -> None:
+        """A float result that only its quantized form is read of is not written at all."""
+        read = {value.buffer for call in self.calls for value in call.reads.values()}
+        read |= {output.buffer for output in self._outputs}
+        for call in self.calls:
+            if "to.codes" in call.writes and "out" in call.writes and call.writes["out"].buffer not in read:
+                del call.writes["out"]
+
+    def _lifetimes(self) -> None:
+        for index, call in enumerate(self.calls):
+            for value in (*call.reads.values(), *call.writes.values()):
+                buffer = value.buffer
+                buffer.first = index if buffer.first < 0 else buffer.first
+                buffer.last = index
+        for output in self._outputs:
+            output.buffer.last = len(self.calls)
+
+    def _place(self) -> tuple[list[Buffer], int]:
+        """First fit: a buffer takes the lowest place that no buffer alive at the same time lies in. → buffers, bytes of all."""
+        used = [value.buffer for call in self.calls for value in (*call.reads.values(), *call.writes.values())]
+        buffers = [buffer for buffer in dict.fromkeys(used) if not buffer.is_input]
+        alive: list[tuple[int, int, Buffer]] = []
+        total = 0
+        for buffer in sorted(buffers, key=lambda b: (b.first, -b.token_bytes)):
+            size = -(-buffer.token_bytes * self.size // ALIGNMENT) * ALIGNMENT
+            alive = sorted((entry for entry in alive if entry[2].last >= buffer.first), key=lambda entry: entry[0])
+            start = 0
+            for low, high, _ in alive:
+                if start + size <= low:
+                    break
+                start = max(start, high)
+            buffer.address = start
+            alive.append((start, start + size, buffer))
+            total = max(total, start + size)
+        return buffers, total

@@ -1,0 +1,210 @@
+"""Recorded forwards equal eager ones, whatever the number of tokens; buffers that share memory never meet."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pegboard_kernel_cpu import elementwise
+from pegboard_kernel_cpu.block_weight import NativeBlockWeight
+from pegboard_kernel_cpu.float_weight import NativeFloatWeight
+from pegboard_kernel_cpu.library import Library
+from pegboard_kernel_cpu.replay import NativeReplay, Program
+
+from pegboard.errors import CannotRecord
+from pegboard.ops.blocks import Blocks
+
+pytestmark = pytest.mark.usefixtures("native")
+
+
+def _weight(rows: int, columns: int, in_blocks: bool, seed: int) -> NativeBlockWeight | NativeFloatWeight:
+    generator = torch.Generator().manual_seed(seed)
+    matrix = torch.randn(rows, columns, generator=generator) / columns**0.5
+    if not in_blocks:
+        weight = NativeFloatWeight((rows, columns), torch.float32, "cpu")
+        weight.plain().copy_(matrix)
+        weight.finish()
+        return weight
+    parts = matrix.view(rows, -1, 32)
+    scale = parts.abs().amax(-1) / 127
+    codes = torch.round(parts / scale[..., None]).to(torch.int8).view(rows, columns)
+    blocks = NativeBlockWeight((rows, columns), torch.float32, "cpu")
+    blocks.write(0, Blocks(8, 32, codes, scale))
+    blocks.finish()
+    return blocks
+
+
+def _feed_forward(in_blocks: bool, layers: int, bias: torch.Tensor | None = None):
+    """[T, 64] → [T, 64] through gated layers with norms before them."""
+    weights = [(_weight(128, 64, in_blocks, 2 * i).bind(), _weight(64, 64, in_blocks, 2 * i + 1).bind()) for i in range(layers)]
+    scale = torch.rand(64) + 0.5
+
+    def run(hidden: torch.Tensor) -> torch.Tensor:
+        residual, x = hidden, elementwise.rms_norm(hidden, scale, 1e-5)
+        for up, down in weights:
+            y = down(elementwise.silu_mul(up(x)))
+            x, residual = elementwise.add_rms_norm(y if bias is None else y.add_(bias), residual, scale, 1e-5)
+        return x
+
+    return run
+
+
+def _table(in_blocks: bool) -> NativeBlockWeight | NativeFloatWeight:
+    if in_blocks:
+        table: NativeBlockWeight | NativeFloatWeight = NativeBlockWeight((90, 64), torch.float32, "cpu", is_table=True)
+        table.write(0, Blocks(8, 32, torch.randint(-127, 128, (90, 64)).to(torch.int8), torch.rand(90, 2) * 0.02))
+    else:
+        table = NativeFloatWeight((90, 64), torch.float32, "cpu", is_table=True)
+        table.plain().normal_()
+    table.finish()
+    return table
+
+
+def _record(run: Any, *inputs: torch.Tensor, replay: NativeReplay | None = None) -> Program:
+    found = lambda *values: made if isinstance(made := run(*values), tuple) else (made,)  # noqa: E731
+    return (replay or NativeReplay()).record(found, list(inputs))
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.booleans(), st.integers(1, 5), st.booleans(), st.lists(st.integers(1, 50), min_size=1, max_size=4))
+def test_a_recording_equals_the_eager_calls(in_blocks: bool, layers: int, has_bias: bool, counts: list[int]) -> None:
+    run = _feed_forward(in_blocks, layers, torch.randn(64) if has_bias else None)
+    x = torch.zeros(50, 64)
+    recording = _record(run, x)
+    for count in counts:
+        given = x[:count].normal_().clone()
+        (found,) = recording(count)
+        assert torch.allclose(found, run(given), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_from_token_ids_to_logits_in_one_call(in_blocks: bool) -> None:
+    run, look_up, head = _feed_forward(in_blocks, 2), _table(in_blocks).bind_lookup(), _weight(77, 64, in_blocks, 99).bind()
+    ids, rows, replay = torch.zeros(20, dtype=torch.int64), torch.zeros(9, 64), NativeReplay()
+
+    def decode(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = run(look_up(ids))
+        return hidden, head(hidden)
+
+    whole, alone = _record(decode, ids, replay=replay), _record(head, rows, replay=replay)
+    for count in (1, 7, 20):
+        ids[:count] = torch.randint(0, 90, (count,))
+        expected = run(look_up(ids[:count]))
+        hidden, logits = whole(count)
+        assert torch.allclose(hidden, expected, atol=1e-5, rtol=1e-4)
+        assert torch.allclose(logits, head(expected), atol=1e-4, rtol=1e-3)
+        rows[:3] = expected[torch.randint(0, count, (3,))]
+        assert torch.allclose(alone(3)[0], head(rows[:3]), atol=1e-4, rtol=1e-3)
+
+
+def test_recordings_share_one_memory_and_a_larger_one_moves_them() -> None:
+    replay, small, large = NativeReplay(), torch.randn(4, 64), torch.randn(300, 64)
+    run = _feed_forward(True, 2)
+    first = _record(run, small, replay=replay)
+    before = replay.arena.numel()
+    expected, wanted = run(small.clone()), run(large.clone())
+    second = _record(run, large, replay=replay)
+    assert replay.arena.numel() > before and replay.arena.numel() < before * 100
+    assert torch.allclose(first(4)[0], expected, atol=1e-5)
+    assert torch.allclose(second(300)[0], wanted, atol=1e-4)
+    assert first._tensors[0].untyped_storage().data_ptr() == second._tensors[0].untyped_storage().data_ptr()
+    replay.reset()
+    assert replay.programs == []
+
+
+def test_quantizing_is_left_to_the_kernel_that_computes() -> None:
+    recording = _record(_feed_forward(True, 3), torch.zeros(8, 64))
+    assert "quantize" not in {call.kernel for call in recording.calls}
+
+
+def test_rows_of_tables_at_the_positions() -> None:
+    table, positions, hidden = torch.randn(10, 8), torch.zeros(16, dtype=torch.int64), torch.zeros(16, 8)
+    recording = _record(lambda p, h: elementwise.add_rms_norm(table[p], h, torch.ones(8), 1e-5)[0], positions, hidden)
+    for some in ([4, 0, 9, 2, 2], [1], [0, 2, 4]):
+        positions[: len(some)] = torch.tensor(some)
+        x = hidden[: len(some)].normal_().clone()
+        expected, _ = elementwise.add_rms_norm(table[positions[: len(some)]], x, torch.ones(8), 1e-5)
+        assert torch.allclose(recording(len(some))[0], expected, atol=1e-6)
+
+
+def test_buffers_alive_together_do_not_overlap() -> None:
+    recording = _record(_feed_forward(True, 6), torch.zeros(32, 64))
+    buffers = recording.buffers
+    for one in buffers:
+        for other in buffers:
+            if one is not other and one.first <= other.last and other.first <= one.last:
+                assert (
+                    one.address + one.token_bytes * 32 <= other.address or other.address + other.token_bytes * 32 <= one.address
+                )
+    assert recording.num_bytes < sum(buffer.token_bytes for buffer in buffers) * 32 / 3
+
+
+def test_recordings_of_several_threads_take_turns(native: Library) -> None:
+    run, x = _feed_forward(True, 3), torch.randn(20, 64)
+    expected, wrong = run(x.clone()), []
+
+    def work() -> None:
+        own = x.clone()
+        recording = _record(run, own)
+        for _ in range(50):
+            own.copy_(x)
+            if not torch.allclose(recording(20)[0], expected, atol=1e-5):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_rows_without_weights_are_not_recorded() -> None:
+    """A padded vocabulary: their results are zeros, which shared memory does not promise."""
+    weight = NativeBlockWeight((48, 64), torch.float32, "cpu")
+    weight.write(0, Blocks(8, 32, torch.ones(32, 64, dtype=torch.int8), torch.ones(32, 2)))
+    weight.finish()
+    linear, x = weight.bind(), torch.randn(3, 64)
+    assert (linear(x)[:, 32:] == 0).all()
+    with pytest.raises(CannotRecord, match="padded vocabulary"):
+        _record(linear, x)
+
+
+def softcap(x: torch.Tensor) -> torch.Tensor:
+    return x.tanh()
+
+
+@pytest.mark.parametrize(
+    ("run", "what"),
+    [
+        (softcap, r"test_replay.softcap computes aten.tanh"),
+        (lambda x: x + 1, r"computes aten.add.Tensor"),
+        (lambda x: x.add_(torch.ones(64)), r"computes aten.add_.Tensor"),
+        (lambda x: x if x.sum() else -x, r"computes aten.sum"),
+        (lambda x: x * x.tolist()[0][0], r"reads values on the host"),
+        (lambda x: x * x.numpy(), r"reads values on the host"),
+        (lambda x: x * (x.data_ptr() % 7), r"reads memory"),
+        (
+            lambda x: elementwise.rope(x.view(5, 4, 16), x[:, :8], x[:, :8], False).view(5, 64),
+            r"returns something that no kernel",
+        ),
+        (
+            lambda x: elementwise.rms_norm(elementwise.rope(x, x, x, False), torch.ones(64), 1e-5),
+            r"takes rotated channels to rms_norm",
+        ),
+    ],
+)
+def test_what_prevents_a_recording_is_named(run: Any, what: str) -> None:
+    with pytest.raises(CannotRecord, match=what):
+        _record(run, torch.zeros(5, 64))
+
+
+def test_a_mistake_in_a_model_stays_one() -> None:
+    with pytest.raises(TypeError, match="rms_norm"):
+        _record(lambda x: elementwise.rms_norm(x), torch.zeros(5, 64))  # type: ignore[call-arg]
+    with pytest.raises(RuntimeError, match="shape"):
+        _record(lambda x: x.view(3, 7), torch.zeros(5, 64))
