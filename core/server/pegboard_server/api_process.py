@@ -1,7 +1,7 @@
 """The API process (A): the API plugins around an engine client, and the server around them.
 
 With one API process it is the program itself (`pegboard serve`). With several (`--api-server-count`) each is a child that shares
-the listening socket and has a door to the parent's engine (`engine/boundary/hub.py`); the kernel hands every new connection to
+the listening socket and has a door to the parent's engine (`hub.py`); the kernel hands every new connection to
 one of them.
 """
 
@@ -21,6 +21,7 @@ from pegboard.log import get_logger
 
 if TYPE_CHECKING:
     from pegboard.front.async_llm import AsyncLLM
+    from pegboard.interfaces.metrics import Sample
     from pegboard.plan.engine_plan import EnginePlan
 
 log = get_logger(__name__)
@@ -36,16 +37,23 @@ async def serve_client(
     on_loaded: Callable[[], object] = lambda: None,
     stop: asyncio.Event | None = None,
     catch_signals: bool = True,
+    share: Callable[[Sample], None] | None = None,
 ) -> int:
     """Serve `client` through all enabled APIs until told to stop; the exit code of the program. on_loaded: called once the engine
-    is ready, just before the server takes the listener."""
+    is ready, just before the server takes the listener. share: sends what this process measures to the others of the server."""
     from pegboard_server.app import open_app
     from pegboard_server.gateway import Traffic
     from pegboard_server.server import run_server
 
     config = client.plan.settings.server
     traffic = Traffic(config.max_running_requests)
-    app = await open_app(client, traffic, client.publish if client.sinks else None)
+
+    def publish(sample: Sample) -> None:
+        client.publish(sample)
+        if share is not None:
+            share(sample)
+
+    app = await open_app(client, traffic, publish if client.sinks else None)
     hooks = _hooks(client)
     async with client:
         if hooks is not None:
@@ -87,10 +95,10 @@ def run_child(index: int, count: int, plan_file: str, address: str, listener_fd:
 
 
 async def _serve_child(plan: "EnginePlan", index: int, count: int, address: str, listener: socket.socket) -> int:
-    from pegboard.engine.boundary.hub import HubEngine
     from pegboard.front.async_llm import AsyncLLM
     from pegboard.plugins.registry import Registry
     from pegboard_server.http_metrics import HTTP_METRICS
+    from pegboard_server.hub import HubEngine
     from pegboard_server.logs import apply_log_config
 
     if plan.settings.server.log_config_file is not None:
@@ -99,4 +107,6 @@ async def _serve_child(plan: "EnginePlan", index: int, count: int, address: str,
     engine = HubEngine(address, index, count, stop.set)
     registry = Registry.from_lock(plan.lock)
     client = AsyncLLM.of_plan(plan, registry, engine, metrics=HTTP_METRICS)
-    return await serve_client(client, listener, on_ready=lambda _: engine.tell_serving(), stop=stop, catch_signals=False)
+    return await serve_client(
+        client, listener, on_ready=lambda _: engine.tell_serving(), stop=stop, catch_signals=False, share=engine.share
+    )

@@ -13,11 +13,11 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pegboard.engine.boundary.hub import EngineHub
 from pegboard.engine.boundary.spawn import Child, signals_wait
 from pegboard.errors import ConfigError, EngineDeadError, PegboardError
 from pegboard.log import get_logger
 from pegboard_server.api_process import Announce
+from pegboard_server.hub import EngineHub
 from pegboard_server.listener import BACKLOG, address_of
 
 if TYPE_CHECKING:

@@ -351,9 +351,8 @@ class AsyncLLM:
         return self.plan.default_params
 
     def publish(self, sample: Sample) -> None:
-        """Hand something measured in this process to the sinks, here and in the other API processes of the server."""
+        """Hand something measured in this process to its sinks."""
         self._all_sinks.publish(sample)
-        self._engine.share(sample)
 
     def health(self) -> Health:
         return Health(self._dead is None, str(self._dead or ""))

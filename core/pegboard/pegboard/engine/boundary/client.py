@@ -17,7 +17,6 @@ import zmq
 from pegboard.engine.boundary.messages import Dead, FromEngine, Start, Stop, ToEngine, decode_from_engine, encode
 from pegboard.engine.boundary.spawn import BUILDER, Child, signals_wait
 from pegboard.errors import EngineDeadError
-from pegboard.interfaces.metrics import Sample
 from pegboard.log import get_logger
 
 log = get_logger(__name__)
@@ -70,16 +69,13 @@ class EngineLink:
             self._take(data)
 
     def _take(self, data: bytes) -> None:
+        assert self._on_message is not None
         message = decode_from_engine(data)
         if isinstance(message, Dead) and not message.is_start:
             self._died(message.failure.message)
             return
-        if isinstance(message, Dead):  # it never lived: the reason is the news, not that the process ends now
+        if isinstance(message, Dead):  # the engine did not start; that its process ends now is no further news
             self._on_death = None
-        self._deliver(message)
-
-    def _deliver(self, message: FromEngine) -> None:
-        assert self._on_message is not None
         self._on_message(message)
 
     def _died(self, reason: str) -> None:
@@ -112,8 +108,8 @@ class EngineProcess(EngineLink):
             address = f"ipc://{self.folder / 'engine'}"
             super().__init__(address)
             self._has_plan = False
-            run, folder = "pegboard.engine.boundary.process:run", str(self.folder)
-            self._process = Child(run, role="engine", folder=folder, address=address, builder=builder)
+            function, folder = "pegboard.engine.boundary.process:run", str(self.folder)
+            self._process = Child(function, role="engine", folder=folder, address=address, builder=builder)
             self.pid = self._process.pid
             atexit.register(self.stop)
 
@@ -121,9 +117,6 @@ class EngineProcess(EngineLink):
         """Send the plan; the engine answers `Ready` or `Dead`. wants_samples: send what the engine measures, too."""
         self._has_plan = True
         self.send(Start(pickle.dumps(plan), wants_samples))
-
-    def share(self, sample: Sample) -> None:
-        """What was measured in this process, for other API processes: there are none on this engine."""
 
     def attach(self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]) -> None:
         super().attach(on_message, on_death)

@@ -15,7 +15,7 @@ import msgspec
 
 from pegboard import errors
 from pegboard.data.request import EngineRequest, RequestDelta
-from pegboard.errors import Overloaded, PegboardError, PluginError, RequestError
+from pegboard.errors import PegboardError
 from pegboard.interfaces.metrics import Metric, Sample
 
 
@@ -52,13 +52,11 @@ class Stop(msgspec.Struct, tag="stop"):
 
 
 class Failure(msgspec.Struct):
-    """An exception as values: the name of its class in `pegboard.errors`, and what it carries."""
+    """An exception as values: the name of its class in `pegboard.errors`, and the attributes that it carries."""
 
     type: str
     message: str
-    parameter: str | None = None
-    plugin: str | None = None
-    retry_after_s: float | None = None
+    carried: dict[str, Any] = {}
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
@@ -66,20 +64,13 @@ class Failure(msgspec.Struct):
         if not isinstance(error, PegboardError):
             return cls("PegboardError", f"{type(error).__name__}: {error}")
         name = next(base.__name__ for base in type(error).__mro__ if getattr(errors, base.__name__, None) is base)
-        carried = {field: getattr(error, field, None) for field in ("parameter", "plugin", "retry_after_s")}
-        return cls(name, str(error), **carried)
+        carried = {key: value for key, value in vars(error).items() if key in ("parameter", "plugin", "retry_after_s")}
+        return cls(name, str(error), carried)
 
     def error(self) -> PegboardError:
         """The exception again, to be raised on the other side."""
-        cls: Any = getattr(errors, self.type, PegboardError)
-        carried: dict[str, Any] = {}
-        if issubclass(cls, PluginError):
-            carried = {"plugin": self.plugin}
-        elif issubclass(cls, Overloaded):
-            carried = {"retry_after_s": self.retry_after_s or 1.0}
-        elif issubclass(cls, RequestError):
-            carried = {"parameter": self.parameter}
-        error: PegboardError = cls(self.message, **carried)
+        error: PegboardError = getattr(errors, self.type)(self.message)
+        vars(error).update(self.carried)
         return error
 
 

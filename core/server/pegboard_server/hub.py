@@ -1,8 +1,8 @@
 """One engine process for several API processes. The parent holds the `EngineProcess` and passes messages on; each API process
-has a `HubEngine`, which is an `EngineProcess` as far as `AsyncLLM` is concerned.
+has a `HubEngine`, which `AsyncLLM` uses like an `EngineProcess`.
 
-Request ids are unique per API process only, so they travel with the API process's number behind them ("abc@1"): messages to the
-engine pass through the parent unread, answers are sorted by that number. What is for all (`Measured`, the end) goes to all.
+Request ids are unique only within an API process, so they travel with its number appended ("abc@1"). The parent passes messages
+to the engine on unread and sorts the answers by that number. `Measured` and the end of the engine go to every API process.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from pegboard.errors import EngineDeadError
 from pegboard.interfaces.metrics import Sample
 
 SHARED = b"shared:"
-"""Before a message that an API process sends to all others."""
+"""Prefix of a message that an API process sends to all others."""
 
 HELLO, SERVING, STOP = b"hello", b"serving", b"stop"
-"""What API processes and the parent tell each other: attached and waiting for `Ready`; accepting connections; finish, leave."""
+"""HELLO: an API process is attached and waits for `Ready`. SERVING: it accepts connections. STOP: it should finish and leave."""
 
 
 class EngineHub:
     """The parent's side. Used on one event loop, after the engine was sent its plan.
 
     on_serving: called when all `count` API processes accept connections. on_end: called when the engine has died or did not
-    start; `failure` says why then.
+    start; `failure` then says why.
     """
 
     def __init__(self, engine: EngineProcess, count: int, on_serving: Callable[[], None], on_end: Callable[[], None]) -> None:
@@ -133,7 +133,7 @@ class EngineHub:
                 return
             self._to_all(encode(message))
             if isinstance(message, Measured) and len(self._waiting) < self._count:
-                self._early.append(encode(message))  # counts add up, so whoever comes later needs the first ones too
+                self._early.append(encode(message))  # counts add up, so a process that attaches later needs the first ones too
 
     def _died(self, error: EngineDeadError) -> None:
         self._end(error, encode(Dead(Failure.of(error))))
@@ -166,7 +166,7 @@ class HubEngine(EngineLink):
         self._mark = f"@{index}"
 
     def attach(self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]) -> None:
-        super().attach(on_message, on_death)
+        super().attach(lambda message: on_message(self._with_own_ids(message)), on_death)
         self.send_encoded(HELLO)
 
     def send(self, message: ToEngine) -> None:
@@ -180,15 +180,15 @@ class HubEngine(EngineLink):
         super().send(message)
 
     def share(self, sample: Sample) -> None:
-        """What was measured in this process, for the sinks of the others: each then shows the whole server."""
+        """Send what was measured in this process to the sinks of the others: each then shows the whole server."""
         self.send_encoded(SHARED + encode(Measured(sample)))
 
     def tell_serving(self) -> None:
-        """This process accepts connections."""
+        """Tell the parent that this process accepts connections."""
         self.send_encoded(SERVING)
 
     def stop(self) -> None:
-        """Leave; the engine goes on, for it is not this process's own."""
+        """Close the socket. The engine belongs to the parent and goes on."""
         if not self._socket.closed:
             self.close()
 
@@ -198,8 +198,7 @@ class HubEngine(EngineLink):
         else:
             super()._take(data)
 
-    def _deliver(self, message: FromEngine) -> None:
-        """With this process's own ids."""
+    def _with_own_ids(self, message: FromEngine) -> FromEngine:
         if isinstance(message, StepDeltas):
             for delta in message.deltas:
                 delta.request_id = delta.request_id.removesuffix(self._mark)
@@ -207,4 +206,4 @@ class HubEngine(EngineLink):
             message.request_id = message.request_id.removesuffix(self._mark)
         elif isinstance(message, ControlReply):
             message.call_id //= self._count
-        super()._deliver(message)
+        return message

@@ -12,10 +12,10 @@ import pytest
 
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
 from pegboard.engine.boundary.client import EngineProcess
-from pegboard.engine.boundary.hub import EngineHub, HubEngine
 from pegboard.errors import EngineDeadError, ModelError, PegboardError, RequestError
 from pegboard.front.async_llm import AsyncLLM
 from pegboard.interfaces.api import Prompt, RequestOptions
+from pegboard_server.hub import EngineHub, HubEngine
 from pegboard_testing.echo_engine import BUILDER, REFUSED_PRIORITY, echo_plan
 from pegboard_testing.fake_client import ByteTokenizer
 
