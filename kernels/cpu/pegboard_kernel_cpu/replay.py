@@ -84,17 +84,16 @@ class Recorder:
         for value in call.writes.values():
             self._quantized.pop(value.buffer, None)
 
-    def compute(self, operator: Any, args: tuple[Any, ...]) -> Value:
-        """An operator of torch on stand-ins, where a kernel computes the same. Raises CannotRecord for all others."""
-        name = str(operator)
-        if name in ("aten.index.Tensor", "aten.embedding.default"):
-            table, index = args[0], args[1][0] if isinstance(args[1], list) else args[1]
+    def compute(self, name: str, args: tuple[Any, ...]) -> Value:
+        """A function of torch on stand-ins, where a kernel computes the same. Raises CannotRecord for all others."""
+        if name in ("__getitem__", "embedding"):
+            table, index = args[:2] if name == "__getitem__" else (args[1], args[0])
             is_plain = type(table) is not Value and table.dtype == torch.float32 and table.dim() == 2 and table.is_contiguous()
             if is_plain and type(index) is Value and index.dim() == 1:
                 return self._rows_of_table(table, index)
-        if name == "aten.add_.Tensor" and self._add_bias(*args[:2]):
-            return args[0]
-        raise refusal(f"computes {name.removesuffix('.default')}")
+        if name in ("add_", "__iadd__") and self._add_bias(*args[:2]):
+            return args[0]  # type: ignore[no-any-return]
+        raise refusal(f"computes {name}")
 
     def _rows_of_table(self, table: Tensor, index: Value) -> Value:
         out = self.value(table.shape[1])

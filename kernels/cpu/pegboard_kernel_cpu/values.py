@@ -93,12 +93,20 @@ class Turn:
     pairs: bool
 
 
+HOST_READS = frozenset(
+    ("item", "tolist", "numpy", "cpu", "data_ptr", "__bool__", "__int__", "__float__", "__index__", "__array__")
+)
+COMPUTED = frozenset(("add_", "__iadd__", "embedding"))
+
+
 class Value(torch.Tensor):
-    """[T, …] of a buffer. meta: a tensor without memory that has its shape, strides and offset."""
+    """[T, …] of a buffer. meta: a tensor without memory that has its shape, strides and offset. place: equal for stand-ins of the
+    same memory: buffer, bytes from the start of its row, elements of a row, elements from row to row."""
 
     recorder: Any
     buffer: Buffer
     meta: Tensor
+    place: tuple[Buffer, int, int, int]
 
     @staticmethod
     def __new__(cls, recorder: Any, buffer: Buffer, meta: Tensor) -> Value:
@@ -106,45 +114,48 @@ class Value(torch.Tensor):
         geometry = {"strides": meta.stride(), "storage_offset": meta.storage_offset()}
         value: Value = make(cls, meta.shape, **geometry, dtype=meta.dtype, device="cpu")
         value.recorder, value.buffer, value.meta = recorder, buffer, meta
+        offset, width = meta.storage_offset() * meta.element_size(), meta.numel() // meta.shape[0]
+        value.place = buffer, offset, width, meta.stride(0)
         return value
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Shapes and views are those of `meta`; a few functions have a kernel; all others refuse."""
+        name = function.__name__
+        if name in HOST_READS:
+            raise refusal("reads memory" if name == "data_ptr" else "reads values on the host")
+        values = [value for value in _leaves(args) if type(value) is cls]
+        if not values:
+            raise refusal(f"computes {name}")
+        if name in COMPUTED or type(args[0]) is not cls:
+            return values[0].recorder.compute(name, args)
+        x = values[0]
+        found = function(*(arg.meta if type(arg) is cls else arg for arg in args), **(kwargs or {}))
+        if isinstance(found, Tensor):
+            return x._view(found, name)
+        if isinstance(found, list | tuple) and found and isinstance(found[0], Tensor):
+            return [x._view(part, name) for part in found]
+        return found
+
+    def _view(self, view: Tensor, name: str) -> Value:
+        """The same buffer seen as `view`. Raises CannotRecord when that is not a view but something computed."""
+        if view.untyped_storage()._cdata != self.meta.untyped_storage()._cdata:
+            raise refusal(f"computes {name}")
+        return self if view is self.meta else Value(self.recorder, self.buffer, view)
 
     @classmethod
     def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Views are made of the geometry; a few operators have a kernel; all others refuse."""
-        x = args[0]
-        if operator.is_view and type(x) is cls:
-            views = operator(x.meta, *args[1:], **(kwargs or {}))
-            found = [views] if isinstance(views, Tensor) else list(views)
-            own = x.meta.untyped_storage()._cdata
-            if all(view.untyped_storage()._cdata == own for view in found):
-                made = [Value(x.recorder, x.buffer, view) for view in found]
-                return made[0] if isinstance(views, Tensor) else made
-        recorder = next(value.recorder for value in _leaves(args) if type(value) is cls)
-        return recorder.compute(operator, args)
-
-    def data_ptr(self) -> int:
-        raise refusal("reads memory")
-
-    def numpy(self, *args: Any, **kwargs: Any) -> Any:
-        raise refusal("reads values on the host")
-
-    tolist = numpy
+        raise refusal(f"computes {operator}")
 
     @property
     def offset(self) -> int:
         """Bytes from the start of the buffer's row."""
-        return int(self.meta.storage_offset()) * self.meta.element_size()
-
-    @property
-    def place(self) -> tuple[Buffer, int, int, int]:
-        """Equal for stand-ins of the same memory: buffer, offset, elements of a row, elements from row to row."""
-        return self.buffer, self.offset, self.numel() // self.shape[0], self.stride(0)
+        return self.place[1]
 
     @property
     def is_whole(self) -> bool:
-        return self.offset == 0 and self.numel() // self.shape[0] == self.stride(0)
+        _, offset, width, stride = self.place
+        return offset == 0 and width == stride
 
 
 def _leaves(args: Any) -> Any:

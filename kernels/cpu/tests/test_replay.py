@@ -181,10 +181,10 @@ def softcap(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("run", "what"),
     [
-        (softcap, r"test_replay.softcap computes aten.tanh"),
-        (lambda x: x + 1, r"computes aten.add.Tensor"),
-        (lambda x: x.add_(torch.ones(64)), r"computes aten.add_.Tensor"),
-        (lambda x: x if x.sum() else -x, r"computes aten.sum"),
+        (softcap, r"test_replay.softcap computes tanh"),
+        (lambda x: x + 1, r"computes add"),
+        (lambda x: x.add_(torch.ones(64)), r"computes add_"),
+        (lambda x: x if x.sum() else -x, r"computes sum"),
         (lambda x: x * x.tolist()[0][0], r"reads values on the host"),
         (lambda x: x * x.numpy(), r"reads values on the host"),
         (lambda x: x * (x.data_ptr() % 7), r"reads memory"),
