@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pegboard.interfaces.spec import Need, Spec
 
@@ -173,6 +173,3 @@ class QuantizationMethod(Protocol):
 
     def kv_cache(self, layer: "AttentionLayer") -> "KVQuantization | None":
         """Format and scales of the KV cache the checkpoint wants; None = the compute dtype."""
-
-
-RopeStyle = Literal["halves", "pairs"]

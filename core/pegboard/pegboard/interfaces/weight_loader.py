@@ -108,7 +108,6 @@ class WeightPiece:
     stored: str
     shape: tuple[int, ...]
     data: "Tensor | memoryview"
-    part: str | None = None
 
 
 class WeightLoader(Protocol):
