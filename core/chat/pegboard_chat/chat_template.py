@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _HOW_TO_GIVE = "give one with --chat-template FILE"
-# what an expression in a template can raise beside Jinja's own errors: "a" + 1, items[9], 1 / 0, endless recursion
+# what an expression in a template can raise in addition to Jinja's own errors: "a" + 1, items[9], 1 / 0, endless recursion
 _EXPRESSION_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 
 
@@ -42,11 +42,6 @@ class ChatTemplate:
         compiled = _compile(source)
         if clash := sorted(_RESERVED & chat.template_kwargs.keys()):
             raise RequestError(f"chat_template_kwargs cannot set {', '.join(clash)}", parameter="chat_template_kwargs")
-        if chat.continue_final_message and chat.add_generation_prompt:
-            raise RequestError(
-                "continue_final_message and add_generation_prompt exclude each other: set one of them",
-                parameter="continue_final_message",
-            )
         if chat.documents and not compiled.has_documents:
             raise RequestError(
                 "the model's chat template has no place for documents; write them in a message", parameter="documents"

@@ -128,12 +128,6 @@ class Chats:
 
     def _checked(self, request: ChatRequest) -> _Checked:
         chat, choice = request.chat, self.tool_choice(request)
-        if chat.add_generation_prompt and chat.continue_final_message:
-            raise RequestError(
-                "continue_final_message and add_generation_prompt cannot both be true: an answer either continues the last "
-                "message or starts a new one",
-                parameter="continue_final_message",
-            )
         if chat.chat_template is not None and not self._trusts_templates:
             raise RequestError(
                 "chat_template is not accepted in requests; the server allows it with --trust-request-chat-template",

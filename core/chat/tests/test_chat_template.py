@@ -145,7 +145,7 @@ def test_continuing_the_final_message():
         _render("x", messages, **more)
     with pytest.raises(RequestError, match="no text to continue"):
         _render(source, [{"role": "assistant", "content": None}], **more)
-    with pytest.raises(RequestError, match="exclude each other"):
+    with pytest.raises(RequestError, match="cannot both be true"):
         _render(source, messages, continue_final_message=True)
 
 

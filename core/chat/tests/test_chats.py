@@ -173,7 +173,6 @@ JSON = SamplingParams(structured_outputs=StructuredOutputsParams(json_object=Tru
         (asked(TOOL, tool_choice="named", function="sub"), None, "tool_choice", "'sub'"),
         (asked(TOOL, tool_choice="required"), JSON, "tool_choice", "exclude each other"),
         (asked(TOOL, tool_choice="auto"), None, "tool_choice", "no tool parser is known"),
-        (asked(continue_final_message=True), None, "continue_final_message", "cannot both be true"),
         (asked(chat_template="x"), None, "chat_template", "--trust-request-chat-template"),
         (asked(template_kwargs={"tools": []}), None, "chat_template_kwargs", "must not hold 'tools'"),
         (asked(template_kwargs={"fail": True}), None, "messages", "asked to fail"),

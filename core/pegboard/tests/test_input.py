@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.errors import PluginFailure, RequestError
-from pegboard.front.prompts import RequestBuilder, as_prompt, prompt_text
+from pegboard.front.prompts import RequestBuilder, as_prompt
 from pegboard.interfaces.api import Prompt
 from pegboard.plugins.registry import Registry
 from pegboard_testing.echo_engine import echo_plan
@@ -19,7 +19,7 @@ BUILDER = RequestBuilder(echo_plan(max_model_len=16), ByteTokenizer())
 
 
 def build(prompt, **params):
-    return BUILDER.build(prompt, SamplingParams(**params), "r")
+    return BUILDER.build(as_prompt(prompt), SamplingParams(**params), "r")
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def build(prompt, **params):
 def test_all_forms_mean_the_same(prompt):
     request = build(prompt)
     assert request.prompt_token_ids == [BOS, 97, 98]
-    assert prompt_text(prompt) in ("ab", None)
+    assert as_prompt(prompt).text in ("ab", None)
     assert request.arrival_s > 0
 
 
@@ -45,7 +45,7 @@ def test_special_tokens_can_be_left_out():
 
 
 def test_what_rides_along():
-    request = BUILDER.build({"prompt": "a", "cache_salt": "tenant"}, SamplingParams(), "name", priority=-3)
+    request = BUILDER.build(as_prompt({"prompt": "a", "cache_salt": "tenant"}), SamplingParams(), "name", priority=-3)
     assert (request.request_id, request.cache_salt, request.priority) == ("name", "tenant", -3)
     assert request.params.eos_token_ids == [EOS]
 
@@ -97,7 +97,7 @@ class SpaceTokenizer(ByteTokenizer):
 
 def test_bad_words_are_banned_with_and_without_a_leading_space():
     builder = RequestBuilder(echo_plan(), SpaceTokenizer())
-    params = builder.build([1], SamplingParams(bad_words=["ab", " b"]), "r").params
+    params = builder.build(as_prompt([1]), SamplingParams(bad_words=["ab", " b"]), "r").params
     # " ab" starts with another token and has the same length; " b" would ban the space itself
     assert params.bad_words_token_ids == [[97, 98], [65, 98], [98]]
 
@@ -107,16 +107,16 @@ def test_bad_words_are_banned_with_and_without_a_leading_space():
 )
 def test_without_a_tokenizer_only_ids_are_served(params):
     builder = RequestBuilder(echo_plan(), None)
-    assert builder.build([1, 2], SamplingParams(), "r").params.eos_token_ids == [EOS]
+    assert builder.build(as_prompt([1, 2]), SamplingParams(), "r").params.eos_token_ids == [EOS]
     with pytest.raises(RequestError, match="skip_tokenizer_init"):
-        builder.build([1], SamplingParams(**params), "r")
+        builder.build(as_prompt([1]), SamplingParams(**params), "r")
     with pytest.raises(RequestError, match="token ids only"):
-        builder.build("a", SamplingParams(), "r")
+        builder.build(as_prompt("a"), SamplingParams(), "r")
 
 
 def test_users_params_are_not_changed():
     params = SamplingParams(max_tokens=None, bad_words=["a"])
-    BUILDER.build("b", params, "r")
+    BUILDER.build(as_prompt("b"), params, "r")
     assert params.max_tokens is None and params.eos_token_ids == [] and params.bad_words_token_ids == []
 
 
@@ -146,9 +146,9 @@ def test_logits_processors_judge_the_parameters(tmp_path, monkeypatch):
     plan = echo_plan(logits_processors=["evens", "any"])
     builder = RequestBuilder(plan, ByteTokenizer(), Registry(fakes.scan()))
     for extra in (None, {}, {"step": 4}):
-        builder.build("a", SamplingParams(extra_args=extra), "r")
+        builder.build(as_prompt("a"), SamplingParams(extra_args=extra), "r")
     with pytest.raises(RequestError, match="evens: step must be even, got 3") as caught:
-        builder.build("a", SamplingParams(extra_args={"step": 3}), "r")
+        builder.build(as_prompt("a"), SamplingParams(extra_args={"step": 3}), "r")
     assert caught.value.parameter == "extra_args"
     with pytest.raises(PluginFailure, match="evens"):
-        builder.build("a", SamplingParams(extra_args={"step": None}), "r")
+        builder.build(as_prompt("a"), SamplingParams(extra_args={"step": None}), "r")

@@ -131,7 +131,7 @@ def test_chat_renders_and_refuses_contradictions():
     outputs = llm.chat([conversation, conversation], SamplingParams(max_tokens=8), use_tqdm=False)
     assert [output.prompt for output in outputs] == ["user: hi\nassistant: "] * 2
     assert outputs[0].outputs[0].text == "user: hi"
-    with pytest.raises(RequestError, match="exclude"):
+    with pytest.raises(RequestError, match="cannot both be true"):
         llm.chat(conversation, continue_final_message=True)
     with pytest.raises(RequestError, match="asked to fail"):
         llm.chat(conversation, chat_template_kwargs={"fail": True})

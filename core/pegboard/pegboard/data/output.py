@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -62,22 +62,6 @@ class RequestOutput:
     lora_request: Any = None
     num_cached_tokens: int | None = None
     kv_transfer_params: dict[str, Any] | None = None
-
-
-@dataclass(slots=True)
-class PoolingOutput:
-    """The pooled tensor of one request, as a list of float."""
-
-    data: Any
-
-
-@dataclass(slots=True)
-class PoolingRequestOutput:
-    request_id: str
-    outputs: PoolingOutput
-    prompt_token_ids: list[int] = field(default_factory=list)
-    num_cached_tokens: int = 0
-    finished: bool = True
 
 
 @dataclass(slots=True)

@@ -1,11 +1,11 @@
-"""AsyncLLM: the engine in a process of its own, behind an asyncio face. The server's engine client; usable by itself.
+"""AsyncLLM: an asyncio interface to an engine in another process. It is the server's engine client, and can be used alone.
 
     async with AsyncLLM("org/model") as llm:
         async for output in llm.generate("Hello", SamplingParams(max_tokens=8)):
             print(output.outputs[0].text)
 
-One request is one `OutputStream` and one event; a consumer that is slow finds everything new in one output, so no queue
-grows. Everything here runs on the event loop, except tokenizing long prompts.
+Each request has one `OutputStream` and one event. A slow consumer finds everything new in one output, so no queue grows.
+Everything here runs on the event loop, except the tokenizing of long prompts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pegboard.engine.metrics.sinks import Sinks
 from pegboard.errors import EngineDeadError, PegboardError, RequestError
 from pegboard.front.beam_search import beam_search_online
 from pegboard.front.output_stream import OutputStream
-from pegboard.front.prompts import PromptInput, RequestBuilder, prompt_text
+from pegboard.front.prompts import PromptInput, RequestBuilder, as_prompt
 from pegboard.interfaces.api import TRACE_HEADERS, Health, Prompt, RequestOptions, ServedModel
 from pegboard.interfaces.metrics import Metric, MetricsSink, Sample
 from pegboard.interfaces.output_parser import Parsers
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 LONG_PROMPT_CHARS = 4096
-"""Texts from here on are tokenized in a thread: about a millisecond of work."""
+"""Texts of this length or more are tokenized in a thread: that is about a millisecond of work."""
 
 
 def start_engine(settings: "Settings", engine: "EngineProcess", *, wants_samples: bool = True) -> "tuple[EnginePlan, Registry]":
@@ -69,10 +69,10 @@ def start_engine(settings: "Settings", engine: "EngineProcess", *, wants_samples
 
 
 class AsyncLLM:
-    """Engine client of one model; every method but the constructors is called on one event loop.
+    """Engine client of one model. Every method but the constructors is called on one event loop.
 
-    Created from settings (`AsyncLLM(model, **settings)`, `from_settings`, `await create(...)`) or from parts. The engine
-    process starts in the constructor; `start` (also called by `generate` and `async with`) waits until it is ready.
+    Created from settings (`AsyncLLM(model, **settings)`, `from_settings`) or from parts (`of_plan`). The engine process starts in
+    the constructor; `start` (also called by `generate` and `async with`) waits until it is ready.
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
@@ -91,13 +91,6 @@ class AsyncLLM:
         return self
 
     @classmethod
-    async def create(cls, model: str | None = None, **settings: Any) -> "AsyncLLM":
-        """A client that is ready."""
-        client = await asyncio.to_thread(cls, model, **settings)
-        await client.start()
-        return client
-
-    @classmethod
     def of_plan(
         cls,
         plan: "EnginePlan",
@@ -110,8 +103,9 @@ class AsyncLLM:
     ) -> "AsyncLLM":
         """A client of an engine that has been sent its plan (`start_engine`). engine: an `EngineProcess` or a `HubEngine`.
 
-        metrics: what the caller measures in this process and gives to `publish`; the enabled metrics plugins get that and the
-        engine's samples. None = they do not run here. tokenizer, sinks (by plugin name): instead of those that `registry` builds.
+        metrics: those that the caller measures in this process and gives to `publish`. The enabled metrics plugins get them and
+        the engine's samples; None = the plugins do not run here. tokenizer, sinks (by plugin name): used instead of those that
+        `registry` builds.
         """
         self = cls.__new__(cls)
         self._connect(plan, registry, engine, metrics, tokenizer, sinks)
@@ -165,9 +159,9 @@ class AsyncLLM:
         if self._ready is None:
             self._refuse_if_dead()
             self._ready = asyncio.get_running_loop().create_future()
-            # Nobody may be waiting for the start when it fails; asyncio must not complain about that.
+            # Read the exception: asyncio complains about one that no task waits for.
             self._ready.add_done_callback(lambda future: future.cancelled() or future.exception())
-            self._engine.attach(self._on_message, self._on_death)
+            self._engine.attach(self._on_message, self._fail_everything)
         await asyncio.shield(self._ready)
 
     async def __aenter__(self) -> "AsyncLLM":
@@ -182,7 +176,8 @@ class AsyncLLM:
         self.shutdown()
 
     def shutdown(self) -> None:
-        """End the engine process, and with it all streams (EngineDeadError); blocks until it is gone. Calling again is fine."""
+        """End the engine process and all streams (EngineDeadError); blocks until the process is gone. A second call does
+        nothing."""
         if self._is_shut_down:
             return
         self._is_shut_down = True
@@ -229,10 +224,6 @@ class AsyncLLM:
         if ended:
             self._engine.send(Abort(ended, "stop"))
 
-    def _on_death(self, error: EngineDeadError) -> None:
-        self._fail_start(error)
-        self._fail_everything(error)
-
     def _fail_start(self, error: PegboardError) -> None:
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
@@ -264,8 +255,8 @@ class AsyncLLM:
         """Stream outputs as `params.output_kind` says; closing the iterator, or cancelling its task, aborts.
 
         Both `generate(prompt, params, RequestOptions(...))` and vLLM's `generate(prompt, sampling_params, request_id)` work;
-        without an id one is made. Raises RequestError before the first output, EngineDeadError, PegboardError when the
-        engine gave this one request up.
+        without an id one is made. Raises RequestError before the first output, EngineDeadError, and PegboardError when the
+        engine gave the request up.
         """
         params = params if params is not None else sampling_params
         if params is None:
@@ -285,10 +276,8 @@ class AsyncLLM:
             while True:
                 await live.wake.wait()
                 live.wake.clear()
-                if live.error is not None:
-                    raise live.error
                 if stream.error is not None:
-                    raise _failure(stream)
+                    raise stream.error
                 output = stream.take()
                 if output is not None:
                     yield output
@@ -296,22 +285,20 @@ class AsyncLLM:
                         return
         finally:
             self._streams.pop(options.request_id, None)
-            if not stream.is_finished and live.error is None:
+            if not stream.is_finished and not live.is_lost:
                 self._engine.send(Abort([options.request_id]))
 
     async def _add(self, prompt: PromptInput, params: SamplingParams, options: RequestOptions) -> "_Live":
-        build = partial(self._builder.build, priority=options.priority, lora=options.lora)
-        text = prompt_text(prompt)
-        if text is not None and len(text) >= LONG_PROMPT_CHARS:
-            request = await asyncio.to_thread(build, prompt, params, options.request_id)
-        else:
-            request = build(prompt, params, options.request_id)
+        prompt = as_prompt(prompt)
+        build = partial(self._builder.build, prompt, params, options.request_id, priority=options.priority, lora=options.lora)
+        is_long = len(prompt.text or "") >= LONG_PROMPT_CHARS
+        request = await asyncio.to_thread(build) if is_long else build()
         if headers := options.trace_headers or TRACE_HEADERS.get():
             request.trace_headers = dict(headers)
         self._refuse_if_dead()
         if options.request_id in self._streams:
             raise RequestError(f"request id {options.request_id!r} is in use by a running request", parameter="request_id")
-        live = self._streams[options.request_id] = _Live(self._builder.stream(request, text))
+        live = self._streams[options.request_id] = _Live(self._builder.stream(request, prompt.text))
         self._engine.send(Add(request))
         return live
 
@@ -324,8 +311,8 @@ class AsyncLLM:
         return beam_search_online(self, prompt, params, request, self._builder.eos_token_ids)
 
     def parsers(self) -> Parsers:
-        """What the answers of the served model are read with."""
-        return self._builder.parsers if self._builder.tokenizer is not None else Parsers()
+        """The parsers that read the answers of the served model."""
+        return self._builder.parsers
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End requests with finish reason "abort"; unknown ids are ignored."""
@@ -344,14 +331,15 @@ class AsyncLLM:
 
     def models(self) -> Sequence[ServedModel]:
         """One entry per served name."""
-        root = self.plan.model_names[0] if self.plan.settings.engine.model is None else self.plan.settings.engine.model
-        return [ServedModel(name, root, self.plan.max_model_len, self._created) for name in self.plan.model_names]
+        plan = self.plan
+        root = plan.settings.engine.model or plan.model_names[0]
+        return [ServedModel(name, root, plan.max_model_len, self._created) for name in plan.model_names]
 
     def default_params(self) -> Mapping[str, Any]:
         return self.plan.default_params
 
     def publish(self, sample: Sample) -> None:
-        """Hand something measured in this process to its sinks."""
+        """Hand a sample of this process to its sinks."""
         self._all_sinks.publish(sample)
 
     def health(self) -> Health:
@@ -378,10 +366,12 @@ class AsyncLLM:
         return bool(await self.control("reset_prefix_cache"))
 
     async def control(self, action: str, **arguments: object) -> object:
-        """ "abort" (request_ids), "plugins", "settings" and "load" (running prompts) are answered here, anything else by
-        `Engine.control`."""
+        """Answers "abort" (request_ids), "plugins", "settings" and "load" (the number of running prompts) here; `Engine.control`
+        answers all others."""
         if action == "plugins":
-            return self._plugins()
+            registry = self.registry
+            installed, decisions = (registry.describe(), registry.describe_decisions()) if registry else ([], [])
+            return {"installed": installed, "decisions": decisions}
         if action == "settings":
             return describe_settings(self.plan.settings)
         if action == "load":
@@ -399,31 +389,18 @@ class AsyncLLM:
         finally:
             self._calls.pop(call_id, None)
 
-    def _plugins(self) -> dict[str, Any]:
-        if self.registry is None:
-            return {"installed": [], "decisions": []}
-        return {"installed": self.registry.describe(), "decisions": self.registry.describe_decisions()}
-
-
-def _failure(stream: OutputStream) -> PegboardError:
-    """Why the engine gave the request up: the request's own fault where it names the field."""
-    message = stream.error or "the engine gave the request up"
-    parameter = stream.error_parameter
-    return PegboardError(message) if parameter is None else RequestError(message, parameter=parameter)
-
 
 class _Live:
-    """A running request: its stream, and what wakes its consumer."""
-
-    __slots__ = ("stream", "wake", "error")
+    """A running request: its stream, and the event that wakes its consumer. is_lost: the engine no longer has it, or
+    never took it."""
 
     def __init__(self, stream: OutputStream) -> None:
         self.stream = stream
         self.wake = asyncio.Event()
-        self.error: PegboardError | None = None
+        self.is_lost = False
 
     def fail(self, error: PegboardError) -> None:
         """End the stream with an exception, at the consumer's next wake-up."""
-        if not self.stream.is_finished and self.error is None:
-            self.error = error
+        if not self.stream.is_finished and not self.is_lost:
+            self.stream.error, self.is_lost = error, True
             self.wake.set()

@@ -1,4 +1,4 @@
-"""Beam search over an engine that knows nothing of it: one token per round for every beam (vLLM's rules).
+"""Beam search over an engine that does not know about it: one token per round for every beam (vLLM's rules).
 
 Score of a beam: cumulative logprob / length ** length_penalty, the length counting the prompt but not a final
 end-of-sequence token. Each round asks for 2 * beam_width logprobs, so `max_logprobs` must allow that many.
@@ -48,7 +48,7 @@ def score(beam: BeamSearchSequence, length_penalty: float, eos_token_ids: Collec
 
 
 class BeamSearch:
-    """The search of one prompt. beams: what to extend by one token each; empty when nothing is left to do."""
+    """The search of one prompt. beams: those to extend by one token each; empty when the search is over."""
 
     def __init__(
         self, prompt_token_ids: Sequence[int], params: BeamSearchParams, eos_token_ids: Collection[int], max_model_len: int
@@ -61,18 +61,19 @@ class BeamSearch:
         self._num_rounds_left = params.max_tokens
 
     def extend(self, logprobs: Sequence[Mapping[int, Logprob]]) -> None:
-        """One round is over: the most likely next tokens of every beam, in their order."""
+        """Take in one round. logprobs: the most likely next tokens of every beam, in the order of `beams`."""
         longer = [
             BeamSearchSequence([*beam.tokens, token], [*beam.logprobs, dict(found)], beam.cum_logprob + entry.logprob)
             for beam, found in zip(self.beams, logprobs, strict=True)
             for token, entry in found.items()
         ]
-        ends = [not self._params.ignore_eos and beam.tokens[-1] in self._eos_token_ids for beam in longer]
-        for beam, is_end in zip(longer, ends, strict=True):
-            if is_end:
+        going_on = []
+        for beam in longer:
+            if not self._params.ignore_eos and beam.tokens[-1] in self._eos_token_ids:
                 beam.finish_reason = "stop"
                 self._completed.append(beam)
-        going_on = [beam for beam, is_end in zip(longer, ends, strict=True) if not is_end]
+            else:
+                going_on.append(beam)
         kept = sorted(going_on, key=self._rank, reverse=True)[: self._params.beam_width]
         self._num_rounds_left -= 1
         # all beams of a search have the same length, so they reach the limit together
@@ -81,7 +82,7 @@ class BeamSearch:
         self.beams = [] if is_over else kept
 
     def best(self) -> list[BeamSearchSequence]:
-        """The `beam_width` best of all, best first; those that no end of sequence ended have "length" as their reason."""
+        """The `beam_width` best of all, best first. Those without an end of sequence have "length" as their reason."""
         best = sorted(self._completed, key=self._rank, reverse=True)[: self._params.beam_width]
         for beam in best:
             beam.finish_reason = beam.finish_reason or "length"
@@ -97,7 +98,7 @@ class BeamSearch:
 
 
 def step_params(params: BeamSearchParams) -> SamplingParams:
-    """What one round asks of the engine. Raises RequestError for parameters that cannot be searched with."""
+    """The parameters of one round. Raises RequestError unless `params` are BeamSearchParams."""
     if not isinstance(params, BeamSearchParams):
         raise RequestError(f"params must be BeamSearchParams, got {type(params).__name__}", parameter="params")
     return SamplingParams(

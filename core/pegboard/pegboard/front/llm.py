@@ -10,8 +10,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -20,18 +20,15 @@ from pegboard.data.output import MetricValue, RequestOutput
 from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pegboard.errors import EngineDeadError, RequestError
 from pegboard.front.llm_engine import LLMEngine
-from pegboard.front.prompts import PromptInput, prompt_text
+from pegboard.front.prompts import PromptInput, as_prompt
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.tokenizer import Chat
-from pegboard.log import get_logger
 
 if TYPE_CHECKING:
     from pegboard.config.schema import Settings
     from pegboard.data.request import AdapterRef
     from pegboard.front.beam_search import BeamSearchOutput
     from pegboard.interfaces.tokenizer import Tokenizer
-
-log = get_logger(__name__)
 
 Messages = Sequence[Mapping[str, Any]]
 UseTqdm = bool | Callable[..., Any]
@@ -48,8 +45,7 @@ class LLM:
         from pegboard.config.sources import engine_settings
 
         settings.setdefault("disable_log_stats", True)
-        self.llm_engine = LLMEngine.from_settings(engine_settings(model, settings))
-        self._request_ids = count()
+        self._open(LLMEngine.from_settings(engine_settings(model, settings)))
 
     @classmethod
     def from_settings(cls, settings: "Settings") -> "LLM":
@@ -60,9 +56,12 @@ class LLM:
     def from_engine(cls, engine: LLMEngine) -> "LLM":
         """An LLM on an engine that is already built."""
         self = cls.__new__(cls)
+        self._open(engine)
+        return self
+
+    def _open(self, engine: LLMEngine) -> None:
         self.llm_engine = engine
         self._request_ids = count()
-        return self
 
     def __enter__(self) -> "LLM":
         return self
@@ -86,25 +85,24 @@ class LLM:
         """Complete prompts; outputs in the order of the prompts. One list of token ids is one prompt.
 
         sampling_params, lora_request and priority: one for all, or one per prompt; params None = the model's defaults.
-        use_tqdm: show a progress bar, or a function to make one with. Raises RequestError before anything runs when one
+        use_tqdm: show a progress bar, or a function that makes one. Raises RequestError before anything runs when one
         prompt is wrong. Ctrl-C gives all of them up and leaves the LLM usable.
         """
-        all_prompts = _as_list(prompts)
+        all_prompts = [as_prompt(prompt) for prompt in _as_list(prompts)]
         default = self.get_default_sampling_params() if sampling_params is None else sampling_params
         all_params = _per_prompt("sampling_params", default, len(all_prompts))
         loras = _per_prompt("lora_request", lora_request, len(all_prompts))
         priorities = _per_prompt("priority", 0 if priority is None else priority, len(all_prompts))
-        requests = []
+        build, requests = self.llm_engine.builder.build, []
         for prompt, params, lora, value in zip(all_prompts, all_params, loras, priorities, strict=True):
             if isinstance(params, SamplingParams):
                 params = params.clone(output_kind=RequestOutputKind.FINAL_ONLY)
-            request_id = str(next(self._request_ids))
-            requests.append(self.llm_engine.prepare(request_id, prompt, params, priority=value or 0, lora=lora))
+            requests.append(build(prompt, params, str(next(self._request_ids)), priority=value or 0, lora=lora))
         try:
             for request, prompt in zip(requests, all_prompts, strict=True):
-                self.llm_engine.submit(request, prompt_text(prompt))
+                self.llm_engine.submit(request, prompt.text)
             done = self._run(len(requests), use_tqdm)
-        except BaseException:  # also Ctrl-C: nothing of this call may live on in the engine
+        except BaseException:  # also Ctrl-C: the engine must keep nothing of this call
             with suppress(EngineDeadError):
                 self.llm_engine.abort_all()
             raise
@@ -112,13 +110,13 @@ class LLM:
 
     def _run(self, num_requests: int, use_tqdm: UseTqdm) -> dict[str, RequestOutput]:
         done: dict[str, RequestOutput] = {}
-        with _Progress(num_requests, use_tqdm) as progress, _InterruptBetweenSteps() as interrupt:
+        with _progress(num_requests, use_tqdm) as advance, _interrupts_held() as raise_interrupt:
             while self.llm_engine.has_unfinished_requests():
-                interrupt.check()
+                raise_interrupt()
                 for output in self.llm_engine.step():
                     if output.finished:
                         done[output.request_id] = output
-                        progress.advance(output)
+                        advance(output)
         return done
 
     def chat(
@@ -138,11 +136,8 @@ class LLM:
         """Answer one conversation or several, rendered with the model's chat template (or `chat_template`, Jinja source).
         Structured output starts after the reasoning, if the model has a reasoning parser. Raises RequestError as `generate`,
         and for a conversation the template refuses."""
-        if continue_final_message and add_generation_prompt:
-            message = "continue_final_message and add_generation_prompt exclude each other: set add_generation_prompt=False"
-            raise RequestError(message, parameter="add_generation_prompt")
         tokenizer = self.get_tokenizer()
-        prompts: list[PromptInput] = []
+        prompts = []
         for conversation in _conversations(messages):
             chat = Chat(
                 messages=conversation,
@@ -165,11 +160,11 @@ class LLM:
 
         asked = step_params(params)
         engine, tokenizer = self.llm_engine, self.get_tokenizer()
-        first = [engine.prepare(f"beam-{index}", prompt, asked) for index, prompt in enumerate(_as_list(prompts))]
-        length = engine.plan.max_model_len
-        searches = [BeamSearch(request.prompt_token_ids, params, engine.eos_token_ids, length) for request in first]
+        builder, length = engine.builder, engine.plan.max_model_len
+        first = [builder.build(as_prompt(prompt), asked, f"beam-{index}") for index, prompt in enumerate(_as_list(prompts))]
+        searches = [BeamSearch(request.prompt_token_ids, params, builder.eos_token_ids, length) for request in first]
         while live := [search for search in searches if search.beams]:
-            inputs = [{"prompt_token_ids": beam.tokens} for search in live for beam in search.beams]
+            inputs = [Prompt(token_ids=beam.tokens) for search in live for beam in search.beams]
             outputs = iter(self.generate(inputs, asked, use_tqdm=use_tqdm))
             for search in live:
                 search.extend([last_logprobs(next(outputs)) for _ in search.beams])
@@ -182,15 +177,16 @@ class LLM:
         return results
 
     def get_tokenizer(self) -> "Tokenizer":
-        return self.llm_engine.get_tokenizer()
+        """Raises RequestError under `skip_tokenizer_init`."""
+        return self.llm_engine.builder.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """SamplingParams with the model's own defaults (generation_config and overrides)."""
-        return SamplingParams(**self.llm_engine.default_params())
+        return SamplingParams(**self.llm_engine.plan.default_params)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False when some are in use."""
-        return self.llm_engine.reset_prefix_cache()
+        return bool(self.llm_engine.engine.control("reset_prefix_cache"))
 
     def get_metrics(self) -> list[MetricValue]:
         """Everything measured so far: Counter, Gauge, Histogram and Vector objects of `pegboard.data.output`, names as in vLLM.
@@ -230,69 +226,59 @@ def _per_prompt(name: str, value: Any, num_prompts: int) -> list[Any]:
     return list(value)
 
 
-class _InterruptBetweenSteps:
-    """Holds Ctrl-C back while a step runs: interrupted in the middle, the engine would be of no more use.
+@contextmanager
+def _interrupts_held() -> Iterator[Callable[[], None]]:
+    """Hold Ctrl-C back: an engine that is interrupted in the middle of a step cannot be used again. Yields a function that raises
+    an interrupt that came meanwhile; at the end it is raised in any case.
 
-    Does nothing where Ctrl-C is not Python's own KeyboardInterrupt (another thread, another handler).
+    Does nothing where Ctrl-C does not raise Python's own KeyboardInterrupt (in another thread, with another handler).
     """
+    is_pending = False
 
-    def __init__(self) -> None:
-        self._is_pending = False
-        self._is_ours = False
+    def note(signum: int, frame: FrameType | None) -> None:
+        nonlocal is_pending
+        is_pending = True
 
-    def __enter__(self) -> "_InterruptBetweenSteps":
-        is_main = threading.current_thread() is threading.main_thread()
-        self._is_ours = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if self._is_ours:
-            signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def _note(self, signum: int, frame: FrameType | None) -> None:
-        self._is_pending = True
-
-    def check(self) -> None:
-        """Raise what was held back."""
-        if self._is_pending:
-            self._is_pending = False
+    def check() -> None:
+        nonlocal is_pending
+        if is_pending:
+            is_pending = False
             raise KeyboardInterrupt
 
-    def __exit__(self, *exc_info: object) -> None:
-        if self._is_ours:
+    is_main = threading.current_thread() is threading.main_thread()
+    is_ours = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_ours:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        if is_ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            if exc_info[0] is None:
-                self.check()
+    check()
 
 
-class _Progress:
-    """The bar: requests done, and the speed in tokens."""
+@contextmanager
+def _progress(total: int, use_tqdm: UseTqdm) -> Iterator[Callable[[RequestOutput], None]]:
+    """A bar with the number of requests done and the speed in tokens. Yields a function that counts a finished request."""
+    if not use_tqdm or not total:
+        yield lambda output: None
+        return
+    from tqdm import tqdm
 
-    def __init__(self, total: int, use_tqdm: UseTqdm) -> None:
-        self._bar: Any = None
-        self._start_s = time.perf_counter()
-        self._num_prompt_tokens = self._num_output_tokens = 0
-        if use_tqdm and total:
-            if use_tqdm is True:
-                from tqdm import tqdm
+    make: Callable[..., Any] = tqdm if use_tqdm is True else use_tqdm
+    start_s = time.perf_counter()
+    num_prompt_tokens = num_output_tokens = 0
 
-                make: Callable[..., Any] = tqdm
-            else:
-                make = use_tqdm
-            self._bar = make(total=total, desc="Processed prompts", dynamic_ncols=True, file=sys.stderr)
+    def advance(output: RequestOutput) -> None:
+        nonlocal num_prompt_tokens, num_output_tokens
+        num_prompt_tokens += len(output.prompt_token_ids or ())
+        num_output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        elapsed_s = max(time.perf_counter() - start_s, 1e-9)
+        bar.set_postfix_str(f"input {num_prompt_tokens / elapsed_s:.0f} tok/s, output {num_output_tokens / elapsed_s:.0f} tok/s")
+        bar.update(1)
 
-    def __enter__(self) -> "_Progress":
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def advance(self, output: RequestOutput) -> None:
-        if self._bar is None:
-            return
-        self._num_prompt_tokens += len(output.prompt_token_ids or ())
-        self._num_output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
-        elapsed_s = max(time.perf_counter() - self._start_s, 1e-9)
-        self._bar.set_postfix_str(
-            f"input {self._num_prompt_tokens / elapsed_s:.0f} tok/s, output {self._num_output_tokens / elapsed_s:.0f} tok/s"
-        )
-        self._bar.update(1)
+    bar = make(total=total, desc="Processed prompts", dynamic_ncols=True, file=sys.stderr)
+    try:
+        yield advance
+    finally:
+        bar.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,8 @@ from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.boundary.spawn import BUILDER, load_function
 from pegboard.errors import ConfigError, RequestError
 from pegboard.front.output_stream import OutputStream
-from pegboard.front.prompts import PromptInput, RequestBuilder, prompt_text
-from pegboard.interfaces.metrics import PREFIX, Metric, Reading, Totals
+from pegboard.front.prompts import PromptInput, RequestBuilder, as_prompt
+from pegboard.interfaces.metrics import PREFIX, Reading, Totals
 from pegboard.log import get_logger
 
 if TYPE_CHECKING:
@@ -30,18 +30,16 @@ log = get_logger(__name__)
 class LLMEngine:
     """The engine with text at both ends. Not thread-safe.
 
-    engine: an `engine.Engine`, or anything with its methods. tokenizer: None under `skip_tokenizer_init`. registry: where the
-    plan's parsers are; None = there are none.
+    engine: an `engine.Engine`, or anything with its methods. tokenizer: None under `skip_tokenizer_init`. registry: finds the
+    plan's parsers; None = there are none. builder: makes the requests that `submit` takes.
     """
 
     def __init__(
         self, plan: "EnginePlan", tokenizer: "Tokenizer | None", engine: Any, registry: "Registry | None" = None
     ) -> None:
         self.plan = plan
-        self.registry = registry
-        self.tokenizer = tokenizer
         self.engine = engine
-        self._builder = RequestBuilder(plan, tokenizer, registry)
+        self.builder = RequestBuilder(plan, tokenizer, registry)
         self._streams: dict[str, OutputStream] = {}
         self._totals: Totals | None = None
         if not plan.settings.engine.disable_log_stats:
@@ -52,7 +50,7 @@ class LLMEngine:
     def from_settings(cls, settings: "Settings") -> "LLMEngine":
         """Resolve the plan, load the model here. Raises what `plan.resolve` and the engine's construction raise.
 
-        An engine nobody refers to any more is stopped, at the latest when the interpreter exits.
+        The engine stops when the LLMEngine is collected, at the latest when the interpreter exits.
         """
         from pegboard.plan.engine_plan import make_tokenizer, resolve
 
@@ -65,18 +63,13 @@ class LLMEngine:
         weakref.finalize(self, engine.stop)
         return self
 
-    def prepare(
-        self, request_id: str, prompt: PromptInput, params: SamplingParams, *, priority: int = 0, lora: "AdapterRef | None" = None
-    ) -> EngineRequest:
-        """A checked request that is not queued yet. Raises RequestError."""
-        return self._builder.build(prompt, params, request_id, priority=priority, lora=lora)
-
     def submit(self, request: EngineRequest, prompt: str | None = None) -> None:
-        """Queue a prepared request. Raises RequestError for an id in use and for what the engine refuses."""
+        """Queue a request of the builder. prompt: its text, if it came as text. Raises RequestError for an id in use, and when
+        the engine refuses the request."""
         if request.request_id in self._streams:
             raise RequestError(f"request id {request.request_id!r} is in use by a running request", parameter="request_id")
         self.engine.add(request)
-        self._streams[request.request_id] = self._builder.stream(request, prompt)
+        self._streams[request.request_id] = self.builder.stream(request, prompt)
 
     def add_request(
         self,
@@ -87,12 +80,13 @@ class LLMEngine:
         lora_request: "AdapterRef | None" = None,
         priority: int = 0,
     ) -> None:
-        """Check and queue a request."""
-        self.submit(self.prepare(request_id, prompt, params, priority=priority, lora=lora_request), prompt_text(prompt))
+        """Check and queue a request. Raises RequestError."""
+        prompt = as_prompt(prompt)
+        self.submit(self.builder.build(prompt, params, request_id, priority=priority, lora=lora_request), prompt.text)
 
     def step(self) -> list[RequestOutput]:
-        """One engine step; outputs of the requests that have news, as their `output_kind` says. A request the engine gave
-        up ends with finish_reason "error"; why is logged."""
+        """One engine step; outputs of the requests that have news, as their `output_kind` says. A request that the engine gave
+        up ends with finish_reason "error"; the reason is logged."""
         ended, touched = [], {}
         for delta in self.engine.step():
             stream = self._streams.get(delta.request_id)
@@ -112,7 +106,7 @@ class LLMEngine:
         return outputs
 
     def abort_request(self, request_ids: Sequence[str]) -> None:
-        """Forget requests; nothing more comes of them. Unknown ids are ignored."""
+        """Forget requests; they have no further outputs. Unknown ids are ignored."""
         known = [name for name in request_ids if self._streams.pop(name, None) is not None]
         if known:
             self.engine.abort(known)
@@ -129,23 +123,6 @@ class LLMEngine:
     def get_num_unfinished_requests(self) -> int:
         return len(self._streams)
 
-    def get_tokenizer(self) -> "Tokenizer":
-        """Raises RequestError under `skip_tokenizer_init`."""
-        return self._builder.get_tokenizer()
-
-    @property
-    def eos_token_ids(self) -> Sequence[int]:
-        """Ids that end an output."""
-        return self._builder.eos_token_ids
-
-    def default_params(self) -> Mapping[str, Any]:
-        """Sampling defaults of the model, by SamplingParams field."""
-        return self.plan.default_params
-
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; False when some are in use."""
-        return bool(self.engine.control("reset_prefix_cache"))
-
     def get_metrics(self) -> list[MetricValue]:
         """Everything measured so far. Raises ConfigError under `disable_log_stats`."""
         if self._totals is None:
@@ -160,30 +137,31 @@ class LLMEngine:
 
 def metric_values(totals: Totals, model_name: str) -> list[MetricValue]:
     """What `LLM.get_metrics` returns: the sums of all samples, in vLLM's classes. A counter with the label `position` is one
-    Vector."""
+    Vector per engine."""
     found: list[MetricValue] = []
     for metric, readings in totals.readings():
-        if metric.labels == ("position",):
-            found.extend(_vectors(metric, readings, model_name))
-        else:
-            found.extend(_value(reading, model_name) for reading in readings)
+        if metric.labels != ("position",):
+            found.extend(_value(reading, *_series(reading, model_name)) for reading in readings)
+            continue
+        for engine in sorted({reading.engine for reading in readings}):
+            own = sorted((one for one in readings if one.engine == engine), key=lambda one: int(one.labels[0]))
+            name, labels = _series(own[0], model_name)
+            del labels["position"]
+            found.append(Vector(name, labels, [int(reading.value) for reading in own]))
     return found
 
 
-def _name(metric: Metric) -> str:
-    name = metric.name.removesuffix("_total") if metric.type == "counter" else metric.name
-    return (PREFIX if metric.prefixed else "") + name
-
-
-def _labels(reading: Reading, model_name: str) -> dict[str, str]:
-    common = {"model_name": model_name, "engine": str(reading.engine)}
-    own = dict(zip(reading.metric.labels, reading.labels, strict=True))
-    return {label: common[label] for label in reading.metric.common} | own
-
-
-def _value(reading: Reading, model_name: str) -> MetricValue:
+def _series(reading: Reading, model_name: str) -> tuple[str, dict[str, str]]:
+    """Name and labels as vLLM has them."""
     metric = reading.metric
-    name, labels = _name(metric), _labels(reading, model_name)
+    name = metric.name.removesuffix("_total") if metric.type == "counter" else metric.name
+    common = {"model_name": model_name, "engine": str(reading.engine)}
+    labels = {label: common[label] for label in metric.common} | dict(zip(metric.labels, reading.labels, strict=True))
+    return (PREFIX if metric.prefixed else "") + name, labels
+
+
+def _value(reading: Reading, name: str, labels: dict[str, str]) -> MetricValue:
+    metric = reading.metric
     if metric.type == "counter":
         return Counter(name, labels, int(reading.value) if reading.value.is_integer() else reading.value)  # type: ignore[arg-type]
     if metric.type == "gauge":
@@ -191,11 +169,3 @@ def _value(reading: Reading, model_name: str) -> MetricValue:
     edges = [*(str(edge) for edge in metric.buckets), "+Inf"]
     counts = dict(zip(edges, accumulate(reading.bucket_counts), strict=True)) if reading.bucket_counts else {}
     return Histogram(name, labels, reading.count, reading.value, counts)
-
-
-def _vectors(metric: Metric, readings: list[Reading], model_name: str) -> Iterator[MetricValue]:
-    for engine in sorted({reading.engine for reading in readings}):
-        own = sorted((reading for reading in readings if reading.engine == engine), key=lambda reading: int(reading.labels[0]))
-        labels = _labels(own[0], model_name)
-        del labels["position"]
-        yield Vector(_name(metric), labels, [int(reading.value) for reading in own])

@@ -1,8 +1,8 @@
 """From token ids to outputs, for one request: incremental text, stop strings, logprobs, output kinds.
 
-Runs where the text is wanted: in the API process, or in the caller for `LLM`. Deltas are fed as they come; `take` makes an
-output of whatever is new since the last one, so a slow consumer gets fewer and larger outputs and no queue grows.
-Knows no engine: who feeds it sends the abort when a stop string ends a completion early.
+Runs where the text is wanted: in the API process, or in the caller's process for `LLM`. Deltas are fed as they come; `take` makes
+an output of everything that is new since the last one, so a slow consumer gets fewer and larger outputs, and no queue grows.
+It does not know the engine: its caller sends the abort when a stop string ends a completion early.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from pegboard.data.logprobs import FlatLogprobs, TokenTexts, row_of
 from pegboard.data.output import CompletionOutput, RequestOutput, RequestStats
 from pegboard.data.request import EngineRequest, PositionLogprobs, RequestDelta
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
+from pegboard.errors import PegboardError, RequestError
 from pegboard.interfaces.tokenizer import TextStream, Tokenizer
 
 
 class OutputStream:
     """All n completions of one request.
 
-    has_news: an output is worth taking now. is_finished: every completion ended. error: why the engine gave the request up;
-    error_parameter: its field at fault, if one is.
+    has_news: an output is worth taking now. is_finished: every completion ended. error: why the engine gave the request up, a
+    RequestError where a field of the request is at fault.
     prompt: its text, if it came as text. stream_interval: tokens to gather before an output that is neither first nor last.
     """
 
@@ -44,13 +45,12 @@ class OutputStream:
         self.prompt_token_ids = request.prompt_token_ids
         self.lora_request = lora_request
         self.has_news = False
-        self.error: str | None = None
-        self.error_parameter: str | None = None
+        self.error: PegboardError | None = None
         self.num_cached_tokens: int | None = None
         self.kv_transfer_params: dict[str, Any] | None = None
         self.stats = RequestStats(arrival_time=request.arrival_s or time.time())
         self.texts = texts if params.detokenize else None
-        self.completions = [self._completion(index, tokenizer) for index in range(params.n)]
+        self.completions = [Completion(index, params, self._text_stream(tokenizer), self.texts) for index in range(params.n)]
         self.prompt_logprobs: Any = None
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = FlatLogprobs() if params.flat_logprobs else []
@@ -58,14 +58,12 @@ class OutputStream:
         self._num_running = params.n
         self._interval = stream_interval
 
-    def _completion(self, index: int, tokenizer: Tokenizer | None) -> "Completion":
-        params = self.params
-        text_stream = None
-        if params.detokenize and tokenizer is not None:
-            text_stream = tokenizer.stream(self.prompt_token_ids, skip_special_tokens=params.skip_special_tokens)
-            if not params.spaces_between_special_tokens and not params.skip_special_tokens:
-                text_stream = TightSpecials(text_stream, tokenizer)
-        return Completion(index, params, text_stream, self.texts)
+    def _text_stream(self, tokenizer: Tokenizer | None) -> TextStream | None:
+        if not self.params.detokenize or tokenizer is None:
+            return None
+        stream = tokenizer.stream(self.prompt_token_ids, skip_special_tokens=self.params.skip_special_tokens)
+        is_tight = not self.params.spaces_between_special_tokens and not self.params.skip_special_tokens
+        return TightSpecials(stream, tokenizer) if is_tight else stream
 
     @property
     def is_finished(self) -> bool:
@@ -88,22 +86,18 @@ class OutputStream:
             _extend(self.prompt_logprobs, delta.prompt_logprobs, self.texts)
         before = len(completion.token_ids)
         is_hit = completion.feed(delta)
-        self._count(len(completion.token_ids) - before)
+        if num_new := len(completion.token_ids) - before:
+            stats = self.stats
+            stats.last_token_ts = time.time()
+            stats.first_token_ts = stats.first_token_ts or stats.last_token_ts
+            stats.num_generation_tokens += num_new
         if completion.finish_reason is not None:
             self._num_running -= 1
-            self.error = self.error or delta.error
-            self.error_parameter = self.error_parameter or delta.error_parameter
+            if delta.error is not None and self.error is None:
+                field = delta.error_parameter
+                self.error = RequestError(delta.error, parameter=field) if field else PegboardError(delta.error)
         self._judge_news(completion)
         return is_hit and delta.finish_reason is None
-
-    def _count(self, num_new: int) -> None:
-        if not num_new:
-            return
-        stats = self.stats
-        stats.last_token_ts = time.time()
-        stats.num_generation_tokens += num_new
-        if not stats.first_token_ts:
-            stats.first_token_ts = stats.last_token_ts
 
     def _judge_news(self, completion: "Completion") -> None:
         if self.params.output_kind is RequestOutputKind.FINAL_ONLY:
@@ -118,13 +112,12 @@ class OutputStream:
         if not self.has_news:
             return None
         self.has_news = False
+        prompt_logprobs = self.prompt_logprobs
         if self.params.output_kind is RequestOutputKind.DELTA:
             outputs = [completion.delta() for completion in self.completions if completion.is_changed]
-            prompt_logprobs = self.prompt_logprobs
             self.prompt_logprobs = None  # only once
         else:
             outputs = [completion.whole() for completion in self.completions]
-            prompt_logprobs = self.prompt_logprobs
         for output in outputs:
             output.lora_request = self.lora_request
         return RequestOutput(
@@ -142,23 +135,23 @@ class OutputStream:
 
 
 class TightSpecials:
-    """A text stream without the space that some decoders put in front of every token: a special token right behind another one
-    is its bare text."""
+    """A text stream without the space that some decoders put in front of every token: a special token that follows another
+    special token is its bare text."""
 
     def __init__(self, stream: TextStream, tokenizer: Tokenizer) -> None:
         self._stream = stream
         self._tokenizer = tokenizer
         self._special = tokenizer.vocabulary().special_token_ids
-        self._is_behind_special = False
+        self._follows_special = False
 
     def push(self, token_ids: Sequence[int]) -> str:
         pieces = []
         for token in token_ids:
             piece = self._stream.push((token,))
             is_special = token in self._special
-            if is_special and self._is_behind_special:
+            if is_special and self._follows_special:
                 piece = self._tokenizer.decode((token,), skip_special_tokens=False)
-            self._is_behind_special = is_special
+            self._follows_special = is_special
             pieces.append(piece)
         return "".join(pieces)
 
@@ -206,21 +199,20 @@ class Completion:
         if self._stop:
             hit = self._feed_and_search(token_ids, shown)
         else:
-            self._feed_all(token_ids, shown)
+            self.token_ids += token_ids
+            if shown and self._stream is not None:
+                self._grow(self._stream.push(shown))
         if hit is None and delta.finish_reason is not None and self._stream is not None:
             hit = self._grow(self._stream.flush())
         if delta.logprobs is not None and self.logprobs is not None:
-            self._add_logprobs(delta.logprobs[: len(self.token_ids) - len(self.logprobs)])
+            positions = delta.logprobs[: len(self.token_ids) - len(self.logprobs)]
+            _extend(self.logprobs, positions, self._texts)
+            self.cumulative_logprob += sum(position.values[0] for position in positions)  # type: ignore[operator]
         if hit is not None:
             self.finish_reason, self.stop_reason = "stop", hit
             return True
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
         return False
-
-    def _feed_all(self, token_ids: list[int], shown: list[int]) -> None:
-        self.token_ids += token_ids
-        if shown and self._stream is not None:
-            self._grow(self._stream.push(shown))
 
     def _feed_and_search(self, token_ids: list[int], shown: list[int]) -> str | None:
         """Token by token, so that the cut does not depend on how tokens were grouped into deltas."""
@@ -238,54 +230,37 @@ class Completion:
         text, self.text = self.text, ""  # the only reference is local, so += grows in place
         text += piece
         self.text = text
-        if self._stop and len(self.token_ids) > self._min_tokens:
-            return self._cut(len(piece))
-        return None
-
-    def _cut(self, num_new: int) -> str | None:
-        text = self.text
-        for stop in self._stop:
-            found = text.find(stop, max(0, len(text) - num_new - len(stop) + 1))
+        for stop in self._stop if len(self.token_ids) > self._min_tokens else ():
+            found = text.find(stop, max(0, len(text) - len(piece) - len(stop) + 1))
             if found >= 0:
                 self.text = text[: found + len(stop) if self.params.include_stop_str_in_output else found]
                 return stop
         return None
-
-    def _add_logprobs(self, positions: Sequence[PositionLogprobs]) -> None:
-        _extend(self.logprobs, positions, self._texts)
-        self.cumulative_logprob += sum(position.values[0] for position in positions)  # type: ignore[operator]
 
     @property
     def is_changed(self) -> bool:
         """True when `delta` would say something."""
         return len(self.token_ids) > self.num_given_tokens or (self.finish_reason is not None and not self._has_given_end)
 
-    def _visible(self) -> int:
-        """Characters that no stop string can take back any more."""
-        return len(self.text) if self.finish_reason is not None else max(0, len(self.text) - self._hold_back)
-
     def whole(self) -> CompletionOutput:
-        """Everything so far."""
-        self.num_given_tokens = len(self.token_ids)
-        text = self.text if self.finish_reason is not None or not self._hold_back else self.text[: self._visible()]
+        """Everything so far, except text that a stop string may still take back."""
         logprobs = self.logprobs if self.logprobs is None or self.finish_reason is not None else self.logprobs[:]
-        return self._output(text, self.token_ids[:], logprobs)
+        return self._output(0, self.token_ids[:], logprobs)
 
     def delta(self) -> CompletionOutput:
         """What is new since the last one."""
-        end = max(self._visible(), self.num_given_chars)
-        text = self.text[self.num_given_chars : end]
-        token_ids = self.token_ids[self.num_given_tokens :]
-        logprobs = None if self.logprobs is None else self.logprobs[self.num_given_tokens :]
-        self.num_given_chars = end
-        self.num_given_tokens = len(self.token_ids)
-        self._has_given_end = self.finish_reason is not None
-        return self._output(text, token_ids, logprobs)
+        start = self.num_given_tokens
+        logprobs = None if self.logprobs is None else self.logprobs[start:]
+        return self._output(self.num_given_chars, self.token_ids[start:], logprobs)
 
-    def _output(self, text: str, token_ids: list[int], logprobs: Any) -> CompletionOutput:
-        return CompletionOutput(
-            self.index, text, token_ids, self.cumulative_logprob, logprobs, self.finish_reason, self.stop_reason
-        )  # fmt: skip
+    def _output(self, start: int, token_ids: list[int], logprobs: Any) -> CompletionOutput:
+        end, reason = len(self.text), self.finish_reason
+        if reason is None:
+            end = max(end - self._hold_back, self.num_given_chars)
+        self.num_given_chars, self.num_given_tokens = end, len(self.token_ids)
+        self._has_given_end = reason is not None
+        text = self.text[start:end]
+        return CompletionOutput(self.index, text, token_ids, self.cumulative_logprob, logprobs, reason, self.stop_reason)
 
 
 def _extend(container: Any, positions: Sequence[PositionLogprobs], texts: TokenTexts | None) -> None:

@@ -1,4 +1,4 @@
-"""Prompts as users write them → `EngineRequest`s as the engine takes them. Everything wrong with a request is found here.
+"""Prompts as users write them → `EngineRequest`s as the engine takes them. Every mistake in a request is found here.
 
 Accepted forms of a prompt: text, a list of token ids, {"prompt": text}, {"prompt_token_ids": [...]} (both with an optional
 "cache_salt"), or an `interfaces.api.Prompt`.
@@ -44,7 +44,7 @@ def as_prompt(value: PromptInput) -> Prompt:
     elif isinstance(value, Mapping):
         prompt = _from_mapping(value)
     elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        prompt = Prompt(token_ids=value)  # type: ignore[arg-type]  # no str: that case is above
+        prompt = Prompt(token_ids=value)  # type: ignore[arg-type]  # not a str: that case is above
     else:
         raise RequestError(f"prompt must be text, token ids or a mapping, got {type(value).__name__}", parameter="prompt")
     if prompt.text is None and prompt.token_ids is None:
@@ -67,20 +67,11 @@ def _from_mapping(value: Mapping[str, Any]) -> Prompt:
     return Prompt(text=given.get("prompt"), token_ids=given.get("prompt_token_ids"), cache_salt=given.get("cache_salt"))
 
 
-def prompt_text(value: PromptInput) -> str | None:
-    """The text that came with a prompt, for `RequestOutput.prompt`."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Prompt):
-        return value.text
-    return value.get("prompt") if isinstance(value, Mapping) else None
-
-
 class RequestBuilder:
     """Builds engine requests for one model. Stateless after construction, so any thread may use it.
 
-    tokenizer: None when the engine serves token ids only (`skip_tokenizer_init`). registry: where the plan's parsers are, and its
-    logits processors, which may judge parameters; None = there are none.
+    tokenizer: None when the engine serves token ids only (`skip_tokenizer_init`). registry: finds the plan's parsers, and its
+    logits processors, which may refuse parameters; None = there are none.
     """
 
     def __init__(self, plan: "EnginePlan", tokenizer: "Tokenizer | None", registry: "Registry | None" = None) -> None:
@@ -89,7 +80,7 @@ class RequestBuilder:
         self._registry = registry
         is_named = plan.settings.engine.reasoning_parser != "auto"
         self._texts = TokenTexts(tokenizer) if tokenizer is not None else None
-        self._named_reasoning = self.parsers.reasoning if is_named and tokenizer is not None else None
+        self._named_reasoning = self.parsers.reasoning if is_named else None
         self._judges = _judges(plan, registry)
         own = tokenizer.vocabulary().eos_token_ids if tokenizer is not None else ()
         self.eos_token_ids = list(dict.fromkeys([*plan.eos_token_ids, *own]))
@@ -101,27 +92,19 @@ class RequestBuilder:
         return self.tokenizer
 
     def stream(self, request: EngineRequest, prompt: str | None) -> OutputStream:
-        """What turns the answer to a built request into outputs. prompt: its text, if it came as text."""
+        """Turns the deltas of a built request into outputs. prompt: its text, if it came as text."""
         interval = self.plan.settings.engine.stream_interval
         return OutputStream(
             request, self.tokenizer, self._texts, prompt=prompt, lora_request=request.lora, stream_interval=interval
         )
 
     def build(
-        self,
-        prompt: PromptInput,
-        params: SamplingParams,
-        request_id: str,
-        *,
-        priority: int = 0,
-        lora: "AdapterRef | None" = None,
+        self, prompt: Prompt, params: SamplingParams, request_id: str, *, priority: int = 0, lora: "AdapterRef | None" = None
     ) -> EngineRequest:
         """The engine's form of a request. Raises RequestError naming the field at fault."""
         arrival_s = time.time()  # before the text is tokenized: that is part of the time to the first token
         self._check(params, priority, lora)
-        prompt = as_prompt(prompt)
-        token_ids = self._truncate(self._token_ids(prompt), params.truncate_prompt_tokens)
-        self._check_token_ids(token_ids)
+        token_ids = self._token_ids(prompt, params.truncate_prompt_tokens)
         params = params.clone(
             max_tokens=self.plan.max_model_len - len(token_ids) if params.max_tokens is None else params.max_tokens,
             eos_token_ids=self.eos_token_ids,
@@ -140,9 +123,10 @@ class RequestBuilder:
 
     @cached_property
     def parsers(self) -> Parsers:
-        """The parsers that the plan has chosen. Raises PluginBroken for one that does not import."""
+        """The parsers that the plan has chosen; none under `skip_tokenizer_init`. Raises PluginBroken for one that does not
+        import."""
         plan, registry = self.plan, self._registry
-        if registry is None:
+        if registry is None or self.tokenizer is None:
             return Parsers()
         backends = structured_outputs_config(plan.settings.engine).names
         entries = [entry for entry in registry.entries("structured_output") if not backends or entry.name in backends]
@@ -155,7 +139,7 @@ class RequestBuilder:
     def _after_reasoning(
         self, structure: StructuredOutputsParams | None, prompt: Prompt, token_ids: list[int]
     ) -> StructuredOutputsParams | None:
-        """`structure` with what ends the reasoning that it starts after, unless that has been said.
+        """`structure`, completed by the token ids that end the reasoning before it, unless it has them already.
 
         As in vLLM, the answer to a prompt that is not a chat reasons only if the user has named the parser. The parser that a
         model family recommends is for chats.
@@ -189,42 +173,35 @@ class RequestBuilder:
             if reason is not None:
                 raise RequestError(f"{name}: {reason}", parameter="extra_args")
 
-    def _token_ids(self, prompt: Prompt) -> list[int]:
+    def _token_ids(self, prompt: Prompt, limit: int | None) -> list[int]:
+        """The ids that the engine gets. limit: keep the last ones only; -1 keeps as many as leave room for one output token."""
         if prompt.token_ids is not None:
             token_ids = list(prompt.token_ids)
             wrong = next((token for token in token_ids if not isinstance(token, int) or isinstance(token, bool)), None)
             if wrong is not None:
                 raise RequestError(f"prompt token ids must be integers, got {wrong!r}", parameter="prompt")
-            return token_ids
-        if self.tokenizer is None:
+        elif self.tokenizer is None:
             raise RequestError("this engine takes token ids only (skip_tokenizer_init is set)", parameter="prompt")
-        return self.tokenizer.encode(prompt.text or "", add_special_tokens=prompt.add_special_tokens)
-
-    def _truncate(self, token_ids: list[int], limit: int | None) -> list[int]:
-        """Keep the last `limit` tokens; -1 keeps as many as leave room for one output token."""
-        if limit is None:
-            return token_ids
-        longest = self.plan.max_model_len
-        if limit > longest:
-            raise RequestError(
-                f"truncate_prompt_tokens={limit} is over the model's max_model_len of {longest}",
-                parameter="truncate_prompt_tokens",
-            )
-        return token_ids[-(longest - 1 if limit == -1 else limit) :]
-
-    def _check_token_ids(self, token_ids: list[int]) -> None:
+        else:
+            token_ids = self.tokenizer.encode(prompt.text or "", add_special_tokens=prompt.add_special_tokens)
+        longest, vocab_size = self.plan.max_model_len, self.plan.vocab_size
+        if limit is not None:
+            if limit > longest:
+                reason = f"truncate_prompt_tokens={limit} is over the model's max_model_len of {longest}"
+                raise RequestError(reason, parameter="truncate_prompt_tokens")
+            token_ids = token_ids[-(longest - 1 if limit == -1 else limit) :]
         if not token_ids:
             raise RequestError("the prompt is empty: it has no tokens", parameter="prompt")
-        longest = self.plan.max_model_len
         if len(token_ids) >= longest:
             raise RequestError(
                 f"the prompt has {len(token_ids)} tokens, but max_model_len is {longest} and must hold at least one output "
                 "token too: shorten the prompt or set truncate_prompt_tokens",
                 parameter="prompt",
             )
-        if min(token_ids) < 0 or max(token_ids) >= self.plan.vocab_size:
-            outside = next(token for token in token_ids if not 0 <= token < self.plan.vocab_size)
-            raise RequestError(f"token id {outside} is out of vocabulary (size {self.plan.vocab_size})", parameter="prompt")
+        if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+            outside = next(token for token in token_ids if not 0 <= token < vocab_size)
+            raise RequestError(f"token id {outside} is out of vocabulary (size {vocab_size})", parameter="prompt")
+        return token_ids
 
     def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
         """Each word as it starts a text and as it follows a space. The second form counts only when the space changes the
@@ -251,7 +228,7 @@ def _chosen(registry: "Registry", kind: str, name: str | None) -> ChosenParser |
 
 
 def _judges(plan: "EnginePlan", registry: "Registry | None") -> dict[str, Callable[[SamplingParams], str | None]]:
-    """By name, what the configured logits processors say of a request's parameters. Raises PluginError."""
+    """The functions of the configured logits processors that check a request's parameters, by name. Raises PluginError."""
     found = {}
     for name in plan.settings.engine.logits_processors or ():
         assert registry is not None, "a plan with plugins comes with their registry"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pegboard.errors import RequestError
 from pegboard.interfaces.spec import Need, Spec
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class TokenizerSetup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
     """A conversation to render. messages: OpenAI-shaped dicts, already validated. tools: OpenAI tool dicts or None.
-    add_special_tokens: add those of a text in front of what the template writes; most templates write them themselves."""
+    add_special_tokens: put the special tokens of a text in front of what the template writes; most templates write them
+    themselves. Raises RequestError for a chat that both continues its last message and starts a new one."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -48,6 +50,14 @@ class Chat:
     chat_template: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = False
+
+    def __post_init__(self) -> None:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt cannot both be true: an answer either continues the last "
+                "message or starts a new one",
+                parameter="continue_final_message",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +71,7 @@ class Rendered:
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """token_bytes[i]: the bytes token i stands for (b"" for special tokens). `size` may exceed the embedding's rows only by
-    error. eos_token_ids: ids that end a sequence by the tokenizer's own word."""
+    error. eos_token_ids: ids that end a sequence, as the tokenizer says."""
 
     token_bytes: Sequence[bytes]
     special_token_ids: frozenset[int]

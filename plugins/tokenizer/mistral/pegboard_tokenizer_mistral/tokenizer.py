@@ -95,11 +95,6 @@ class MistralCommonTokenizer:
         return self._bytes
 
     def _encode_chat(self, chat: Chat) -> list[int]:
-        if chat.continue_final_message and chat.add_generation_prompt:
-            raise RequestError(
-                "continue_final_message and add_generation_prompt exclude each other; set only one of them",
-                parameter="continue_final_message",
-            )
         if chat.documents:
             raise RequestError(
                 "the tokenizer 'mistral' has no place for documents; write them in a message", parameter="documents"
