@@ -24,8 +24,9 @@ where we call the library, with `raise … from`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 
 
 class PegboardError(Exception):
@@ -126,3 +127,16 @@ def blame(plugin: str) -> Iterator[None]:
         raise
     except Exception as error:  # the boundary to third-party code: anything can come out of it
         raise PluginFailure(f"plugin {plugin} failed: {type(error).__name__}: {error}", plugin=plugin) from error
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like `name`; None when nothing is near."""
+    by_lower = {item.lower(): item for item in sorted(known)}
+    found = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """ ", did you mean 'x'?" or ""."""
+    match = nearest(name, known)
+    return f", did you mean {match!r}?" if match else ""

@@ -103,8 +103,6 @@ def test_limits_name_what_is_wrong(name: str) -> None:
 def test_limits_that_contradict() -> None:
     with pytest.raises(ConfigError, match="max_num_batched_tokens=4 is below max_num_seqs=5"):
         fake_limits(max_num_batched_tokens=4, max_num_seqs=5)
-    with pytest.raises(ConfigError, match="recompute"):
-        fake_limits(kv_load_failure_policy="retry")
     roomy = FakeEngine(spare_blocks=0)
     with pytest.raises(KVCacheTooSmall):
         FakeEngine(plan=roomy.plan, max_model_len=128)

@@ -103,7 +103,7 @@ def test_a_plan_from_a_folder(model):
     assert seen == [("weights", 1, 2)]
     assert (plan.max_model_len, plan.vocab_size, plan.eos_token_ids) == (128, 300, (2, 7))
     assert plan.default_params == {"temperature": 0.6, "top_k": 5, "max_tokens": 9}
-    assert (plan.model_names, plan.architectures) == ((path,), ("ToyForCausalLM",))
+    assert (plan.model_names, plan.checkpoint.architectures) == ((path,), ("ToyForCausalLM",))
     again = pickle.loads(pickle.dumps(plan))
     assert again == plan
     child = Registry.from_lock(again.lock)

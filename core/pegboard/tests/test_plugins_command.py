@@ -103,7 +103,7 @@ def test_why_kernel_tells_of_each_op(fakes: FakeDistributions, capsys: pytest.Ca
     assert run("why", "kernel") == 0 and "core's torch operators" in capsys.readouterr().out
     kernels = {"silu_mul.fast": ("FAST", "tuned"), "silu_mul.slow": ("SLOW", "reference"), "rms_norm.fast": ("NORM", "tuned")}
     source = "".join(
-        spec_source("kernel", name, supports={"op": True, "dtype": frozenset({"float32"})}, tier=tier, probe="command_parts:ok")
+        spec_source("kernel", name, supports={"dtype": frozenset({"float32"})}, tier=tier, probe="command_parts:ok")
         for name, tier in kernels.values()
     )
     fakes.add("acme", {"kernel": {n: f"kernel_specs:{name}" for n, (name, _) in kernels.items()}}, {"kernel_specs": source})

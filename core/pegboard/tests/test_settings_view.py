@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from pegboard.config.schema import EngineConfig, PluginConfig, ServerConfig, Settings
-from pegboard.config.view import HIDDEN, describe_settings
+from pegboard.config.sources import HIDDEN, describe_settings
 
 
 def test_secrets_are_hidden_and_the_rest_is_shown():

@@ -19,9 +19,8 @@ from pegboard import env
 from pegboard.config.schema import Setting, Settings, settings_of
 from pegboard.config.sources import VLLM, is_vllm_name, parse_number, read_config_file, settings_from
 from pegboard.config.vllm_names import ABSENT, ALIASES, FORMS, SHORT, Layer, refuse
-from pegboard.errors import ConfigError, UsageError
+from pegboard.errors import ConfigError, UsageError, did_you_mean
 from pegboard.interfaces import KINDS
-from pegboard.plugins.names import did_you_mean
 
 COMMAND_LINE = "the command line"
 

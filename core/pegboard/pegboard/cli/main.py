@@ -117,8 +117,7 @@ def _options_help(address: str) -> str:
 
 def _setting_help(word: str) -> str:
     from pegboard.config.schema import SECTIONS, settings_of
-    from pegboard.errors import UsageError
-    from pegboard.plugins.names import did_you_mean
+    from pegboard.errors import UsageError, did_you_mean
 
     name = word.lstrip("-").replace("-", "_")
     known = {setting.name: setting for section in SECTIONS for setting in settings_of(section)}
@@ -145,9 +144,8 @@ def _run_plugin(word: str, words: list[str]) -> int:
     command has allowed it."""
     from dataclasses import replace
 
-    from pegboard.errors import UsageError
+    from pegboard.errors import UsageError, did_you_mean
     from pegboard.plugins.defaults import provider
-    from pegboard.plugins.names import did_you_mean
     from pegboard.plugins.policy import PluginPolicy
     from pegboard.plugins.registry import Registry
 

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pegboard.errors import ConfigError, PluginError, UsageError
+from pegboard.errors import ConfigError, PluginError, UsageError, did_you_mean
 from pegboard.interfaces import KINDS
 from pegboard.plugins.discovery import HOOKS_KIND
 from pegboard.plugins.importing import need_class
-from pegboard.plugins.names import check_kind, did_you_mean
+from pegboard.plugins.names import check_kind
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 

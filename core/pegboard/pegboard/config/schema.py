@@ -7,18 +7,16 @@ after discovery.
 
 from __future__ import annotations
 
-import difflib
 import re
-import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-from pegboard.errors import ConfigError
+from pegboard.errors import ConfigError, did_you_mean
 
 
 def doc(text: str) -> Meta:
@@ -246,20 +244,19 @@ class Setting:
 @cache
 def settings_of(section: str) -> tuple[Setting, ...]:
     """All settings of a section in declaration order."""
-    return tuple(_settings_of(SECTIONS[section], section))
+    found = []
+    hints = get_type_hints(SECTIONS[section], include_extras=True)
+    for declared in msgspec.structs.fields(SECTIONS[section]):
+        plain, meta = get_args(hints[declared.name])
+        default = declared.default if declared.default is not msgspec.NODEFAULT else declared.default_factory()
+        found.append(Setting(declared.name, section, plain, default, meta.description or ""))
+    return tuple(found)
 
 
-def _settings_of(cls: type[msgspec.Struct], section: str) -> Iterator[Setting]:
-    hints = get_type_hints(cls, include_extras=True)
-    for info in msgspec.structs.fields(cls):
-        annotation = hints[info.name]
-        plain, meta = get_args(annotation)[0], annotation.__metadata__[0]
-        default = info.default if info.default is not msgspec.NODEFAULT else info.default_factory()
-        yield Setting(info.name, section, plain, default, meta.description or "")
-
-
-def is_optional(annotation: Any) -> bool:
-    return get_origin(annotation) in (Union, types.UnionType) and type(None) in get_args(annotation)
+@cache
+def all_settings() -> Mapping[str, Setting]:
+    """Every setting of every section by its name."""
+    return {setting.name: setting for section in SECTIONS for setting in settings_of(section)}
 
 
 def build(cls: type[Any], values: Mapping[str, Any], source: str) -> Any:
@@ -267,9 +264,7 @@ def build(cls: type[Any], values: Mapping[str, Any], source: str) -> Any:
     names = [info.name for info in msgspec.structs.fields(cls)]
     for name in values:
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"unknown setting {name!r} from {source}{hint}")
+            raise ConfigError(f"unknown setting {name!r} from {source}{did_you_mean(name, names)}")
     try:
         return msgspec.convert(dict(values), cls)
     except msgspec.ValidationError as error:
@@ -293,10 +288,7 @@ def check_engine(config: EngineConfig) -> None:
     positive = ("max_model_len", "block_size", "max_num_batched_tokens", "max_num_seqs", "max_in_flight", "num_threads",
                 "kv_cache_memory_bytes", "num_gpu_blocks_override", "tensor_parallel_size", "pipeline_parallel_size",
                 "stream_interval", "max_num_partial_prefills", "max_long_partial_prefills", "max_num_queued_reqs")  # fmt: skip
-    for name in positive:
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1, got {value}")
+    _check_positive(config, positive)
     if config.target_itl_ms is not None and not config.target_itl_ms > 0:
         raise ConfigError(f"target_itl_ms must be above 0, got {config.target_itl_ms}")
     if config.target_itl_ms is not None and not config.enable_chunked_prefill:
@@ -325,10 +317,7 @@ def check_server(config: ServerConfig) -> None:
     """Raise ConfigError for server values that are out of range or cannot work together."""
     positive = ("api_server_count", "max_body_bytes", "max_prompts_per_request", "max_running_requests",
                 "h11_max_incomplete_event_size", "h11_max_header_count", "max_log_len")  # fmt: skip
-    for name in positive:
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1, got {value}")
+    _check_positive(config, positive)
     if config.shutdown_timeout_s < 0:
         raise ConfigError(f"shutdown_timeout_s must not be negative, got {config.shutdown_timeout_s}")
     if config.ssl_cert_reqs not in (0, 1, 2):
@@ -340,3 +329,10 @@ def check_server(config: ServerConfig) -> None:
         raise ConfigError("ssl_cert_reqs needs ssl_ca_certs: the authorities that client certificates are checked against")
     if config.enable_log_outputs and not config.enable_log_requests:
         raise ConfigError("enable_log_outputs needs enable_log_requests")
+
+
+def _check_positive(config: msgspec.Struct, names: Sequence[str]) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")

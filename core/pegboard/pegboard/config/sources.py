@@ -7,30 +7,30 @@ a number may be written 4k, and a list of one as its item. vLLM's own names (`co
 
 from __future__ import annotations
 
-import difflib
+import re
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+import msgspec
+
 from pegboard.config.schema import (
     SECTIONS,
-    EngineConfig,
-    PluginConfig,
-    ServerConfig,
     Setting,
     Settings,
+    all_settings,
     build,
     check_engine,
-    settings_of,
 )
 from pegboard.config.vllm_names import ABSENT, ALIASES, FORMS, Layer, refuse, translate
-from pegboard.errors import ConfigError
+from pegboard.errors import ConfigError, did_you_mean
 
 VLLM = "vllm"
 """Section of a layer that holds vLLM's names (`config/vllm_names.py`), until they are translated. Layer: one source of settings,
 section → field → value; `plugins` may hold `options` by "kind.name"."""
 
+HIDDEN = "***"
+_SECRET = re.compile(r"(^|_)(api_)?(key|token|secret|password)s?$")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -48,12 +48,7 @@ def engine_settings(model: str | None, values: Mapping[str, Any]) -> Settings:
 def is_vllm_name(name: str) -> bool:
     """Whether `name` is vLLM's alone. A setting of ours with that name comes first."""
     is_theirs = name in ALIASES or name in FORMS or name in ABSENT
-    return is_theirs and name not in _own_names()
-
-
-@cache
-def _own_names() -> frozenset[str]:
-    return frozenset(setting.name for section in SECTIONS for setting in settings_of(section))
+    return is_theirs and name not in all_settings()
 
 
 def settings_from(layers: list[tuple[Layer, str]]) -> Settings:
@@ -69,14 +64,9 @@ def settings_from(layers: list[tuple[Layer, str]]) -> Settings:
                 else:
                     merged[section][name] = value
                 sources[name] = source
-        _check_layer(layer, source)
+            build(SECTIONS[section], values, source)  # each layer by itself, so that an error names the right source
     everything = " and ".join(dict.fromkeys(sources.values())) or "defaults"
-    settings = Settings(
-        build(EngineConfig, merged["engine"], everything),
-        build(ServerConfig, merged["server"], everything),
-        build(PluginConfig, merged["plugins"], everything),
-        sources,
-    )
+    settings = Settings(**{name: build(cls, merged[name], everything) for name, cls in SECTIONS.items()}, sources=sources)
     check_engine(settings.engine)
     return settings
 
@@ -86,7 +76,7 @@ def _translated(layer: Layer, before: Mapping[str, Any]) -> Layer:
     result = {section: dict(values) for section, values in layer.items() if section != VLLM}
     for name, value in layer.get(VLLM, {}).items():
         if name in ALIASES:
-            home = _homes()[ALIASES[name]]
+            home = all_settings()[ALIASES[name]]
             said: Layer = {home.section: {home.name: coerced(home, value)}}
         elif name in ABSENT:
             refuse(name, value)
@@ -102,11 +92,6 @@ def _translated(layer: Layer, before: Mapping[str, Any]) -> Layer:
                 elif target.setdefault(field, item) != item:
                     raise ConfigError(f"{name} says {field}={item!r}, but {field}={target[field]!r} was given as well")
     return result
-
-
-@cache
-def _homes() -> dict[str, Setting]:
-    return {setting.name: setting for section in ("engine", "server") for setting in settings_of(section)}
 
 
 def parse_number(text: str) -> int:
@@ -131,12 +116,6 @@ def coerced(setting: Setting, value: Any) -> Any:
     return value
 
 
-def _check_layer(layer: Layer, source: str) -> None:
-    """Judge a layer by itself, so that an error names the right source."""
-    for section, values in layer.items():
-        build(SECTIONS[section], values, source)
-
-
 def _merge_options(merged: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]) -> None:
     for address, values in more.items():
         merged.setdefault(address, {}).update(values)
@@ -154,20 +133,18 @@ def read_config_file(path: Path) -> Layer:
 
 
 def _place(layer: Layer, key: str, value: Any, path: Path) -> None:
-    homes = _homes()
+    setting = all_settings().get(key)
     if key in SECTIONS and isinstance(value, Mapping):
         layer[key].update({str(name).replace("-", "_"): item for name, item in value.items()})
-    elif key in homes:
-        layer[homes[key].section][key] = coerced(homes[key], value)
+    elif setting is not None and setting.section != "plugins":
+        layer[setting.section][key] = coerced(setting, value)
     elif is_vllm_name(key):
         layer[VLLM][key] = value
     elif isinstance(value, Mapping) and value and all(isinstance(item, Mapping) for item in value.values()):
         options = layer["plugins"].setdefault("options", {})
         _merge_options(options, {f"{key}.{name}": item for name, item in value.items()})
     else:
-        near = difflib.get_close_matches(key, [*homes, *SECTIONS], 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"{path}: unknown setting {key!r}{hint}")
+        raise ConfigError(f"{path}: unknown setting {key!r}{did_you_mean(key, [*all_settings(), *SECTIONS])}")
 
 
 def _parse(path: Path) -> Any:
@@ -192,3 +169,19 @@ def _parse(path: Path) -> Any:
         return yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
         raise ConfigError(f"config file {path}: {error}") from error
+
+
+def describe_settings(settings: Settings) -> dict[str, Any]:
+    """{section: {setting: value}} and "sources": {setting: where its value came from}. Values named like a secret, at any depth,
+    are shown as *** when they are set."""
+    sections = {name: _hide(msgspec.to_builtins(getattr(settings, name))) for name in SECTIONS}
+    return {**sections, "sources": dict(settings.sources)}
+
+
+def _hide(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            name: HIDDEN if _SECRET.search(str(name).lower()) and item not in (None, [], "") else _hide(item)
+            for name, item in value.items()
+        }
+    return [_hide(item) for item in value] if isinstance(value, list) else value

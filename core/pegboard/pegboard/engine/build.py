@@ -54,7 +54,7 @@ def build_engine(plan: "EnginePlan") -> Engine:
     executor.call("allocate", kv_plan)
     executor.call("warm_up")
     tokens = (kv_plan.num_blocks - 1) * min(group.block_size for group in kv_plan.groups) // len(kv_plan.groups)
-    log.info("model %s: %s, loaded in %.1f s", plan.model_names[0], ", ".join(plan.architectures), loaded - started)
+    log.info("model %s: %s, loaded in %.1f s", plan.model_names[0], ", ".join(plan.checkpoint.architectures), loaded - started)
     log.info("device %s: computes in %s", config.device, config.dtype)
     gibibytes = kv_plan.num_blocks * kv_plan.block_bytes / 2**30
     log.info("KV cache: %d tokens in %d blocks (%.2f GiB)", tokens, kv_plan.num_blocks, gibibytes)
@@ -77,7 +77,7 @@ def build_engine(plan: "EnginePlan") -> Engine:
 
 def _tell_hooks(registry: Registry, plan: "EnginePlan", weight_bytes: int, load_s: float) -> None:
     if registry.enabled_hooks():
-        architecture = plan.architectures[0] if plan.architectures else ""
+        architecture = plan.checkpoint.architectures[0] if plan.checkpoint.architectures else ""
         num_layers = plan.checkpoint.config.get("num_hidden_layers", 0)
         model = LoadedModel(plan.model_names[0], architecture, num_layers, weight_bytes, load_s)
         Hooks(registry).call("pegboard_model_loaded", model)
@@ -87,7 +87,6 @@ def _with_platform_defaults(registry: Registry, plan: "EnginePlan") -> EngineCon
     """The engine's settings with every "auto" filled in by the platform; a user's value wins."""
     settings, checkpoint = plan.settings, plan.checkpoint
     decision = registry.choose("platform", PlatformNeed(), explicit=settings.engine.device)
-    log.debug("%s", decision.line())
     entry = decision.require()
     platform = registry.build(entry, PlatformSetup(num_threads=settings.engine.num_threads))
     facts = ModelFacts(

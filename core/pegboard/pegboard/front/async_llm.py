@@ -17,7 +17,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from pegboard.config.view import describe_settings
+from pegboard.config.sources import describe_settings
 from pegboard.data.output import RequestOutput
 from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
 from pegboard.engine.boundary.messages import (

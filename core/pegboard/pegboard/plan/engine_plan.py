@@ -43,14 +43,8 @@ log = get_logger(__name__)
 FALLBACK_MAX_MODEL_LEN = 2048
 
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
-_DEFAULTS = {
-    "repetition_penalty": "repetition_penalty",
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "max_new_tokens": "max_tokens",
-    "max_tokens": "max_tokens",
+_DEFAULTS = {"max_new_tokens": "max_tokens"} | {
+    name: name for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 }
 """Names in a generation_config → SamplingParams field."""
 
@@ -72,7 +66,6 @@ class EnginePlan:
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
     default_params: Mapping[str, Any] = field(default_factory=dict)
-    architectures: tuple[str, ...] = ()
     family: Family = Family()
     tool_parser: str | None = None
     reasoning_parser: str | None = None
@@ -93,7 +86,8 @@ def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[En
     engine = settings.engine
     reference = engine.model or default_model()
     with _shown(progress) as report:
-        checkpoint = _checkpoint(registry, settings, reference, report)
+        files = _fetch(registry, settings, reference, FileFilter(), report, engine.revision)
+        checkpoint = _describe(registry, settings, files)
         if engine.tokenizer is not None:
             payload = _tokenizer_payload(registry, settings, engine.tokenizer, report)
             checkpoint = replace(checkpoint, tokenizer=payload)
@@ -105,21 +99,22 @@ def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[En
     generation = _generation_config(settings, checkpoint)
     _choose_model(registry, settings, checkpoint)
     family = choose_family(registry, need_of(checkpoint))
+    tool_parser = choose_parser(registry, "tool_parser", engine.tool_call_parser, family)
+    reasoning_parser = choose_parser(registry, "reasoning_parser", engine.reasoning_parser, family)
     plan = EnginePlan(
         settings=settings,
-        lock=PluginLock(),
+        lock=registry.lock(),
         checkpoint=checkpoint,
         model_names=tuple(engine.served_model_name or [reference]),
         max_model_len=max_model_len(checkpoint.config, engine.max_model_len),
         vocab_size=_vocab_size(checkpoint),
         eos_token_ids=_eos_token_ids(checkpoint.config, generation, engine.override_generation_config or {}),
         default_params=_default_params(settings, generation),
-        architectures=checkpoint.architectures,
         family=family,
-        tool_parser=choose_parser(registry, "tool_parser", engine.tool_call_parser, family),
-        reasoning_parser=choose_parser(registry, "reasoning_parser", engine.reasoning_parser, family),
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
     )
-    return replace(plan, lock=registry.lock()), registry
+    return plan, registry
 
 
 def make_tokenizer(registry: Registry, plan: EnginePlan) -> "Tokenizer":
@@ -138,7 +133,6 @@ def make_tokenizer(registry: Registry, plan: EnginePlan) -> "Tokenizer":
         decision = registry.choose("tokenizer", need, explicit=mode, required=False)
     if decision.winner is None and payload not in registry.names("tokenizer"):  # payloads bear the name of who reads them
         raise not_found("tokenizer", payload, registry.names("tokenizer"), typed=False)
-    _announce(decision)
     setup = TokenizerSetup(plan.checkpoint, _chat_template(plan.settings.engine.chat_template) or plan.family.chat_template)
     tokenizer: Tokenizer = registry.build(decision.require(), setup)
     return tokenizer
@@ -154,10 +148,6 @@ def _reads_files(registry: Registry, entry: Entry, payload: TokenizerPayload) ->
         return True
     directory = payload.directory
     return directory is not None and any(next(directory.glob(pattern), None) for pattern in patterns)
-
-
-def _announce(decision: Decision) -> None:
-    log.debug("%s", decision.line())
 
 
 def _amend(registry: Registry, settings: Settings) -> Settings:
@@ -182,18 +172,12 @@ def _fetch(
     from pegboard.plan.model_reference import parse_reference
 
     engine = settings.engine
-    reference = parse_reference(text, registry, revision=revision)  # type: ignore[arg-type]  # entries come from the registry
+    reference = parse_reference(text, registry, revision=revision)
     decision = registry.choose("model_source", ModelSourceNeed(), explicit=reference.scheme, key=reference.scheme)
-    _announce(decision)
     folder = Path(engine.download_dir).expanduser() if engine.download_dir else env.cache_dir()
     setup = ModelSourceSetup(cache_dir=folder, token=engine.hf_token or env.hub_token())
     files: LocalFiles = registry.build(decision.require(), setup).fetch(reference, wanted, progress)
     return files
-
-
-def _checkpoint(registry: Registry, settings: Settings, reference: str, progress: Progress) -> Checkpoint:
-    files = _fetch(registry, settings, reference, FileFilter(), progress, settings.engine.revision)
-    return _describe(registry, settings, files)
 
 
 def _describe(registry: Registry, settings: Settings, files: LocalFiles) -> Checkpoint:
@@ -206,35 +190,30 @@ def _choose_loader(registry: Registry, settings: Settings, root: Path) -> Decisi
     """The loader asked for, or one whose file patterns or magic match what is there; ranked when several do."""
     asked = settings.engine.load_format
     if asked != "auto":
-        decision = registry.choose("weight_loader", WeightLoaderNeed(), explicit=asked)
-    else:
-        entries = registry.entries("weight_loader")
-        suited = [entry for entry in entries if _reads(registry.spec(entry), root)]  # type: ignore[arg-type]
-        if entries and not suited:
-            advice = missing_providers("weight_loader", registry.names("weight_loader"))
-            raise ModelError(
-                f"{root}: no installed weight loader reads what is there ({_listing(root)}); "
-                f"installed: {', '.join(entry.name for entry in entries)}{f'; {advice}' if advice else ''}"
-            )
-        decision = registry.choose("weight_loader", WeightLoaderNeed(), among=suited if entries else None)
-    _announce(decision)
-    return decision
+        return registry.choose("weight_loader", WeightLoaderNeed(), explicit=asked)
+    entries = registry.entries("weight_loader")
+    suited = [entry for entry in entries if _reads(registry.spec(entry), root)]  # type: ignore[arg-type]
+    if entries and not suited:
+        advice = missing_providers("weight_loader", registry.names("weight_loader"))
+        raise ModelError(
+            f"{root}: no installed weight loader reads what is there ({_listing(root)}); "
+            f"installed: {', '.join(entry.name for entry in entries)}{f'; {advice}' if advice else ''}"
+        )
+    return registry.choose("weight_loader", WeightLoaderNeed(), among=suited if entries else None)
 
 
 def _reads(spec: WeightLoaderSpec, root: Path) -> bool:
-    if not spec.file_patterns:
-        return False
+
+    def fits(path: Path) -> bool:
+        if not path.is_file() or not any(path.match(pattern) for pattern in spec.file_patterns):
+            return False
+        if spec.magic is None:
+            return True
+        with path.open("rb") as file:
+            return file.read(len(spec.magic)) == spec.magic
+
     files = [root] if root.is_file() else sorted({path for pattern in spec.file_patterns for path in root.glob(pattern)})
-    return any(_is_weight_file(spec, path) for path in files)
-
-
-def _is_weight_file(spec: WeightLoaderSpec, path: Path) -> bool:
-    if not any(path.match(pattern) for pattern in spec.file_patterns) or not path.is_file():
-        return False
-    if spec.magic is None:
-        return True
-    with path.open("rb") as file:
-        return file.read(len(spec.magic)) == spec.magic
+    return any(map(fits, files))
 
 
 def _listing(root: Path) -> str:
@@ -282,14 +261,14 @@ def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint
     """Architecture and quantization must be installed: said now, with what to install, not after loading."""
     if not checkpoint.architectures:
         raise ModelError(f"{checkpoint.path}: the checkpoint names no architecture; give one with --hf-overrides architectures")
-    _announce(registry.choose("model", ModelNeed(), keys=checkpoint.architectures))
+    registry.choose("model", ModelNeed(), keys=checkpoint.architectures)
     stored = (checkpoint.quantization or {}).get("quant_method")
     asked = settings.engine.quantization
     if asked and stored and asked != stored and "online" not in registry.spec(registry.find("quantization", asked)).flags:
         raise ConfigError(f"quantization {asked!r} was asked for, but the checkpoint is quantized with {stored!r}")
     method = asked or stored or default_name("quantization")
     if method is not None:
-        _announce(registry.choose("quantization", QuantizationNeed(), keys=[str(method)]))
+        registry.choose("quantization", QuantizationNeed(), keys=[str(method)])
 
 
 # --- numbers of the model ----------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ class Family:
 
 
 def need_of(checkpoint: Checkpoint) -> ModelFamilyNeed:
-    """What of a checkpoint families are matched on."""
+    """The parts of a checkpoint that families are matched on."""
     model_type = checkpoint.config.get("model_type")
     directory = checkpoint.tokenizer.directory
     return ModelFamilyNeed(
@@ -81,9 +81,10 @@ def choose_family(registry: Registry, need: ModelFamilyNeed) -> Family:
     for row in fitting:
         gate = "selected" if row is winner else "ranked"
         candidates.append(Candidate(row[1], gate, f"{row[0]} matches: {row[3]}"))  # type: ignore[arg-type]
-    shown = [*(c for c in candidates if c.gate == "selected"), *by_gate([c for c in candidates if c.gate != "selected"])]
     reason = _reason(winner, best)
-    registry.record(Decision("model_family", winner[1] if winner else None, tuple(shown), "", describe(need), reason))
+    registry.record(
+        Decision("model_family", winner[1] if winner else None, tuple(by_gate(candidates)), "", describe(need), reason)
+    )
     if winner is None:
         if best:
             log.warning("model family → none: %s", reason)
@@ -154,21 +155,15 @@ def choose_parser(registry: Registry, kind: str, asked: str, family: Family) -> 
     if asked != AUTO:
         return registry.choose(kind, Need(), explicit=asked).require().qualified
     name = family.recommends.get(kind)
-    if name is None:
-        why = f"the model family {family.name} recommends none" if family.name else family.reason
-        registry.record(Decision(kind, None, _others(registry, kind), rank=why))
-        return None
-    try:
-        decision = registry.choose(kind, Need(), explicit=name)
-    except PluginError as error:
-        advice = str(error) if isinstance(error, PluginNotFound) else f"it cannot be used: {error}"
-        log.warning("the model family %s recommends the %s %r, but %s", family.name, kind, name, advice)
-        registry.record(Decision(kind, None, _others(registry, kind), rank=f"{name} is recommended, but {advice}"))
-        return None
-    decision = registry.record(replace(decision, rank=f"recommended by the model family {family.name}"))
-    log.debug("%s", decision.line())
-    return decision.require().qualified
-
-
-def _others(registry: Registry, kind: str) -> tuple[Candidate, ...]:
-    return tuple(Candidate(entry, "ranked", "name it to use it") for entry in registry.entries(kind))
+    why = f"the model family {family.name} recommends none" if family.name else family.reason
+    if name is not None:
+        try:
+            chosen = registry.choose(kind, Need(), explicit=name)
+            return registry.record(replace(chosen, rank=f"recommended by the model family {family.name}")).require().qualified
+        except PluginError as error:
+            advice = str(error) if isinstance(error, PluginNotFound) else f"it cannot be used: {error}"
+            log.warning("the model family %s recommends the %s %r, but %s", family.name, kind, name, advice)
+            why = f"{name} is recommended, but {advice}"
+    others = tuple(Candidate(entry, "ranked", "name it to use it") for entry in registry.entries(kind))
+    registry.record(Decision(kind, None, others, rank=why))
+    return None

@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
-from typing import Protocol
 
 from pegboard.errors import ModelError, PluginError, PluginNotFound
 from pegboard.interfaces.model_source import ModelReference
-from pegboard.interfaces.spec import Spec
 from pegboard.plugins.defaults import provider
 from pegboard.plugins.names import missing_providers, not_found, to_install
+from pegboard.plugins.registry import Registry
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _SCHEME = re.compile(r"([A-Za-z][\w+-]+):(.*)", re.DOTALL)  # two letters at least: "C:\models" is a path
@@ -25,18 +24,7 @@ _FILE_BEHIND = re.compile(r"(?P<name>.+):(?P<file>[^:\\]*[^:\\/.]\.[A-Za-z]\w*)"
 _PATH_STARTS = ("./", "../", "/", "~", ".\\", "..\\")
 
 
-class _Entry(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-class _Registry(Protocol):
-    def entries(self, kind: str) -> Iterable[_Entry]: ...
-
-    def spec(self, entry: _Entry) -> Spec: ...
-
-
-def parse_reference(text: str, registry: _Registry, *, revision: str | None = None) -> ModelReference:
+def parse_reference(text: str, registry: Registry, *, revision: str | None = None) -> ModelReference:
     """`split_reference` with the schemes of the installed model sources. Broken plugins take no part. Raises ModelError as
     there, and PluginNotFound when what is missing is a source: the error says what to install."""
     flags: dict[str, frozenset[str]] = {}
@@ -110,7 +98,7 @@ def _exists(text: str) -> bool:
         return False
 
 
-def _weight_endings(registry: _Registry) -> tuple[str, ...]:
+def _weight_endings(registry: Registry) -> tuple[str, ...]:
     """How files end that the installed weight loaders read."""
     found: set[str] = set()
     for entry in registry.entries("weight_loader"):

@@ -11,12 +11,11 @@ from typing import Any
 import pluggy
 
 from pegboard import env
-from pegboard.errors import PluginBroken, PluginFailure
+from pegboard.errors import PluginBroken, PluginFailure, did_you_mean
 from pegboard.interfaces import hooks as hookspecs
 from pegboard.log import get_logger
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_part
-from pegboard.plugins.names import did_you_mean
 from pegboard.plugins.registry import Registry
 
 logger = get_logger(__name__)

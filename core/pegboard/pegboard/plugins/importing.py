@@ -14,11 +14,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pegboard.errors import PluginBroken
+from pegboard.errors import PluginBroken, did_you_mean
 from pegboard.interfaces import KINDS
 from pegboard.interfaces.spec import Absent, Broken, Need, Ok, ProbeFacts, Spec, Verdict
 from pegboard.plugins.discovery import Entry
-from pegboard.plugins.names import did_you_mean
 
 
 def import_object(path: str) -> Any:

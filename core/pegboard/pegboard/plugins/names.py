@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
-from pegboard.errors import PluginNotFound
+from pegboard.errors import PluginNotFound, did_you_mean, nearest
 from pegboard.interfaces import KINDS
 from pegboard.plugins.defaults import catalogue, provider
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like `name`; None when nothing is near."""
-    by_lower = {item.lower(): item for item in sorted(known)}
-    found = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[found[0]] if found else None
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """ ", did you mean 'x'?" or ""."""
-    match = nearest(name, known)
-    return f", did you mean {match!r}?" if match else ""
 
 
 def check_kind(kind: str) -> None:

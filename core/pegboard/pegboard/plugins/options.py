@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pegboard import env
-from pegboard.errors import ConfigError
+from pegboard.errors import ConfigError, did_you_mean
 from pegboard.interfaces.spec import Spec
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_part, import_spec
-from pegboard.plugins.names import did_you_mean
 from pegboard.plugins.policy import OptionKey
 
 if TYPE_CHECKING:

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pegboard import env
-from pegboard.errors import ConfigError
+from pegboard.errors import ConfigError, did_you_mean
 from pegboard.interfaces import KINDS
 from pegboard.plugins.defaults import catalogue, default_enabled
 from pegboard.plugins.discovery import HOOKS_KIND, Entry, Scan, normalized
-from pegboard.plugins.names import did_you_mean
 
 if TYPE_CHECKING:
     from pegboard.config.schema import PluginConfig

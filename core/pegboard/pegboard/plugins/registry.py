@@ -220,8 +220,11 @@ class Registry:
         """
         key = key or (keys[0] if keys else "")
         if explicit not in (None, "auto"):
-            return self.record(choosing.choose_explicit(self, kind, need, str(explicit), key))
-        return choosing.choose_ranked(self, kind, need, key=key, keys=keys, prefers=prefers, among=among, required=required)
+            made = self.record(choosing.choose_explicit(self, kind, need, str(explicit), key))
+        else:
+            made = choosing.choose_ranked(self, kind, need, key=key, keys=keys, prefers=prefers, among=among, required=required)
+        logger.debug("%s", made.line())
+        return made
 
     def record(self, decision: Decision) -> Decision:
         """Keep a decision for explanation and for the lock; returns it."""

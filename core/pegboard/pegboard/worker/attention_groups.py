@@ -10,11 +10,8 @@ from pegboard.config.limits import Limits
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import AttentionBackend, AttentionLayer, AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan
 from pegboard.interfaces.quantization import QuantizationMethod
-from pegboard.log import get_logger
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.registry import Registry
-
-log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +66,7 @@ class AttentionGroups:
         )
         key = "+".join(f"{name}={value}" for name, value in need.wants().items())
         known = self.registry.decisions.get(("attention", key))
-        decision = known or self.registry.choose("attention", need, explicit=limits.explicit, key=key)
-        if known is None:
-            log.debug("%s", decision.line())
-        return decision.require()
+        return (known or self.registry.choose("attention", need, explicit=limits.explicit, key=key)).require()
 
     def kv_specs(self) -> dict[int, KVCacheSpec]:
         """What each layer that owns a cache stores."""

@@ -7,12 +7,9 @@ from typing import Any
 
 from pegboard.errors import ModelError, PluginBroken
 from pegboard.interfaces.kernel import KernelNeed, KernelSpec
-from pegboard.log import get_logger
 from pegboard.ops import REFERENCES
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.registry import Registry
-
-log = get_logger(__name__)
 
 
 class Kernels(dict[str, Callable[..., Any]]):
@@ -46,7 +43,6 @@ def choose_kernels(registry: Registry, *, platform: str, dtype: str) -> Kernels:
             continue
         need = KernelNeed(platform=platform, dtype=dtype)
         decision = registry.choose("kernel", need, key=name or "replay", among=entries, required=False)
-        log.debug("%s", decision.line())
         winner = decision.winner or declared.get(name)
         if winner is not None and name:
             kernels[name] = registry.load(winner)

@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING, Any
 from pegboard.config.schema import StructuredOutputsConfig, structured_outputs_config
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.interfaces.structured_output import StructuredOutputNeed, StructuredOutputSetup
-from pegboard.log import get_logger
 from pegboard.plan.engine_plan import make_tokenizer
 from pegboard.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Vocabulary
     from pegboard.plan.engine_plan import EnginePlan
-
-log = get_logger(__name__)
 
 MAX_FILL_THREADS = 4
 """Filling the masks of a batch is short work: more threads cost more than they bring."""
@@ -50,11 +47,7 @@ def _chosen(registry: Registry, config: StructuredOutputsConfig) -> list[Any]:
     need = StructuredOutputNeed(compact=config.disable_any_whitespace)
     if config.names:
         decisions = [registry.choose("structured_output", need, explicit=name, key=name) for name in config.names]
-        for decision in decisions:
-            log.debug("%s", decision.line())
         return [decision.require() for decision in decisions]
     decision = registry.choose("structured_output", need, required=False)
-    if decision.winner is not None:
-        log.debug("%s", decision.line())
     ranked = [candidate.entry for candidate in decision.candidates if candidate.gate in ("selected", "ranked")]
     return ranked[:1] if config.disable_fallback else ranked
