@@ -30,7 +30,7 @@ MAIN_LINE = {
     "engine/engine.py": "`step()`: schedule a batch, submit it, take the oldest result, apply it",
     "engine/scheduler.py": "`schedule()`: who computes how many tokens in a step; `update()`: appends tokens, ends requests",
     "engine/prefill.py": "lets waiting requests in, with the part of their prompt that is cached",
-    "engine/queues.py": "who waits, runs and ends, and gives back rows, blocks, adapters and media",
+    "engine/queues.py": "who waits, runs and ends, and gives back rows, blocks and adapters",
     "engine/kv/cache.py": "which blocks hold whose keys and values, and which can be found again",
     "worker/model_runner.py": "`run()`: batch to tensors, forward, logits, sampler",
     "front/output_stream.py": "token ids to text: incremental decoding, stop strings, logprobs",

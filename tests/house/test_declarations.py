@@ -37,7 +37,6 @@ UNREAD: set[str] = {
 }  # fmt: skip
 """Fields without a reader, to be read or deleted. Only shrinks."""
 UNSET: set[str] = {
-    "Limits.encoder_cache_tokens",
     "ModelSourceSetup.offline",
 }  # fmt: skip
 """Fields that are read and never set, to be set or deleted. Only shrinks."""

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.config.limits import Limits
-from pegboard.data.request import AdapterRef, Blob, EngineRequest, MediaRef, RequestDelta
+from pegboard.data.request import AdapterRef, EngineRequest, RequestDelta
 from pegboard.data.sampling_params import PoolingParams, SamplingParams, StructuredOutputsParams
 from pegboard.engine.requests import Request
 from pegboard.errors import ConfigError, EngineDeadError, KVCacheTooSmall, Overloaded, PluginFailure, RequestError
-from pegboard.interfaces.attention import Encoder, Full
 from pegboard.interfaces.metrics import Metric, Sample, split_series
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup, StepBudget, StepLoad
 from pegboard_testing.fake_engine import EOS, FakeEngine
@@ -40,7 +39,6 @@ def greedy(max_tokens: int | None = 4, **fields: Any) -> SamplingParams:
         ([3], {"priority": 1}, "scheduling policy that honours it"),
         ([3], {"lora": AdapterRef(1, "poet", "/p")}, "'poet': LoRA is off"),
         ([3], {"params": greedy(structured_outputs=StructuredOutputsParams(regex="a"))}, "needs a structured output plugin"),
-        ([3], {"prompt_embeds": Blob(b"ab", "uint8", (2, 1))}, "2 rows for 1 prompt tokens"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_the_reason(prompt: list[int], fields: dict[str, Any], message: str) -> None:
@@ -173,14 +171,6 @@ def test_a_pooling_request_ends_with_its_result(max_in_flight: int) -> None:
     engine.engine.add(EngineRequest(request_id="p", prompt_token_ids=list(range(20)), params=PoolingParams()))
     (delta,) = engine.run()["p", 0].deltas
     assert delta.finish_reason == "stop" and len(delta.pooled) == 1 and delta.token_ids == []
-    engine.check_idle()
-
-
-def test_cross_attention_reads_the_media_of_its_own_request() -> None:
-    engine = FakeEngine([Full(), Encoder()], encoder_cache_tokens=20)
-    audio = {name: (MediaRef(name, 0, 7, Blob(b"x", "uint8", (1,))),) for name in ("hello", "bye")}
-    texts = [tuple(engine.generate(range(5), greedy(6), media=audio[name]).token_ids) for name in ("hello", "bye", "hello")]
-    assert texts[0] == texts[2] != texts[1]
     engine.check_idle()
 
 

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from pegboard.data.request import Blob, MediaRef
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.engine.grammar.grammars import constraint_of
 from pegboard.errors import RequestError
 from pegboard.interfaces.attention import Full, Window
-from pegboard_testing.fake_connectors import FakeEncoderConnector
 from pegboard_testing.fake_engine import EOS, FakeEngine
 from pegboard_testing.fake_structured_output import FakeStructuredOutput
 
@@ -155,15 +153,6 @@ def test_a_loading_request_is_passed_and_may_be_aborted() -> None:
     assert engine.engine.stats()["num_free_blocks"] < engine.engine.stats()["num_blocks"] - 1, "the load may still be writing"
     assert engine.run()["loading", 0].finish_reason == "abort"
     engine.check_idle()
-
-
-def test_media_encoded_elsewhere_are_not_encoded_here() -> None:
-    store: dict[str, Any] = {}
-    media = (MediaRef("cat", 2, 6, Blob(b"x", "uint8", (1,))),)
-    first = FakeEngine(encoder_cache_tokens=8, encoder_connector=FakeEncoderConnector(store))
-    second = FakeEngine(encoder_cache_tokens=8, encoder_connector=FakeEncoderConnector(store))
-    texts = [engine.generate(range(12), greedy(), media=media).token_ids for engine in (first, second)]
-    assert texts[0] == texts[1] and (first.worker.num_encoded, second.worker.num_encoded) == (1, 0)
 
 
 @pytest.mark.parametrize("load", ["in_step", "between_steps"])

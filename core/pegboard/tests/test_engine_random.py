@@ -9,10 +9,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from pegboard.config.limits import NO_LIMIT
-from pegboard.data.request import AdapterRef, Blob, EngineRequest, MediaRef
+from pegboard.data.request import AdapterRef, EngineRequest
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
-from pegboard.interfaces.attention import Chunk, Encoder, Full, State, Window
-from pegboard_testing.fake_connectors import FakeEncoderConnector
+from pegboard.interfaces.attention import Chunk, Full, State, Window
 from pegboard_testing.fake_engine import EOS, FakeEngine, expected_tokens
 from pegboard_testing.fake_structured_output import FakeGrammar, FakeStructuredOutput
 
@@ -31,7 +30,6 @@ LAYERS = [
     [State(checkpoint_every=8)],
     [Full(), State(checkpoint_every=8)],
     [Window(9), State()],
-    [Full(), Encoder()],
 ]
 
 grammars = st.sampled_from(["3:0,1,2:4", "2:1:6", "4:0,3:3"])
@@ -44,7 +42,7 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
     kinds = {type(retain) for retain in retains}
     max_num_seqs = draw(st.integers(1, 5))
     max_drafts = draw(st.sampled_from([0, 0, 1, 3]))
-    kv_load = draw(st.sampled_from([None, None, "in_step", "between_steps"])) if not kinds & {State, Encoder} else None
+    kv_load = draw(st.sampled_from([None, None, "in_step", "between_steps"])) if State not in kinds else None
     max_num_batched_tokens = max_num_seqs + draw(st.integers(0, 30))
     return {
         "retains": retains,
@@ -62,14 +60,13 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "max_loras": draw(st.sampled_from([1, 2])),
         "by_priority": draw(st.booleans()),
         "kv_load": kv_load,
-        "encoder_cache_tokens": draw(st.sampled_from([12, 30])) if Encoder not in kinds else 30,
         "long_prefill_token_threshold": draw(st.sampled_from([NO_LIMIT, NO_LIMIT, 3, 9])),
         "max_num_partial_prefills": draw(st.integers(1, 3)),
     }
 
 
 @st.composite
-def requests(draw: st.DrawFn, max_model_len: int, has_encoder: bool) -> EngineRequest:
+def requests(draw: st.DrawFn, max_model_len: int) -> EngineRequest:
     """A request whose prompt shares stems with others."""
     stem = [(7 * i + 3) % VOCAB for i in range(draw(st.integers(0, max_model_len - 2)))]
     tail = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=5))
@@ -89,35 +86,14 @@ def requests(draw: st.DrawFn, max_model_len: int, has_encoder: bool) -> EngineRe
         structured_outputs=StructuredOutputsParams(grammar=grammar) if grammar else None,
     )
     params.min_tokens = draw(st.integers(0, min(3, params.max_tokens or 3))) if grammar is None else 0
-    media = _media(draw, len(prompt), has_encoder)
-    embeds = None
-    if not media and draw(st.integers(0, 5)) == 0:
-        rows = [draw(st.integers(0, 255)) for _ in prompt]
-        embeds = Blob(bytes(rows), "uint8", (len(rows), 1))
     return EngineRequest(
         request_id="",
-        prompt_token_ids=[0] * len(prompt) if embeds else prompt,
+        prompt_token_ids=prompt,
         params=params,
         priority=draw(st.integers(0, 2)),
         cache_salt=draw(st.sampled_from([None, None, "salt"])),
         lora=draw(st.sampled_from([None, None, *ADAPTERS])),
-        prompt_embeds=embeds,
-        media=media,
     )
-
-
-def _media(draw: st.DrawFn, num_prompt_tokens: int, has_encoder: bool) -> tuple[MediaRef, ...]:
-    if has_encoder:
-        length = draw(st.integers(1, 8))
-        return (MediaRef(f"audio{length}", 0, length, Blob(b"x", "uint8", (1,))),)
-    items, offset = [], 0
-    for _ in range(draw(st.sampled_from([0, 0, 1, 2]))):
-        offset += draw(st.integers(0, 3))
-        length = draw(st.integers(1, 8))
-        if offset + length <= num_prompt_tokens:
-            items.append(MediaRef(f"image{draw(st.integers(0, 3))}-{length}", offset, length, Blob(b"x", "uint8", (1,))))
-            offset += length
-    return tuple(items)
 
 
 @st.composite
@@ -131,15 +107,11 @@ def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[int, EngineRe
         ]
     arrivals = []
     for number in range(draw(st.integers(3, 8))):
-        request = draw(requests(engine["max_model_len"], any(isinstance(retain, Encoder) for retain in engine["retains"])))
+        request = draw(requests(engine["max_model_len"]))
         request.request_id = f"r{number}"
         request.priority *= engine["by_priority"]
         if len(request.prompt_token_ids) > engine["max_num_batched_tokens"] and not engine["enable_chunked_prefill"]:
             del request.prompt_token_ids[engine["max_num_batched_tokens"] :]
-            request.media = ()
-            request.prompt_embeds = None
-        if not any(isinstance(retain, Encoder) for retain in engine["retains"]):
-            request.media = tuple(i for i in request.media if i.num_tokens <= engine["max_num_batched_tokens"])
         arrivals.append((draw(st.sampled_from([0, 0, 1, 5, 12])), request))
     aborts = {r.request_id: step + draw(st.integers(0, 8)) for step, r in arrivals if draw(st.integers(0, 5)) == 0}
     return engine, arrivals, aborts, draw(st.sets(st.integers(0, 6), max_size=3))
@@ -187,11 +159,7 @@ def _check_results(engine: FakeEngine, arrivals: list[tuple[int, EngineRequest]]
             if request.params.logprobs is not None:
                 assert [p.token_ids[0] for d in result.deltas for p in d.logprobs or ()] == tokens
             if request.params.prompt_logprobs is not None and index == 0:
-                assert [p.token_ids[0] for p in first.prompt_logprobs or ()] == _prompt_after_first(request)
-
-
-def _prompt_after_first(request: EngineRequest) -> list[int]:
-    return [-1] * (len(request.prompt_token_ids) - 1) if request.prompt_embeds else request.prompt_token_ids[1:]
+                assert [p.token_ids[0] for p in first.prompt_logprobs or ()] == request.prompt_token_ids[1:]
 
 
 def _build(arguments: dict[str, Any], failing_loads: set[int], store: dict[Any, Any]) -> FakeEngine:
@@ -207,7 +175,6 @@ def _build(arguments: dict[str, Any], failing_loads: set[int], store: dict[Any, 
         structured_output=FakeStructuredOutput(VOCAB, [EOS]),
         kv_store=store,
         kv_fails=fails,
-        encoder_connector=FakeEncoderConnector(),
     )
 
 
@@ -231,7 +198,7 @@ def test_nothing_forks_from_a_prefix_that_is_still_being_loaded() -> None:
         "retains": [Full(), Window(tokens=7, sinks=3)], "slot_bytes": [4, 4], "block_size": 2, "spare_blocks": 2,
         "max_num_seqs": 4, "max_num_batched_tokens": 9, "max_model_len": 16, "max_in_flight": 3,
         "enable_prefix_caching": True, "max_drafts": 3,
-        "enable_chunked_prefill": True, "draft_accuracy": 0.3, "kv_load": "in_step", "encoder_cache_tokens": 12,
+        "enable_chunked_prefill": True, "draft_accuracy": 0.3, "kv_load": "in_step",
     }  # fmt: skip
     store: dict[Any, Any] = {}
     for _ in range(2):
@@ -245,24 +212,6 @@ def test_nothing_forks_from_a_prefix_that_is_still_being_loaded() -> None:
         engine = _build(arguments, set(), store)
         _run(engine, arrivals, {})
         _check_results(engine, arrivals, {})
-
-
-def test_a_fork_needs_the_media_of_the_token_it_computes() -> None:
-    """Found by the test above: the last prompt token lies in an image, which the parent needs no more and another request's
-    image pushes out within the step of the fork."""
-    arguments = {
-        "retains": [Full()], "slot_bytes": [4], "block_size": 1, "spare_blocks": 8, "max_num_seqs": 5,
-        "max_num_batched_tokens": 23, "max_model_len": 33, "encoder_cache_tokens": 12, "enable_prefix_caching": False,
-    }  # fmt: skip
-    media = [MediaRef(f"image{i}", at, size, Blob(b"x", "uint8", (1,))) for i, at, size in ((0, 2, 3), (1, 0, 2), (2, 4, 8))]
-    three, one = (SamplingParams(n=n, temperature=1.0, seed=1, max_tokens=2, eos_token_ids=[EOS]) for n in (3, 1))
-    arrivals = [
-        (0, EngineRequest(request_id="r0", prompt_token_ids=[*range(10, 15)], params=three, media=(media[0],))),
-        (0, EngineRequest(request_id="r1", prompt_token_ids=[*range(20, 38)], params=one, media=(media[1], media[2]))),
-    ]
-    engine = _build(arguments, set(), {})
-    _run(engine, arrivals, {})
-    _check_results(engine, arrivals, {})
 
 
 @settings(max_examples=20, **RANDOM)

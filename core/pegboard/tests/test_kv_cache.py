@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.data.batch import TransferReport
-from pegboard.data.request import AdapterRef, Blob, EngineRequest, MediaRef
+from pegboard.data.request import AdapterRef, EngineRequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.kv.connectors import KVConnectors
@@ -75,21 +75,15 @@ def test_hashes_grow_with_the_outputs() -> None:
 
 def test_everything_that_decides_a_block_enters_its_hash() -> None:
     tokens = list(range(12))
-    image = MediaRef("cat", 5, 2)
-    other = MediaRef("dog", 5, 2)
     variants = [
         hashes(tokens),
         hashes(tokens, cache_salt="a"),
         hashes(tokens, cache_salt="b"),
         hashes(tokens, lora=AdapterRef(1, "x", "/p", "1")),
         hashes(tokens, lora=AdapterRef(1, "x", "/p", "2")),
-        hashes(tokens, prompt_embeds=Blob(b"a" * 12, "uint8", (12, 1))),
     ]
     assert len({chain[0] for chain in variants}) == len(variants)
-    plain, cat, dog = hashes(tokens), hashes(tokens, media=(image,)), hashes(tokens, media=(other,))
-    assert plain[0] == cat[0] == dog[0], "an item counts from the first block it touches"
-    assert len({plain[1], cat[1], dog[1]}) == 3
-    assert len({plain[2], cat[2], dog[2]}) == 3, "and the chain carries it on"
+    assert len({chain[2] for chain in variants}) == len(variants), "and the chain carries it on"
 
 
 def test_unknown_hash_names_the_known_ones() -> None:

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from pegboard.data.batch import Batch
-from pegboard.data.request import AdapterRef, Blob, MediaRef
+from pegboard.data.request import AdapterRef
 from pegboard.data.sampling_params import SamplingParams
-from pegboard.engine.media import EncoderCache
-from pegboard.errors import RequestError
 from pegboard.interfaces.attention import Full, State, Window
-from pegboard_testing.fake_engine import EOS, FakeEngine
+from pegboard_testing.fake_engine import FakeEngine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
 
@@ -323,81 +321,3 @@ def test_the_least_recently_used_adapter_makes_room() -> None:
         engine.generate(range(number, number + 4), GREEDY, lora=adapter(number))
     loads = [loaded.lora_id for batch in engine.executor.batches for _, loaded in batch.lora_loads]
     assert loads == [1, 2, 3, 2]
-
-
-# --- media --------------------------------------------------------------------------------------------------------------------
-
-
-def image(name: str, offset: int, num_tokens: int) -> MediaRef:
-    return MediaRef(name, offset, num_tokens, Blob(b"x", "uint8", (1,)))
-
-
-def test_media_are_encoded_before_the_first_chunk_that_touches_them_and_once() -> None:
-    engine = FakeEngine(max_num_batched_tokens=8, encoder_cache_tokens=20)
-    media = (image("cat", 2, 4), image("dog", 10, 5))
-    engine.generate(range(20), GREEDY, media=media)
-    encoded = [None if batch.encode is None else batch.encode.tolist() for batch in engine.executor.batches[:3]]
-    assert encoded == [[[3, 0]], [[3, 1]], None] or encoded == [[[0, 0]], [[0, 1]], None]
-    engine.add("again", [9, *range(19)], GREEDY, media=(image("cat", 3, 4), image("dog", 11, 5)))
-    engine.run()
-    assert engine.worker.num_encoded == 2
-
-
-def test_a_chunk_ends_before_an_item_that_does_not_fit_the_encoder_cache() -> None:
-    engine = FakeEngine(max_num_batched_tokens=32, encoder_cache_tokens=6, enable_prefix_caching=False)
-    engine.add("a", range(20), GREEDY, media=(image("cat", 2, 4), image("dog", 10, 5)))
-    engine.run()
-    assert tokens_per_step(engine)[:2] == [[10], [10]]
-    assert [hash_ for batch in engine.executor.batches for hash_ in batch.free_media] == ["cat"]
-
-
-def test_a_later_item_in_the_cache_does_not_keep_out_an_earlier_one() -> None:
-    engine = FakeEngine(encoder_cache_tokens=12, enable_prefix_caching=False)
-    engine.generate(range(20), GREEDY, media=(image("dog", 10, 8),))
-    engine.generate(range(20), GREEDY, media=(image("cat", 2, 8), image("dog", 10, 8)))
-    assert engine.worker.num_encoded == 3, "the second item made room for the first and came again"
-
-
-def test_too_large_media_are_refused() -> None:
-    with pytest.raises(RequestError, match="item 0 has 9 tokens; at most 8"):
-        FakeEngine(encoder_cache_tokens=8).add("a", range(20), GREEDY, media=(image("cat", 2, 9),))
-
-
-def test_what_is_held_is_never_pushed_out() -> None:
-    cache = EncoderCache(10)
-    cat, dog, cow = image("cat", 0, 4), image("dog", 0, 4), image("cow", 0, 4)
-    assert cache.add(cat, "a") and cache.add(dog, "b")
-    assert not cache.add(cow, "c"), "both are needed"
-    cache.release(cat, "a")
-    cache.release(dog, "b")
-    cache.hold(cat, "c")
-    assert cache.held_tokens == 4
-    assert cache.add(cow, "c") and cache.take_freed() == ("dog",)
-    cache.hold(dog, "d")
-    assert cat.hash in cache and dog.hash not in cache
-    cache.release(cat, "someone else")
-    assert cache.held_tokens == 8
-
-
-# --- rows ---------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_finished_row_is_reported_before_it_is_given_out_again() -> None:
-    engine = FakeEngine(max_num_seqs=1)
-    engine.add("a", range(3), greedy(1))
-    engine.add("b", range(3, 6), greedy(1))
-    engine.run()
-    second = engine.executor.batches[1]
-    assert second.removed_rows.tolist() == [0] and second.new[0].row == 0
-
-
-def test_the_extra_step_of_a_row_that_stopped_is_dropped() -> None:
-    probe = FakeEngine()
-    tokens = probe.generate(range(6), greedy(10)).token_ids
-    stop = tokens[3]
-    for depth in (1, 2):
-        engine = FakeEngine(max_in_flight=depth)
-        result = engine.generate(range(6), greedy(10, eos_token_ids=[EOS], stop_token_ids=[stop]))
-        assert result.token_ids == tokens[: tokens.index(stop) + 1] and result.stop_reason == stop
-        assert engine.worker.num_tokens == 6 + tokens.index(stop) + (depth - 1)
-        engine.check_idle()

@@ -1,4 +1,4 @@
-"""Fake KV and encoder connectors: both halves over a dictionary, with delays, failures and pinned saves on demand."""
+"""A fake KV connector: both halves over a dictionary, with delays, failures and pinned saves on demand. A fake LoRA resolver."""
 
 from __future__ import annotations
 
@@ -176,24 +176,6 @@ class FakeKVConnectorWorker:
     def close(self) -> None:
         self._loads.clear()
         self._saves.clear()
-
-
-class FakeEncoderConnector:
-    """Both halves over one dictionary: media hash → encoded item."""
-
-    def __init__(self, store: dict[str, Any] | None = None) -> None:
-        self.store: dict[str, Any] = {} if store is None else store
-        self.num_loaded = 0
-
-    def has(self, media_hashes: Sequence[str]) -> list[bool]:
-        return [media_hash in self.store for media_hash in media_hashes]
-
-    def load(self, media_hash: str) -> Any | None:
-        self.num_loaded += media_hash in self.store
-        return self.store.get(media_hash)
-
-    def save(self, media_hash: str, encoded: Any) -> None:
-        self.store[media_hash] = encoded
 
 
 class FakeLoRAResolver:

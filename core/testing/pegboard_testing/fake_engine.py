@@ -18,7 +18,7 @@ from pegboard.interfaces.attention import Full, KVPlan, Retain
 from pegboard.interfaces.draft import DraftSetup
 from pegboard.interfaces.metrics import MetricsSink
 from pegboard.interfaces.scheduling_policy import SchedulingPolicy, SchedulingPolicySetup
-from pegboard_testing.fake_connectors import FakeEncoderConnector, FakeKVConnector, FakeKVConnectorWorker
+from pegboard_testing.fake_connectors import FakeKVConnector, FakeKVConnectorWorker
 from pegboard_testing.fake_draft import FakeDraft
 from pegboard_testing.fake_executor import FakeExecutor
 from pegboard_testing.fake_model import FakeModel, fake_kv_spec
@@ -71,7 +71,6 @@ class FakeEngine:
         kv_store: dict[tuple[int, bytes], Any] | None = None,
         kv_fails: Callable[[str], int | None] = lambda key: None,
         kv_hesitate: int = 0,
-        encoder_connector: FakeEncoderConnector | None = None,
         metrics: Sequence[MetricsSink] = (),
         measured: Mapping[str, Any] | None = None,
         failing_step: int | None = None,
@@ -101,7 +100,6 @@ class FakeEngine:
             draft=self.draft if max_drafts else None,
             max_drafts=max_drafts,
             connectors={"fake": worker_half} if worker_half else None,
-            encoder_connector=encoder_connector,
             failing_step=failing_step,
         )
         self.draft.target = self.worker.next_of_row
@@ -114,7 +112,6 @@ class FakeEngine:
             limits=self.limits,
             connectors={"fake": self.connector} if self.connector else None,
             grammars=self._grammars(structured_output, grammar_timeout_s),
-            encoder_connector=encoder_connector,
             metrics=StepMetrics(self.limits, metrics, clock=clock or time.time, **(measured or {})),
             has_priority=by_priority,
             plugin_modules={type(self.policy).__module__: f"scheduling_policy {type(self.policy).__name__}"},
@@ -178,7 +175,6 @@ class FakeEngine:
         assert stats["num_requests_running"] == stats["num_requests_waiting"] == stats["num_steps_in_flight"] == 0
         assert sorted(queues.free_rows) == list(range(len(queues.by_row))) and not any(queues.by_row)
         assert not queues.requests and not queues.completions and not queues.draining and not queues.loading
-        assert queues.media.held_tokens == 0
         assert not any(self.engine._kv.pool._num_refs)
 
 
@@ -202,8 +198,6 @@ def expected_tokens(
             tokens,
             seed=seed,
             lora_id=request.lora.lora_id if request.lora else 0,
-            media=request.media,
-            embeds=request.prompt_embeds,
             allowed=allowed(outputs) if allowed else None,
         )
         tokens.append(token)

@@ -1,6 +1,6 @@
 """A model without weights: the next token is a hash of exactly what the model may see.
 
-What a position stores is a hash of its token, its place, its adapter (and of the media item or embedding under it). The next
+What a position stores is a hash of its token, its place and its adapter. The next
 token is a hash of the stored values that its KV groups let it see: all of them, a window, a chunk, or a folded state. So one
 wrong slot anywhere in the history changes every later token, and `FakeModel.next_token` computes from a plain list of tokens what
 a correct engine must produce.
@@ -15,8 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from pegboard.data.request import Blob, MediaRef
-from pegboard.interfaces.attention import Chunk, Encoder, Full, KVCacheSpec, KVTensor, Retain, State, Window
+from pegboard.interfaces.attention import Chunk, Full, KVCacheSpec, KVTensor, Retain, State, Window
 
 
 def fake_kv_spec(retain: Retain | None = None, *, slot_bytes: int = 4) -> KVCacheSpec:
@@ -38,19 +37,6 @@ class FakeModel:
     def value(self, token: int, position: int, lora_id: int = 0) -> int:
         """Stored value of a text token."""
         return zlib.crc32(struct.pack("<qqq", token, position, lora_id))
-
-    def media_value(self, media_hash: str, index: int, position: int, lora_id: int = 0) -> int:
-        """Stored value of placeholder `index` of a media item."""
-        return self.value(zlib.crc32(media_hash.encode()) + index, position, lora_id)
-
-    def embeds_value(self, embeds: Blob, position: int, lora_id: int = 0) -> int:
-        """Stored value of a position given as an embedding."""
-        size = len(embeds.data) // embeds.shape[0]
-        return self.value(zlib.crc32(embeds.data[position * size : (position + 1) * size]), position, lora_id)
-
-    def encoder_values(self, media: Sequence[MediaRef]) -> list[int]:
-        """What an encoder group stores for all media of a request."""
-        return [self.media_value(item.hash, i, i) for item in media for i in range(item.num_tokens)]
 
     def fold(self, state: int, value: int) -> int:
         """A state group's state after one more position; the empty state is 0."""
@@ -83,41 +69,20 @@ class FakeModel:
 
     # --- the answer a correct engine gives ----------------------------------------------------------------------------------
 
-    def stored(
-        self, token_ids: Sequence[int], lora_id: int = 0, media: Sequence[MediaRef] = (), embeds: Blob | None = None
-    ) -> list[int]:
-        """Stored values of a whole history (media under an encoder group are not part of the prompt)."""
-        values = [self.value(token, position, lora_id) for position, token in enumerate(token_ids)]
-        if embeds is not None:
-            values[: embeds.shape[0]] = [self.embeds_value(embeds, p, lora_id) for p in range(embeds.shape[0])]
-        if not self.has_encoder:
-            for item in media:
-                for i in range(item.num_tokens):
-                    values[item.offset + i] = self.media_value(item.hash, i, item.offset + i, lora_id)
-        return values
-
-    @property
-    def has_encoder(self) -> bool:
-        return any(isinstance(retain, Encoder) for retain in self.retains)
-
     def next_token(
         self,
         token_ids: Sequence[int],
         *,
         seed: int | None = None,
         lora_id: int = 0,
-        media: Sequence[MediaRef] = (),
-        embeds: Blob | None = None,
         allowed: Sequence[int] | None = None,
     ) -> int:
         """The tokens that follow `token_ids`, computed without a KV cache."""
         position = len(token_ids) - 1
-        values = np.array(self.stored(token_ids, lora_id, media, embeds), np.int64)
+        values = np.array([self.value(token, p, lora_id) for p, token in enumerate(token_ids)], np.int64)
         views: list[Sequence[int] | np.ndarray] = []
         for retain in self.retains:
-            if isinstance(retain, Encoder):
-                views.append(self.encoder_values(media))
-            elif isinstance(retain, State):
+            if isinstance(retain, State):
                 state = 0
                 for value in values.tolist():
                     state = self.fold(state, value)

@@ -3,7 +3,7 @@
 The memory is one pool of blocks shared by all KV groups. A step writes what it computes through the block tables, and reads the
 history back only through them, so any error in block accounting (a block given to two requests, freed too early, not copied,
 hashed wrongly) changes tokens. Order inside a step, as in a real worker: removed rows, new rows, new blocks, block copies,
-connector loads, media encoding, writes of all rows, then reads and sampling of all rows, drafts, connector saves.
+connector loads, writes of all rows, then reads and sampling of all rows, drafts, connector saves.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import numpy as np
 from pegboard.data.batch import CSR, Batch, Logprobs, NewRequest, StepOutput, StepTimes, TokenMasks
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import ConfigError
-from pegboard.interfaces.attention import Encoder, KVPlan, State
+from pegboard.interfaces.attention import KVPlan, State
 from pegboard.interfaces.draft import DraftProposer, DraftStep
-from pegboard.interfaces.encoder_connector import EncoderConnectorWorker
 from pegboard.interfaces.executor import SERVING_CALLS, START_CALLS
 from pegboard.interfaces.kv_connector import KVConnectorWorker
 from pegboard_testing.fake_model import FakeModel
@@ -56,7 +55,6 @@ class FakeWorker:
         draft: DraftProposer | None = None,
         max_drafts: int = 0,
         connectors: Mapping[str, KVConnectorWorker] | None = None,
-        encoder_connector: EncoderConnectorWorker | None = None,
         failing_step: int | None = None,
     ) -> None:
         self.model = model
@@ -65,12 +63,9 @@ class FakeWorker:
         self.max_drafts = max_drafts
         self.failing_step = failing_step
         self.connectors = dict(connectors or {})
-        self.encoder_connector = encoder_connector
         self.memory = np.full((plan.num_blocks, max(group.block_size for group in plan.groups)), -1, np.int64)
         self.rows: list[_Row | None] = [None] * max_num_seqs
-        self.encoded: set[str] = set()
         self.adapters: dict[int, int] = {}  # slot → lora_id
-        self.num_encoded = 0
         self.num_steps = 0
         self.num_tokens = 0
         views = {layer: {"kv": self.memory} for group in plan.groups for layer in group.layers}
@@ -87,7 +82,6 @@ class FakeWorker:
         self._update_rows(batch)
         for name, connector in self.connectors.items():
             connector.begin(batch.connector[name])
-        self._encode(batch)
         given = [self._inputs(batch, i) for i in range(batch.num_rows)]
         for i in range(batch.num_rows):
             self._write(self._row(batch, i), given[i])
@@ -139,31 +133,6 @@ class FakeWorker:
             for i, slot in enumerate(batch.lora_slots.tolist()):
                 self._row(batch, i).lora_id = self.adapters[slot] if slot else 0
 
-    def _encode(self, batch: Batch) -> None:
-        for media_hash in batch.free_media:
-            self.encoded.remove(media_hash)
-        for number, index in batch.encode.tolist() if batch.encode is not None else ():
-            row = self.rows[number]
-            assert row is not None
-            item = row.request.media[index]
-            if item.hash not in self.encoded:
-                found = self.encoder_connector.load(item.hash) if self.encoder_connector is not None else None
-                if found is None:
-                    assert item.data is not None, f"media {item.hash} must be encoded, but its data was not sent"
-                    self.num_encoded += 1
-                    if self.encoder_connector is not None:
-                        self.encoder_connector.save(item.hash, item.data)
-                self.encoded.add(item.hash)
-        for number in {number for number, _ in batch.encode.tolist()} if batch.encode is not None else ():
-            self._write_encoder(self.rows[number])
-
-    def _write_encoder(self, row: _Row | None) -> None:
-        assert row is not None
-        for group, retain in enumerate(self.model.retains):
-            if isinstance(retain, Encoder):
-                values = np.array(self.model.encoder_values(row.request.media), np.int64)
-                self._store(row, group, np.arange(len(values)), values)
-
     def _inputs(self, batch: Batch, i: int) -> list[int]:
         """Tokens of this step, drafts last; checks that the engine and the row agree on the number of computed tokens."""
         row, num_drafts = self._row(batch, i), int(batch.num_draft_tokens[i])
@@ -180,7 +149,8 @@ class FakeWorker:
 
     def _write(self, row: _Row, tokens: list[int]) -> None:
         positions = np.arange(row.num_computed, row.num_computed + len(tokens))
-        values = np.array([self._value(row, token, p) for token, p in zip(tokens, positions.tolist(), strict=True)], np.int64)
+        pairs = zip(tokens, positions.tolist(), strict=True)
+        values = np.array([self.model.value(token, position, row.lora_id) for token, position in pairs], np.int64)
         for group, retain in enumerate(self.model.retains):
             if isinstance(retain, State):
                 state = int(self.memory[row.tables[group][0], 0]) if row.num_computed else 0
@@ -188,19 +158,8 @@ class FakeWorker:
                 for value in values.tolist():
                     state = self.model.fold(state, value)
                     row.states.append(state)
-            elif not isinstance(retain, Encoder):
+            else:
                 self._store(row, group, positions, values)
-
-    def _value(self, row: _Row, token: int, position: int) -> int:
-        request = row.request
-        if request.prompt_embeds is not None and position < request.num_prompt_tokens:
-            assert token == -1 or position >= request.prompt_embeds.shape[0]
-            return self.model.embeds_value(request.prompt_embeds, position, row.lora_id)
-        for item in () if self.model.has_encoder else request.media:
-            if item.offset <= position < item.offset + item.num_tokens:
-                assert item.hash in self.encoded, f"token {position} needs media {item.hash}, which is not encoded"
-                return self.model.media_value(item.hash, position - item.offset, position, row.lora_id)
-        return self.model.value(token, position, row.lora_id)
 
     def _slots(self, row: _Row, group: int, positions: np.ndarray) -> np.ndarray:
         size = self.plan.groups[group].block_size
@@ -218,11 +177,7 @@ class FakeWorker:
             if isinstance(retain, State):
                 views.append([row.states[position - row.num_computed]])
                 continue
-            if isinstance(retain, Encoder):
-                positions = np.arange(sum(item.num_tokens for item in row.request.media))
-            else:
-                positions = self.model.seen(retain, position)
-            views.append(self.memory[tuple(self._slots(row, group, positions))])
+            views.append(self.memory[tuple(self._slots(row, group, self.model.seen(retain, position)))])
         return self.model.choose(views, position, row.seed, allowed)
 
     # --- after the forward --------------------------------------------------------------------------------------------------
@@ -308,10 +263,7 @@ class FakeWorker:
         """The tokens that really follow `token_ids` in this row, so that a fake draft can be right as often as it wants."""
         row = self.rows[number]
         assert row is not None
-        request = row.request
-        return self.model.next_token(
-            token_ids, seed=request.seed, lora_id=row.lora_id, media=request.media, embeds=request.prompt_embeds
-        )
+        return self.model.next_token(token_ids, seed=row.seed, lora_id=row.lora_id)
 
 
 def fake_logprobs(token_ids: list[int], k: int, vocab_size: int) -> Logprobs:

@@ -22,7 +22,6 @@ class Limits:
     at once, of which max_long_partial_prefills may be longer than the threshold. target_itl_s: how long a step with decodes
     should last at most, in seconds; prefill chunks are cut to fit; 0 = no bound. max_drafts: most draft tokens per row and step.
     max_loras: adapters resident at once, 0 = LoRA off. kv_metrics_share: share of the KV blocks whose stay is measured, 0 = none.
-    encoder_cache_tokens: capacity of the worker's encoder cache, which is also the most that one step encodes.
 
     Raises ConfigError, naming the setting.
     """
@@ -45,7 +44,6 @@ class Limits:
     max_loras: int = 0
     kv_load_failure_policy: Literal["recompute", "fail"] = "recompute"
     kv_metrics_share: float = 0.0
-    encoder_cache_tokens: int = 0
 
     def __post_init__(self) -> None:
         positive = ("max_model_len", "vocab_size", "max_num_seqs", "max_num_batched_tokens", "block_size", "max_in_flight",

@@ -46,8 +46,6 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     priority: int = 0
     cache_salt: str | None = None
     lora: AdapterRef | None = None
-    prompt_embeds: Blob | None = None
-    media: tuple[MediaRef, ...] = ()
     kv_transfer_params: dict[str, Any] | None = None
     trace_headers: dict[str, str] | None = None
 

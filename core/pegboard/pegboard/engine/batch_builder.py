@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from pegboard.config.limits import Limits
 from pegboard.data.batch import CSR, Batch, BlockDelta, NewRequest
-from pegboard.data.request import MediaRef
 from pegboard.engine.kv.cache import Copy, NewBlocks
 from pegboard.engine.queues import Queues
 from pegboard.engine.requests import Request
@@ -88,7 +86,7 @@ class BatchBuilder:
     def build(self, plan: StepPlan) -> tuple[Batch, dict[int, list[int]], list[Copy]]:
         """The batch, row → draft tokens it verifies, and the block copies it runs."""
         items = self._in_order(plan)
-        queues, encode = self._queues, self._queues.media.to_encode
+        queues = self._queues
         copies = queues.kv.take_copies()
         drafts = {row: r.draft_token_ids[: e.num_drafts] for r, e in items if e.num_drafts and (row := r.row) is not None}
         batch = Batch(
@@ -103,8 +101,6 @@ class BatchBuilder:
             new_blocks=_block_delta(items),
             copy_blocks=np.array(copies, np.int32).reshape(-1, 3),
             needs_masks=any(entry.samples and request.grammar is not None for request, entry in items),
-            encode=np.array([(request.row, index) for request, index in encode], np.int32) if encode else None,
-            free_media=queues.media.take_freed(),
             lora_loads=queues.loras.take_loads(),
         )
         if plan.has_trimmed_drafts:
@@ -116,7 +112,7 @@ class BatchBuilder:
             request.num_computed_tokens += entry.num_tokens
             request.num_in_flight_tokens += entry.num_tokens
             request.num_in_flight_steps += 1
-        if queues.connectors:
+        if queues.connectors is not None:
             batch.connector = queues.connectors.plan(batch)
         self._step += 1
         return batch, drafts, copies
@@ -130,30 +126,16 @@ class BatchBuilder:
         return first + [item for item in plan.entries.items() if item[1].num_tokens > short]
 
     def _new_request(self, request: Request) -> NewRequest:
-        token_ids = np.array(request.all_token_ids, np.int32)
-        if request.prompt_embeds is not None:
-            token_ids[: request.num_prompt_tokens] = -1
         assert request.row is not None
         return NewRequest(
             row=request.row,
             request_id=request.key,
-            token_ids=token_ids,
+            token_ids=np.array(request.all_token_ids, np.int32),
             num_prompt_tokens=request.num_prompt_tokens,
             num_computed_tokens=request.num_computed_tokens,
             params=request.params,
             seed=request.seed,
             block_ids=tuple(np.array(table, np.int32) for table in self._queues.kv.tables(request)),
-            prompt_embeds=request.prompt_embeds,
-            media=self._media_of(request) if request.media else (),
-        )
-
-    def _media_of(self, request: Request) -> tuple[MediaRef, ...]:
-        """Without the data of items that the worker has, or gets in this very step from another row."""
-        media = self._queues.media
-        encoded_here = {index for owner, index in media.to_encode if owner is request}
-        return tuple(
-            msgspec.structs.replace(item, data=None) if index not in encoded_here and media.is_held(item, request.key) else item
-            for index, item in enumerate(request.media)
         )
 
 

@@ -15,7 +15,6 @@ from pegboard.engine.kv.plan import plan_kv
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.errors import ConfigError
 from pegboard.interfaces.attention import KVPlan
-from pegboard.interfaces.encoder_connector import EncoderConnectorSetup
 from pegboard.interfaces.executor import ExecutorNeed, ExecutorSetup
 from pegboard.interfaces.hooks import LoadedModel
 from pegboard.interfaces.kv_connector import KVConnectorSetup
@@ -67,7 +66,6 @@ def build_engine(plan: "EnginePlan") -> Engine:
         limits=limits,
         connectors=_connectors(registry, config, kv_plan),
         grammars=make_grammars(registry, plan),
-        encoder_connector=_encoder_connector(registry, plan),
         metrics=_metrics(registry, plan, config, limits, kv_plan),
         plugin_modules=_plugin_modules(registry),
     )
@@ -177,14 +175,6 @@ def _max_in_flight(config: EngineConfig, registry: Registry) -> int:
             log.info("max_in_flight 1 instead of %d: %s needs each token on the host", wanted, entry.id)
             return 1
     return wanted
-
-
-def _encoder_connector(registry: Registry, plan: "EnginePlan") -> Any:
-    name = plan.settings.engine.encoder_connector
-    if name is None:
-        return None
-    entry = registry.choose("encoder_connector", Need(), explicit=name).require()
-    return registry.build(entry, EncoderConnectorSetup(plan.checkpoint.digest))
 
 
 def _plugin_modules(registry: Registry) -> dict[str, str]:

@@ -24,14 +24,12 @@ from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.kv.connectors import KVConnectors
 from pegboard.engine.kv.plan import check_fits
-from pegboard.engine.media import EncoderCache
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.queues import Queues
 from pegboard.engine.requests import check_request, completions_of
 from pegboard.engine.scheduler import Scheduler
 from pegboard.errors import EngineDeadError, Overloaded, PegboardError, PluginFailure, RequestError
 from pegboard.interfaces.attention import KVPlan
-from pegboard.interfaces.encoder_connector import EncoderConnectorScheduler
 from pegboard.interfaces.executor import SERVING_CALLS, Executor, StepFuture, WorkerDeath
 from pegboard.interfaces.kv_connector import KVConnectorScheduler
 from pegboard.interfaces.metrics import MetricsSink
@@ -62,7 +60,6 @@ class Engine:
         limits: Limits,
         connectors: Mapping[str, KVConnectorScheduler] | None = None,
         grammars: Grammars | None = None,
-        encoder_connector: EncoderConnectorScheduler | None = None,
         metrics: StepMetrics | None = None,
         has_priority: bool = False,
         plugin_modules: Mapping[str, str] | None = None,
@@ -82,9 +79,7 @@ class Engine:
             hash_algo=limits.hash_algo,
             residency_share=limits.kv_metrics_share,
         )
-        media = EncoderCache(limits.encoder_cache_tokens, connector=encoder_connector, all_at_once=self._kv.has_encoder_groups)
-        self._connectors = KVConnectors(connectors or {}, self._kv)
-        self._queues = Queues(limits, self._kv, policy, self._connectors, media, clock)
+        self._queues = Queues(limits, self._kv, policy, KVConnectors(connectors, self._kv) if connectors else None, clock)
         self._metrics = metrics or StepMetrics(limits)
         self._scheduler = Scheduler(limits, self._queues, grammars, self._metrics)
         self._in_flight: deque[tuple[Batch, StepFuture]] = deque()
@@ -107,7 +102,7 @@ class Engine:
         if request.request_id in self._queues.completions:
             raise RequestError(f"request id {request.request_id!r} is in use; choose another", parameter="request_id")
         check_request(request, self.limits, has_priority=self._has_priority)
-        self._check_grammar(request)
+        grammars = self._grammars_for(request)
         most, waiting = self.limits.max_num_queued_reqs, self._queues.num_waiting
         if waiting + (request.params.n if isinstance(request.params, SamplingParams) else 1) > most:
             raise Overloaded(f"{waiting} completions are waiting, the limit is {most}; try again later")
@@ -115,19 +110,22 @@ class Engine:
             request = msgspec.structs.replace(request, arrival_s=self._clock())
         with self._dying():
             for completion in completions_of(request):
-                if self._grammars is not None:
-                    self._grammars.start(completion)
+                if grammars is not None:
+                    grammars.start(completion)
                 self._queues.add(completion)
 
-    def _check_grammar(self, request: EngineRequest) -> None:
+    def _grammars_for(self, request: EngineRequest) -> Grammars | None:
+        """The grammars, when the request is constrained. RequestError when the constraint cannot be enforced."""
         wanted = request.params.structured_outputs if isinstance(request.params, SamplingParams) else None
-        if wanted is not None:
-            if self._grammars is None:
-                raise RequestError(
-                    f"{wanted.parameter} needs a structured output plugin, and none is active; {to_install('structured_output')}",
-                    parameter=wanted.parameter,
-                )
-            self._grammars.check(wanted)
+        if wanted is None:
+            return None
+        if self._grammars is None:
+            raise RequestError(
+                f"{wanted.parameter} needs a structured output plugin, and none is active; {to_install('structured_output')}",
+                parameter=wanted.parameter,
+            )
+        self._grammars.check(wanted)
+        return self._grammars
 
     def abort(self, request_ids: Sequence[str], reason: Literal["abort", "stop"] = "abort") -> None:
         """End requests (all their completions), or single completions by key. Their last delta comes with the next step.
@@ -144,7 +142,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """`step` has something to do: requests, steps in flight, open KV transfers, or deltas to hand out."""
-        return bool(self._queues.requests or self._in_flight or self._queues.deltas or self._connectors.has_open)
+        queues = self._queues
+        return bool(queues.requests or self._in_flight or queues.deltas or queues.is_transferring)
 
     def step(self) -> list[RequestDelta]:
         """Submit what can be submitted, apply the oldest result, return what the requests gained."""
@@ -245,9 +244,8 @@ class Engine:
                 for request in list(self._queues.running):
                     self._queues.preempt(request)
         is_reset = self._kv.pool.reset()
-        if is_reset:
-            self._connectors.reset()
-            self._queues.media.reset()
+        if is_reset and self._queues.connectors is not None:
+            self._queues.connectors.reset()
         return is_reset
 
     def _call(self, method: str, args: Sequence[Any] = ()) -> list[object]:

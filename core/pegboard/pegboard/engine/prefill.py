@@ -47,7 +47,6 @@ class Prefill:
         self._limits = limits
         self._queues = queues
         self._kv = queues.kv
-        self._media = queues.media
         self._grammars = grammars
 
     def admit(self, plan: StepPlan) -> None:
@@ -89,7 +88,7 @@ class Prefill:
         start = self._find_start(request)
         if start is None:
             return Verdict.SKIPPED
-        if start.external.loads_between_steps:
+        if start.external.match.load == "between_steps":
             return self._begin_loading(request, start)
         before = request.num_computed_tokens
         request.num_computed_tokens += start.num_cached
@@ -125,13 +124,11 @@ class Prefill:
         num_prompt = request.num_prompt_tokens
         if self._kv.holds(request) or request.num_output_tokens or parent.num_confirmed_tokens < num_prompt:
             return False  # what is still in flight may turn out wrong (a failed KV load)
-        before, request.num_computed_tokens = request.num_computed_tokens, num_prompt - 1
-        num_tokens, encode = self._media.fit(request, 1) if request.media else (1, [])  # the parent's may be gone by now
-        if not num_tokens or not self._kv.fork(parent, request):
-            request.num_computed_tokens = before
+        if not self._kv.fork(parent, request):
             return False
+        request.num_computed_tokens = num_prompt - 1
         request.num_cached_tokens = parent.num_cached_tokens
-        self._run(request, 1, True, encode, plan)
+        self._run(request, 1, True, plan)
         return True
 
     def _find_start(self, request: Request) -> _Start | None:
@@ -142,7 +139,8 @@ class Prefill:
         if getattr(request.params, "skip_reading_prefix_cache", False):
             return _Start()
         hit = self._kv.lookup(request)
-        external = self._queues.connectors.find(request, hit.num_tokens)
+        connectors = self._queues.connectors
+        external = External() if connectors is None else connectors.find(request, hit.num_tokens)
         return None if external is None else _Start(hit, external)
 
     def _begin_loading(self, request: Request, start: _Start) -> Verdict:
@@ -157,6 +155,7 @@ class Prefill:
         request.num_computed_tokens = start.num_cached
         request.status = RequestStatus.LOADING
         self._queues.loading[request.key] = request
+        assert self._queues.connectors is not None, "one of them loads"
         self._queues.connectors.allocated(request, start.external)
         return Verdict.SKIPPED
 
@@ -168,7 +167,6 @@ class Prefill:
         if not self._limits.enable_chunked_prefill and num_missing > plan.tokens_left and not plan.is_untouched:
             return Verdict.BLOCKED  # it gets a whole step to itself rather than being cut
         num_tokens = self.chunk(request, num_missing, plan)
-        num_tokens, encode = self._media.fit(request, num_tokens) if request.media else (num_tokens, [])
         samples = num_tokens == num_missing
         if num_tokens == 0 or (not samples and not plan.allows_partial(request)):
             return Verdict.SKIPPED
@@ -176,11 +174,11 @@ class Prefill:
             if not self._is_alone() or not self._queues.reclaim(request):
                 return Verdict.BLOCKED
         self._count_query(request, start)
-        if not start.is_loaded:
+        if self._queues.connectors is not None and not start.is_loaded:
             self._queues.connectors.allocated(request, start.external)
             request.num_loading_tokens = start.external.match.num_tokens
             request.num_in_flight_tokens += request.num_loading_tokens
-        self._run(request, num_tokens, samples, encode, plan)
+        self._run(request, num_tokens, samples, plan)
         return Verdict.ADMITTED
 
     def chunk(self, request: Request, num_missing: int, plan: StepPlan) -> int:
@@ -196,16 +194,14 @@ class Prefill:
                 num_tokens = border - computed
         return num_tokens
 
-    def _run(self, request: Request, num_tokens: int, samples: bool, encode: list[int], plan: StepPlan) -> None:
-        if request.media:
-            self._media.book(request, num_tokens, encode)
+    def _run(self, request: Request, num_tokens: int, samples: bool, plan: StepPlan) -> None:
         self._queues.run(request)
         plan.put(request, Entry(num_tokens, 0, samples, self._kv.tables(request), is_new=True))
 
     def _is_alone(self) -> bool:
         """Nobody runs, loads or leaves who could give blocks back."""
         queues = self._queues
-        return not (queues.running or queues.draining or queues.loading or queues.connectors.has_open)
+        return not (queues.running or queues.draining or queues.is_transferring)
 
     def _count_query(self, request: Request, start: _Start) -> None:
         """Statistics, and what the client is told: only the first admission counts."""

@@ -1,20 +1,20 @@
-"""All live requests, waiting and running, and what they hold: rows, blocks, adapter slots, encoded media.
+"""All live requests, waiting and running, and what they hold: rows, blocks, adapter slots.
 
 A request leaves its row in two moves. First it stops being scheduled (finished, aborted or preempted). Then, once no step in
-flight holds its row, it is *vacated*: row, blocks, adapter and media are given back, and a preempted request waits again. In
-between it is *draining*, and results that still come for it are dropped.
+flight holds its row, it is *vacated*: row, blocks and adapter are given back, and a preempted request waits again. In between it is
+*draining*, and results that still come for it are dropped.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any, Literal
 
 from pegboard.config.limits import Limits
 from pegboard.data.request import AdapterRef, RequestDelta
 from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.kv.connectors import KVConnectors
-from pegboard.engine.media import EncoderCache
 from pegboard.engine.requests import Request
 from pegboard.interfaces.scheduling_policy import RequestStatus, SchedulingPolicy
 
@@ -41,15 +41,13 @@ class Queues:
         limits: Limits,
         kv: KVCache,
         policy: SchedulingPolicy,
-        connectors: KVConnectors,
-        media: EncoderCache,
+        connectors: KVConnectors | None,
         clock: Callable[[], float],
     ) -> None:
         self.clock = clock
         self.kv = kv
         self.policy = policy
         self.connectors = connectors
-        self.media = media
         self.loras = LoRASlots(limits.max_loras)
         self.requests: dict[str, Request] = {}
         self.completions: dict[str, list[Request]] = {}
@@ -94,7 +92,7 @@ class Queues:
         request.num_preemptions += 1
         self.totals["num_preemptions_total"] += 1
         request.draft_token_ids = []
-        self.connectors.released(request, "preempted")
+        self._released(request, "preempted")
         self._leave_running(request)
 
     def finish(self, request: Request, delta: RequestDelta, reason: str, *, is_aborted: bool = False) -> None:
@@ -106,7 +104,7 @@ class Queues:
         if not siblings:
             del self.completions[request.request_id]
         if not was_draining:
-            delta.kv_transfer_params = self.connectors.released(request, "aborted" if is_aborted else "finished")
+            delta.kv_transfer_params = self._released(request, "aborted" if is_aborted else "finished")
         request.status = RequestStatus.FINISHED
         if was_running:
             self._leave_running(request)
@@ -136,8 +134,6 @@ class Queues:
         request.row = None
         if request.lora is not None:
             self.loras.release(request.lora)
-        for item in request.media:
-            self.media.release(item, request.key)
         if request.status is RequestStatus.PREEMPTED:
             request.num_computed_tokens = request.num_in_flight_tokens = request.num_loading_tokens = 0
             self._wait(request)
@@ -153,10 +149,18 @@ class Queues:
 
     def drop_blocks(self, request: Request) -> None:
         """A waiting request gives back what a connector loaded for it, and starts over by computing."""
-        self.connectors.released(request, "preempted")
+        self._released(request, "preempted")
         self.kv.release(request)
         request.num_computed_tokens = 0
         request.uses_connectors = False
+
+    @property
+    def is_transferring(self) -> bool:
+        """KV transfers are open. Only a step brings the reports that they wait for."""
+        return self.connectors is not None and bool(self.loading or self.connectors.has_open)
+
+    def _released(self, request: Request, why: Literal["finished", "aborted", "preempted"]) -> dict[str, Any] | None:
+        return None if self.connectors is None else self.connectors.released(request, why)
 
     def _wait(self, request: Request) -> None:
         self.policy.add(request)

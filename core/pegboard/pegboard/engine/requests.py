@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from pegboard.config.limits import Limits
-from pegboard.data.request import AdapterRef, Blob, EngineRequest, MediaRef
+from pegboard.data.request import AdapterRef, EngineRequest
 from pegboard.data.sampling_params import PoolingParams, SamplingParams
 from pegboard.errors import RequestError
 from pegboard.interfaces.scheduling_policy import RequestStatus
@@ -34,8 +34,6 @@ class Request:
     request_id: str
     params: SamplingParams | PoolingParams
     prompt_token_ids: list[int]
-    prompt_embeds: Blob | None
-    media: tuple[MediaRef, ...]
     priority: int
     arrival_s: float
     cache_salt: str | None
@@ -156,12 +154,6 @@ def check_request(request: EngineRequest, limits: Limits, *, has_priority: bool)
     """Raise RequestError, with the field at fault, when the request cannot be served under `limits`. has_priority: the scheduling
     policy honours `priority`. Grammars are checked elsewhere."""
     _check_prompt(request, limits)
-    for index, item in enumerate(request.media):
-        if item.num_tokens > limits.encoder_cache_tokens:
-            raise RequestError(
-                f"media item {index} has {item.num_tokens} tokens; at most {limits.encoder_cache_tokens} are possible",
-                parameter="media",
-            )
     if request.priority and not has_priority:
         raise RequestError(
             f"priority {request.priority} needs a scheduling policy that honours it; choose one with scheduling_policy",
@@ -191,10 +183,6 @@ def _check_prompt(request: EngineRequest, limits: Limits) -> None:
             "shorten it, or enable chunked prefill",
             parameter="prompt",
         )
-    if request.prompt_embeds is not None:
-        num_rows = request.prompt_embeds.shape[0]
-        if num_rows != num_tokens:
-            raise RequestError(f"prompt_embeds has {num_rows} rows for {num_tokens} prompt tokens", parameter="prompt_embeds")
-    elif min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= limits.vocab_size:
+    if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= limits.vocab_size:
         bad = next(token for token in request.prompt_token_ids if not 0 <= token < limits.vocab_size)
         raise RequestError(f"token id {bad} is out of vocabulary: ids go from 0 to {limits.vocab_size - 1}", parameter="prompt")

@@ -51,7 +51,6 @@ class Scheduler:
         self._limits = limits
         self._queues = queues
         self._kv = queues.kv
-        self._media = queues.media
         self._grammars = grammars
         self._metrics = metrics
         self._prefill = Prefill(limits, queues, grammars)
@@ -67,12 +66,10 @@ class Scheduler:
         if self._pacing is not None:
             budget = self._pacing.limit(budget, load)
         plan = StepPlan(budget)
-        self._media.start_step()
         self._plan_running(plan)
         if not plan.has_preempted:
             self._prefill.admit(plan)
-        must_poll = self._queues.loading or self._queues.connectors.has_open
-        if not plan.entries and (self._steps or not must_poll):
+        if not plan.entries and (self._steps or not self._queues.is_transferring):
             return None
         batch, drafts, copies = self._builder.build(plan)
         num_prefill_tokens = int(batch.num_scheduled_tokens.sum()) - len(batch.rows)
@@ -108,7 +105,7 @@ class Scheduler:
         num_known, num_drafts = self._missing(request)
         if num_known == 0:
             return
-        num_known, num_drafts, encode = self._shorten(request, num_known, num_drafts, plan)
+        num_known, num_drafts = self._shorten(request, num_known, num_drafts, plan)
         if num_known == 0:
             return
         if self._kv.checkpoint_every:
@@ -117,8 +114,6 @@ class Scheduler:
         new_blocks = self._find_blocks(request, computed + num_known + num_drafts, plan)
         if new_blocks is None:
             return
-        if request.media:
-            self._media.book(request, num_known, encode)
         samples = computed + num_known >= len(request.all_token_ids)
         plan.put(request, Entry(num_known + num_drafts, num_drafts, samples, new_blocks))
 
@@ -138,20 +133,16 @@ class Scheduler:
             return 1, 0
         return 1, max(0, min(len(drafts), limits.max_drafts, request.output_room(limits.max_model_len) - 1))
 
-    def _shorten(self, request: Request, num_known: int, num_drafts: int, plan: StepPlan) -> tuple[int, int, list[int]]:
-        """Fit the wish into what is left of the step. Drafts are cut by the budget and by the grammar. Also the media to
-        encode."""
-        if num_known == 1:
-            num_drafts = min(num_drafts, plan.tokens_left - 1)
-            if num_drafts and request.grammar is not None and self._grammars is not None:
-                wanted = request.draft_token_ids[:num_drafts]
-                num_drafts = len(self._grammars.trim(request, wanted))
-                plan.has_trimmed_drafts |= num_drafts < len(wanted)
-            if not request.media:
-                return 1, num_drafts, []
-        num_known = self._prefill.chunk(request, num_known, plan)
-        num_known, encode = self._media.fit(request, num_known) if request.media else (num_known, [])
-        return num_known, num_drafts, encode
+    def _shorten(self, request: Request, num_known: int, num_drafts: int, plan: StepPlan) -> tuple[int, int]:
+        """Fit the wish into what is left of the step. Drafts are cut by the budget and by the grammar."""
+        if num_known > 1:
+            return self._prefill.chunk(request, num_known, plan), num_drafts
+        num_drafts = min(num_drafts, plan.tokens_left - 1)
+        if num_drafts and request.grammar is not None and self._grammars is not None:
+            wanted = request.draft_token_ids[:num_drafts]
+            num_drafts = len(self._grammars.trim(request, wanted))
+            plan.has_trimmed_drafts |= num_drafts < len(wanted)
+        return 1, num_drafts
 
     def _find_blocks(self, request: Request, num_tokens: int, plan: StepPlan) -> NewBlocks | None:
         """Blocks for `num_tokens` tokens, taken from victims if there is no other way. None = the request waits."""
@@ -164,7 +155,7 @@ class Scheduler:
             victim = cast("Request | None", queues.policy.victim(tuple(queues.running), request))
             if (victim is None or victim is request) and queues.reclaim(request):
                 continue
-            if victim is None or self._media.encodes_for(victim):
+            if victim is None:
                 return None
             plan.withdraw(victim)
             plan.has_preempted = True
@@ -260,16 +251,13 @@ class Scheduler:
 
     def _commit(self, request: Request) -> None:
         """What no step in flight can change any more is valid."""
-        confirmed = request.num_confirmed_tokens
-        self._kv.commit(request, min(confirmed, len(request.all_token_ids)))
-        if request.media:
-            self._media.passed(request, confirmed)
+        self._kv.commit(request, min(request.num_confirmed_tokens, len(request.all_token_ids)))
 
     # --- update: KV transfers -----------------------------------------------------------------------------------------------
 
     def _take_reports(self, output: StepOutput) -> set[str]:
         """Take the connectors' reports. Returns the keys of requests whose load inside this step failed."""
-        if not output.transfers:
+        if self._queues.connectors is None:
             return set()
         loaded, failed = self._queues.connectors.update(output.transfers)
         for key in loaded:

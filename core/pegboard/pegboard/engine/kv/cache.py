@@ -16,7 +16,7 @@ from functools import partial
 
 from pegboard.engine.kv.hashes import BlockHasher
 from pegboard.engine.kv.pool import NULL_BLOCK, BlockPool, BlockResidency
-from pegboard.engine.kv.rules import EncoderRule, StateRule, make_rule
+from pegboard.engine.kv.rules import StateRule, make_rule
 from pegboard.engine.requests import Request
 from pegboard.interfaces.attention import KVPlan
 
@@ -56,8 +56,7 @@ class KVCache:
     """Called by the scheduler only. `allocate` and `commit` are hot: once per running request and step.
 
     residency_share: share of the blocks whose stay is measured. checkpoint_every: tokens between the places where all states are
-    cached (a prefill chunk should end there); 0 = none are. has_encoder_groups: keys and values of encoded media live in the KV
-    cache (cross attention).
+    cached (a prefill chunk should end there); 0 = none are.
     """
 
     def __init__(
@@ -73,14 +72,12 @@ class KVCache:
         self.rules = [make_rule(group, plan.hash_block_size) for group in plan.groups]
         self._enable_prefix_caching = enable_prefix_caching
         self._state_groups = [i for i, rule in enumerate(self.rules) if isinstance(rule, StateRule)]
-        self._encoder_groups = [i for i, rule in enumerate(self.rules) if isinstance(rule, EncoderRule)]
-        self._token_groups = [i for i in range(len(self.rules)) if i not in self._state_groups + self._encoder_groups]
+        self._token_groups = [i for i in range(len(self.rules)) if i not in self._state_groups]
         self._alignment = math.lcm(plan.hash_block_size, *(self.rules[i].block_size for i in self._token_groups))
         self._finders: list[Callable[[bytes], int | None]] = [partial(self.pool.find, i) for i in range(len(self.rules))]
         every = [rule.checkpoint_every for rule in self.rules if isinstance(rule, StateRule)]
         self.checkpoint_every = math.lcm(*every) if every and enable_prefix_caching else 0
-        self.has_encoder_groups = bool(self._encoder_groups)
-        self.hasher = BlockHasher(hash_algo, plan.hash_block_size, media_in_first_block=self.has_encoder_groups)
+        self.hasher = BlockHasher(hash_algo, plan.hash_block_size)
         self._nothing: NewBlocks = tuple([] for _ in self.rules)
         self._blocks: dict[str, RequestBlocks] = {}
         self._copies: list[tuple[str, Copy]] = []
@@ -231,7 +228,7 @@ class KVCache:
     def _start(self, request: Request, num_tokens: int, hit: PrefixHit, num_computed_tokens: int) -> NewBlocks | None:
         shared = [b for i in self._token_groups for b in hit.block_ids[i]]
         sources = [hit.block_ids[i][0] for i in self._state_groups if hit.block_ids[i]]
-        layouts = [self._first_layout(index, request, num_tokens, hit, num_computed_tokens) for index in range(len(self.rules))]
+        layouts = [self._first_layout(index, num_tokens, hit, num_computed_tokens) for index in range(len(self.rules))]
         num_fresh = sum(sum(layout) for layout in layouts)
         if num_fresh > self.pool.num_free - self.pool.count_free([*shared, *sources]):
             return None
@@ -251,13 +248,9 @@ class KVCache:
             self._copies.append((request.key, (index, source, blocks.tables[index][0])))
         return blocks.tables
 
-    def _first_layout(
-        self, index: int, request: Request, num_tokens: int, hit: PrefixHit, num_computed_tokens: int
-    ) -> list[bool]:
-        """The entries behind the shared ones in a new request's table of one group: needed, or null from the start."""
+    def _first_layout(self, index: int, num_tokens: int, hit: PrefixHit, num_computed_tokens: int) -> list[bool]:
+        """The entries after the shared ones in a new request's table of one group: needed, or null from the start."""
         rule = self.rules[index]
-        if index in self._encoder_groups:
-            return [True] * rule.blocks_needed(sum(item.num_tokens for item in request.media))
         if index in self._state_groups:
             return [True] * rule.blocks_needed(num_tokens)
         expired = rule.expired(num_computed_tokens)
@@ -267,7 +260,7 @@ class KVCache:
         """n > 1: the child shares the parent's prompt up to the block with the last prompt token, gets a copy of that block,
         and starts with all prompt tokens but the last one computed. False, and nothing is changed, when it cannot: blocks are
         short, the parent has dropped blocks the child needs, or its state has moved on."""
-        if self._state_groups or self._encoder_groups:
+        if self._state_groups:
             return False
         num_computed = child.num_prompt_tokens - 1
         parent_tables, tables, sources = self.tables(parent), [], []

@@ -22,21 +22,14 @@ class External(NamedTuple):
     match: Match = Match(0)
     winner: str | None = None
 
-    @property
-    def loads_between_steps(self) -> bool:
-        return self.winner is not None and self.match.load == "between_steps"
-
 
 class KVConnectors:
-    """All connectors of one engine, by name in chain order. Costs nothing per step when there are none."""
+    """All connectors of one engine, by name in chain order. An engine without connectors has no such object."""
 
     def __init__(self, connectors: Mapping[str, KVConnectorScheduler], kv: KVCache) -> None:
         self._connectors = connectors
         self._kv = kv
         self._pins: dict[tuple[str, str], list[list[int]]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._connectors)
 
     @property
     def has_open(self) -> bool:
@@ -47,7 +40,7 @@ class KVConnectors:
         """Ask the chain for a prefix beyond the local one. At most all tokens but one are taken: the last is computed here.
         None = some connector wants to be asked again."""
         room = request.num_tokens - 1 - num_local_tokens
-        if not self._connectors or not request.uses_connectors or room <= 0:
+        if not request.uses_connectors or room <= 0:
             return External()
         self._kv.hasher.extend(request)
         for name, connector in self._connectors.items():
@@ -70,7 +63,7 @@ class KVConnectors:
     def released(self, request: Request, why: Literal["finished", "aborted", "preempted"]) -> dict[str, Any] | None:
         """The request is about to give its blocks back: tell the connectors, pin what they still read. Returns what they want
         the client to know."""
-        if not self._connectors or not self._kv.holds(request):
+        if not self._kv.holds(request):
             return None
         parameters: dict[str, Any] = {}
         view = self._view(request)

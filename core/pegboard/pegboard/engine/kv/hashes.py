@@ -2,10 +2,9 @@
 
     hash[i] = H(hash[i - 1], token ids of block i, extra keys of block i)
 
-Because every hash contains its parent, equal hashes mean equal history from the first token on. The extra keys are what
-token ids do not say: the adapter, the content of media whose placeholders overlap the block, the bytes of prompt
-embeddings, and the cache salt (first block only; the chain spreads it). Nothing is pickled: the encoding is canonical, so
-engines on different hosts agree and a connector can exchange blocks by name.
+Because every hash contains its parent, equal hashes mean equal history from the first token on. The extra keys are what token ids
+do not say: the adapter, and the cache salt (first block only; the chain spreads it). Nothing is pickled: the encoding is canonical,
+so engines on different hosts agree and a connector can exchange blocks by name.
 """
 
 from __future__ import annotations
@@ -61,14 +60,12 @@ HASH_ALGOS: dict[str, HashBlock] = {"sha256": sha256_block, "sha256_cbor": sha25
 class BlockHasher:
     """Extends `request.block_hashes`: one hash per `block_size` tokens, as far as the confirmed tokens reach."""
 
-    def __init__(self, algo: str, block_size: int, *, media_in_first_block: bool = False) -> None:
-        """media_in_first_block: media are not placeholders of the prompt (an encoder-decoder model), so all of them count
-        from the first block on. ConfigError for an unknown `algo`."""
+    def __init__(self, algo: str, block_size: int) -> None:
+        """ConfigError for an unknown `algo`."""
         if algo not in HASH_ALGOS:
             raise ConfigError(f"unknown prefix_caching_hash_algo {algo!r}; expected one of {', '.join(HASH_ALGOS)}")
         self._hash = HASH_ALGOS[algo]
         self.block_size = block_size
-        self._media_in_first_block = media_in_first_block
 
     def extend(self, request: Request) -> None:
         """Hash the blocks that became full since the last call."""
@@ -82,21 +79,9 @@ class BlockHasher:
 
     def _extra_keys(self, request: Request, start: int) -> bytes:
         """Canonical bytes of what else decides the block at token `start`; b"" in the common case."""
-        if request.lora is None and not request.media and request.prompt_embeds is None and request.cache_salt is None:
-            return b""
-        stop = start + self.block_size
         keys: list[object] = []
         if request.lora is not None:
             keys.append(["lora", request.lora.name, request.lora.digest])
-        for item in request.media:
-            if self._media_in_first_block:
-                if start == 0:
-                    keys.append(["media", item.hash])
-            elif item.offset < stop and start < item.offset + item.num_tokens:
-                keys.append(["media", item.hash, item.offset - start])
         if request.cache_salt is not None and start == 0:
             keys.append(["salt", request.cache_salt])
-        if request.prompt_embeds is not None and start < request.num_prompt_tokens:
-            row_bytes = len(request.prompt_embeds.data) // request.prompt_embeds.shape[0]
-            keys.append(["embeds", request.prompt_embeds.data[start * row_bytes : stop * row_bytes]])
         return msgspec.msgpack.encode(keys) if keys else b""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pegboard.interfaces.attention import Chunk, Encoder, Full, KVGroup, Retain, State, Window
+from pegboard.interfaces.attention import Chunk, Full, KVGroup, Retain, State, Window
 
 Find = Callable[[bytes], int | None]
 """Block id of a cached block by its hash, within one group."""
@@ -165,23 +165,6 @@ class StateRule(FullRule):
         return hashes[num_tokens // self._hash_block_size - 1]
 
 
-class EncoderRule(FullRule):
-    """Keys and values of the encoder's output (cross attention): as many tokens as the request's media have, kept to the end.
-
-    They are written once per admission and never hashed, so they do not limit a hit.
-    """
-
-    def blocks_needed(self, num_tokens: int) -> int:
-        """`num_tokens`: length of the encoder's output, not of the text."""
-        return -(-num_tokens // self.block_size)
-
-    def hit(self, find: Find, hashes: Sequence[bytes], max_tokens: int, alignment: int) -> int:
-        return max_tokens - max_tokens % alignment
-
-    def hit_blocks(self, find: Find, hashes: Sequence[bytes], num_tokens: int) -> list[int]:
-        return []
-
-
 Rule = FullRule
 
 
@@ -197,5 +180,3 @@ def make_rule(group: KVGroup, hash_block_size: int) -> Rule:
             return ChunkRule(group, hash_block_size, retain)
         case State():
             return StateRule(group, hash_block_size, retain)
-        case Encoder():
-            return EncoderRule(group, hash_block_size)
