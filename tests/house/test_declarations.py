@@ -30,7 +30,7 @@ WORKER = CORE / "worker/worker.py"
 
 UNREAD: set[str] = {
     "AttentionLayer.causal",
-    "CollectiveSetup.address", "CollectiveSetup.rank", "EncoderConnectorSetup.model_digest",
+    "CollectiveSetup.address", "CollectiveSetup.rank",
     "ExecutorSetup.worker_plan", "ExecutorSetup.world_size", "KVConnectorSetup.block_sizes",
     "LoRAResolverSetup.base_model",
     "WeightLoaderSpec.weights_optional",

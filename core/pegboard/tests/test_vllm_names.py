@@ -102,7 +102,6 @@ def test_short_forms():
             {"kv_connectors": ["C"]},
             {"kv_connector.C": {"role": "kv_producer"}},
         ),
-        (["--ec-transfer-config", '{"ec_connector": "E"}'], {"encoder_connector": "E"}, {}),
         (["--attention-config", '{"backend": "A", "x": 1}'], {"attention_backend": "A"}, {"attention.A": {"x": 1}}),
         (["--compilation-config", '{"mode": 0}'], {}, {}),
         (["--enable-lora"], {"max_loras": 1}, {}),

@@ -137,7 +137,7 @@ def test_one_recording_for_each_size_and_trait(gpu: FakeGPU, tmp_path: Path) -> 
     worker = ready(tmp_path)
     stages = worker.running.stages
     assert {trait: [recording.size for recording in made] for trait, made in stages.recordings.items()} == {
-        "forward": [], "embedded": [], "decode": [1, 2, 4], "logits": [1, 2, 4],
+        "forward": [], "decode": [1, 2, 4], "logits": [1, 2, 4],
     }  # fmt: skip
     assert stages.find("decode", 3) is stages.find("decode", 4) is not stages.find("decode", 2)
     assert stages.find("decode", 5) is None and gpu.captures == 6

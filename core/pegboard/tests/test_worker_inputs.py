@@ -10,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.data.batch import CSR, Batch, BlockDelta, Logprobs, NewRequest
-from pegboard.data.request import Blob, MediaRef
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, KVTensor
-from pegboard.worker.media import EmbeddingSources
 from pegboard.worker.prompt_logprobs import PromptScores
 from pegboard.worker.row_state import RowState
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
@@ -193,7 +191,7 @@ def test_buffers_keep_their_addresses() -> None:
     assert len(addresses) == 1
 
 
-# --- what hangs on a row: prompt logprobs, media, prompt embeddings ----------------------------------------------------------
+# --- prompt logprobs ----------------------------------------------------------------------------------------------------------
 
 
 class EchoSampler:
@@ -237,35 +235,3 @@ def test_prompt_logprobs_do_not_depend_on_the_chunks(data: st.DataObject, tokens
     assert found[2].token_ids[:, 0].tolist() == tokens[1:]
     assert found[2].values[:, 0].tolist() == [10.0 * position for position in range(len(tokens) - 1)]
     assert not scores.wanted
-
-
-@settings(max_examples=40, deadline=None)
-@given(data=st.data(), num_tokens=st.integers(1, 12), has_embeds=st.booleans())
-def test_media_and_embeddings_land_on_their_positions(data: st.DataObject, num_tokens: int, has_embeds: bool) -> None:
-    """Whatever the chunks; positions with no source keep the vocabulary's embedding."""
-    offset = data.draw(st.integers(0, num_tokens - 1))
-    length = data.draw(st.integers(1, num_tokens - offset))
-    picture = Blob(np.arange(length, dtype=np.float32).tobytes(), "float32", (length, 1))
-    media = (MediaRef("h", offset, length, picture),)
-    embeds = Blob(np.full((num_tokens, 1), 7, np.float32).tobytes(), "float32", (num_tokens, 1)) if has_embeds else None
-    sources = EmbeddingSources(lambda items: [item + 100 for item in items])
-    twin = Twin()
-    row = twin.rows[1] = Row([0] * num_tokens, num_tokens)
-    twin.blocks(row, num_tokens)
-    tables = tuple(np.array(table, np.int32) for table in row.tables)
-    new = NewRequest(1, "a", np.zeros(num_tokens, np.int32), num_tokens, 0, SamplingParams(), None, tables, embeds, media=media)
-    twin.state.add(new)
-    sources.add(new)
-    seen: list[float] = []
-    for place, count in enumerate(chunks(data.draw, num_tokens)):
-        batch = twin.batch([(1, count, [])], [], [], [])
-        batch.encode = np.array([[1, 0]], np.int32) if place == 0 else None
-        sources.run_encoder(batch)
-        assert list(sources.encoded) == ["h"]
-        seen += sources.merge(torch.full((count, 1), -1.0), batch, twin.builder.build(batch)).flatten().tolist()
-        row.num_computed += count
-    expected = [7.0 if has_embeds else -1.0] * num_tokens
-    expected[offset : offset + length] = [100.0 + i for i in range(length)]
-    assert seen == expected
-    sources.remove(1)
-    assert not sources.prompts and not sources.media

@@ -105,7 +105,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_lora_rank: Annotated[int, doc("Largest adapter rank")] = 16
     kv_connectors: Annotated[list[str] | None, doc("KV connector plugins, in order")] = None
     kv_load_failure_policy: Annotated[Literal["recompute", "fail"], doc("When a KV load fails")] = "recompute"
-    encoder_connector: Annotated[str | None, doc("Encoder connector plugin")] = None
     # output
     tool_call_parser: Annotated[str, doc("Tool parser plugin; auto = what the model family recommends, none = no parser")] = (
         "auto"

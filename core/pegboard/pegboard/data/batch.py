@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pegboard.data.request import AdapterRef, Blob, MediaRef
+from pegboard.data.request import AdapterRef
 from pegboard.data.sampling_params import PoolingParams, SamplingParams
 
 Array = np.ndarray
@@ -60,14 +60,12 @@ class NewRequest(msgspec.Struct):
 
     row: int
     request_id: str
-    token_ids: Array  # [n] prompt + outputs so far; -1 where prompt_embeds rule
+    token_ids: Array  # [n] prompt and outputs so far
     num_prompt_tokens: int
     num_computed_tokens: int
     params: SamplingParams | PoolingParams
     seed: int | None
     block_ids: tuple[Array, ...]  # per KV group: the whole table so far
-    prompt_embeds: Blob | None = None
-    media: tuple[MediaRef, ...] = ()
 
 
 class BlockDelta(msgspec.Struct):
@@ -97,7 +95,7 @@ class Batch(msgspec.Struct, kw_only=True):
     needs_masks: token masks follow through `Executor.provide_masks`; sampling waits for them, the forward does not.
     removed_rows: rows whose request finished, was aborted or preempted since the last batch; applied before `new`.
     new_blocks: for rows that are not in `new`. copy_blocks: [c, 3] group, source, destination; done before the forward.
-    encode: [e, 2] row and media index to run through the encoder now. lora_slots: [B], 0 = base model; None = LoRA is off.
+    lora_slots: [B], 0 = base model; None = LoRA is off.
     connector: opaque plan per KV connector name.
     """
 
@@ -113,8 +111,6 @@ class Batch(msgspec.Struct, kw_only=True):
     copy_blocks: Array
     draft_token_ids: CSR | None = None
     needs_masks: bool = False
-    encode: Array | None = None
-    free_media: tuple[str, ...] = ()
     lora_slots: Array | None = None
     lora_loads: tuple[tuple[int, AdapterRef], ...] = ()
     connector: Mapping[str, bytes] = {}

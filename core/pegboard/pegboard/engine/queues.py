@@ -1,8 +1,8 @@
 """All live requests, waiting and running, and what they hold: rows, blocks, adapter slots.
 
 A request leaves its row in two moves. First it stops being scheduled (finished, aborted or preempted). Then, once no step in
-flight holds its row, it is *vacated*: row, blocks and adapter are given back, and a preempted request waits again. In between it is
-*draining*, and results that still come for it are dropped.
+flight holds its row, it is *vacated*: row, blocks and adapter are given back, and a preempted request waits again. In between
+it is *draining*, and results that still come for it are dropped.
 """
 
 from __future__ import annotations

@@ -58,9 +58,6 @@ KINDS: dict[str, Kind] = {
         _kind(
             "kv_connector", "kv_connector:KVConnectorSpec", "chain", "EW", "moves KV between engines or tiers", provisional=True
         ),
-        _kind(
-            "encoder_connector", "encoder_connector:EncoderConnectorSpec", "one", "EW", "moves encoded media", provisional=True
-        ),
         _kind("scheduling_policy", "scheduling_policy:SchedulingPolicySpec", "one", "E", "order, victims and step budget"),
         _kind("draft", "draft:DraftSpec", "one", "EW", "proposes tokens for speculative decoding", provisional=True),
         _kind(

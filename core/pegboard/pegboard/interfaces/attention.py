@@ -73,11 +73,7 @@ class State(msgspec.Struct, frozen=True, tag=True):
     draft_states: int = 0
 
 
-class Encoder(msgspec.Struct, frozen=True, tag=True):
-    """Keys and values of the encoder's output: as long as that, kept until the request ends."""
-
-
-Retain = Full | Window | Chunk | State | Encoder
+Retain = Full | Window | Chunk | State
 
 
 class KVTensor(msgspec.Struct, frozen=True):

@@ -37,7 +37,7 @@ class Model(Protocol):
         """config: the checkpoint's, in Hugging Face's form. build: a `pegboard.layers.Build`."""
 
     def embed(self, input_ids: "Tensor") -> "Tensor":
-        """[T] ids → [T, hidden]; first stage only. Core merges media and prompt embeddings into the result."""
+        """[T] ids → [T, hidden]; first stage only."""
 
     def forward(self, hidden: "Tensor", positions: "Tensor") -> "Tensor":
         """[T, hidden], [T] → [T, hidden]: this stage's layers, and the final norm on the last stage. Recorded and replayed

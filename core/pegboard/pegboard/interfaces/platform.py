@@ -59,12 +59,11 @@ class ModelFacts:
     hidden_size: int
 
 
-Trait = Literal["decode", "forward", "embedded", "logits"]
+Trait = Literal["decode", "forward", "logits"]
 """What a recording computes, from which buffers, all over rows of the same step.
 
 decode      one new token per request, a token wanted of each: ids, positions → hidden states, logits
 forward     any step: ids, positions → hidden states
-embedded    any step, entered behind the embedding: hidden states, positions → hidden states
 logits      hidden states → logits
 """
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,9 @@ from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import CannotRecord
 from pegboard.interfaces.attention import AttentionBackend, KVPlan
 from pegboard.interfaces.draft import DraftProposer, DraftStep
-from pegboard.interfaces.encoder_connector import EncoderConnectorWorker
 from pegboard.interfaces.kv_connector import KVConnectorWorker
 from pegboard.interfaces.platform import Copies, Recording, Replay
 from pegboard.interfaces.sampler import Sampled, Sampler, SampleStep
-from pegboard.worker.media import EmbeddingSources
 from pegboard.worker.memory import copy_blocks
 from pegboard.worker.prompt_logprobs import PromptScores
 from pegboard.worker.row_state import RowState
@@ -46,7 +43,6 @@ class RunnerParts:
     copies: Copies | None = None
     draft: DraftProposer | None = None
     connectors: Mapping[str, KVConnectorWorker] = field(default_factory=dict)
-    encoder_connector: EncoderConnectorWorker | None = None
     load_adapter: Callable[[int, Any], None] | None = None
 
 
@@ -66,7 +62,6 @@ class ModelRunner:
             copies=parts.copies,
         )
         self.stages = Stages(parts.model, self.inputs)
-        self.sources = EmbeddingSources(getattr(parts.model, "encode", None), parts.encoder_connector)
         self.scores = PromptScores(parts.sampler, parts.model.logits, self.state)
 
     def record(self, replay: Replay, refusal: str = "") -> list[str]:
@@ -86,7 +81,6 @@ class ModelRunner:
         started = time.perf_counter()
         self._apply(batch)
         transfer_s = self._begin_transfers(batch)
-        self.sources.run_encoder(batch)
         if batch.num_rows == 0:
             output = self._empty(batch)
             return lambda: output
@@ -95,8 +89,7 @@ class ModelRunner:
         prepared = time.perf_counter()
         self._plan(inputs)
         planned = time.perf_counter()
-        merge = partial(self.sources.merge, batch=batch, inputs=inputs) if self.sources.in_use else None
-        hidden, logits = self.stages.run(recording, inputs, merge)
+        hidden, logits = self.stages.run(recording, inputs)
         computed = time.perf_counter()
         transfers = {name: connector.end() for name, connector in self.parts.connectors.items()}
         forwarded = time.perf_counter()
@@ -124,7 +117,7 @@ class ModelRunner:
         """What replays this batch."""
         num_tokens = int(batch.num_scheduled_tokens.sum())
         is_decode = num_tokens == batch.num_rows and bool(batch.samples.all())
-        return self.stages.choose(num_tokens, is_decode, self.sources.in_use)
+        return self.stages.choose(num_tokens, is_decode)
 
     def _plan(self, inputs: StepInputs) -> None:
         for group, backend in self.parts.backends:
@@ -156,12 +149,10 @@ class ModelRunner:
         if self.draft is not None:
             self.draft.remove(rows)
         for row in rows.tolist():
-            self.sources.remove(row)
             self.scores.remove(row)
 
     def _add(self, new: NewRequest) -> None:
         self.state.add(new)
-        self.sources.add(new)
         self.scores.add(new)
         if isinstance(new.params, SamplingParams):
             self.sampler.add(new.row, new.params, new.seed, new.token_ids, new.num_prompt_tokens)

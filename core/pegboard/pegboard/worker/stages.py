@@ -3,7 +3,7 @@
 token ids ─ embed → hidden ─ forward → hidden ─ logits → logits
 └───────── decode: one token per request ──────────────┘
 └───────── forward: any step ────────┘         └ logits ┘
-                    └ embedded ──────┘           (of the rows that want a token)
+                                                 (of the rows that want a token)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Stages:
         self.model, self.inputs = model, inputs
         self.pads = False
         self.recordings: dict[Trait, list[Recording]] = {}
-        self.hidden = self.rows = torch.empty(0)
+        self.rows = torch.empty(0)
 
     @torch.inference_mode()
     def record(self, replay: Replay, plan: Callable[[StepInputs], None]) -> list[str]:
@@ -35,7 +35,7 @@ class Stages:
         model, inputs = self.model, self.inputs
         ids, positions, max_rows = inputs.input_ids.on_device, inputs.positions.on_device, inputs.max_rows
         one = model.embed(ids[:1])
-        self.hidden, self.rows = one.new_zeros(len(ids), one.shape[1]), one.new_zeros(max_rows, one.shape[1])
+        self.rows = one.new_zeros(max_rows, one.shape[1])
 
         def decode(ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
             hidden = model.forward(model.embed(ids), positions)
@@ -43,7 +43,6 @@ class Stages:
 
         runs: dict[Trait, tuple[Callable[..., tuple[Tensor, ...]], list[Tensor], int]] = {
             "forward": (lambda ids, positions: (model.forward(model.embed(ids), positions),), [ids, positions], len(ids)),
-            "embedded": (lambda hidden, positions: (model.forward(hidden, positions),), [self.hidden, positions], len(ids)),
             "decode": (decode, [ids, positions], max_rows),
             "logits": (lambda rows: (model.logits(rows),), [self.rows], max_rows),
         }
@@ -67,28 +66,16 @@ class Stages:
                 return recording
         return None
 
-    def choose(self, num_tokens: int, is_decode: bool, is_embedded: bool) -> Recording | None:
-        """What replays a step; None: it runs eagerly. is_embedded: not all of its embeddings come from token ids."""
-        if is_embedded:
-            return self.find("embedded", num_tokens)
+    def choose(self, num_tokens: int, is_decode: bool) -> Recording | None:
+        """What replays a step; None: it runs eagerly."""
         return (self.find("decode", num_tokens) if is_decode else None) or self.find("forward", num_tokens)
 
-    def run(
-        self, recording: Recording | None, inputs: StepInputs, merge: Callable[[Tensor], Tensor] | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [T, size] after the final norm; logits too where `recording` gives them. merge: puts other embeddings
-        in place."""
-        count = inputs.num_tokens
-        if recording is not None and merge is None:
-            hidden, *logits = recording(count)
-            return hidden, logits[0] if logits else None
-        hidden = self.model.embed(inputs.input_ids if recording is None else inputs.input_ids[:count])
-        if merge is not None:
-            hidden = merge(hidden)
+    def run(self, recording: Recording | None, inputs: StepInputs) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [T, size] after the final norm; logits too where `recording` gives them."""
         if recording is None:
-            return self.model.forward(hidden, inputs.positions), None
-        self.hidden[:count].copy_(hidden)
-        return recording(count)[0], None
+            return self.model.forward(self.model.embed(inputs.input_ids), inputs.positions), None
+        hidden, *logits = recording(inputs.num_tokens)
+        return hidden, logits[0] if logits else None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [N, vocabulary] of these rows [N, size], valid until the next call."""

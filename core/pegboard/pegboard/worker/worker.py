@@ -15,11 +15,6 @@ from pegboard.env import cache_dir
 from pegboard.errors import ConfigError, blame
 from pegboard.interfaces.attention import KVCacheSpec, KVPlan
 from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
-from pegboard.interfaces.encoder_connector import (
-    EncoderConnectorSetup,
-    EncoderConnectorSpec,
-    EncoderConnectorWorker,
-)
 from pegboard.interfaces.executor import SERVING_CALLS, START_CALLS, WorkerReady
 from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorSpec, KVConnectorWorker
 from pegboard.interfaces.logits_processor import LogitsProcessorNeed, LogitsProcessorSetup
@@ -168,7 +163,6 @@ class Worker:
         views = memory.allocate(kv_plan, self.platform.zeros)
         parts = self._parts(kv_plan, views)
         parts.draft, parts.connectors = self._draft(), self._connectors(kv_plan, views)
-        parts.encoder_connector = self._encoder_connector()
         self.runner = ModelRunner(parts)
 
     def _parts(self, kv_plan: KVPlan, views: Mapping[int, Mapping[str, Any]]) -> RunnerParts:
@@ -226,17 +220,10 @@ class Worker:
                 connectors[name].register(views, kv_plan.groups)
         return connectors
 
-    def _encoder_connector(self) -> EncoderConnectorWorker | None:
-        name = self.config.encoder_connector
-        if name is None:
-            return None
-        entry = self.registry.choose("encoder_connector", Need(), explicit=name).require()
-        return self._worker_half(entry, EncoderConnectorSetup(self.plan.checkpoint.digest))
-
     def _worker_half(self, entry: Entry, setup: object) -> Any:
         """Build the half of a connector that runs here; its spec names it as `worker`."""
         spec = self.registry.spec(entry)
-        assert isinstance(spec, KVConnectorSpec | EncoderConnectorSpec)
+        assert isinstance(spec, KVConnectorSpec)
         half = import_part(entry, spec.worker, "worker")
         options = self.registry.options(entry)
         with blame(entry.id):

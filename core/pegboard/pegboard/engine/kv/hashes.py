@@ -2,9 +2,9 @@
 
     hash[i] = H(hash[i - 1], token ids of block i, extra keys of block i)
 
-Because every hash contains its parent, equal hashes mean equal history from the first token on. The extra keys are what token ids
-do not say: the adapter, and the cache salt (first block only; the chain spreads it). Nothing is pickled: the encoding is canonical,
-so engines on different hosts agree and a connector can exchange blocks by name.
+Because every hash contains its parent, equal hashes mean equal history from the first token on. The extra keys are what token
+ids do not say: the adapter, and the cache salt (first block only; the chain spreads it). Nothing is pickled: the encoding is
+canonical, so engines on different hosts agree and a connector can exchange blocks by name.
 """
 
 from __future__ import annotations
