@@ -9,7 +9,6 @@ from pegboard.interfaces.spec import Need, Spec
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor
 
     from pegboard.config.limits import Limits
 
@@ -35,13 +34,11 @@ class DraftSetup:
 
 @dataclass(slots=True)
 class DraftStep:
-    """rows: [B] that may draft. history: token ids per row, as host arrays. hidden: the target's last hidden states [B, hidden].
-    max_drafts: [B] limit per row."""
+    """rows: [B] that may draft. history: token ids per row, as host arrays. max_drafts: [B] limit per row."""
 
     rows: "np.ndarray"
     history: "list[np.ndarray]"
     max_drafts: "np.ndarray"
-    hidden: "Tensor | None" = None
 
 
 @dataclass(slots=True)

@@ -98,10 +98,10 @@ class ModelRunner:
             step=batch.step, rows=inputs.sample_rows, token_ids=CSR.empty(), prompt_logprobs=prompt_logprobs,
             transfers=transfers,
         )  # fmt: skip
-        last_hidden, wait = self._sample(inputs, hidden, logits, masks, output)
+        wait = self._sample(inputs, hidden, logits, masks, output)
         sampled = time.perf_counter()
         if self.draft is not None and len(inputs.sample_rows):
-            output.draft_token_ids = self._propose(inputs, last_hidden)
+            output.draft_token_ids = self._propose(inputs)
         drafted = time.perf_counter()
         output.times = StepTimes(
             prepare_s=prepared - started - transfer_s,
@@ -168,17 +168,16 @@ class ModelRunner:
 
     def _sample(
         self, inputs: StepInputs, hidden: Tensor, logits: Tensor | None, masks: Masks | None, output: StepOutput
-    ) -> tuple[Tensor, Callable[[], StepOutput]]:
-        """Sample the rows that want a token, into `output` and the rows' history. Returns the hidden states [N, size] sampled
-        from, and what waits for the tokens."""
+    ) -> Callable[[], StepOutput]:
+        """Sample the rows that want a token, into `output` and the rows' history. Returns what waits for the tokens."""
         if not len(inputs.sample_rows):
-            return hidden[:0], lambda: output
+            return lambda: output
         last_hidden = hidden if inputs.logits_index is None else hidden[inputs.logits_index]
         step = SampleStep(inputs.sample_rows, inputs.offsets, inputs.draft_token_ids, None, masks() if masks else None)
         sampled = self.sampler.sample(self.stages.logits(last_hidden) if logits is None else logits, step)
         output.logprobs = sampled.logprobs
         if self.parts.copies is not None and self.draft is None:
-            return last_hidden, self._leave_on_device(inputs, sampled, output, self.parts.copies)
+            return self._leave_on_device(inputs, sampled, output, self.parts.copies)
         tokens, counts = sampled.token_ids.cpu().numpy(), sampled.counts.cpu().numpy()
         if inputs.draft_token_ids is None:  # one each
             flat, offsets = tokens[:, 0].astype(np.int32), inputs.offsets
@@ -188,9 +187,7 @@ class ModelRunner:
             flat = tokens[np.arange(tokens.shape[1]) < counts[:, None]].astype(np.int32)
         output.token_ids = CSR(flat, offsets)
         self.state.append_tokens(inputs.sample_rows, tokens, counts)
-        if inputs.draft_token_ids is not None:
-            last_hidden = last_hidden[torch.from_numpy(inputs.offsets[:-1] + counts - 1).to(self.parts.device)]
-        return last_hidden, lambda: output
+        return lambda: output
 
     def _leave_on_device(
         self, inputs: StepInputs, sampled: Sampled, output: StepOutput, copies: Copies
@@ -206,7 +203,7 @@ class ModelRunner:
 
         return finish
 
-    def _propose(self, inputs: StepInputs, last_hidden: Tensor) -> CSR:
+    def _propose(self, inputs: StepInputs) -> CSR:
         """Ask the draft plugin for the next step's proposals and keep them."""
         state, rows = self.state, inputs.sample_rows
         room = self.parts.limits.max_model_len - state.num_tokens[rows] - 1
@@ -214,7 +211,6 @@ class ModelRunner:
             rows=rows,
             history=[state.token_ids[row, : state.num_tokens[row]] for row in rows],
             max_drafts=np.clip(room, 0, self.parts.limits.max_drafts),
-            hidden=last_hidden,
         )
         assert self.draft is not None
         proposals = self.draft.propose(step).token_ids
