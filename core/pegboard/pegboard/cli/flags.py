@@ -22,8 +22,6 @@ from pegboard.config.vllm_names import ABSENT, ALIASES, FORMS, SHORT, Layer, ref
 from pegboard.errors import ConfigError, UsageError, did_you_mean
 from pegboard.interfaces import KINDS
 
-COMMAND_LINE = "the command line"
-
 
 class FlagParser(argparse.ArgumentParser):
     """argparse with our rules: no abbreviations, `_` like `-`, errors as `UsageError`, the nearest flag in them. A flag of type
@@ -86,7 +84,7 @@ class FlagParser(argparse.ArgumentParser):
             if flag != arguments.model:
                 raise UsageError(f"two models: {arguments.model!r} and --model {flag!r}")
         own = [({section: dict(values) for section, values in defaults.items()}, self.prog)] if defaults else []
-        return settings_from([*own, *config_layers(arguments.config), (layer, COMMAND_LINE)]), arguments
+        return settings_from([*own, *config_layers(arguments.config), (layer, "the command line")]), arguments
 
     def _refuse_unknown(self, flags: Iterable[str]) -> None:
         known = set(self.flags)

@@ -116,11 +116,11 @@ def _options_help(address: str) -> str:
 
 
 def _setting_help(word: str) -> str:
-    from pegboard.config.schema import SECTIONS, settings_of
+    from pegboard.config.schema import all_settings
     from pegboard.errors import UsageError, did_you_mean
 
     name = word.lstrip("-").replace("-", "_")
-    known = {setting.name: setting for section in SECTIONS for setting in settings_of(section)}
+    known = all_settings()
     if name not in known:
         near = did_you_mean(name, [*known, *commands()])
         raise UsageError(f"nothing is called {word!r}{near}; expected a command, a setting or kind.name of a plugin")

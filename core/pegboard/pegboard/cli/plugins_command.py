@@ -29,9 +29,8 @@ def main(words: Sequence[str], config: "PluginConfig | None" = None) -> int:
     arguments = _parser().parse(words)
     if getattr(arguments, "model", None) is not None:
         return _why_for_model(arguments, config)
-    registry = Registry.discover(PluginPolicy.from_config(config))
-    actions = {"list": _list, "show": _show, "why": _why, "doctor": _doctor}
-    return actions[arguments.action](registry, arguments)
+    action = {"list": _list, "show": _show, "why": _why, "doctor": _doctor}[arguments.action]
+    return action(Registry.discover(PluginPolicy.from_config(config)), arguments)
 
 
 def _parser() -> "FlagParser":
@@ -65,13 +64,14 @@ def _list(registry: Registry, arguments: argparse.Namespace) -> int:
     if not rows:
         print("no plugins are installed" if arguments.kind is None else f"no plugins of kind {arguments.kind!r} are installed")
         return 0
-    table = [(row["kind"], row["name"], row["distribution"], row["version"], _state(row)) for row in rows]
-    _print_table(("KIND", "NAME", "DISTRIBUTION", "VERSION", ""), table)
+    table = [("KIND", "NAME", "DISTRIBUTION", "VERSION", "")]
+    for row in rows:
+        state = row["reason"] or ("" if row["enabled"] else "not enabled")
+        table.append((row["kind"], row["name"], row["distribution"], row["version"], state))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for cells in table:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())
     return 0
-
-
-def _state(row: Mapping[str, Any]) -> str:
-    return str(row["reason"]) or ("" if row["enabled"] else "not enabled")
 
 
 def _show(registry: Registry, arguments: argparse.Namespace) -> int:
@@ -251,9 +251,3 @@ def _text(value: Any) -> str:
 
 def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    for row in (header, *rows):
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

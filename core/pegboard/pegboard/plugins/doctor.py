@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -53,13 +52,7 @@ def _duplicates(registry: Registry) -> Iterator[Finding]:
 
 
 def _conflicts(registry: Registry) -> Iterator[Finding]:
-    by_name: dict[tuple[str, str], list[Entry]] = defaultdict(list)
-    for entry in registry.scan.entries:
-        if not registry.policy.blocked(entry):
-            by_name[entry.kind, entry.name].append(entry)
-    for (kind, name), entries in sorted(by_name.items()):
-        if len(entries) < 2:
-            continue
+    for kind, name in sorted({(entry.kind, entry.name) for entry in registry.scan.entries if not registry.policy.blocked(entry)}):
         try:
             registry.find(kind, name)
         except PluginError as error:

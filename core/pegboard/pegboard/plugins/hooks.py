@@ -24,8 +24,6 @@ _PREFIX = "pegboard_"
 HOOKS = tuple(sorted(name for name in vars(hookspecs) if name.startswith(_PREFIX)))
 """The name of every hook."""
 
-_MISSING = object()
-
 
 @dataclass(frozen=True, slots=True)
 class Amendment:
@@ -105,10 +103,9 @@ class Hooks:
                 draft.clear()
                 draft.update(before)
             for field in sorted({*before, *draft}):
-                old, new = before.get(field, _MISSING), draft.get(field, _MISSING)
-                if old is _MISSING or new is _MISSING or old != new:
-                    shown = [None if value is _MISSING else deepcopy(value) for value in (old, new)]
-                    amendments.append(Amendment(implementation.plugin_name, field, *shown))
+                old, new = before.get(field), draft.get(field)
+                if old != new:
+                    amendments.append(Amendment(implementation.plugin_name, field, old, deepcopy(new)))
         return amendments
 
 
