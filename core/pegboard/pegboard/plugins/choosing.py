@@ -1,4 +1,4 @@
-"""Runs the gates over the candidates of one kind. `Registry.choose` is the door to it."""
+"""Runs the gates over the candidates of one kind, for `Registry.choose`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def choose_ranked(
     among: Iterable[Entry] | None,
     required: bool,
 ) -> Decision:
-    """See `Registry.choose`, without an explicit name."""
+    """`Registry.choose` without an explicit name."""
     check_kind(kind)
     if locked := _from_lock(registry, kind, need, key):
         return locked
@@ -72,7 +72,7 @@ def choose_ranked(
 def _refuse_unclear(
     registry: Registry, decision: Decision, found: Sequence[Candidate], suited: Sequence[tuple[Entry, Spec]]
 ) -> None:
-    """The checkpoint asks for exactly one name: if that is broken, or there are two, the next name must not be taken."""
+    """The checkpoint asks for exactly one name. If its plugin is broken, or two provide it, the next name must not be taken."""
     broken = [c for c in found if c.broken]
     if broken and not suited:
         registry.record(decision)
@@ -82,7 +82,7 @@ def _refuse_unclear(
 
 
 def choose_explicit(registry: Registry, kind: str, need: Need, name: str, key: str) -> Decision:
-    """The entry the user named, or the error that says why not and what would work."""
+    """The entry that the user named. Otherwise an error says why it cannot be used and what would work."""
     entry = registry.find(kind, name)
     candidate = judge(registry, entry, need)
     if candidate.gate == "ranked":
@@ -99,8 +99,8 @@ def choose_explicit(registry: Registry, kind: str, need: Need, name: str, key: s
 
 
 def judge(registry: Registry, entry: Entry, need: Need) -> Candidate:
-    """Send one entry through the gates up to "suitable"; "ranked" means it passed them all. Never raises for what the
-    plugin does; raises PluginBroken where a child has another version than its parent."""
+    """Send one entry through the gates up to "suitable"; "ranked" means that it passed them all. An error of the plugin becomes
+    its candidate's reason. Raises PluginBroken when a child process has another version than its parent."""
     if reason := registry.policy.blocked(entry):
         return Candidate(entry, "allowed", reason)
     if replacement := registry.replacements(entry.kind).get(entry.qualified):
@@ -144,7 +144,7 @@ def _suitable(entry: Entry, spec: Spec, need: Need) -> Candidate:
 def _decision(
     registry: Registry, kind: str, key: str, need: Need, ranked: list[Candidate], judged: list[Candidate], rank: str
 ) -> Decision:
-    """The recorded decision: ranked ones first, then those that stopped at a gate."""
+    """The recorded decision: ranked candidates first, then those that stopped at a gate."""
     shown = {c.entry for c in ranked}
     stopped = by_gate([c for c in judged if c.entry not in shown])
     winner = ranked[0].entry if ranked else None
@@ -170,11 +170,11 @@ def _find_or_none(registry: Registry, kind: str, name: str) -> Entry | None:
     try:
         return registry.find(kind, name)
     except PluginError:
-        return None  # a preference is a wish: what is not there, or not allowed, is passed over
+        return None  # a preference that is not installed or not allowed is passed over
 
 
 def _refuse_broken_platform(decision: Decision) -> None:
-    """A device that is there but unusable must not become a silent run on another one."""
+    """A device that exists but cannot be used must not lead to a silent run on another one."""
     for candidate in decision.candidates:
         if candidate.broken:
             others = f", or name another with --device ({decision.winner.name} would work)" if decision.winner else ""

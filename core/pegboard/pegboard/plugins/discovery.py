@@ -1,7 +1,7 @@
 """Tier 0: which plugins are installed, read from package metadata alone. No plugin code runs here.
 
 `scan()` walks every installed distribution once per process. Entry points of kinds this core does not serve are kept
-with the reason, so that `pegboard plugins list` can show them; nothing is dropped in silence.
+with the reason, so that `pegboard plugins list` can show them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Entry:
 
     @property
     def id(self) -> str:
-        """What messages call it: "kind:name (distribution version)"."""
+        """The form used in messages: "kind:name (distribution version)"."""
         return f"{self.kind}:{self.name} ({self.distribution} {self.version})"
 
     @property
@@ -153,7 +153,7 @@ def _entries_of(distribution: Distribution) -> Iterator[Entry]:
 
 
 def unserved_group(group: str, distribution: str) -> str | None:
-    """Why this core does not serve an entry-point group; None = it does."""
+    """The reason why this core does not serve an entry-point group; None = it does."""
     if group == HOOKS_GROUP:
         return None
     match = _GROUP.fullmatch(group)

@@ -1,4 +1,4 @@
-"""What may be wrong with the installed plugins, as findings. Reads specs, probes, and asks each hook plugin."""
+"""Looks for problems with the installed plugins. It reads specs, runs probes and asks each hook plugin."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _specs(registry: Registry) -> Iterator[Finding]:
 
 
 def _judge(registry: Registry, entry: Entry) -> Iterator[Finding]:
-    """What the spec says: whether the modules that it names exist (they are not run), and what its probe finds."""
+    """Check whether the modules that the spec names exist (they are not run), and what its probe finds."""
     try:
         spec = registry.spec(entry)
         for part in ("implementation", "options", "suits", "validate"):
@@ -157,8 +157,8 @@ class Cost:
 
 def measure(entries: Iterable[Entry]) -> dict[Entry, Cost]:
     """Cost per entry, measured in a fresh interpreter: `python -m pegboard.plugins.doctor` reads entries as JSON from stdin and
-    answers a line of JSON for each. Several entries of one module: the first one pays. Over budget is measured a second time,
-    since the first import of a fresh installation compiles."""
+    answers a line of JSON for each. Of several entries in one module, the first one gets the cost. An entry over budget is
+    measured a second time, because the first import of a fresh installation compiles."""
     pending = list(entries)
     costs: dict[Entry, Cost] = {}
     while pending:
@@ -215,7 +215,7 @@ def _surroundings() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    for kind in KINDS.values():  # the interfaces are core's cost, also those of the pack's other kinds
+    for kind in KINDS.values():  # core pays for importing the interfaces, those of other kinds in the pack included
         import_object(kind.spec)
     for values in json.loads(sys.stdin.read()):
         print(_MARK + json.dumps(asdict(_cost(Entry(**values)))), flush=True)

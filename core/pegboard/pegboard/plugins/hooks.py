@@ -1,4 +1,4 @@
-"""Runs the enabled hook plugins, each one isolated from the others, in the order of their long names."""
+"""Runs the enabled hook plugins in the order of their long names. A failure of one does not affect the others."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class _PrefixedHooks(pluggy.PluginManager):
 
 
 class Hooks:
-    """The hooks of one process. quarantined: plugins left out since they failed, by long name, and why."""
+    """The hooks of one process. quarantined: long name → reason, for plugins that failed and are left out."""
 
     def __init__(self, registry: Registry) -> None:
-        """Import and register the enabled plugins. Enabling is asking, so PluginBroken for a plugin that does not import or that
-        names an unknown hook."""
+        """Import and register the enabled plugins. Raises PluginBroken for a plugin that does not import or that names an unknown
+        hook, because the user asked for it by enabling it."""
         self.quarantined: dict[str, str] = {}
         self._manager = _PrefixedHooks("pegboard")
         self._manager.add_hookspecs(hookspecs)
@@ -73,7 +73,7 @@ class Hooks:
         self._entries[entry.qualified] = entry
 
     def call(self, hook: str, *argument: Any) -> list[Any]:
-        """Call every implementation of a hook, in the order of long names; what they returned, without None."""
+        """Call every implementation of a hook in the order of long names. Returns their results without None."""
         results = [self._call_one(implementation, *argument) for implementation in self._implementations(hook)]
         return [result for result in results if result is not None]
 
@@ -94,7 +94,7 @@ class Hooks:
             logger.warning("plugin %s is left out from now on: %s", entry.id, reason)
 
     def amend_config(self, draft: MutableMapping[str, Any]) -> list[Amendment]:
-        """Let each plugin change `draft` in place; what changed, by whom. Changes of a plugin that raises are undone."""
+        """Let each plugin change `draft` in place. Returns what each one changed. Changes of a plugin that raises are undone."""
         amendments = []
         for implementation in self._implementations("pegboard_amend_config"):
             before = deepcopy(dict(draft))

@@ -1,4 +1,5 @@
-"""Runs what a plugin brings before it is chosen: its spec and its probe. Whatever goes wrong is `PluginBroken` or `Broken`.
+"""Runs the parts of a plugin that are needed before it is chosen: its spec and its probe. Every failure becomes `PluginBroken` or
+`Broken`.
 
 A probe looks at `ProbeFacts` and cheap facts like files; it touches no device and imports nothing heavy, so it runs in place.
 """
@@ -43,7 +44,7 @@ def import_part(entry: Entry, path: str, what: str) -> Any:
 
 
 def import_spec(entry: Entry) -> Spec:
-    """Tier 1 of a plugin: its spec object, checked to be of the kind's spec class. Raises PluginBroken."""
+    """Tier 1 of a plugin: its spec object, which must be an instance of the kind's spec class. Raises PluginBroken."""
     spec = import_part(entry, entry.value, "spec")
     expected: type[Spec] = import_object(KINDS[entry.kind].spec)
     if not isinstance(spec, expected):
@@ -59,14 +60,14 @@ def import_spec(entry: Entry) -> Spec:
 
 
 def need_class(kind: str) -> type[Need]:
-    """What selection asks of `kind`: its own class, or `Need` where it has none."""
+    """The class of what selection asks of `kind`: its own, or `Need` where it has none."""
     module, _, spec = KINDS[kind].spec.partition(":")
     need: type[Need] = getattr(import_module(module), spec.removesuffix("Spec") + "Need", Need)
     return need
 
 
 def incompatibility(entry: Entry, spec: Spec) -> str | None:
-    """Why this core's interface does not serve the spec's `api`; None = it does."""
+    """The reason why this core's interface does not serve the spec's `api`; None = it does."""
     kind = KINDS[entry.kind]
     major, dot, minor = spec.api.partition(".")
     if not (dot and major.isdecimal() and minor.isdecimal()):
@@ -100,7 +101,7 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def run_probe(probe: Callable[[ProbeFacts], Verdict]) -> Verdict:
-    """The probe's verdict; a probe that raises or answers nonsense is Broken."""
+    """The probe's verdict. A probe that raises or returns something else counts as Broken."""
     try:
         verdict = probe(probe_facts())
     except Exception as error:  # noqa: BLE001  a probe must not raise; if it does, that is its verdict

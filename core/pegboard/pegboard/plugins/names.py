@@ -1,4 +1,4 @@
-"""What an error says about a name nobody provides: what to install, or what was probably meant."""
+"""The errors for names that no plugin provides: they say what to install, or what was probably meant."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def to_install(kind: str) -> str:
 
 
 def missing_providers(kind: str, installed: Iterable[str]) -> str:
-    """What could be installed beside the `installed` names of a kind, as advice; "" when there is nothing."""
+    """Advice on what could be installed in addition to the `installed` names of a kind; "" when there is nothing."""
     known = catalogue().get(kind, {})
     options = sorted({distribution for name, distribution in known.items() if name not in set(installed)})
     return _commands(options) if options else ""

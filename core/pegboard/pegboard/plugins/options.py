@@ -1,6 +1,6 @@
 """Options of a plugin: one frozen pydantic model per implementation, addressed `kind.name.field`.
 
-Values come from the file and the command line (the policy's options) and, for fields these leave out, from the environment
+Values come from the file and the command line (the policy's options) and, for fields that these leave out, from the environment
 (`PEGBOARD__KIND__NAME__FIELD`). pydantic is imported only when a plugin that has options is built.
 """
 
@@ -43,7 +43,7 @@ def gather(entries: Iterable[Entry], policy_options: Mapping[OptionKey, Mapping[
 
 
 def raw_values(entry: Entry, raw: Mapping[OptionKey, Mapping[str, Any]]) -> dict[str, Any]:
-    """What was given for this plugin; values under its long name win over those under the short one."""
+    """The values given for this plugin. Those under its long name win over those under the short one."""
     return {**raw.get((entry.kind, entry.name), {}), **raw.get((entry.kind, entry.qualified), {})}
 
 

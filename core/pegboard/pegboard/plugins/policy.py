@@ -1,7 +1,7 @@
-"""What the operator permits. Policy, not a sandbox: installing a package is already trusting it.
+"""The rules about which plugins may be used. They are not a sandbox: a package that is installed is already trusted.
 
 A pattern is a distribution ("acme-llama"), "kind:name" ("attention:triton") or "kind:distribution:name" (for a name that
-two distributions share). Patterns that match nothing known are errors: a misspelled rule must not be ignored in silence.
+two distributions share). A pattern that matches nothing known is an error, so that a misspelled rule is not silently ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PluginPolicy:
     """allow: None = everything installed. Otherwise only what matches; a kind that no pattern names is left alone as long
         as all patterns are of the form kind:name (restricting one kind does not switch off another).
     deny: never these. override: distributions whose `replaces` is granted.
-    enable, disable: ambient plugins (hooks, api, metrics, builtin_tool) to run beside the defaults, or not to run.
+    enable, disable: ambient plugins (hooks, api, metrics, builtin_tool) to run in addition to the defaults, or not to run.
     options: {(kind, name): {field: value}} from file and command line.
     """
 
@@ -39,7 +39,7 @@ class PluginPolicy:
 
     @classmethod
     def from_config(cls, config: PluginConfig | None = None) -> PluginPolicy:
-        """The policy a configuration states; PEGBOARD_PLUGINS is the allow list where the configuration has none.
+        """The policy of a configuration. PEGBOARD_PLUGINS is the allow list where the configuration has none.
         Raises ConfigError for an option address that is not "kind.name"."""
         config = config or PluginConfig()
         return cls(
@@ -52,7 +52,7 @@ class PluginPolicy:
         )
 
     def blocked(self, entry: Entry) -> str | None:
-        """Why the policy forbids the entry; None = allowed."""
+        """The reason why the policy forbids the entry; None = allowed."""
         for pattern in self.deny:
             if matches(pattern, entry):
                 return f"denied by {pattern!r} in plugins.deny"

@@ -67,8 +67,8 @@ class Registry:
 
     @classmethod
     def from_lock(cls, lock: PluginLock) -> Registry:
-        """What the parent resolved: no scan, no environment. A distribution whose version here differs from the locked one
-        raises PluginBroken when it is first used."""
+        """The registry that the parent resolved. Neither packages nor the environment are read. Raises PluginBroken at the first
+        use of a distribution whose version differs from the locked one."""
         registry = cls(lock.scan, lock.policy, raw_options=lock.options)
         registry.locked = {(made.kind, made.key): made for made in lock.decisions}
         registry._unverified = {entry.distribution for entry in lock.scan.all_entries()}
@@ -174,7 +174,8 @@ class Registry:
         return self._verdicts[entry]
 
     def verify_version(self, entry: Entry) -> None:
-        """In a child: the distribution must have the version the parent saw. Raises PluginBroken naming both."""
+        """In a child process, the distribution must have the version that the parent saw. Raises PluginBroken with both
+        versions."""
         if entry.distribution not in self._unverified:
             return
         from importlib.metadata import PackageNotFoundError, version
@@ -182,14 +183,14 @@ class Registry:
         try:
             here = version(entry.distribution)
         except PackageNotFoundError:
-            here = entry.version  # importable without metadata (a zip, a vendored copy): the import itself will tell
+            here = entry.version  # there is no metadata (a zip, a vendored copy): the import shows whether it works
         if here != entry.version:
             message = f"{entry.id}: version {entry.version} is locked, but {here} is installed here"
             raise PluginBroken(f"{message}; install the same on every host", plugin=entry.id)
         self._unverified.discard(entry.distribution)
 
     def quarantine(self, entry: Entry, reason: str) -> None:
-        """A plugin nobody asked for by name does not work: one warning, then it is left out. Fatal under PEGBOARD_STRICT."""
+        """Leave out a plugin that does not work and was not asked for by name, with one warning. Fatal under PEGBOARD_STRICT."""
         if env.strict():
             raise PluginBroken(f"{entry.id}: {reason} (PEGBOARD_STRICT=1)", plugin=entry.id)
         if entry not in self._quarantined:
@@ -214,9 +215,9 @@ class Registry:
 
         explicit: the user's own choice (None or "auto" = none): used or an error, never replaced. keys: for a keyed kind, the
         names to look for, in this order, and "*" after them; key is the first of them unless it is given. A plugin with such a
-        name that is broken is an error, not a reason to take the next. prefers: the model's or platform's wish, unknown names are
-        passed over. among: consider only these entries. required=False: a Decision without winner instead of an error when
-        nothing suits. Raises PluginNotFound, PluginUnsuitable (with the table), PluginBroken, PluginConflict.
+        name that is broken is an error, not a reason to take the next. prefers: names that the model or platform prefers; unknown
+        ones are passed over. among: consider only these entries. required=False: a Decision without winner instead of an error
+        when nothing suits. Raises PluginNotFound, PluginUnsuitable (with the table), PluginBroken, PluginConflict.
         """
         key = key or (keys[0] if keys else "")
         if explicit not in (None, "auto"):
@@ -257,15 +258,15 @@ class Registry:
                 self.options(entry)
 
     def build(self, entry: Entry, setup: object) -> Any:
-        """`Implementation(options, setup)`. Raises as `load` and `options`; what the constructor raises becomes PluginFailure
-        naming the plugin, our own errors pass."""
+        """`Implementation(options, setup)`. Raises as `load` and `options` do. An error of the constructor becomes a
+        PluginFailure that names the plugin, unless it is one of Pegboard's own errors."""
         implementation = self.load(entry)
         chosen_options = self.options(entry)
         with blame(entry.id):
             return implementation(chosen_options, setup)
 
     def describe_decisions(self) -> list[dict[str, Any]]:
-        """Every choice of this process as plain data: what was needed, what won and why, and what stopped the others."""
+        """Every choice of this process as plain data: the need, the winner and why it won, and what stopped the others."""
         return [made.describe() for _, made in sorted(self.decisions.items())]
 
     def describe(self) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""How one candidate wins, as values: the gates, the total order and the explanation. Imports no plugin.
+"""The values of a choice: the gates, the ranking and the explanation. Imports no plugin.
 
-Gates in order: discovered → allowed → compatible → available (probe) → suitable (need) → ranked → selected. A candidate
-carries the gate where it stopped, and why.
+Gates in order: discovered → allowed → compatible → available (probe) → suitable (need) → ranked → selected. A candidate carries
+the gate where it stopped and the reason.
 """
 
 from __future__ import annotations
@@ -116,8 +116,9 @@ RANK_WORDS = ("preference", "tier", "name", "distribution")
 
 
 def pick(suited: Sequence[tuple[Entry, Spec]], prefers: Sequence[Entry] = ()) -> tuple[list[Candidate], str]:
-    """Rank those that suit: candidates best first (the first is selected), and why the first one won. The order is total, because
-    (name, distribution) is unique within a kind: the model's or platform's preference, tier, name, distribution."""
+    """Rank the entries that suit. Returns the candidates, best first (the first is selected), and why the first one won. The
+    order is total, because (name, distribution) is unique within a kind: the model's or platform's preference, tier, name,
+    distribution."""
     if len(suited) < 2:
         return [Candidate(entry, "selected") for entry, _ in suited], "the only one that suits" if suited else ""
 
@@ -141,5 +142,5 @@ def pick(suited: Sequence[tuple[Entry, Spec]], prefers: Sequence[Entry] = ()) ->
 
 
 def by_gate(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that got furthest first, then by name."""
+    """Sort candidates: those that got furthest first, then by name."""
     return sorted(candidates, key=lambda c: (-GATES.index(c.gate), c.entry.name, c.entry.distribution))

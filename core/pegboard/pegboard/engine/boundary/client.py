@@ -1,4 +1,4 @@
-"""A's end of the boundary: starts the engine process, sends, receives, notices its death, leaves nothing behind."""
+"""A's end of the boundary: starts the engine process, sends and receives messages, notices its death, and cleans up."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class EngineLink:
         self._on_death: Callable[[EngineDeadError], None] | None = None
 
     def attach(self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]) -> None:
-        """Deliver messages and the death of the engine on the running event loop, from now on."""
+        """From now on, deliver messages and the death of the engine on the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._on_message, self._on_death = on_message, on_death
         self._loop.add_reader(self._socket.FD, self._receive)
         self._loop.call_soon(self._receive)
 
     def send(self, message: ToEngine) -> None:
-        """Hand over a message; never blocks. Messages to a dead engine vanish."""
+        """Send a message; never blocks. Messages to a dead engine are dropped."""
         self.send_encoded(encode(message))
 
     def send_encoded(self, data: bytes) -> None:
@@ -90,7 +90,7 @@ class EngineLink:
         self._loop = self._on_message = self._on_death = None
 
     def close(self) -> None:
-        """Stop delivering and let go of the socket."""
+        """Stop delivering and close the socket."""
         self.detach()
         self._socket.close()
         self._context.term()
@@ -99,7 +99,7 @@ class EngineLink:
 class EngineProcess(EngineLink):
     """One engine process and the socket to it. Created (and so started) on any thread.
 
-    The socket lies in a new folder that only this user can open; both vanish with `stop`, which also runs at exit.
+    The socket is in a new folder that only this user can open. `stop` removes both; it also runs at exit.
     """
 
     def __init__(self, builder: str = BUILDER) -> None:
@@ -114,7 +114,7 @@ class EngineProcess(EngineLink):
             atexit.register(self.stop)
 
     def start(self, plan: Any, *, wants_samples: bool = False) -> None:
-        """Send the plan; the engine answers `Ready` or `Dead`. wants_samples: send what the engine measures, too."""
+        """Send the plan; the engine answers `Ready` or `Dead`. wants_samples: the engine also sends what it measures."""
         self._has_plan = True
         self.send(Start(pickle.dumps(plan), wants_samples))
 
@@ -124,7 +124,7 @@ class EngineProcess(EngineLink):
 
     def _exited(self) -> None:
         asyncio.get_running_loop().remove_reader(self._process.sentinel)
-        self._receive()  # its last words may still be in the socket
+        self._receive()  # its last messages may still be in the socket
         self._process.join(1)
         self._died(f"the engine process exited ({self._process.how_it_ended()})")
 
@@ -145,13 +145,14 @@ class EngineProcess(EngineLink):
         self.detach()
         self.send(Stop())
         atexit.unregister(self.stop)
-        # without a plan it only imports: nothing to end politely
+        # without a plan it is still importing, so there is nothing to shut down
         self._process.end(STOP_PATIENCE_S if self._has_plan else (0.0, *STOP_PATIENCE_S[1:]))
         self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _new_folder() -> Path:
-    """Only this user can open it (mode 0700). In /tmp where the user's own choice is too deep for the path of a socket."""
+    """A new folder that only this user can open (mode 0700). It is in /tmp when the path below TMPDIR would be too long for a
+    socket."""
     length = len(os.fsencode(tempfile.gettempdir())) + len("/pegboard-12345678/engine")
     return Path(tempfile.mkdtemp(prefix="pegboard-", dir="/tmp" if length > zmq.IPC_PATH_MAX_LEN else None))

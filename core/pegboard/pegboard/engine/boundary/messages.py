@@ -3,8 +3,9 @@
     A → E   Start, Add, Abort, Control, Stop
     E → A   Ready, StepDeltas, Measured, Rejected, ControlReply, Dead
 
-E sends one `StepDeltas` per step with the deltas of all requests, so A wakes once per step. A `Measured` is for every API
-process, goes before the deltas of its step, and covers all steps since the one before (see `engine.metric_sinks.SampleRelay`).
+E sends one `StepDeltas` per step with the deltas of all requests, so A wakes once per step. A `Measured` goes to every API
+process. It precedes the deltas of its step and covers all steps since the previous one (see `SampleRelay` in
+`engine/metrics/sinks.py`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Control(msgspec.Struct, tag="control"):
 
 
 class Stop(msgspec.Struct, tag="stop"):
-    """Leave now; whatever still runs is dropped."""
+    """Exit now and drop all running requests."""
 
 
 class Failure(msgspec.Struct):
@@ -86,13 +87,13 @@ class StepDeltas(msgspec.Struct, tag="deltas"):
 
 
 class Measured(msgspec.Struct, tag="measured"):
-    """What the engine has measured since the last one."""
+    """What the engine has measured since the last `Measured`."""
 
     sample: Sample
 
 
 class Rejected(msgspec.Struct, tag="rejected"):
-    """The engine did not take a request."""
+    """The engine refused a request."""
 
     request_id: str
     failure: Failure

@@ -1,7 +1,7 @@
 """The engine's own process (E): bootstrap, message loop, and an orderly end in every case.
 
-Started before the plan is known, so that the heavy imports run while the parent resolves it. Ends when told to, when its parent
-is gone, on SIGTERM, or when the engine fails.
+It starts before the plan is known, so that the heavy imports run while the parent resolves it. It ends when told to, when its
+parent is gone, on SIGTERM, or when the engine fails.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class _Terminated(BaseException):
 def run(address: str, builder: str) -> None:
     """Body of the engine process. address: "ipc://…" to listen on. builder: "module:function", called with the plan.
 
-    The engine listens and the parent connects, because a connecting socket queues what it cannot deliver yet, or any more,
-    where a listening one would block.
+    The engine listens and the parent connects, because a connecting socket queues messages while nothing listens, where a
+    listening one would block.
     """
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.set_hwm(0)
-    socket.linger = 2000  # ms: the last word must get out, but a dead parent must not hold us
+    socket.linger = 2000  # ms: the last message must be delivered, but a dead parent must not block this process
     socket.bind(address)
     try:
-        take_signals(signal.SIG_DFL)  # nothing is there yet that would need an orderly end
+        take_signals(signal.SIG_DFL)  # nothing exists yet that needs an orderly end
         engine, relay = _start(socket, builder)
         if engine is not None:
             try:
@@ -74,8 +74,8 @@ def _on_terminate(signum: int, frame: FrameType | None) -> None:
 
 
 def _start(socket: zmq.Socket[bytes], builder: str) -> tuple[Any, SampleRelay | None]:
-    """The built engine, announced as ready, and its samples if A wants them; no engine when it failed (reported) or was not
-    wanted any more."""
+    """Build the engine and announce it as ready. Returns it with the relay of its samples, if A wants them. Returns no engine
+    when the start failed, which is reported, or when A said `Stop`."""
     relay = None
     try:
         build = load_function(builder)  # the slow part, while the parent is still busy with the plan
@@ -144,14 +144,14 @@ def _add(socket: zmq.Socket[bytes], engine: Any, message: Add) -> None:
 def _control(engine: Any, message: Control) -> bytes:
     try:
         return encode(ControlReply(message.call_id, engine.control(message.action, **message.arguments)))
-    except Exception as error:  # an action that fails is the caller's answer, not the end of the engine
+    except Exception as error:  # the caller gets the failure of an action as its answer; the engine goes on
         if not isinstance(error, PegboardError):
             log.exception("control action %r failed", message.action)
         return encode(ControlReply(message.call_id, failure=Failure.of(error)))
 
 
 def _log_failure(what: str, error: Exception) -> None:
-    """One line for deliberate errors (the parent shows them), the traceback for all others."""
+    """Log one line for a deliberate error, which the parent shows, and the traceback for any other."""
     if isinstance(error, PegboardError) and not log.isEnabledFor(logging.DEBUG):
         log.debug("%s: %s", what, error)
     else:

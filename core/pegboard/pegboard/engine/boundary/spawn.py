@@ -1,7 +1,7 @@
-"""A Python process of our own, and the end of it that either side notices: the engine process and the API processes.
+"""Starts the engine process and the API processes. Parent and child each notice when the other ends.
 
-What `multiprocessing` does with "spawn", less what a server has no use for: no second import of the user's script, and no
-resource tracker, a process of 12 MiB per program.
+It does what `multiprocessing` does with "spawn", but does not import the user's script again and starts no resource tracker,
+which is another process of 12 MiB.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pegboard.errors import ConfigError
 from pegboard.log import set_up_logging
 
 BUILDER = "pegboard.engine.build:build_engine"
-"""The function that builds an engine from its plan. Importing it takes seconds: it brings torch."""
+"""The function that builds an engine from its plan. Importing it takes seconds, because it imports torch."""
 
 END_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 
@@ -39,10 +39,10 @@ _BOOT = (
 class Child:
     """Runs a function ("module:function") with `arguments` in a new interpreter with this one's flags and module path.
 
-    role: the process's name in log lines. arguments: what JSON can say. pass_fds: file descriptors that the child shares, under
-    the same numbers. folder: the child removes it when this process dies first. Create it under `signals_wait`: the child starts
-    with both signals blocked, ignores SIGINT (Ctrl-C reaches the whole process group, and the parent decides when to stop),
-    and calls `take_signals` when it has a handler for SIGTERM. It leaves at once when this process dies.
+    role: the process's name in log lines. arguments: values that JSON can hold. pass_fds: file descriptors that the child shares,
+    under the same numbers. folder: the child removes it when this process dies first. Create it under `signals_wait`: the child
+    starts with both signals blocked, ignores SIGINT (Ctrl-C reaches the whole process group, and the parent decides when to
+    stop), and calls `take_signals` when it has a handler for SIGTERM. It leaves at once when this process dies.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class Child:
         return self._process.poll()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for its end, not longer than that."""
+        """Wait for its end, at most `timeout_s`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
 
     def end(self, patience_s: tuple[float, float, float]) -> None:
-        """Wait for its end; then SIGTERM and wait; then SIGKILL and wait. Lets go of it in any case."""
+        """Wait for its end; then send SIGTERM and wait; then send SIGKILL and wait. Closes the link in any case."""
         for seconds, harder in zip(patience_s, (self._process.terminate, self._process.kill, None), strict=True):
             self.join(seconds)
             if self.exitcode is not None or harder is None:
@@ -91,9 +91,9 @@ class Child:
 
 @contextlib.contextmanager
 def signals_wait() -> Iterator[None]:
-    """SIGINT and SIGTERM take effect afterwards: no half-made process is left behind, and none hits the child before it has its
-    handlers (it inherits the mask). The mask alone would not do for this process: other threads, such as a math library's,
-    receive signals too, and their handlers run on the main thread."""
+    """SIGINT and SIGTERM take effect after the block, so that no half-started process remains and the child, which inherits the
+    mask, gets no signal before it has its handlers. The mask alone is not enough for this process: other threads, such as a math
+    library's, also receive signals, and their handlers run on the main thread."""
     arrived: list[int] = []
     handlers = {}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
@@ -110,7 +110,7 @@ def signals_wait() -> Iterator[None]:
 
 
 def take_signals(on_terminate: Any) -> None:
-    """For the body of a child: SIGTERM is handled so (a handler, or SIG_IGN), from now on."""
+    """For the function that a child runs: handle SIGTERM with `on_terminate` (a handler, or SIG_IGN) from now on."""
     signal.signal(signal.SIGTERM, on_terminate)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
 
@@ -128,7 +128,7 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 def enter(link: socket.socket, function: str, told: dict[str, Any]) -> None:
-    """What the new interpreter does. It leaves without tearing down its modules, which takes the large ones a while."""
+    """What the new interpreter runs. It exits without tearing down its modules, because that takes long for large ones."""
     code: Any = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -147,7 +147,7 @@ def enter(link: socket.socket, function: str, told: dict[str, Any]) -> None:
 
 
 def _leave_with_parent(link: socket.socket, folder: str | None) -> None:
-    """Wait until the parent is gone, clean up in its place, and leave at once."""
+    """Wait until the parent is gone, remove its folder, and exit at once."""
     link.recv(1)
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
