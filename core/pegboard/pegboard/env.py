@@ -1,6 +1,6 @@
 """The only reader of the process environment: at most ten named variables, each typed, each with a default.
 
-Options of plugins have one pattern beside them, `PEGBOARD__KIND__NAME__FIELD=value`, read by `plugin_options()`.
+Options of plugins have one pattern in addition, `PEGBOARD__KIND__NAME__FIELD=value`, read by `plugin_options()`.
 A value that does not parse is an error, never a silent default.
 """
 
@@ -83,6 +83,6 @@ def plugin_options() -> dict[tuple[str, str, str], str]:
 
 
 def let_compute_threads_sleep() -> None:
-    """Ask OpenMP, which torch computes with, to let waiting threads sleep: spinning, they take the cores from whatever runs
-    between two operators. Has an effect before torch is imported; a value the user set stays."""
+    """Ask OpenMP, which torch computes with, to let waiting threads sleep. Spinning threads take the cores from the code that
+    runs between two operators. This has an effect only before torch is imported; a value that the user set stays."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

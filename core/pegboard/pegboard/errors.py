@@ -117,7 +117,7 @@ class EngineDeadError(PegboardError):
 
 @contextmanager
 def blame(plugin: str) -> Iterator[None]:
-    """Attribute whatever escapes to `plugin`: our own errors pass, anything else becomes `PluginFailure`.
+    """Attribute errors to `plugin`: Pegboard's own errors pass, any other becomes `PluginFailure`.
 
     Used around a step or a request, never around a layer.
     """

@@ -16,7 +16,7 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def set_up_logging(level: str, role: str = "") -> None:
-    """Send records of `pegboard` to stderr. `role` (engine, api, …) is shown in front of every line of a child process."""
+    """Send records of `pegboard` to stderr. `role` (engine, api, …) is shown at the start of every line of a child process."""
     handler = logging.StreamHandler(sys.stderr)
     prefix = f"({role}) " if role else ""
     handler.setFormatter(logging.Formatter(prefix + FORMAT, datefmt="%m-%d %H:%M:%S"))

@@ -119,7 +119,7 @@ def test_a_disabled_sink_stays_off(make: Make) -> None:
 
 def test_traces_without_an_endpoint_are_refused_before_the_model_loads(make: Make) -> None:
     registry, settings = make(plugins={"enable": ["metrics:spans"]})
-    with pytest.raises(ConfigError, match="metrics:spans exports traces, but not where to: set otlp_traces_endpoint"):
+    with pytest.raises(ConfigError, match="metrics:spans exports traces, but has no address: set otlp_traces_endpoint"):
         with_enabled(registry, settings)
 
 

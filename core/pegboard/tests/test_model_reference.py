@@ -69,7 +69,7 @@ def test_what_exists_is_a_path(tmp_path, monkeypatch):
     [
         ("indx:package", r"no installed model source is called 'indx', did you mean index:package\?"),
         ("zzz:package", r"called 'zzz'; expected"),
-        ("index", "index is a scheme, it needs a name"),
+        ("index", "index is a scheme and needs a name"),
         ("index:", "expected"),
         ("smollm2", "no such file or directory"),
         ("a/b/c", "expected a directory"),
@@ -127,7 +127,7 @@ def test_schemes_come_from_the_installed_sources():
 def test_what_a_file_of_weights_ends_with_comes_from_the_installed_loaders():
     disk, loaders = Entry("disk", frozenset({"directory"})), (Entry("w", frozenset()), Entry("broken", None))
     assert parse_reference("missing.weights", Registry(disk, loaders=loaders)) == ModelReference("disk", "missing.weights")
-    with pytest.raises(PluginNotFound, match="no model reference"):
+    with pytest.raises(PluginNotFound, match="not a model reference"):
         parse_reference("missing.weights", Registry(disk))
 
 

@@ -162,7 +162,7 @@ def test_the_tokenizer_and_its_template(model, tmp_path):
         ({}, {"max_model_len": 129}, ConfigError, "over the model's limit of 128"),
         ({}, {"load_format": "gguf"}, PluginNotFound, "pip install pegboard-pack-gguf"),
         ({}, {"quantization": "none"}, None, ""),
-        ({}, {"override_generation_config": {"nonsense": 1}}, ConfigError, "'nonsense' is no sampling default"),
+        ({}, {"override_generation_config": {"nonsense": 1}}, ConfigError, "'nonsense' is not a sampling default"),
         ({}, {"trust_remote_code": True}, ConfigError, "never runs code"),
     ],
 )

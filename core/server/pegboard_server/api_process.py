@@ -1,7 +1,7 @@
 """The API process (A): the API plugins around an engine client, and the server around them.
 
 With one API process it is the program itself (`pegboard serve`). With several (`--api-server-count`) each is a child that shares
-the listening socket and has a door to the parent's engine (`hub.py`); the kernel hands every new connection to
+the listening socket and is connected to the parent's engine (`hub.py`); the kernel hands every new connection to
 one of them.
 """
 
@@ -80,7 +80,7 @@ def _hooks(client: "AsyncLLM") -> tuple[Any, Any] | None:
 
 
 def run_child(index: int, count: int, plan_file: str, address: str, listener_fd: int) -> None:
-    """Body of one of `count` API processes: serves until the parent says stop. Signals are the parent's business. Exits with 1
+    """Body of one of `count` API processes: serves until the parent says stop. The parent handles signals. Exits with 1
     when the engine died, and with 3 when it could not start. plan_file: the pickled plan. address: of the parent's hub."""
     from pegboard.engine.boundary.spawn import take_signals
 

@@ -1,4 +1,4 @@
-"""One Starlette application of all enabled APIs, which bring their own routes, and of what stands around them."""
+"""Builds one Starlette application from all enabled APIs, which bring their own routes, and the middleware around them."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def _refuse(mounted: Sequence[MountedApi]) -> Any:
 
 
 def _outer_middleware(config: ServerConfig) -> list[Middleware]:
-    """Outermost first. They stand outside the gateway, so that refusals also carry CORS headers and a browser's preflight needs
-    no key. Raises ConfigError for a name that is not middleware."""
+    """The middleware around the gateway, outermost first. It is outside, so that refusals also carry CORS headers and a browser's
+    preflight needs no key. Raises ConfigError for a name that is not middleware."""
     found = [_named(name) for name in config.middleware]
     if config.allowed_origins:
         found.append(

@@ -61,7 +61,7 @@ class EngineHub:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set_hwm(0)
-        self._socket.linger = 1000  # ms: the news of the engine's end should arrive
+        self._socket.linger = 1000  # ms: the message about the engine's end should arrive
         self.address = f"ipc://{Path(engine.folder) / 'apis'}"
         self._socket.bind(self.address)
 
@@ -78,7 +78,7 @@ class EngineHub:
             self._send(index, STOP)
 
     def close(self) -> None:
-        """Pass nothing on any more."""
+        """Stop passing messages on."""
         self._loop.remove_reader(self._socket.FD)
         self._socket.close()
         self._context.term()

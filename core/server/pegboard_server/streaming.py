@@ -1,4 +1,4 @@
-"""Between the engine's streams and the client's connection: whoever leaves first takes the other along.
+"""Connects the engine's streams with the client's connection: when one ends early, the other ends too.
 
 A client that disconnects cancels the work for it. Cancelled work closes the engine's stream, and closing it aborts the request.
 """
@@ -35,7 +35,7 @@ class Closes(Protocol):
 
 @asynccontextmanager
 async def closed_on_error(running: Closes) -> AsyncIterator[None]:
-    """Whatever ends the block early also closes `running`."""
+    """Close `running` when the block ends early, for any reason."""
     try:
         yield
     except BaseException:

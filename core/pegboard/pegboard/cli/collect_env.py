@@ -1,5 +1,5 @@
-"""`pegboard collect-env`: what a bug report should say about the machine and the installation. It shows no secret values of the
-environment and no paths of the user's files."""
+"""`pegboard collect-env`: reports the machine and the installation for a bug report. It shows no secrets from the environment and
+no paths of the user's files."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _read_pairs(path: str) -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    """Every installed distribution of Pegboard, and everything one of them asks for."""
+    """The version of every installed distribution of Pegboard and of everything that they require."""
     ours = {item.name: item for item in distributions() if re.match(r"pegboard($|[-_])", item.name)}
     wanted = {re.split(r"[^\w.-]", text, maxsplit=1)[0] for item in ours.values() for text in item.requires or ()}
     found = {name: item.version for name, item in sorted(ours.items())}
@@ -83,7 +83,7 @@ def _versions() -> dict[str, str]:
 
 
 def _torch() -> dict[str, Any]:
-    """What only torch knows; imported here, because this command is about the whole installation."""
+    """What torch reports. It is imported here, because this command is about the whole installation."""
     try:
         torch = import_module("torch")
     except (ImportError, OSError) as error:
@@ -92,7 +92,7 @@ def _torch() -> dict[str, Any]:
 
 
 def _probes(registry: Registry) -> dict[str, str]:
-    """What the plugins that look at the machine find; one line per distribution."""
+    """The verdicts of the probes that look at the machine; one line per distribution."""
     entries = {entry.distribution: entry for kind in PROBED for entry in registry.entries(kind)}
     return {f"{entry.kind} of {name}": str(registry.verdict(entry)) for name, entry in entries.items()}
 

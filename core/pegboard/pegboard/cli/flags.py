@@ -24,8 +24,8 @@ from pegboard.interfaces import KINDS
 
 
 class FlagParser(argparse.ArgumentParser):
-    """argparse with our rules: no abbreviations, `_` like `-`, errors as `UsageError`, the nearest flag in them. A flag of type
-    "number" takes 4096, 4k or 4K. This is what `pegboard.interfaces.command.FlagParser` promises to commands."""
+    """argparse with Pegboard's rules: no abbreviations, `_` is `-`, and errors are `UsageError` and name the nearest flag. A flag
+    of type "number" takes 4096, 4k or 4K. This is what `pegboard.interfaces.command.FlagParser` promises to commands."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **more)
@@ -57,7 +57,8 @@ class FlagParser(argparse.ArgumentParser):
     # --- parsing ----------------------------------------------------------------------------------------------------------
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """The namespace; raises UsageError for anything unknown, before it misses what a mistyped flag should have brought.
+        """The namespace. Raises UsageError for anything unknown, before it complains about values that a mistyped flag should
+        have set.
         `--help=WORD` prints the flags of a group, or those that match, and ends the program like --help."""
         words = [_dashed(word) for word in words]
         for word in words:
@@ -143,7 +144,7 @@ def _add_setting(group: Any, setting: Setting) -> None:
 
 
 def _add_flag(group: Any, name: str, dest: str, text: str, annotation: Any, more: Sequence[str] = ()) -> None:
-    """One flag, with its short form; what is not given does not appear in the namespace."""
+    """Add one flag, with its short form. A flag that is not given does not appear in the namespace."""
     names = [f"--{one.replace('_', '-')}" for one in (name, *more)] + ([SHORT[name]] if name in SHORT else [])
     group.add_argument(*names, dest=dest, default=argparse.SUPPRESS, help=text, **_form(annotation))
 
@@ -202,7 +203,7 @@ def _dashed(word: str) -> str:
 
 
 def _spelled_out(words: Sequence[str]) -> list[str]:
-    """vLLM's short forms in full where argparse would not know them: -cc.mode 0, -O3."""
+    """Replace vLLM's short forms that argparse would not know by the full ones: -cc.mode 0, -O3."""
     long = {letters: f"--{name.replace('_', '-')}" for name, letters in SHORT.items()}
     spelled = []
     for word in words:
@@ -271,7 +272,7 @@ def _place_dotted(layer: Layer, path: str, value: str, mappings: Mapping[str, st
 
 
 def _flat(dest: str, items: list[Any]) -> list[Any]:
-    """Words, where one that is a JSON list stands for its items."""
+    """The words, with each JSON list among them replaced by its items."""
     flat: list[Any] = []
     for item in items:
         if not (isinstance(item, str) and item.startswith("[")):

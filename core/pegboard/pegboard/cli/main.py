@@ -31,10 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(words)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output left, as `head` does
+    except BrokenPipeError:  # the reader of the output is gone, as with `head`
         sys.stderr.close()
         return 1
-    except Exception as error:  # our own errors become one line; a type checked below, so that `--help` imports no error tree
+    except Exception as error:  # the type is checked below, so that `--help` does not import the errors
         from pegboard.errors import PegboardError, UsageError
 
         if not isinstance(error, PegboardError) or _is_debug():
@@ -140,8 +140,8 @@ def plugin_config() -> "PluginConfig | None":
 
 
 def _run_plugin(word: str, words: list[str]) -> int:
-    """A command that a plugin provides, or the error for an unknown one. An allow list says what may serve; whoever types a
-    command has allowed it."""
+    """Run a command that a plugin provides. Raises UsageError for an unknown one. An allow list is about serving: typing a
+    command allows it."""
     from dataclasses import replace
 
     from pegboard.errors import UsageError, did_you_mean
@@ -157,7 +157,7 @@ def _run_plugin(word: str, words: list[str]) -> int:
 
 
 def command_setup(word: str) -> "CommandSetup":
-    """What the command called `word` is given."""
+    """The setup of the command `word`."""
     from pegboard.cli.flags import FlagParser
     from pegboard.interfaces.command import CommandSetup
 

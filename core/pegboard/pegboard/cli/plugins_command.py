@@ -151,8 +151,8 @@ def _kernels(registry: Registry, need: Need) -> list[Decision]:
 
 
 def _why_for_model(arguments: argparse.Namespace, config: PluginConfig | None) -> int:
-    """Choices made for a model: those that read the checkpoint, the platform, and the kernels. 1 when the kind is not among
-    them."""
+    """Choices made for a model: those that read the checkpoint, the platform, and the kernels. The exit status is 1 when the kind
+    is not among them."""
     from dataclasses import replace
 
     from pegboard.config.schema import PluginConfig

@@ -1,4 +1,4 @@
-"""What bounds one engine: the resolved form of the settings. Built once at start-up, then passed on whole."""
+"""The limits of one engine: the resolved form of the settings. Built once at start-up, then passed on whole."""
 
 from __future__ import annotations
 
@@ -60,5 +60,5 @@ class Limits:
 
     @property
     def chunk_tokens(self) -> int:
-        """Most tokens of one request that are computed before its blocks before a window can be dropped."""
+        """Most tokens of one request that are computed before blocks that its window has left can be dropped."""
         return self.max_num_batched_tokens * self.max_in_flight

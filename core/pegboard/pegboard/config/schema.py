@@ -1,7 +1,7 @@
 """All settings of the engine and the server: frozen, typed, each with a unit and a sentence; unknown names are refused.
 
 A setting is declared once, here; the command line, the config file and `LLM(...)` are generated from the declaration. Every
-value remembers where it came from (`Settings.sources`). Names are vLLM's. Selections of plugins are free strings, judged
+value remembers where it came from (`Settings.sources`). Names are vLLM's. Names of plugins are free strings, which are checked
 after discovery.
 """
 
@@ -24,7 +24,7 @@ def doc(text: str) -> Meta:
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of one engine. Sizes in tokens unless the name says bytes or gb; 0.92 style numbers are fractions."""
+    """Settings of one engine. Sizes in tokens unless the name says bytes or gb; shares are fractions such as 0.92."""
 
     # model
     model: Annotated[str | None, doc("Model reference: directory, file, org/name, or scheme:name; none = the default model")] = (
@@ -46,7 +46,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float, doc("Room for weights kept in the layout of this machine's kernels, below download_dir; 0 = none are kept")
     ] = 16.0
     served_model_name: Annotated[list[str] | None, doc("Names clients may use; default the model reference")] = None
-    seed: Annotated[int, doc("Seed of requests that bring none")] = 0
+    seed: Annotated[int, doc("Seed of requests that have none")] = 0
     max_logprobs: Annotated[int, doc("Most logprobs a request may ask for; -1 = no limit")] = 20
     logprobs_mode: Annotated[
         Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"],
@@ -129,8 +129,8 @@ class StructuredOutputsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_
     """What `EngineConfig.structured_outputs_config` may hold.
 
     backend: "auto" asks all installed plugins, best first, per constraint; a name is the only one asked, a list is asked in its
-    order. disable_fallback: "auto" asks the best one only. The two `disable_…` after it hold for every request, as if it had
-    asked for them itself. enable_in_reasoning: a grammar holds from the first token on, not from the end of reasoning.
+    order. disable_fallback: "auto" asks the best one only. The next two `disable_…` apply to every request, as if it had asked
+    for them itself. enable_in_reasoning: a grammar holds from the first token on, not from the end of reasoning.
     """
 
     backend: str | list[str] = "auto"
@@ -152,7 +152,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     host: Annotated[str, doc("Address to listen on")] = "127.0.0.1"
     port: Annotated[int, doc("Port to listen on; 0 = any free one")] = 8000
     uds: Annotated[str | None, doc("Unix socket to listen on instead")] = None
-    root_path: Annotated[str, doc("Path prefix behind a proxy")] = ""
+    root_path: Annotated[str, doc("Path prefix that a proxy in front of the server removes")] = ""
     api_server_count: Annotated[int, doc("API processes that share the address and the engine")] = 1
     # who may ask
     api_key: Annotated[list[str] | None, doc("Keys clients must send one of; default PEGBOARD_API_KEY")] = None
@@ -205,14 +205,14 @@ class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     allow: Annotated[list[str] | None, doc("Only these distributions or kind:name; default everything installed")] = None
     deny: Annotated[list[str], doc("Never these distributions or kind:name")] = []
     override: Annotated[list[str], doc("Distributions allowed to replace another's plugin")] = []
-    enable: Annotated[list[str], doc("Ambient plugins to run beside the defaults, kind:name")] = []
+    enable: Annotated[list[str], doc("Ambient plugins to run in addition to the defaults, kind:name")] = []
     disable: Annotated[list[str], doc("Default ambient plugins not to run, kind:name")] = []
     options: Annotated[dict[str, dict[str, Any]], doc("Options by kind.name")] = {}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything a program was told. sources: field name → where its value came from ("command line", a file, a plugin, …);
+    """All settings of a program. sources: field name → where its value came from ("command line", a file, a plugin, …);
     absent = the default."""
 
     engine: EngineConfig = EngineConfig()

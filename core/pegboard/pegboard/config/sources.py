@@ -99,12 +99,12 @@ def parse_number(text: str) -> int:
     unit = _UNITS.get(text[-1:])
     value = int(text) if unit is None else float(text[:-1]) * unit
     if value != int(value):
-        raise ValueError(f"{text!r} is no whole number")
+        raise ValueError(f"{text!r} is not a whole number")
     return int(value)
 
 
 def coerced(setting: Setting, value: Any) -> Any:
-    """A value as text forms of it mean: "4k" for a number, one item for a list. Anything else is returned as it is."""
+    """The value that a text stands for: a number for "4k", a list for its one item. Anything else is returned as it is."""
     kinds = {get_origin(part) or part for part in (*get_args(setting.type), setting.type)}
     if isinstance(value, str) and list in kinds:
         return [value]

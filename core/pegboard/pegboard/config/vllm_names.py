@@ -39,7 +39,8 @@ class Absent:
 
     @property
     def reason(self) -> str:
-        """Why it cannot act; where a kind of plugin would decide it, what is installed of that kind says why."""
+        """Why it cannot act. Where a kind of plugin decides it, the reason depends on whether a plugin of that kind is
+        installed."""
         if self.told:
             return self.told
         if not _is_installed(self.kind):
@@ -69,7 +70,8 @@ ABSENT = dict(_absent(_FILE["absent"]))
 
 
 def refuse(name: str, value: Any, said: str | None = None) -> None:
-    """For a name of `ABSENT`: nothing when the value agrees with what happens anyway, else ConfigError. said: as typed."""
+    """Raise ConfigError for a name of `ABSENT`, unless the value agrees with what happens anyway. said: the name as it was
+    typed."""
     absent = ABSENT[name]
     parts = list(value.values()) if isinstance(value, Mapping) and value else [value]
     if value is None or all(_text(part) in absent.agrees for part in parts) or (not value and "{}" in absent.agrees):
@@ -97,7 +99,7 @@ def translate(name: str, value: Any, known: Mapping[str, Any]) -> Layer:
 
 
 def _plugin_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) -> Layer:
-    """The settings and options that a mapping about one plugin stands for."""
+    """The settings and options that a mapping about one plugin means."""
     plugin = value.get(rule["plugin"])
     if not isinstance(plugin, str) or not plugin:
         raise ConfigError(f"{name} needs {rule['plugin']!r}, the name of a plugin; got {plugin!r}")

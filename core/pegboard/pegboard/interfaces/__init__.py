@@ -1,8 +1,8 @@
 """The kinds of plugin: the public contract between core and plugins. Standard library only at import.
 
 `KINDS` is the one list of extension points. Entry-point group of a kind: `pegboard.<kind>.v<major>`.
-Each kind has one file here with its `<Kind>Spec`, `<Kind>Need` (what selection asks), `<Kind>Setup` (what the constructor
-gets beside its options) and the interface itself.
+Each kind has one file here with its `<Kind>Spec`, `<Kind>Need` (what selection asks), `<Kind>Setup` (what the constructor gets in
+addition to its options) and the interface itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Kind `command`: one word of the command line, `pegboard WORD …`. Keyed by the word that is typed; runs in the caller's process.
 
 `pegboard --help` lists commands by package metadata alone: the line of a command is its distribution's summary. A command may use
-`pegboard.LLM`, `pegboard.AsyncLLM` (both have `from_settings`) and the package `pegboard_server`; what else it needs of Pegboard
-is in its setup.
+`pegboard.LLM`, `pegboard.AsyncLLM` (both have `from_settings`) and the package `pegboard_server`; its setup has everything else
+that it needs of Pegboard.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FlagParser(Protocol):
     UsageError that names the nearest flag. A flag of `type="number"` takes 4096, 4k or 4K."""
 
     def add_argument(self, *names: str, **form: Any) -> Any:
-        """As argparse has it; so is `add_argument_group`."""
+        """As in argparse, like `add_argument_group`."""
 
     def add_argument_group(self, title: str) -> Any: ...
 
@@ -44,8 +44,8 @@ class FlagParser(Protocol):
     def parse_settings(
         self, words: Sequence[str], defaults: Mapping[str, Mapping[str, Any]] | None = None
     ) -> tuple["Settings", Namespace]:
-        """Parse a command line with settings: what it, the config files and `defaults` (the command's own, section → setting →
-        value, the weakest) say. Raises ConfigError."""
+        """Parse a command line with settings. They come from it, from the config files and from `defaults` (the command's own:
+        section → setting → value), which are the weakest. Raises ConfigError."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,12 +47,12 @@ class LoadedModel:
 
 
 def pegboard_doctor_checks() -> Sequence[Finding]:  # type: ignore[empty-body]
-    """What the plugin finds wrong with its surroundings. Called by `pegboard plugins doctor`."""
+    """Problems that the plugin finds in its environment. Called by `pegboard plugins doctor`."""
 
 
 def pegboard_amend_config(draft: MutableMapping[str, Any]) -> None:
     """Change settings before they are frozen: engine settings by field name. Each change is remembered and shown with the
-    plugin's name. What a failing hook changed is undone."""
+    plugin's name. Changes of a failing hook are undone."""
 
 
 def pegboard_role_started(role: Role) -> None:

@@ -98,7 +98,7 @@ def unmet(supports: Mapping[str, object], wants: Mapping[str, object]) -> list[s
 
 @dataclass(frozen=True, slots=True)
 class ProbeFacts:
-    """What a probe may look at: nothing of a device is touched to make it."""
+    """The facts that a probe may use. They are collected without touching a device."""
 
     machine: str
     cpu_flags: frozenset[str] = frozenset()

@@ -1,5 +1,5 @@
-"""Ambient plugins: which ones a setting switches on, and which metrics sinks run in which process. It knows flags of specs, no
-plugin by name."""
+"""Ambient plugins: which ones a setting switches on, and which metrics sinks run in which process. It reads flags of specs and
+knows no plugin by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def with_enabled(registry: "Registry", settings: "Settings") -> "Registry":
     """The registry with the plugins that settings enable: sinks that export traces (`otlp_traces_endpoint`), clients of tool
     servers (`tool_server`), unless they are disabled.
 
-    Raises PluginNotFound when nothing installed does it, ConfigError for a sink that is not told where to export to.
+    Raises PluginNotFound when no installed plugin does this, and ConfigError for a sink without an address to export to.
     """
     engine, servers = settings.engine, settings.server.tool_server
     if engine.otlp_traces_endpoint is not None:
@@ -36,7 +36,7 @@ def with_enabled(registry: "Registry", settings: "Settings") -> "Registry":
     for entry in registry.enabled("metrics"):
         if "traces" in registry.spec(entry).flags and not getattr(registry.options(entry), "endpoint", None):
             raise ConfigError(
-                f"metrics:{entry.name} exports traces, but not where to: set otlp_traces_endpoint to a collector's URL"
+                f"metrics:{entry.name} exports traces, but has no address: set otlp_traces_endpoint to a collector's URL"
             )
     return registry
 
@@ -75,5 +75,5 @@ def build_sinks(registry: "Registry", config: "EngineConfig", model_name: str, p
 
 
 def wants_records(registry: "Registry") -> bool:
-    """Some enabled sink asks for a record of every request."""
+    """Whether an enabled sink asks for a record of every request."""
     return any("requests" in registry.spec(entry).flags for entry in registry.enabled("metrics"))

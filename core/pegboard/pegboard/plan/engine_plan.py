@@ -53,8 +53,8 @@ _DEFAULTS = {"max_new_tokens": "max_tokens"} | {
 class EnginePlan:
     """Everything the engine process needs. Picklable.
 
-    lock: what children know of plugins. max_model_len, vocab_size: in tokens. eos_token_ids: ids that end an output, by the
-    checkpoint's word. default_params: sampling defaults by SamplingParams field. model_names: names clients may use.
+    lock: what children know of plugins. max_model_len, vocab_size: in tokens. eos_token_ids: ids that end an output, as the
+    checkpoint says. default_params: sampling defaults by SamplingParams field. model_names: names clients may use.
     family: what the model's family recommends. tool_parser, reasoning_parser: qualified names of the chosen parsers.
     """
 
@@ -74,8 +74,8 @@ class EnginePlan:
 def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[EnginePlan, Registry]:
     """Find, fetch and describe the model and make every choice that needs no device.
 
-    progress: told how far a download is; None shows a bar on stderr if that is a terminal. Raises ConfigError, ModelError,
-    PluginError. Each choice is one INFO line.
+    progress: called with the state of a download; None shows a bar on stderr if that is a terminal. Raises ConfigError,
+    ModelError, PluginError. Each choice is logged as one DEBUG line.
     """
     registry = Registry.discover(PluginPolicy.from_config(settings.plugins))
     settings = _amend(registry, settings)
@@ -131,7 +131,8 @@ def make_tokenizer(registry: Registry, plan: EnginePlan) -> "Tokenizer":
         decision = registry.choose("tokenizer", need, prefers=prefers, among=among, required=False)
     else:
         decision = registry.choose("tokenizer", need, explicit=mode, required=False)
-    if decision.winner is None and payload not in registry.names("tokenizer"):  # payloads bear the name of who reads them
+    # A payload has the name of the tokenizer that reads it.
+    if decision.winner is None and payload not in registry.names("tokenizer"):
         raise not_found("tokenizer", payload, registry.names("tokenizer"), typed=False)
     setup = TokenizerSetup(plan.checkpoint, _chat_template(plan.settings.engine.chat_template) or plan.family.chat_template)
     tokenizer: Tokenizer = registry.build(decision.require(), setup)
@@ -139,11 +140,11 @@ def make_tokenizer(registry: Registry, plan: EnginePlan) -> "Tokenizer":
 
 
 def _reads_files(registry: Registry, entry: Entry, payload: TokenizerPayload) -> bool:
-    """The files that the tokenizer asks for are there."""
+    """Whether the files that the tokenizer asks for exist."""
     try:
         patterns = registry.spec(entry).file_patterns  # type: ignore[attr-defined]  # discovery checks the spec's class
     except PluginError:
-        return True  # broken: the choice tells
+        return True  # the choice reports that it is broken
     if not patterns:
         return True
     directory = payload.directory
@@ -187,7 +188,7 @@ def _describe(registry: Registry, settings: Settings, files: LocalFiles) -> Chec
 
 
 def _choose_loader(registry: Registry, settings: Settings, root: Path) -> Decision:
-    """The loader asked for, or one whose file patterns or magic match what is there; ranked when several do."""
+    """The loader that was asked for, or the best of those whose file patterns and magic match the files."""
     asked = settings.engine.load_format
     if asked != "auto":
         return registry.choose("weight_loader", WeightLoaderNeed(), explicit=asked)
@@ -235,7 +236,7 @@ def _tokenizer_payload(registry: Registry, settings: Settings, text: str, progre
 
 
 def _check_names(registry: Registry, settings: Settings) -> None:
-    """Every plugin that the user asked for by name must be there: said before anything is fetched or loaded."""
+    """Check that every plugin the user asked for by name is installed, before anything is fetched or loaded."""
     engine = settings.engine
     asked: dict[str, Sequence[str | None]] = {
         "platform": [engine.device],
@@ -257,9 +258,11 @@ def _check_names(registry: Registry, settings: Settings) -> None:
 
 
 def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint) -> None:
-    """Architecture and quantization must be installed: said now, with what to install, not after loading."""
+    """Check before loading that the architecture and the quantization are installed. The error says what to install."""
     if not checkpoint.architectures:
-        raise ModelError(f"{checkpoint.path}: the checkpoint names no architecture; give one with --hf-overrides architectures")
+        raise ModelError(
+            f"{checkpoint.path}: the checkpoint names no architecture; give one with --hf-overrides.architectures '[\"NAME\"]'"
+        )
     registry.choose("model", ModelNeed(), keys=checkpoint.architectures)
     stored = (checkpoint.quantization or {}).get("quant_method")
     asked = settings.engine.quantization
@@ -349,7 +352,9 @@ def _default_params(settings: Settings, generation: Mapping[str, Any]) -> dict[s
     overrides = settings.engine.override_generation_config or {}
     unknown = [name for name in overrides if name not in _DEFAULTS and name != "eos_token_id"]
     if unknown:
-        raise ConfigError(f"override_generation_config: {unknown[0]!r} is no sampling default; expected {', '.join(_DEFAULTS)}")
+        raise ConfigError(
+            f"override_generation_config: {unknown[0]!r} is not a sampling default; expected {', '.join(_DEFAULTS)}"
+        )
     merged = {**generation, **overrides}
     return {field: merged[name] for name, field in _DEFAULTS.items() if merged.get(name) is not None}
 
@@ -374,7 +379,7 @@ def _chat_template(value: str | None) -> str | None:
 
 @contextmanager
 def _shown(progress: Progress | None) -> Iterator[Progress]:
-    """What a download reports to: `progress`, or one tqdm bar per file on stderr, if that is a terminal."""
+    """The function that a download reports to: `progress`, or one tqdm bar per file on stderr if that is a terminal."""
     if progress is not None:
         yield progress
         return

@@ -27,13 +27,13 @@ TOOLS = re.compile(r"""(?<![\w.'"])tools(?![\w'"])""")
 """The variable in which a chat template gets the tools; `message.tools` and `message["tools"]` are something else."""
 
 AUTO, NONE = "auto", "none"
-"""Words of the parser settings: as the family says, and no parser at all."""
+"""Words of the parser settings. AUTO: the parser that the family recommends. NONE: no parser."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """name: None when no family fits, or several fit equally. reason: why. chat_template: Jinja source of a template that knows
-    tools, None when the family brings none or the model's own does."""
+    tools, None when the family brings none or the model's own template knows tools."""
 
     name: str | None = None
     reason: str = ""
@@ -58,8 +58,7 @@ Fit = tuple[int, Entry, ModelFamilySpec, str]
 
 
 def choose_family(registry: Registry, need: ModelFamilyNeed) -> Family:
-    """The family with the most matches; recorded as the decision `model_family`. Never raises for what a plugin is: one that is
-    broken is left out with a warning."""
+    """The family with the most matches; recorded as the decision `model_family`. A broken plugin is left out with a warning."""
     candidates: list[Candidate] = []
     fitting: list[Fit] = []
     for entry in registry.entries("model_family"):
@@ -103,7 +102,7 @@ def _reason(winner: Fit | None, best: list[Fit]) -> str:
 
 
 def matches(spec: ModelFamilySpec, need: ModelFamilyNeed) -> tuple[int, str]:
-    """How many things match, and which; (0, why not) when something the family asks for does not.
+    """How many things match, and which. (0, reason) when something that the family asks for does not match.
 
     The model type or an architecture must fit where the family names any, a file where it names file patterns; every marker must
     occur in the template.
@@ -140,7 +139,7 @@ def _template(entry: Entry, spec: ModelFamilySpec, own: str | None) -> str | Non
     package, _, name = spec.chat_template.partition(":")
     try:
         return files(package).joinpath(name).read_text("utf-8")
-    except (OSError, ModuleNotFoundError, TypeError) as error:  # TypeError: the name of a module that is no package
+    except (OSError, ModuleNotFoundError, TypeError) as error:  # TypeError: the name is that of a module, not of a package
         message = f"{entry.id}: chat_template {spec.chat_template!r} cannot be read ({error}); expected 'package:file'"
         raise PluginBroken(message, plugin=entry.id) from error
 
@@ -148,7 +147,7 @@ def _template(entry: Entry, spec: ModelFamilySpec, own: str | None) -> str | Non
 def choose_parser(registry: Registry, kind: str, asked: str, family: Family) -> str | None:
     """The qualified name of the parser of `kind`: the one asked for, or under "auto" the family's. None = no parser.
 
-    A parser that was asked for and cannot be had is an error; a recommended one that is not there is said and left out.
+    A parser that was asked for and cannot be used is an error. A recommended one that cannot be used is left out with a warning.
     """
     if asked == NONE:
         return None

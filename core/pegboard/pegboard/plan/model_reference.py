@@ -1,7 +1,7 @@
-"""Takes apart what the user typed as a model: a path, "scheme:name", or "org/name".
+"""Parses the model reference that the user typed: a path, "scheme:name", or "org/name".
 
-Knows no scheme by name: which there are, which one takes paths and which one takes org/name is what the installed model
-sources say of themselves.
+No scheme is known by name here. The specs of the installed model sources say which schemes exist, which one takes paths and which
+one takes org/name.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pegboard.plugins.registry import Registry
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _SCHEME = re.compile(r"([A-Za-z][\w+-]+):(.*)", re.DOTALL)  # two letters at least: "C:\models" is a path
-_FILE_BEHIND = re.compile(r"(?P<name>.+):(?P<file>[^:\\]*[^:\\/.]\.[A-Za-z]\w*)", re.DOTALL)
+_FILE_AFTER = re.compile(r"(?P<name>.+):(?P<file>[^:\\]*[^:\\/.]\.[A-Za-z]\w*)", re.DOTALL)
 _PATH_STARTS = ("./", "../", "/", "~", ".\\", "..\\")
 
 
 def parse_reference(text: str, registry: Registry, *, revision: str | None = None) -> ModelReference:
-    """`split_reference` with the schemes of the installed model sources. Broken plugins take no part. Raises ModelError as
-    there, and PluginNotFound when what is missing is a source: the error says what to install."""
+    """`split_reference` with the schemes of the installed model sources. Broken plugins are left out. Raises ModelError as
+    `split_reference` does, and PluginNotFound, which says what to install, when a source is missing."""
     flags: dict[str, frozenset[str]] = {}
     for entry in registry.entries("model_source"):
         try:
             flags[entry.name] = registry.spec(entry).flags
-        except PluginError:  # it is reported where plugins are chosen; its scheme still is one
+        except PluginError:  # it is reported where plugins are chosen; its scheme is still known
             flags[entry.name] = frozenset()
     directory_scheme = next((name for name in sorted(flags) if "directory" in flags[name]), None)
     default_scheme = next((name for name in sorted(flags) if "default" in flags[name]), None)
@@ -88,7 +88,7 @@ def split_reference(
     head, tail = _split_path_file(text)
     if tail and _exists(head):
         return _path(head, revision, directory_scheme, file=tail)
-    raise ModelError(f"{text!r} is no model reference{_hint(scheme, rest, schemes)}; {_forms(schemes)}")
+    raise ModelError(f"{text!r} is not a model reference{_hint(scheme, rest, schemes)}; {_forms(schemes)}")
 
 
 def _exists(text: str) -> bool:
@@ -99,7 +99,7 @@ def _exists(text: str) -> bool:
 
 
 def _weight_endings(registry: Registry) -> tuple[str, ...]:
-    """How files end that the installed weight loaders read."""
+    """The file endings that the installed weight loaders read."""
     found: set[str] = set()
     for entry in registry.entries("weight_loader"):
         with contextlib.suppress(PluginError):  # a broken one is reported where loaders are chosen
@@ -114,12 +114,12 @@ def _looks_like_path(text: str, endings: tuple[str, ...]) -> bool:
 
 
 def _is_hub_file(reference: ModelReference) -> bool:
-    """org/name:file, told from a path by the colon."""
+    """Whether it is org/name:file. The colon tells it from a path."""
     return reference.file is not None and _HUB_NAME.fullmatch(reference.name) is not None
 
 
 def _split_path_file(text: str) -> tuple[str, str | None]:
-    match = _FILE_BEHIND.fullmatch(text)
+    match = _FILE_AFTER.fullmatch(text)
     return (match["name"], match["file"]) if match else (text, None)
 
 
@@ -146,13 +146,13 @@ def _hint(scheme: str | None, rest: str, schemes: Collection[str]) -> str:
         return f": no installed model source is called {scheme!r}{meant}"
     if scheme is None and "/" not in rest:
         close = difflib.get_close_matches(rest.lower(), schemes, n=1, cutoff=0.8)
-        return f": {close[0]} is a scheme, it needs a name behind it" if close else ": there is no such file or directory here"
+        return f": {close[0]} is a scheme and needs a name after it" if close else ": there is no such file or directory here"
     return ""
 
 
 def _forms(schemes: Collection[str]) -> str:
     known = ", ".join(f"{scheme}:" for scheme in sorted(schemes)) or "none installed"
     return (
-        "expected a directory (./model), a file (./folder/file), org/name with an optional :file behind it, "
+        "expected a directory (./model), a file (./folder/file), org/name with an optional :file after it, "
         f"or scheme:name with one of the schemes {known}"
     )
