@@ -29,8 +29,6 @@ from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 WORKER = CORE / "worker/worker.py"
 
 UNREAD: set[str] = {
-    "AttentionLayer.causal",
-    "CollectiveSetup.address", "CollectiveSetup.rank",
     "ExecutorSetup.worker_plan", "ExecutorSetup.world_size", "KVConnectorSetup.block_sizes",
     "LoRAResolverSetup.base_model",
     "WeightLoaderSpec.weights_optional",

@@ -19,8 +19,6 @@ LAZY_KINDS = {"command"}
 """Kinds whose plugins may use the names of the package `pegboard` itself, such as `from pegboard import LLM`."""
 TODAY = "not taken apart yet"
 CYCLES_WITH_A_REASON: dict[frozenset[str], str] = {
-    frozenset({"pegboard.layers.build", "pegboard.layers.layer"}): TODAY,
-    frozenset({"pegboard.layers.linear", "pegboard.layers.lora"}): TODAY,
     frozenset({"pegboard.plugins.choosing", "pegboard.plugins.registry"}): TODAY,
 }
 """Files of one folder that import each other → why that is right."""

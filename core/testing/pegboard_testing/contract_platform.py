@@ -16,7 +16,7 @@ import torch
 
 from pegboard.config.schema import EngineConfig, check_engine
 from pegboard.errors import CannotRecord
-from pegboard.interfaces.platform import ModelFacts, Platform, PlatformSetup, Trait
+from pegboard.interfaces.platform import Platform, PlatformSetup, Trait
 
 NEEDED = {"dtype", "block_size", "max_num_seqs", "max_num_batched_tokens"}
 """Settings for which core has no default."""
@@ -62,8 +62,7 @@ class PlatformContract:
         platform, device = self.started()
         known = set(EngineConfig.__struct_fields__)
         for dtype in ("float32", "float16", "bfloat16", None):
-            facts = ModelFacts(dtype, "LlamaForCausalLM", num_layers=2, hidden_size=64)
-            defaults = dict(platform.defaults(facts))
+            defaults = dict(platform.defaults(dtype))
             assert defaults.keys() <= known, f"no engine settings: {sorted(defaults.keys() - known)}"
             assert defaults.keys() >= NEEDED, f"no default for {sorted(NEEDED - defaults.keys())}"
             check_engine(msgspec.structs.replace(EngineConfig(), **defaults))

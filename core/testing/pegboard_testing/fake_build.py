@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, WeightSizes
+from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part
 from pegboard.interfaces.weight_loader import TensorEntry, WeightPiece, WeightSlice
 from pegboard.layers import Build, Group, Layer
 from pegboard.ops import REFERENCES
@@ -26,9 +26,6 @@ class FakeQuantization:
 
     def embedding(self, layer: EmbeddingLayer) -> "FakeWeight":
         return FakeWeight((layer.part,), layer.num_rows, layer.width, is_table=True, device=self.device)
-
-    def experts(self, layer: object) -> None:
-        return None
 
     def kv_cache(self, layer: object) -> None:
         return None
@@ -63,8 +60,8 @@ class FakeWeight:
     def dequantize(self) -> Tensor:
         return self.weight
 
-    def sizes(self) -> WeightSizes:
-        return WeightSizes(self.weight.nbytes, 0, self.weight.nbytes)
+    def num_bytes(self) -> int:
+        return self.weight.nbytes
 
 
 class FakeLoader:
@@ -119,9 +116,6 @@ class FakeCollective:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return torch.stack(self._all(x)).sum(0)
-
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        return torch.cat(self._all(x), dim)
 
 
 def run_ranks(size: int, body: Callable[[Group], Any]) -> list[Any]:

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pegboard.errors import CannotRecord
-from pegboard.interfaces.platform import Device, MemoryNumbers, ModelFacts, PlatformSetup, PlatformSpec, Replay
+from pegboard.interfaces.platform import Device, MemoryNumbers, PlatformSetup, PlatformSpec, Replay
 
 DEVICE = "privateuseone:0"
 TOTAL_BYTES = 64 * 2**20
@@ -289,7 +289,7 @@ class FakeGPUPlatform:
         self.made.append(FakeReplay())
         return self.made[-1]
 
-    def defaults(self, facts: ModelFacts) -> Mapping[str, object]:
+    def defaults(self, checkpoint_dtype: str | None) -> Mapping[str, object]:
         return {"dtype": "float32", "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 16}
 
     def profile(self, path: Path | None) -> None:

@@ -18,7 +18,7 @@ from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.executor import ExecutorNeed, ExecutorSetup
 from pegboard.interfaces.hooks import LoadedModel
 from pegboard.interfaces.kv_connector import KVConnectorSetup
-from pegboard.interfaces.platform import ModelFacts, PlatformNeed, PlatformSetup
+from pegboard.interfaces.platform import PlatformNeed, PlatformSetup
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
 from pegboard.interfaces.spec import Need
 from pegboard.log import get_logger
@@ -83,20 +83,14 @@ def _tell_hooks(registry: Registry, plan: "EnginePlan", weight_bytes: int, load_
 
 def _with_platform_defaults(registry: Registry, plan: "EnginePlan") -> EngineConfig:
     """The engine's settings with every "auto" filled in by the platform; a user's value wins."""
-    settings, checkpoint = plan.settings, plan.checkpoint
+    settings = plan.settings
     decision = registry.choose("platform", PlatformNeed(), explicit=settings.engine.device)
     entry = decision.require()
     platform = registry.build(entry, PlatformSetup(num_threads=settings.engine.num_threads))
-    facts = ModelFacts(
-        checkpoint_dtype=checkpoint.dtype,
-        architecture=checkpoint.architectures[0] if checkpoint.architectures else "",
-        num_layers=checkpoint.config.get("num_hidden_layers", 0),
-        hidden_size=checkpoint.config.get("hidden_size", 0),
-    )
     open_settings = {name for name, value in msgspec.structs.asdict(settings.engine).items() if value in (None, "auto")}
     if "gpu_memory_utilization" in settings.sources:
         open_settings.discard("kv_cache_memory_bytes")
-    filled = {name: value for name, value in platform.defaults(facts).items() if name in open_settings}
+    filled = {name: value for name, value in platform.defaults(plan.checkpoint.dtype).items() if name in open_settings}
     if not settings.engine.enable_chunked_prefill and "max_num_batched_tokens" in filled:
         filled["max_num_batched_tokens"] = max(int(str(filled["max_num_batched_tokens"])), plan.max_model_len)
     if settings.engine.max_num_batched_tokens is not None and "max_num_seqs" in filled:

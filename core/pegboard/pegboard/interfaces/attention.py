@@ -6,6 +6,7 @@ hands the backend views of it. Shape letters: T tokens, B rows, H heads, K KV he
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -83,6 +84,10 @@ class KVTensor(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     dtype: str
 
+    def slot_bytes(self) -> int:
+        """Bytes of one slot."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
 
 class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What one layer stores. unit: a slot per "token", or one per "request"."""
@@ -94,13 +99,7 @@ class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def slot_bytes(self) -> int:
         """Bytes of one slot over all tensors."""
-        total = 0
-        for tensor in self.tensors:
-            count = 1
-            for extent in tensor.shape:
-                count *= extent
-            total += count * DTYPE_BYTES[tensor.dtype]
-        return total
+        return sum(tensor.slot_bytes() for tensor in self.tensors)
 
 
 DTYPE_BYTES = {
@@ -158,7 +157,6 @@ class AttentionLayer:
     sinks: bool = False
     soft_cap: float | None = None
     alibi: tuple[float, ...] | None = None
-    causal: bool = True
     kind: Literal["decoder", "encoder", "cross", "mla"] = "decoder"
     shares_kv_with: int | None = None
     value_dim: int | None = None

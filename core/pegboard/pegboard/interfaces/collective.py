@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pegboard.interfaces.spec import Need, Spec
+from pegboard.interfaces.spec import Spec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,31 +16,8 @@ class CollectiveSpec(Spec):
     pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveNeed(Need):
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveSetup:
-    """rank of size ranks; address: where they meet ("tcp://host:port")."""
-
-    rank: int
-    size: int
-    address: str
-
-
 class Collective(Protocol):
-    """Called per layer (all_reduce, all_gather), so implementations bind buffers once."""
+    """Called per layer, so implementations bind buffers once."""
 
     def all_reduce(self, x: "Tensor") -> "Tensor":
         """Sum over ranks, in place."""
-
-    def all_gather(self, x: "Tensor", dim: int) -> "Tensor":
-        """Concatenate over ranks along `dim`."""
-
-    def broadcast(self, x: "Tensor", source: int) -> "Tensor":
-        """In place."""
-
-    def barrier(self, timeout_s: float) -> None:
-        """Raises TimeoutError naming the ranks that are missing, where known."""

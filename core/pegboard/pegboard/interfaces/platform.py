@@ -49,16 +49,6 @@ class MemoryNumbers:
     peak_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What a platform may look at to give defaults."""
-
-    checkpoint_dtype: str | None
-    architecture: str
-    num_layers: int
-    hidden_size: int
-
-
 Trait = Literal["decode", "forward", "logits"]
 """What a recording computes, from which buffers, all over rows of the same step.
 
@@ -132,10 +122,11 @@ class Platform(Protocol):
         """What this rank records with; None = every step runs eagerly. programs: makes the `Replay` of a kernel plugin for this
         platform, None when none is suitable."""
 
-    def defaults(self, facts: ModelFacts) -> Mapping[str, object]:
-        """Settings this platform prefers for the model, by `EngineConfig` field name (dtype, block_size, …); a user's value
-        wins, and each default used is recorded with the platform's name. Without kv_cache_memory_bytes, a step of the largest
-        size is run at start to see what is left for the KV cache."""
+    def defaults(self, checkpoint_dtype: str | None) -> Mapping[str, object]:
+        """Settings this platform prefers, by `EngineConfig` field name (dtype, block_size, …). A user's value wins, and each
+        default used is recorded with the platform's name. Without kv_cache_memory_bytes, the worker runs a step of the largest
+        size at start and measures how much memory is left for the KV cache. checkpoint_dtype: torch name of the weights' main
+        type, None when they are all quantized."""
 
     def profile(self, path: Path | None) -> None:
         """Start the device profiler writing below `path`, or stop it (None)."""

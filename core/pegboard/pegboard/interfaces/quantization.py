@@ -101,17 +101,6 @@ class LinearLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsLayer:
-    """num_experts weights [out_features, in_features], expert e filled by `parts[e]`."""
-
-    path: str
-    num_experts: int
-    in_features: int
-    out_features: int
-    parts: tuple[tuple[Part, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class EmbeddingLayer:
     """A table [num_rows, width]; `is_head`: it also multiplies as the output head (tied)."""
 
@@ -120,15 +109,6 @@ class EmbeddingLayer:
     width: int
     part: Part
     is_head: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class WeightSizes:
-    """Bytes held in memory, mapped from files, and read per forward."""
-
-    resident_bytes: int
-    mapped_bytes: int
-    forward_bytes: int
 
 
 class WeightMethod(Protocol):
@@ -151,8 +131,8 @@ class WeightMethod(Protocol):
     def dequantize(self) -> "Tensor":
         """float32 [out, in]: for tests, absorption and tied heads of other formats."""
 
-    def sizes(self) -> WeightSizes:
-        """For reports and the roofline."""
+    def num_bytes(self) -> int:
+        """Bytes held in memory."""
 
 
 class HeadMethod(Protocol):
@@ -166,8 +146,6 @@ class QuantizationMethod(Protocol):
     """One per engine and rank. A method that returns None leaves the layer to the plain method."""
 
     def linear(self, layer: LinearLayer) -> WeightMethod | None: ...
-
-    def experts(self, layer: ExpertsLayer) -> WeightMethod | None: ...
 
     def embedding(self, layer: EmbeddingLayer) -> WeightMethod | None: ...
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from pegboard.layers.activation import Activation
 from pegboard.layers.attention import Attention
-from pegboard.layers.build import Build, Group, Stage
+from pegboard.layers.build import Build, Group, Layer, Stage
 from pegboard.layers.embedding import Embedding, Head
-from pegboard.layers.layer import Layer
 from pegboard.layers.linear import Linear, QKVLinear
 from pegboard.layers.norm import Norm
 from pegboard.layers.rope import Rope, Rotation

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.weight_loader import WeightSlice
-from pegboard.layers.build import Build
-from pegboard.layers.layer import Layer
+from pegboard.layers.build import Build, Layer
 
 OPS = {"silu": "silu_mul", "swish": "silu_mul", "gelu_pytorch_tanh": "gelu_tanh_mul"}
 
@@ -18,9 +16,6 @@ class Activation(Layer):
         if kind not in OPS:
             raise ModelError(f"{build.path}: unknown activation {kind!r}; known: {', '.join(OPS)}")
         self.kind = kind
-
-    def declare(self, available: object) -> list[WeightSlice]:
-        return []
 
     def bind(self) -> None:
         self.forward = self.build.kernels[OPS[self.kind]]

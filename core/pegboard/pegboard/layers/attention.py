@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import AttentionLayer
-from pegboard.layers.build import Build
-from pegboard.layers.layer import Layer
+from pegboard.layers.build import Build, Layer
 from pegboard.layers.rope import Rope, Rotation
 
 
@@ -34,7 +33,6 @@ class Attention(Layer):
         soft_cap: float | None = None,
         alibi: tuple[float, ...] | None = None,
         rope: Rope | None = None,
-        causal: bool = True,
         kind: Literal["decoder", "encoder", "cross", "mla"] = "decoder",
         shares_kv_with: int | None = None,
         value_dim: int | None = None,
@@ -54,15 +52,11 @@ class Attention(Layer):
             sinks=sinks,
             soft_cap=soft_cap,
             alibi=alibi,
-            causal=causal,
             kind=kind,
             shares_kv_with=shares_kv_with,
             value_dim=value_dim,
         )
         build.declared.attention[layer_index] = self.spec
-
-    def declare(self, available: object) -> list[Any]:
-        return []
 
     def bind(self) -> None:
         attend = self.build.attention[self.spec.layer_index]

@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from pegboard.errors import ConfigError
-from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, WeightMethod
-from pegboard.interfaces.weight_loader import WeightPiece, WeightSlice
-from pegboard.layers.build import Build
-from pegboard.layers.layer import Layer, PlainTensor
+from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part
+from pegboard.interfaces.weight_loader import WeightSlice
+from pegboard.layers.build import Build, PlainTensor, WeightLayer
 
 
-class Embedding(Layer):
+class Embedding(WeightLayer):
     """[T] token ids → [T, width]. The whole table is on every rank."""
 
     def __init__(self, build: Build, num_rows: int, width: int) -> None:
         super().__init__(build)
         self.num_rows, self.width, self.is_head = num_rows, width, False
-        self.method: WeightMethod | None = None
 
     def declare(self, available: Mapping[str, Any]) -> list[WeightSlice]:
         name = f"{self.build.path}.weight"
@@ -30,20 +26,12 @@ class Embedding(Layer):
         assert self.method is not None, "the plain method takes every layer"
         return [WeightSlice(name, shape=(self.num_rows, self.width)), *(WeightSlice(extra) for extra in self.method.declare())]
 
-    def accept(self, piece: WeightPiece) -> None:
-        assert self.method is not None
-        self.method.accept(piece)
-
-    def finish(self) -> None:
-        assert self.method is not None
-        self.method.finish()
-
     def bind(self) -> None:
         assert self.method is not None
         self.forward = self.method.bind(self.build.kernels)
 
 
-class Head(Layer):
+class Head(WeightLayer):
     """[N, width] → [N, num_rows] float32 logits; with `tied` it multiplies with the embedding's table."""
 
     def __init__(self, build: Build, num_rows: int, width: int, *, tied: Embedding | None = None, bias: bool = False) -> None:
@@ -51,8 +39,6 @@ class Head(Layer):
         if tied is not None and bias:
             raise ConfigError(f"{build.path}: a tied head has no bias")
         self.num_rows, self.width, self.tied, self.wants_bias = num_rows, width, tied, bias
-        self.method: WeightMethod | None = None
-        self.bias: PlainTensor | None = None
         if tied is not None:
             tied.is_head = True
 
@@ -71,17 +57,6 @@ class Head(Layer):
             wanted.append(WeightSlice(bias, shape=(self.num_rows,)))
         return wanted
 
-    def accept(self, piece: WeightPiece) -> None:
-        if self.bias is not None and piece.name in self.bias.names:
-            self.bias.accept(piece)
-            return
-        assert self.method is not None
-        self.method.accept(piece)
-
-    def finish(self) -> None:
-        if self.method is not None:
-            self.method.finish()
-
     def bind(self) -> None:
         if self.tied is not None:
             method = self.tied.method
@@ -93,12 +68,8 @@ class Head(Layer):
             assert self.method is not None
             multiply = self.method.bind(self.build.kernels)
 
-        if self.bias is not None:
+        if self.bias is None:
+            self.forward = lambda hidden: multiply(hidden).float()
+        else:
             bias = self.bias.data
             self.forward = lambda hidden: multiply(hidden).add_(bias).float()
-            return
-
-        def forward(hidden: Tensor) -> Tensor:
-            return multiply(hidden).float()
-
-        self.forward = forward

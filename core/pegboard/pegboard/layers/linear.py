@@ -8,16 +8,15 @@ from typing import Any, Literal
 from torch import Tensor
 
 from pegboard.errors import ConfigError
-from pegboard.interfaces.quantization import LinearLayer, Part, WeightMethod
-from pegboard.interfaces.weight_loader import WeightPiece, WeightSlice
-from pegboard.layers.build import Build
-from pegboard.layers.layer import Layer, PlainTensor
-from pegboard.layers.lora import AdapterSlots, with_adapters
+from pegboard.interfaces.quantization import LinearLayer, Part
+from pegboard.interfaces.weight_loader import WeightSlice
+from pegboard.layers.build import Build, PlainTensor, WeightLayer
+from pegboard.layers.lora import AdapterSlots
 
 Split = Literal["column", "row"] | None
 
 
-class Linear(Layer):
+class Linear(WeightLayer):
     """[T, in_features] → [T, out_features] (this rank's share when split by column).
 
     parts: a merged weight, {sibling module name: rows}; build.path is then their common parent. Without parts the layer
@@ -49,13 +48,12 @@ class Linear(Layer):
         self.modules_by_name = names
         self.in_features = in_features // size if split == "row" else in_features
         self.out_features = out_features // size if split == "column" else out_features
-        self.method: WeightMethod | None = None
-        self.bias: PlainTensor | None = None
         self.adapters: AdapterSlots | None = None
 
-    def _layout(self, in_full: int) -> list[Part]:
+    def _layout(self) -> tuple[Part, ...]:
         """Where each checkpoint tensor goes in the merged weight, and which slice of it this rank takes."""
         rank, size = self.build.tensor.rank, self.build.tensor.size
+        in_full = self.in_features * (size if self.split == "row" else 1)
         parts, start = [], 0
         for name, rows in self.modules_by_name.items():
             own = rows // size if self.split == "column" else rows
@@ -67,19 +65,18 @@ class Linear(Layer):
                 cut = (1, rank * self.in_features, (rank + 1) * self.in_features)
             parts.append(Part(f"{name}.weight", (start, start + own), (rows, in_full), *cut))
             start += own
-        return parts
+        return tuple(parts)
 
     def declare(self, available: Mapping[str, Any]) -> list[WeightSlice]:
-        in_full = self.in_features * (self.build.tensor.size if self.split == "row" else 1)
-        parts = self._layout(in_full)
-        layer = LinearLayer(self.build.path, self.in_features, self.out_features, tuple(parts))
+        parts = self._layout()
+        layer = LinearLayer(self.build.path, self.in_features, self.out_features, parts)
         self.method = self.build.quantization.linear(layer) or self.build.plain.linear(layer)
         assert self.method is not None, "the plain method takes every layer"
         wanted = [WeightSlice(p.name, p.split_dim, p.split_start, p.split_stop, p.shape) for p in parts]
         wanted += [WeightSlice(name) for name in self.method.declare()]
         return wanted + self._declare_bias(parts, available)
 
-    def _declare_bias(self, parts: list[Part], available: Mapping[str, Any]) -> list[WeightSlice]:
+    def _declare_bias(self, parts: tuple[Part, ...], available: Mapping[str, Any]) -> list[WeightSlice]:
         biases = {p.name.removesuffix("weight") + "bias": p for p in parts}
         has = self.wants_bias is True or (self.wants_bias == "auto" and any(name in available for name in biases))
         if not has:
@@ -96,22 +93,12 @@ class Linear(Layer):
             if name in available or self.wants_bias is True
         ]
 
-    def accept(self, piece: WeightPiece) -> None:
-        if self.bias is not None and piece.name in self.bias.names:
-            self.bias.accept(piece)
-        else:
-            assert self.method is not None
-            self.method.accept(piece)
-
-    def finish(self) -> None:
-        assert self.method is not None
-        self.method.finish()
-
     def bind(self) -> None:
         assert self.method is not None
         call = self.method.bind(self.build.kernels)
         if self.build.lora is not None:
-            call = with_adapters(call, self)
+            self.adapters = self.adapters or AdapterSlots(self.build, self._layout(), self.in_features, self.out_features)
+            call = self.adapters.added_to(call)
         if self.bias is not None:
             call = _with_bias(call, self.bias.data)
         collective = self.build.tensor.collective

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from pegboard.errors import ModelError
-
-if TYPE_CHECKING:
-    from pegboard.layers.linear import Linear
+from pegboard.interfaces.quantization import Part
+from pegboard.layers.build import Build
 
 
 class AdapterSlots:
@@ -20,15 +18,16 @@ class AdapterSlots:
     Adapters are copied in place, so addresses, and recordings with them, stay valid.
     """
 
-    def __init__(self, layer: "Linear") -> None:
-        limits, build = layer.build.lora, layer.build
+    def __init__(self, build: Build, parts: Sequence[Part], in_features: int, out_features: int) -> None:
+        limits = build.lora
         assert limits is not None
+        self.build = build
         options = {"dtype": getattr(torch, build.dtype), "device": build.device}
-        self.modules = {part.name.removesuffix(".weight"): part for part in layer._layout(layer.in_features)}
+        self.modules = {part.name.removesuffix(".weight"): part for part in parts}
         rank = limits.max_rank * len(self.modules)
         self.max_rank = limits.max_rank
-        self.a = torch.zeros(limits.num_slots + 1, rank, layer.in_features, **options)
-        self.b = torch.zeros(limits.num_slots + 1, layer.out_features, rank, **options)
+        self.a = torch.zeros(limits.num_slots + 1, rank, in_features, **options)
+        self.b = torch.zeros(limits.num_slots + 1, out_features, rank, **options)
 
     def load(self, slot: int, weights: dict[str, tuple[Tensor, Tensor]], scaling: float) -> None:
         """weights: module path → (A [rank, in], B [out, rank]) of the whole layer, of which this rank takes its share; modules
@@ -49,18 +48,14 @@ class AdapterSlots:
             self.a[slot, first : first + a.shape[0]].copy_(a)
             self.b[slot, part.rows[0] : part.rows[1], first : first + a.shape[0]].copy_(b * scaling)
 
+    def added_to(self, call: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """`call` plus the adapters of the step's tokens."""
+        shrink, expand = self.build.kernels["lora_shrink"], self.build.kernels["lora_expand"]
+        current, a, b = self.build.lora_slots, self.a, self.b
+        assert current is not None
 
-def with_adapters(call: Callable[[Tensor], Tensor], layer: "Linear") -> Callable[[Tensor], Tensor]:
-    """`call` plus the adapters of the step's tokens."""
-    slots = layer.adapters or AdapterSlots(layer)
-    layer.adapters = slots
-    shrink, expand = layer.build.kernels["lora_shrink"], layer.build.kernels["lora_expand"]
-    current = layer.build.lora_slots
-    assert current is not None
-    a, b = slots.a, slots.b
+        def forward(x: Tensor) -> Tensor:
+            token_slots = current()
+            return expand(call(x), shrink(x, a, token_slots), b, token_slots)
 
-    def forward(x: Tensor) -> Tensor:
-        token_slots = current()
-        return expand(call(x), shrink(x, a, token_slots), b, token_slots)
-
-    return forward
+        return forward

@@ -8,8 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from pegboard.interfaces.weight_loader import WeightPiece, WeightSlice
-from pegboard.layers.build import Build
-from pegboard.layers.layer import Layer, PlainTensor
+from pegboard.layers.build import Build, Layer, PlainTensor
 
 
 class Norm(Layer):

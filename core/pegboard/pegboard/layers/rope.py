@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from pegboard.errors import ModelError
-from pegboard.layers.build import Build
-from pegboard.layers.layer import Layer
+from pegboard.layers.build import Build, Layer
 
 Rotation = tuple[Tensor, Tensor]
 """cos and sin of a step's positions, each [T, rotary_dim / 2] float32."""
@@ -41,9 +40,6 @@ class Rope(Layer):
         super().__init__(build)
         self.pairs = (style or build.rope_style) == "pairs"
         self.rotary_dim, self.max_positions, self.base, self.scaling = rotary_dim, max_positions, base, dict(scaling or {})
-
-    def declare(self, available: object) -> list[Any]:
-        return []
 
     def bind(self) -> None:
         frequencies, magnitude = rope_frequencies(self.rotary_dim, self.base, self.scaling, self.max_positions)

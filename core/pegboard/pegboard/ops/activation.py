@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -16,4 +15,4 @@ def silu_mul(x: Tensor) -> Tensor:
 def gelu_tanh_mul(x: Tensor) -> Tensor:
     """[T, 2F] → gelu(gate, tanh approximation) * up [T, F]."""
     half = x.shape[-1] // 2
-    return torch.nn.functional.gelu(x[..., :half], approximate="tanh").mul_(x[..., half:])
+    return functional.gelu(x[..., :half], approximate="tanh").mul_(x[..., half:])

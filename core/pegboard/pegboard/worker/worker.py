@@ -25,7 +25,7 @@ from pegboard.interfaces.sampler import Sampler, SamplerNeed, SamplerSetup
 from pegboard.interfaces.spec import Need
 from pegboard.interfaces.weight_loader import Checkpoint, WeightLoaderNeed, WeightLoaderSetup
 from pegboard.layers import Build
-from pegboard.layers.build import LoRALimits
+from pegboard.layers.build import LoRALimits, WeightLayer
 from pegboard.log import get_logger
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.discovery import Entry
@@ -90,8 +90,8 @@ class Worker:
         )
         declared = self.build.declared
         self.attention = AttentionGroups(self.registry, declared.attention, limits, self.build.quantization, self.kernels)
-        methods: list[Any] = [getattr(layer, "method", None) for layer in declared.layers]
-        weight_bytes = sum(method.sizes().resident_bytes for method in methods if method is not None)
+        weights = [layer.method for layer in declared.layers if isinstance(layer, WeightLayer)]
+        weight_bytes = sum(method.num_bytes() for method in weights if method is not None)
         specs = self.attention.kv_specs()
         return WorkerReady(self.rank, specs, self._kv_memory_bytes(specs), weight_bytes)
 

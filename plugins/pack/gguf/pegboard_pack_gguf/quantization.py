@@ -17,13 +17,11 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.attention import KVQuantization
 from pegboard.interfaces.quantization import (
     EmbeddingLayer,
-    ExpertsLayer,
     LinearLayer,
     Part,
     QuantizationSetup,
     RepackEntry,
     WeightMethod,
-    WeightSizes,
 )
 from pegboard_pack_gguf.decode import decode, is_decodable
 from pegboard_pack_gguf.dequantize import dequantize_into
@@ -47,10 +45,6 @@ class GGUFQuantization:
 
     def linear(self, layer: LinearLayer) -> WeightMethod:
         return GGUFLinear(layer.path, (layer.out_features, layer.in_features), layer.parts, self)
-
-    def experts(self, layer: ExpertsLayer) -> None:
-        """No layer of core computes with experts yet, although the loader names the tensors of each expert."""
-        return None
 
     def embedding(self, layer: EmbeddingLayer) -> WeightMethod:
         return GGUFEmbedding(layer.path, (layer.num_rows, layer.width), (layer.part,), self)
@@ -125,9 +119,8 @@ class GGUFWeight:
     def dequantize(self) -> "Tensor":
         return self.weight().dense().float()
 
-    def sizes(self) -> WeightSizes:
-        num_bytes = self.weight().nbytes
-        return WeightSizes(resident_bytes=num_bytes, mapped_bytes=0, forward_bytes=num_bytes)
+    def num_bytes(self) -> int:
+        return int(self.weight().nbytes)
 
 
 class GGUFLinear(GGUFWeight):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pegboard.errors import ConfigError
-from pegboard.interfaces.platform import Device, MemoryNumbers, ModelFacts, PlatformSetup, Replay
+from pegboard.interfaces.platform import Device, MemoryNumbers, PlatformSetup, Replay
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 GIB = 1024**3
@@ -66,11 +66,11 @@ class CPUPlatform:
         """A CPU has no graphs to capture: what kernels it has also record."""
         return programs() if programs is not None else None
 
-    def defaults(self, facts: ModelFacts) -> Mapping[str, object]:
+    def defaults(self, checkpoint_dtype: str | None) -> Mapping[str, object]:
         """float32 unless the CPU multiplies bfloat16 in hardware; the KV cache gets 4 GiB or 40 % of free memory, whichever is
         less (the system allocates it only as blocks are used)."""
         dtype = "float32"
-        if facts.checkpoint_dtype == "bfloat16" and torch.ops.mkldnn._is_mkldnn_bf16_supported() and _has_native_bfloat16():
+        if checkpoint_dtype == "bfloat16" and torch.ops.mkldnn._is_mkldnn_bf16_supported() and _has_native_bfloat16():
             dtype = "bfloat16"
         return {
             "dtype": dtype,

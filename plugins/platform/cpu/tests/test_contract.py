@@ -10,7 +10,7 @@ from pegboard_platform_cpu.platform import KV_CACHE_LIMIT, CPUPlatform
 from pegboard_platform_cpu.probe import probe
 
 from pegboard.errors import ConfigError
-from pegboard.interfaces.platform import ModelFacts, PlatformSetup
+from pegboard.interfaces.platform import PlatformSetup
 from pegboard.interfaces.spec import Absent, Ok, ProbeFacts
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_platform import PlatformContract
@@ -47,7 +47,7 @@ def test_two_engines_must_agree_on_threads() -> None:
 
 def test_the_cache_takes_a_share_of_what_is_free() -> None:
     platform = CPUPlatform(None, PlatformSetup())
-    size = platform.defaults(ModelFacts("float32", "X", 1, 1))["kv_cache_memory_bytes"]
+    size = platform.defaults("float32")["kv_cache_memory_bytes"]
     assert isinstance(size, int) and 0 < size <= min(KV_CACHE_LIMIT, platform.memory().total_bytes)
 
 

@@ -12,14 +12,7 @@ import torch
 from torch import Tensor
 
 from pegboard.errors import ConfigError, ModelError
-from pegboard.interfaces.quantization import (
-    EmbeddingLayer,
-    LinearLayer,
-    Part,
-    QuantizationSetup,
-    RepackEntry,
-    WeightSizes,
-)
+from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup, RepackEntry
 from pegboard.interfaces.weight_loader import WeightPiece
 from pegboard_quantization_integer.options import RtnOptions
 from pegboard_quantization_integer.rounding import BLOCK_SIZE, round_to_blocks
@@ -53,9 +46,6 @@ class Rtn:
         if layer.width % BLOCK_SIZE:
             return None
         return BlockTable(layer.path, (layer.num_rows, layer.width), (layer.part,), HEAD_BITS, self.setup)
-
-    def experts(self, layer: object) -> None:
-        return None
 
     def kv_cache(self, layer: object) -> None:
         return None
@@ -132,9 +122,8 @@ class BlockLinear:
     def dequantize(self) -> Tensor:
         return self.weight().dense()
 
-    def sizes(self) -> WeightSizes:
-        size = self.weight().nbytes
-        return WeightSizes(size, 0, size)
+    def num_bytes(self) -> int:
+        return int(self.weight().nbytes)
 
 
 class BlockTable(BlockLinear):

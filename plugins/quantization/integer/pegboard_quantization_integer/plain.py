@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pegboard.errors import ConfigError, ModelError
-from pegboard.interfaces.quantization import EmbeddingLayer, ExpertsLayer, LinearLayer, Part, QuantizationSetup, WeightSizes
+from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import WeightPiece
 
 Bound = Callable[[Tensor], Tensor]
@@ -32,9 +32,6 @@ class Plain:
 
     def embedding(self, layer: EmbeddingLayer) -> "PlainWeight":
         return PlainTable((layer.num_rows, layer.width), {layer.part.name: layer.part}, self)
-
-    def experts(self, layer: ExpertsLayer) -> None:
-        return None
 
     def kv_cache(self, layer: object) -> None:
         return None
@@ -70,9 +67,8 @@ class PlainWeight:
     def dequantize(self) -> Tensor:
         return self.weight.dense().float()
 
-    def sizes(self) -> WeightSizes:
-        size = self.weight.nbytes
-        return WeightSizes(size, 0, size)
+    def num_bytes(self) -> int:
+        return int(self.weight.nbytes)
 
 
 class PlainTable(PlainWeight):
