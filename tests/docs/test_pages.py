@@ -83,7 +83,7 @@ def test_kinds_page_has_every_method() -> None:
             if inspect.isclass(item) and getattr(item, "_is_protocol", False) and item.__module__ == kind.spec.partition(":")[0]:
                 methods = [method for method in vars(item) if not method.startswith("_") and callable(getattr(item, method))]
                 assert all(f"- `{method}(" in text for method in methods)
-                fits = 1 <= len(methods) <= 7 or item.__name__ in HANDED_OUT
+                fits = 1 <= len(methods) + ("__call__" in vars(item)) <= 7 or item.__name__ in HANDED_OUT
                 assert fits, f"README: interfaces have at most seven methods; {item.__name__} has {len(methods)}"
 
 
