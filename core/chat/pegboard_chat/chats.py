@@ -11,21 +11,22 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
+from pegboard.data.output import RequestOutput
 from pegboard.data.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
-from pegboard.errors import MalformedRequest, RequestError
+from pegboard.errors import MalformedRequest, PegboardError, RequestError
 from pegboard.interfaces.api import EngineClient, Prompt, RequestOptions
-from pegboard.interfaces.output_parser import OutputParser, OutputParserSetup
-from pegboard.interfaces.tokenizer import Chat
+from pegboard.interfaces.output_parser import Content, Event, OutputParser, OutputParserSetup, Reasoning
+from pegboard.interfaces.tokenizer import Chat, Tokenizer
 from pegboard_chat.parsing import Pipeline
 from pegboard_chat.parsing.forced_calls import NamedCall, RequiredCalls, fresh_id, named_schema, required_schema
 from pegboard_chat.parsing.special_tokens import with_special_tokens
 from pegboard_chat.parsing.structural_tag import triggers
-from pegboard_chat.reading import ParsedOutput, read_outputs, special_texts
 
 ToolChoice = Literal["none", "auto", "required", "named"]
 
@@ -239,3 +240,70 @@ class Chats:
     @cached_property
     def _special_texts(self) -> "re.Pattern[str] | None":
         return special_texts(self._client.tokenizer())
+
+
+@dataclass(slots=True)
+class ParsedOutput(RequestOutput):
+    """An output and what its texts say: events by the index of the completion."""
+
+    events: dict[int, list[Event]] = field(default_factory=dict)
+
+
+_FIELDS = tuple(item.name for item in fields(RequestOutput))
+
+
+def special_texts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+    """Finds the texts of the special tokens; None when there are none."""
+    ids = sorted(tokenizer.vocabulary().special_token_ids)
+    texts = {tokenizer.decode([token], skip_special_tokens=False) for token in ids} - {""}
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True)))) if texts else None
+
+
+async def read_outputs(
+    outputs: AsyncIterator[RequestOutput],
+    make_pipeline: Callable[[Sequence[int]], Pipeline],
+    *,
+    hidden: re.Pattern[str] | None = None,
+    is_parallel: bool = True,
+) -> AsyncGenerator[ParsedOutput, None]:
+    """Each output with what it says; closing the result closes `outputs`.
+
+    outputs: each new text (DELTA), or only one (FINAL_ONLY). make_pipeline: the parsers of a completion, given the prompt's token
+    ids. hidden: special tokens that are taken out of the text that is left. is_parallel: False drops all calls but the first.
+    Raises PegboardError where the engine gave a completion up.
+    """
+    readers: dict[int, _Completion] = {}
+    async with aclosing(outputs):  # type: ignore[type-var]
+        async for output in outputs:
+            events: dict[int, list[Event]] = {}
+            for completion in output.outputs:
+                if completion.finish_reason == "error":
+                    raise PegboardError(f"request {output.request_id} failed in the engine; the log of the server says why")
+                reader = readers.get(completion.index)
+                if reader is None:
+                    pipeline = make_pipeline(output.prompt_token_ids or ())
+                    reader = readers[completion.index] = _Completion(pipeline, hidden, is_parallel=is_parallel)
+                is_last = completion.finish_reason is not None
+                events[completion.index] = reader.read(completion.text, completion.token_ids, is_last=is_last)
+            yield ParsedOutput(**{name: getattr(output, name) for name in _FIELDS}, events=events)
+
+
+class _Completion:
+    """The reading of one completion."""
+
+    def __init__(self, pipeline: Pipeline, hidden: re.Pattern[str] | None, *, is_parallel: bool) -> None:
+        self._pipeline = pipeline
+        self._hidden = hidden
+        self._is_parallel = is_parallel
+
+    def read(self, text: str, token_ids: Sequence[int], *, is_last: bool) -> list[Event]:
+        events = self._pipeline.feed(text, token_ids)
+        if is_last:
+            events = [*events, *self._pipeline.finish()]
+        return [kept for event in events if (kept := self._kept(event)) is not None]
+
+    def _kept(self, event: Event) -> Event | None:
+        if isinstance(event, Content | Reasoning):
+            text = self._hidden.sub("", event.text) if self._hidden else event.text
+            return type(event)(text) if text else None
+        return event if self._is_parallel or event.index == 0 else None

@@ -15,15 +15,10 @@ from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
 from pegboard.errors import UnknownModel
 from pegboard.interfaces.api import ApiSetup, RequestOptions
 from pegboard.interfaces.tokenizer import Chat
-from pegboard_api_anthropic.blocks import StreamEvent
-from pegboard_api_anthropic.body import parse_body
-from pegboard_api_anthropic.errors import error_body
-from pegboard_api_anthropic.fields import CountTokensRequest, MessagesRequest, PromptFields
-from pegboard_api_anthropic.history import read_messages
-from pegboard_api_anthropic.message import Message
-from pegboard_api_anthropic.tools import read_choice, read_tools, structure, template_kwargs
-from pegboard_chat.chats import ChatRequest, Chats
-from pegboard_chat.reading import ParsedOutput
+from pegboard_api_anthropic.fields import CountTokensRequest, MessagesRequest, PromptFields, parse_body
+from pegboard_api_anthropic.conversation import read_choice, read_messages, read_tools, structure, template_kwargs
+from pegboard_api_anthropic.message import Message, StreamEvent
+from pegboard_chat.chats import ChatRequest, Chats, ParsedOutput
 from pegboard_server.json_api import json_response
 from pegboard_server.streaming import EventStream, chain, exhaust, first_of, named_event, while_connected
 
@@ -119,3 +114,23 @@ async def _encoded(events: AsyncGenerator[list[StreamEvent], None]) -> AsyncGene
 
 def _error_event(status: int, message: str, parameter: str | None) -> bytes:
     return named_event(error_body(status, message))
+
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
+
+def error_body(status: int, message: str, parameter: str | None = None) -> dict[str, Any]:
+    """The body of an error, also that of the event `error` in a stream. The parameter is named in the message."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    if parameter is not None and parameter not in message:
+        message = f"{parameter}: {message}"
+    return {"type": "error", "error": {"type": kind, "message": message}}

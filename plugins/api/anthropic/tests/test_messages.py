@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_api_anthropic.api import AnthropicApi
-from pegboard_api_anthropic.history import read_messages
+from pegboard_api_anthropic.conversation import read_messages
 from pegboard_api_anthropic.plugin import ANTHROPIC
 from starlette.testclient import TestClient
 

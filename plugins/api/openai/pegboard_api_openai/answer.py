@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -14,11 +16,62 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pegboard.data.output import CompletionOutput, RequestOutput
+from pegboard.errors import PegboardError
 from pegboard.interfaces.api import EngineClient, RequestOptions
 from pegboard_api_openai.fields import GenerationFields
-from pegboard_api_openai.outputs import Outputs, last_outputs
+from pegboard_chat.openai_format import LOWEST, Step
 from pegboard_server.json_api import error_event, json_response
 from pegboard_server.streaming import EventStream, chain, first_of, while_connected
+
+Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
+"""Outputs of several prompts of one HTTP request, each with the index of its prompt."""
+
+
+async def merge(streams: Sequence[AsyncIterator[RequestOutput]]) -> Outputs:
+    """All streams as they come. The first exception ends all; closing the result closes every stream."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:  # type: ignore[type-var]
+            async for output in only:
+                yield 0, output
+        return
+    news: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(maxsize=len(streams))
+    tasks = [asyncio.create_task(_pump(index, stream, news)) for index, stream in enumerate(streams)]
+    num_running = len(tasks)
+    try:
+        while num_running:
+            index, item = await news.get()
+            if item is None:
+                num_running -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield index, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(index: int, stream: AsyncIterator[RequestOutput], news: "asyncio.Queue[Any]") -> None:
+    try:
+        async with aclosing(stream) as outputs:  # type: ignore[type-var]
+            async for output in outputs:
+                await news.put((index, output))
+        await news.put((index, None))
+    except Exception as error:  # noqa: BLE001  carried to the consumer, who raises it
+        await news.put((index, error))
+
+
+async def last_outputs(outputs: Outputs, num_prompts: int) -> list[RequestOutput]:
+    """The final output of every prompt."""
+    found: dict[int, RequestOutput] = {}
+    async with aclosing(outputs):
+        async for index, output in outputs:
+            found[index] = output
+    if len(found) < num_prompts:
+        raise PegboardError(f"the engine answered {len(found)} of {num_prompts} prompts")
+    return [found[index] for index in range(num_prompts)]
+
 
 encode = msgspec.json.Encoder().encode
 
@@ -173,3 +226,18 @@ class Answer(ABC):
             return False
         tells_tokens = with_logprobs or self._fields.return_token_ids or writer.continuous
         return not (tells_tokens and completion.token_ids)
+
+
+def prompt_logprobs(steps: Sequence[Step | None] | None) -> list[dict[str, Any] | None] | None:
+    """vLLM's shape: per prompt token {token id: {logprob, rank, decoded_token}}, the first null."""
+    if steps is None:
+        return None
+    return [
+        {
+            str(token): {"logprob": max(entry.logprob, LOWEST), "rank": entry.rank, "decoded_token": entry.decoded_token}
+            for token, entry in step.items()
+        }
+        if step
+        else None
+        for step in steps
+    ]

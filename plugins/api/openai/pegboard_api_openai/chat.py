@@ -10,19 +10,16 @@ from starlette.responses import Response
 
 from pegboard.data.output import CompletionOutput, RequestOutput
 from pegboard.interfaces.api import EngineClient
-from pegboard.interfaces.output_parser import Event, ToolCallStart
+from pegboard.interfaces.output_parser import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
 from pegboard.interfaces.tokenizer import Chat
-from pegboard_api_openai.answer import Answer, AnswerIds, ChunkWriter
-from pegboard_api_openai.conversation import read_request
-from pegboard_api_openai.fields import ChatRequest
-from pegboard_api_openai.logprobs import prompt_logprobs
-from pegboard_api_openai.message_events import delta_fields, finish_reason, message_fields
-from pegboard_api_openai.outputs import merge
+from pegboard_api_openai.answer import Answer, AnswerIds, ChunkWriter, merge, prompt_logprobs
+from pegboard_api_openai.fields import ChatRequest, TemplateFields
 from pegboard_api_openai.sampling import chat_params
-from pegboard_chat.chats import Chats, ToolChoice
-from pegboard_chat.logprobs import TokenNames, chat_logprobs
-from pegboard_chat.reading import ParsedOutput
-from pegboard_chat.request_body import parse_body
+from pegboard_chat import chats
+from pegboard_chat.chats import Chats, ParsedOutput, ToolChoice
+from pegboard_chat.openai_format import TokenNames, chat_logprobs, read_messages, read_tools, template_kwargs
+from pegboard_chat.parsing import fold
+from pegboard_chat.request_body import parse_body, wrong
 from pegboard_server.json_api import served_model
 
 
@@ -158,3 +155,87 @@ class ChatAnswer(Answer):
         if self._request.return_token_ids and not self._hides_tokens:
             choice["token_ids"] = completion.token_ids
         return writer.chunk(choice, self.usage_so_far(writer, 0, completion.index))
+
+
+def read_chat(request: TemplateFields, tools: Sequence[Mapping[str, Any]] | None) -> Chat:
+    """The conversation as the template gets it. Raises RequestError naming the field at fault."""
+    generation_prompt = request.add_generation_prompt
+    return Chat(
+        messages=read_messages(request.messages),
+        tools=tools,
+        documents=request.documents,
+        add_generation_prompt=not request.continue_final_message if generation_prompt is None else generation_prompt,
+        continue_final_message=request.continue_final_message,
+        chat_template=request.chat_template,
+        template_kwargs=template_kwargs(request.chat_template_kwargs, getattr(request, "reasoning_effort", None)),
+        add_special_tokens=bool(request.add_special_tokens),
+    )
+
+
+def read_request(request: ChatRequest) -> chats.ChatRequest:
+    """The conversation of a chat completion. Raises RequestError naming the field at fault."""
+    tools = read_tools(request.tools)
+    choice: Any = request.tool_choice
+    name: str | None = None
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if choice.get("type") != "function" or not isinstance(name, str):
+            raise wrong("tool_choice", "none, auto, required or {'type': 'function', 'function': {'name': …}}", choice)
+        choice = "named"
+    elif choice not in (None, "none", "auto", "required"):
+        raise wrong("tool_choice", "none, auto, required or a named tool", choice)
+    return chats.ChatRequest(
+        chat=read_chat(request, tools),
+        tool_choice=choice,
+        function=name,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        cache_salt=request.cache_salt,
+    )
+
+
+def message_fields(events: Sequence[Event], *, echo: str, with_reasoning: bool) -> dict[str, Any]:
+    """content, reasoning (under both of its names) and tool_calls of a whole message. content: null when the answer is only
+    reasoning or calls."""
+    message = fold(events)
+    reasoning = message.reasoning if with_reasoning and message.reasoning else None
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in message.tool_calls
+    ]
+    content: str | None = echo + message.content
+    if not content and (calls or message.reasoning):
+        content = None
+    return {"content": content, "tool_calls": calls, "reasoning": reasoning, "reasoning_content": reasoning}
+
+
+def delta_fields(events: Sequence[Event], *, with_reasoning: bool) -> dict[str, Any]:
+    """What one output adds, as the fields of a delta; {} when it adds nothing that is shown."""
+    content: list[str] = []
+    reasoning: list[str] = []
+    calls: dict[int, dict[str, Any]] = {}
+    for event in events:
+        match event:
+            case Content(text):
+                content.append(text)
+            case Reasoning(text):
+                reasoning.append(text)
+            case ToolCallStart(index, id, name):
+                calls[index] = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
+            case ToolCallArguments(index, text):
+                call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                call["function"]["arguments"] += text
+    delta: dict[str, Any] = {}
+    if reasoning and with_reasoning:
+        delta["reasoning"] = delta["reasoning_content"] = "".join(reasoning)
+    if content:
+        delta["content"] = "".join(content)
+    if calls:
+        delta["tool_calls"] = list(calls.values())
+    return delta
+
+
+def finish_reason(engine_reason: str | None, *, has_calls: bool, is_named: bool) -> str | None:
+    """ "tool_calls" where the model has chosen to call and came to its end. A named call was no choice: "stop", as in OpenAI's
+    API."""
+    return "tool_calls" if engine_reason == "stop" and has_calls and not is_named else engine_reason

@@ -10,16 +10,13 @@ from starlette.responses import Response
 
 from pegboard.data.output import CompletionOutput, RequestOutput
 from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
-from pegboard.errors import PegboardError
+from pegboard.errors import MalformedRequest, PegboardError, RequestError
 from pegboard.interfaces.api import EngineClient, Prompt
-from pegboard_api_openai.answer import Answer, AnswerIds, ChunkWriter
+from pegboard_api_openai.answer import Answer, AnswerIds, ChunkWriter, Outputs, merge, prompt_logprobs
 from pegboard_api_openai.fields import CompletionRequest
-from pegboard_api_openai.logprobs import completion_logprobs, prompt_logprobs
-from pegboard_api_openai.outputs import Outputs, merge
-from pegboard_api_openai.prompts import check_number, read_prompts
 from pegboard_api_openai.sampling import completion_params
-from pegboard_chat.logprobs import Step, TokenNames
-from pegboard_chat.request_body import parse_body
+from pegboard_chat.openai_format import LOWEST, Step, TokenNames
+from pegboard_chat.request_body import parse_body, shown
 from pegboard_server.json_api import served_model
 
 
@@ -174,3 +171,85 @@ class CompletionAnswer(Answer):
             if is_first:
                 choice["prompt_token_ids"] = output.prompt_token_ids
         return writer.chunk(choice, self.usage_so_far(writer, prompt_index, index))
+
+
+MAX_COMPLETIONS = 4096
+EXPECTED = "a string, a list of strings, a list of token ids or a list of lists of token ids"
+
+
+def read_prompts(value: Any, limit: int) -> list[str] | list[list[int]]:
+    """The prompts in order, all texts or all token ids. Raises RequestError naming `prompt[i]`."""
+    prompts: list[Any]
+    if value is None:
+        raise RequestError("prompt is required", parameter="prompt")
+    if isinstance(value, str):
+        prompts = [value]
+    elif not isinstance(value, list):
+        raise _wrong("prompt", EXPECTED, value)
+    elif _is_ids(value):
+        prompts = [value]
+    else:
+        prompts = value
+    if not prompts:
+        raise RequestError("prompt must not be empty", parameter="prompt")
+    if len(prompts) > limit:
+        raise RequestError(f"prompt: {len(prompts)} prompts in one request, at most {limit} are allowed", parameter="prompt")
+    first_is_text = isinstance(prompts[0], str)
+    for index, prompt in enumerate(prompts):
+        path = f"prompt[{index}]" if prompts is value else "prompt"
+        if not isinstance(prompt, str if first_is_text else list):
+            expected = "a string, as the prompts before it" if first_is_text else "a list of token ids"
+            raise _wrong(path, expected if index else EXPECTED, prompt)
+        if not prompt:
+            raise RequestError(f"{path} must not be empty", parameter=path)
+        if isinstance(prompt, list):
+            _check_ids(prompt, path)
+    return prompts
+
+
+def check_number(num_prompts: int, n: int) -> None:
+    """Raise RequestError when a request asks for more completions than one request may have."""
+    if num_prompts * n > MAX_COMPLETIONS:
+        raise RequestError(
+            f"n: {n} completions of each of {num_prompts} prompts are {num_prompts * n}, at most {MAX_COMPLETIONS} are allowed "
+            "in one request",
+            parameter="n",
+        )
+
+
+def _is_ids(value: list[Any]) -> bool:
+    return bool(value) and isinstance(value[0], int) and not isinstance(value[0], bool)
+
+
+def _check_ids(ids: list[Any], path: str) -> None:
+    for position, token in enumerate(ids):
+        if type(token) is not int or token < 0:
+            raise _wrong(f"{path}[{position}]", "a token id (an integer from 0)", token)
+
+
+def _wrong(path: str, expected: str, got: Any) -> MalformedRequest:
+    return MalformedRequest(f"{path}: expected {expected}, got {shown(got)}", parameter=path)
+
+
+def completion_logprobs(
+    token_ids: Sequence[int], steps: Sequence[Step | None], num_top: int, names: TokenNames, start: int, first_token: str = ""
+) -> dict[str, Any]:
+    """Four parallel lists. num_top: alternatives to show beside the token itself, -1 = all there are. start: characters before
+    the first token. A step that is None (the first token of a prompt) has no logprob, only its text, `first_token`."""
+    offsets, tokens, chosen, top = [], [], [], []
+    for token, step in zip(token_ids, steps, strict=True):
+        entry = step.get(token) if step else None
+        text = first_token if step is None else entry.decoded_token if entry else None
+        tokens.append(names.name(token, text))
+        offsets.append(start)
+        start += len(text or "")
+        chosen.append(None if step is None else max(entry.logprob, LOWEST) if entry else LOWEST)
+        top.append(_top(token, step, num_top, names) if step else None)
+    return {"text_offset": offsets, "token_logprobs": chosen, "tokens": tokens, "top_logprobs": top}
+
+
+def _top(token: int, step: Step, num_top: int, names: TokenNames) -> dict[str, float]:
+    if num_top >= 0 and len(step) > num_top + (token in step):  # a search looks at more of them than are asked for
+        best = sorted(step, key=lambda other: -step[other].logprob)[:num_top]
+        step = {other: step[other] for other in dict.fromkeys([token, *best]) if other in step}
+    return {names.name(other, found.decoded_token): max(found.logprob, LOWEST) for other, found in step.items()}

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 
 from pegboard.errors import MalformedRequest
 from pegboard.interfaces.api import ApiSetup
-from pegboard_api_openai.conversation import read_chat
+from pegboard_api_openai.chat import read_chat
 from pegboard_api_openai.fields import TemplateFields, TokenIds
 from pegboard_chat.chats import ChatRequest, Chats
 from pegboard_chat.openai_format import read_tools

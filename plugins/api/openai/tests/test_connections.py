@@ -10,7 +10,7 @@ from typing import Any
 
 import openai
 import pytest
-from pegboard_api_openai.outputs import merge
+from pegboard_api_openai.answer import merge
 
 from pegboard.errors import RequestError
 from pegboard_testing.fake_client import FakeEngineClient

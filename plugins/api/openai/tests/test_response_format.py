@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from pegboard_api_openai.response_format import structure
+from pegboard_api_openai.sampling import structure
 
 from pegboard.data.sampling_params import StructuredOutputsParams
 from pegboard.errors import RequestError

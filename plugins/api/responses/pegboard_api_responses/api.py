@@ -17,21 +17,18 @@ from pegboard.errors import MalformedRequest, PegboardError, RequestError
 from pegboard.interfaces.api import ApiSetup
 from pegboard.interfaces.tokenizer import Chat
 from pegboard.log import get_logger
-from pegboard_api_responses.event_log import EventEncoder, EventLog
 from pegboard_api_responses.fields import ResponsesRequest
 from pegboard_api_responses.history import conversation, is_unfinished, read_input
 from pegboard_api_responses.items import Items
 from pegboard_api_responses.open_items import StreamEvent
 from pegboard_api_responses.options import ResponsesOptions
-from pegboard_api_responses.query import read_query
 from pegboard_api_responses.request import chat_request, response_params
 from pegboard_api_responses.response import ResponseAnswer
-from pegboard_api_responses.store import ResponseStore, Stored
+from pegboard_api_responses.store import EventEncoder, EventLog, ResponseStore, Stored
 from pegboard_api_responses.tools import read_tools
 from pegboard_api_responses.turns import Plan, Turns
 from pegboard_chat.chats import Chats
-from pegboard_chat.logprobs import TokenNames
-from pegboard_chat.openai_format import template_kwargs
+from pegboard_chat.openai_format import TokenNames, template_kwargs
 from pegboard_chat.request_body import parse_body
 from pegboard_server.json_api import endpoint, error_body, error_event, json_response, served_model
 from pegboard_server.streaming import EventStream, closed_on_error, exhaust, while_connected
@@ -205,3 +202,32 @@ async def _encoded(events: AsyncGenerator[list[StreamEvent], None]) -> AsyncGene
         async for news in events:
             if news:
                 yield b"".join(encode(news))
+
+
+STREAM, AFTER, OBFUSCATION = "stream", "starting_after", "include_obfuscation"
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def read_query(http: Request) -> tuple[bool, int]:
+    """Whether to stream, and behind which number of an event (-1 = from the first one). Raises RequestError."""
+    given = dict(http.query_params.multi_items())
+    unknown = next((name for name in given if name not in (STREAM, AFTER, OBFUSCATION)), None)
+    if unknown is not None:
+        raise RequestError(f"unknown query parameter {unknown[:60]!r}; expected {STREAM} or {AFTER}", parameter=unknown[:60])
+    if _flag(given, OBFUSCATION):
+        raise RequestError(f"{OBFUSCATION} is not supported: deltas are never padded", parameter=OBFUSCATION)
+    is_stream, after = _flag(given, STREAM), given.get(AFTER)
+    if after is None:
+        return is_stream, -1
+    if not is_stream:
+        raise RequestError(f"{AFTER} needs {STREAM}=true", parameter=AFTER)
+    if not (after.isascii() and after.isdigit() and len(after) <= 18):
+        raise RequestError(f"{AFTER}: expected the number of an event, got {after[:60]!r}", parameter=AFTER)
+    return is_stream, int(after)
+
+
+def _flag(given: dict[str, str], name: str) -> bool:
+    value = given.get(name, "false")
+    if value not in _FLAGS:
+        raise RequestError(f"{name}: expected {' or '.join(_FLAGS)}, got {value[:60]!r}", parameter=name)
+    return _FLAGS[value]

@@ -11,8 +11,8 @@ from pegboard.interfaces.output_parser import Reasoning
 from pegboard_api_responses.fields import ResponsesRequest
 from pegboard_api_responses.items import Items
 from pegboard_api_responses.open_items import StreamEvent
-from pegboard_chat.logprobs import TokenNames, chat_logprobs
-from pegboard_chat.reading import ParsedOutput
+from pegboard_chat.chats import ParsedOutput
+from pegboard_chat.openai_format import TokenNames, chat_logprobs
 
 
 class ResponseAnswer:

@@ -15,8 +15,7 @@ from pegboard_api_responses.history import as_messages, conversation
 from pegboard_api_responses.open_items import StreamEvent
 from pegboard_api_responses.response import ResponseAnswer
 from pegboard_api_responses.tools import Tools
-from pegboard_chat.chats import ChatRequest, Chats
-from pegboard_chat.reading import ParsedOutput
+from pegboard_chat.chats import ChatRequest, Chats, ParsedOutput
 from pegboard_server.streaming import chain, first_of
 
 Messages = list[dict[str, Any]]

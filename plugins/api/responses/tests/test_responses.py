@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_api_responses.api import ResponsesApi
-from pegboard_api_responses.event_log import EventLog
 from pegboard_api_responses.history import as_messages, read_input
 from pegboard_api_responses.options import ResponsesOptions
 from pegboard_api_responses.plugin import RESPONSES
+from pegboard_api_responses.store import EventLog
 from starlette.testclient import TestClient
 
 from pegboard.config.schema import ServerConfig
