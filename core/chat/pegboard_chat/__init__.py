@@ -1,4 +1,5 @@
-"""What tokenizer plugins share: chat templates and incremental decoding. Part of the public surface, versioned with it.
+"""For tokenizer plugins: chat templates and incremental decoding. For API plugins: `pegboard_chat.chats`. Part of the public
+surface.
 
 Standard library only at import; jinja2 is imported when the first template is compiled.
 """

@@ -136,7 +136,7 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}…{% endgeneration %}` marks what the assistant wrote, for training; here it is transparent."""
+        """`{% generation %}…{% endgeneration %}` marks the assistant's text, for training; here it has no effect."""
 
         tags = {"generation"}
 
@@ -162,7 +162,7 @@ def _to_json(
 
 
 def _iterates_over_content(tree: nodes.Template) -> bool:
-    """Whether the template has a loop over a message's content (`for part in message.content`), also by another name."""
+    """True if the template has a loop over a message's content (`for part in message.content`), also by another name."""
     from jinja2 import nodes
 
     def is_content(node: nodes.Node | None) -> bool:
@@ -236,9 +236,10 @@ def plain_messages(messages: Sequence[Mapping[str, Any]], *, has_parts: bool, ha
 
 
 def text_in_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-    """`messages`, where text that stands between reasoning and calls is the end of the reasoning; None when there is none.
+    """`messages`, in which text between reasoning and calls is moved to the end of the reasoning; None when there is no such
+    text.
 
-    For templates that refuse a message with all three (gpt-oss's, whose model does write all three)."""
+    For templates that refuse a message with all three, such as gpt-oss's, although the model does write all three."""
     found = False
     joined = []
     for message in messages:
@@ -283,7 +284,7 @@ class MessageEnd:
     content: str
 
     def cut(self, text: str) -> str:
-        """`text` without everything behind that content. Raises RequestError if the template changed or dropped it."""
+        """`text` up to the end of that content. Raises RequestError if the template changed or dropped it."""
         mark = _END_MARK.strip()
         if self.content.strip() not in text or mark not in text:
             raise RequestError(
@@ -296,8 +297,8 @@ class MessageEnd:
 
 
 def mark_end(messages: list[dict[str, Any]]) -> MessageEnd:
-    """Append a mark to the last message's (last) text, in place. The mark ends with a space: a template that trims takes the
-    space away, which tells that trailing spaces of the content went too."""
+    """Append a mark to the last message's (last) text, in place. The mark ends with a space: if a template trims it away,
+    trailing spaces of the content are gone too."""
     holder: dict[str, Any] | None = messages[-1] if messages else None
     field = "content"
     if holder is not None and isinstance(holder.get("content"), list):

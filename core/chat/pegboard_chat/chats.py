@@ -63,7 +63,7 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A request with nothing left open. chat: as the template gets it."""
+    """A request after all checks. chat: as the template gets it."""
 
     chat: Chat
     tools: Sequence[Mapping[str, Any]]
@@ -87,7 +87,7 @@ class Chats:
         return self._is_auto and self._client.parsers().tool is not None
 
     def tool_choice(self, request: ChatRequest) -> ToolChoice:
-        """The choice that holds. Raises MalformedRequest naming `tool_choice`."""
+        """The choice in effect. Raises MalformedRequest naming `tool_choice`."""
         choice, tools = request.tool_choice, request.chat.tools if request.tools is None else request.tools
         if choice is None:
             return "auto" if tools and self.can_read_calls else "none"
@@ -98,16 +98,16 @@ class Chats:
         return choice
 
     async def token_ids(self, request: ChatRequest) -> Sequence[int]:
-        """The prompt. Raises RequestError for what is wrong with the conversation."""
+        """The prompt. Raises RequestError for a mistake in the conversation."""
         return await self._render(self._checked(request))
 
     async def answer(
         self, request: ChatRequest, params: SamplingParams | BeamSearchParams, options: RequestOptions
     ) -> AsyncGenerator[ParsedOutput, None]:
-        """Begin to answer. Raises RequestError for what is wrong with the conversation, the tools or the parameters.
+        """Begin to answer. Raises RequestError for a mistake in the conversation, the tools or the parameters.
 
-        The outputs come as `params.output_kind` says (DELTA or FINAL_ONLY), each with what it says: a whole answer is a stream of
-        one output, so the two cannot differ. The iterator raises what `EngineClient.generate` raises, and PegboardError where the
+        The outputs come as `params.output_kind` says (DELTA or FINAL_ONLY), each with its events. A whole answer is a stream of
+        one output, so the two cannot differ. The iterator raises what `EngineClient.generate` raises, and PegboardError when the
         engine gave a completion up. Closing it aborts.
         """
         checked = self._checked(request)
@@ -150,8 +150,8 @@ class Chats:
     # --- generate ----------------------------------------------------------------------------------------------------------
 
     def _prepared(self, params: SamplingParams, checked: _Checked, prompt_token_ids: Sequence[int]) -> SamplingParams:
-        """`params` as the parsers need them: a schema for calls that are forced or strict, special tokens for markers that are
-        some."""
+        """`params` as the parsers need them: with a schema for calls that are forced or strict, and with special tokens in the
+        text if markers are special tokens."""
         changes: dict[str, Any] = {}
         forced = self._forced(checked)
         if forced is not None and params.structured_outputs is not None:
@@ -169,7 +169,7 @@ class Chats:
 
     def _forced(self, checked: _Checked) -> StructuredOutputsParams | None:
         """The schema of calls that must be made. It forbids free white space if it can: a small model that may write any number
-        of line feeds does not always come to an end."""
+        of line feeds does not always stop."""
         if checked.tool_choice == "named":
             schema = named_schema(checked.tools, checked.request.function or "")
         elif checked.tool_choice == "required":
@@ -180,10 +180,10 @@ class Chats:
         return StructuredOutputsParams(json=json.dumps(schema), disable_any_whitespace=is_compact, parameter="tools")
 
     def _strict(self, checked: _Checked, prompt_token_ids: Sequence[int]) -> StructuredOutputsParams | None:
-        """Of calls that the model may make, where a tool is `strict` and the parser can describe its format.
+        """The constraint on calls that the model may make, if a tool is `strict` and the parser can describe its format.
 
-        It waits for the end of the reasoning, unless all that begins a call also ends the reasoning: then it can hold from the
-        first token on, and also holds a call that the model makes out of its reasoning.
+        It waits for the end of the reasoning, unless every beginning of a call also ends the reasoning. Then it holds from the
+        first token on, and also covers a call that interrupts the reasoning.
         """
         parsers = self._client.parsers()
         is_strict = any(tool["function"].get("strict") for tool in checked.tools)
@@ -202,7 +202,7 @@ class Chats:
         return StructuredOutputsParams(**wanted, parameter="tools")
 
     def _keeps_special(self, checked: _Checked) -> bool:
-        """Some parser of this request reads special tokens."""
+        """True if a parser of this request reads special tokens."""
         parsers = self._client.parsers()
         used = (parsers.reasoning, parsers.tool if checked.tool_choice == "auto" else None)
         return any(parser is not None and parser.reads_special for parser in used)
@@ -244,7 +244,7 @@ class Chats:
 
 @dataclass(slots=True)
 class ParsedOutput(RequestOutput):
-    """An output and what its texts say: events by the index of the completion."""
+    """An output and the events in its texts, by the index of the completion."""
 
     events: dict[int, list[Event]] = field(default_factory=dict)
 
@@ -253,7 +253,7 @@ _FIELDS = tuple(item.name for item in fields(RequestOutput))
 
 
 def special_texts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Finds the texts of the special tokens; None when there are none."""
+    """A pattern that matches the texts of the special tokens; None when there are none."""
     ids = sorted(tokenizer.vocabulary().special_token_ids)
     texts = {tokenizer.decode([token], skip_special_tokens=False) for token in ids} - {""}
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True)))) if texts else None
@@ -266,11 +266,11 @@ async def read_outputs(
     hidden: re.Pattern[str] | None = None,
     is_parallel: bool = True,
 ) -> AsyncGenerator[ParsedOutput, None]:
-    """Each output with what it says; closing the result closes `outputs`.
+    """Each output with its events; closing the result closes `outputs`.
 
     outputs: each new text (DELTA), or only one (FINAL_ONLY). make_pipeline: the parsers of a completion, given the prompt's token
-    ids. hidden: special tokens that are taken out of the text that is left. is_parallel: False drops all calls but the first.
-    Raises PegboardError where the engine gave a completion up.
+    ids. hidden: special tokens to remove from the text. is_parallel: False drops all calls but the first. Raises PegboardError
+    when the engine gave a completion up.
     """
     readers: dict[int, _Completion] = {}
     async with aclosing(outputs):  # type: ignore[type-var]
@@ -289,7 +289,7 @@ async def read_outputs(
 
 
 class _Completion:
-    """The reading of one completion."""
+    """Reads one completion."""
 
     def __init__(self, pipeline: Pipeline, hidden: re.Pattern[str] | None, *, is_parallel: bool) -> None:
         self._pipeline = pipeline

@@ -1,4 +1,5 @@
-"""OpenAI's form of messages, tools and switches: checked and brought into the form that chat templates read."""
+"""OpenAI's form of messages, tools and switches, checked and brought into the form that chat templates read; and its form of
+logprobs."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from pegboard_chat.request_body import wrong
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 STRING_FIELDS = ("name", "tool_call_id", "reasoning", "reasoning_content", "refusal")
-# Fields of answers that come back in a history. They hold nothing a text model wrote, so only empty ones pass.
+# Fields of answers that come back in a history. A text model writes none of them, so only empty ones pass.
 EMPTY_FIELDS = ("annotations", "audio")
 
 
@@ -132,7 +133,7 @@ def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]
 
 
 def check_function(function: Mapping[str, Any], path: str) -> None:
-    """Raise MalformedRequest unless it has a name, and a schema if any that is an object."""
+    """Raise MalformedRequest unless it has a name, and its schema, if there is one, is an object."""
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str):
         raise wrong(f"{path}.name", "a string", name)
@@ -141,7 +142,7 @@ def check_function(function: Mapping[str, Any], path: str) -> None:
 
 
 def template_kwargs(given: Mapping[str, Any], reasoning_effort: str | None) -> dict[str, Any]:
-    """The switches of the chat template. An effort is handed on, and is thinking or not for templates that know only that."""
+    """The switches of the chat template. An effort also sets `enable_thinking`, for templates that only know that."""
     if reasoning_effort is None:
         return dict(given)
     return {"reasoning_effort": reasoning_effort, "enable_thinking": reasoning_effort != "none", **given}
@@ -165,7 +166,7 @@ LOWEST = -9999.0
 class TokenNames:
     """How tokens are named in a response: their text, or "token_id:7" (`as_ids`, and where a token has no text).
 
-    token_bytes[i]: the bytes of token i, for `bytes` in chat logprobs; pieces of one character can be joined only as bytes.
+    token_bytes[i]: the bytes of token i, for `bytes` in chat logprobs; the tokens of one character can only be joined as bytes.
     """
 
     def __init__(self, *, as_ids: bool, token_bytes: Sequence[bytes] = ()) -> None:
@@ -181,7 +182,7 @@ class TokenNames:
 
 
 def chat_logprobs(token_ids: Sequence[int], steps: Sequence[Step] | None, num_top: int, names: TokenNames) -> dict[str, Any]:
-    """{"content": [one entry per token]}. num_top: alternatives to show, -1 = all there are."""
+    """{"content": [one entry per token]}. num_top: alternatives to show, -1 = all."""
     steps = steps or [{}] * len(token_ids)
     return {"content": [_chat_entry(token, step, num_top, names) for token, step in zip(token_ids, steps, strict=True)]}
 

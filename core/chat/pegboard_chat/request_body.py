@@ -1,4 +1,4 @@
-"""From the bytes of a request to a checked model, and from pydantic's complaints to sentences users can act on."""
+"""From the bytes of a request to a checked model. Pydantic's complaints become sentences that users can act on."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "prediction": ((), "predicted output is not used"),
     "web_search_options": ((), "the server does not search the web"),
 }
-"""Fields of OpenAI or vLLM that are known and not acted on: name → (values that ask for nothing, why it is refused)."""
+"""Fields of OpenAI or vLLM that are known but not supported: name → (values that ask for nothing, why others are refused)."""
 
 _EXPECTED = {
     "int_type": "an integer",
@@ -92,7 +92,7 @@ def _is_known(name: str, model: type[BaseModel]) -> bool:
 
 
 def _refuse(name: str, value: Any) -> None:
-    """Raise unless `value` asks for nothing anyway."""
+    """Raise unless `value` asks for nothing."""
     neutral, reason = REFUSED[name]
     if not any(type(value) is type(nothing) and value == nothing for nothing in neutral):
         raise RequestError(f"{name} is not supported: {reason} (got {shown(value)})", parameter=name)
@@ -120,7 +120,7 @@ def _root(path: str) -> str:
 
 
 def _path(location: Sequence[int | str], data: Any, *, is_missing: bool) -> str:
-    """`stop[1]` for ("stop", "list[str]", 1): what pydantic puts in for the arm of a union is no step in the data.
+    """`stop[1]` for ("stop", "list[str]", 1): the name that pydantic puts in for the arm of a union is not a step in the data.
     is_missing: the last step is a field that should be there."""
     path = ""
     for step in location:

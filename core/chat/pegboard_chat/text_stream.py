@@ -16,11 +16,11 @@ _MAX_UNFINISHED_TOKENS = 3
 
 
 class ByteTextStream:
-    """Joins the bytes of tokens and decodes them as UTF-8. Costs O(bytes) per push.
+    """Joins the bytes of tokens and decodes them as UTF-8, in O(bytes) per push.
 
     Joined pushes plus `flush` equal decoding the joined bytes at once, with U+FFFD for what is not UTF-8.
 
-    token_bytes: bytes of every token, those of special tokens being their text; ids outside of it give nothing.
+    token_bytes: bytes of every token (of special tokens, the bytes of their text); ids outside of it give nothing.
     """
 
     __slots__ = ("_decoder", "_skipped", "_token_bytes")
@@ -41,11 +41,11 @@ class ByteTextStream:
 
 
 class OffsetTextStream:
-    """Decodes a short window of the last tokens again and again and gives out what is new at its end.
+    """Decodes a short window of the last tokens again for every push, and returns the text that is new at its end.
 
-    The window begins with tokens whose text is already out (at first the end of the prompt), so that the decoder sees
-    neighbors; it moves on whenever new text came. Text that ends with U+FFFD may be half a character and is held back,
-    for at most 16 tokens, which bounds the work per push.
+    The window begins with tokens whose text has been returned (at first the end of the prompt), so that the decoder sees
+    neighbors. It moves on with every new text. Text that ends with U+FFFD may be half a character and is held back, for at most
+    16 tokens, which bounds the work per push.
 
     decode: text of token ids, with skipping of special tokens built in.
     """
@@ -77,14 +77,15 @@ class OffsetTextStream:
             return ""
         if len(whole) > self._num_chars:
             return self._advance(whole, size)
-        del self._window[self._read :]  # many tokens without text, such as skipped special ones, have no say any more
+        del self._window[self._read :]  # many tokens without text, such as skipped special ones, no longer count as context
         return ""
 
     def flush(self) -> str:
         return self._decode(self._window)[self._num_chars :] if self._has_output else ""
 
     def _advance(self, text: str, end: int) -> str:
-        """`text`, of the window's tokens before `end`, is out; its newest tokens become the context of the next ones."""
+        """Return the new part of `text`, the text of the window's tokens before `end`; the newest of them become the context of
+        the next ones."""
         new = text[self._num_chars :]
         start = max(self._read, end - _MAX_PENDING_TOKENS)
         self._window = self._window[start:]
@@ -94,11 +95,12 @@ class OffsetTextStream:
 
 
 def _context(decode: Callable[[list[int]], str], prompt: Sequence[int]) -> tuple[list[int], int, int]:
-    """The window to start with: tokens from the end of the prompt, how many of them are out, and how many characters those are.
+    """The window to start with: tokens from the end of the prompt, how many of them count as returned, and the length of their
+    text in characters.
 
-    Context without text (skipped special tokens) would not tell whether a space belongs before the output, and context that
-    begins inside a character can spoil what follows it; so several lengths are tried. A prompt may also end inside a
-    character, which the output then completes.
+    Several lengths are tried: context without text (skipped special tokens) does not show whether a space belongs before the
+    output, and context that begins inside a character can spoil the text after it. A prompt may also end inside a character,
+    which the output then completes.
     """
     for num_unfinished in range(_MAX_UNFINISHED_TOKENS + 1):
         end = len(prompt) - num_unfinished

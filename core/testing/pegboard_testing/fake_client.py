@@ -52,7 +52,7 @@ class ByteTokenizer:
 
 
 class ByteStream:
-    """Incremental UTF-8 decoding; an unfinished character is held back."""
+    """Incremental UTF-8 decoding that holds an unfinished character back."""
 
     def __init__(self, skip_special_tokens: bool) -> None:
         self._skip = skip_special_tokens
@@ -117,7 +117,7 @@ class FakeEngineClient:
         )
 
     def die(self, reason: str = "killed by the test") -> None:
-        """Make the engine dead from now on."""
+        """The engine is dead from now on."""
         self._health = Health(False, reason)
 
     def tokenizer(self) -> ByteTokenizer:

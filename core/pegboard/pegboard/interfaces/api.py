@@ -29,7 +29,7 @@ TRACE_HEADERS: ContextVar[Mapping[str, str] | None] = ContextVar("trace_headers"
 class ApiSpec(Spec):
     """public_paths: paths of this API that need no API key (health checks).
     content_types: media types its routes accept as request bodies; the server refuses any other.
-    unmeasured_paths: paths that the HTTP metrics leave out, because machines ask for them all the time."""
+    unmeasured_paths: paths that the HTTP metrics leave out, because monitoring asks for them all the time."""
 
     public_paths: tuple[str, ...] = ()
     unmeasured_paths: tuple[str, ...] = ()
@@ -38,9 +38,10 @@ class ApiSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class ApiSetup:
-    """client: the engine. settings: server settings an API may read (plain values; see `pegboard.config.schema.ServerConfig`).
-    sinks: the metrics sinks of this process, by plugin name. builtin_tools: who serves which type of tool, in the order in which
-    they are asked."""
+    """client: the engine. settings: the server settings that an API may read (plain values; see
+    `pegboard.config.schema.ServerConfig`).
+    sinks: the metrics sinks of this process, by plugin name. builtin_tools: by type of tool, the plugins that serve it, in the
+    order in which they are asked."""
 
     client: "EngineClient"
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -50,7 +51,7 @@ class ApiSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt: text or token ids, and what belongs to it. text: with token ids, the text that they came from.
+    """One prompt: text or token ids. text: if there are token ids too, the text that they came from.
     chat: the conversation that the ids were rendered from; a structured output then starts after the reasoning that this model's
     chats begin with."""
 
@@ -63,7 +64,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """What rides along: request_id unique among running requests, lower priority value first. trace_headers: "traceparent" and
+    """request_id: unique among running requests. priority: lower values go first. trace_headers: "traceparent" and
     "tracestate" for traces; None = those of the HTTP request being answered (`TRACE_HEADERS`)."""
 
     request_id: str
@@ -100,7 +101,7 @@ class EngineClient(Protocol):
         """One final output with the `beam_width` best completions, best first; otherwise as `generate`."""
 
     def parsers(self) -> "Parsers":
-        """What the answers of the served model are read with."""
+        """The parsers that read the answers of the served model."""
 
     def tokenizer(self) -> "Tokenizer":
         """The served model's tokenizer."""
@@ -113,18 +114,18 @@ class EngineClient(Protocol):
         the model limits it."""
 
     async def control(self, action: str, **arguments: object) -> object:
-        """One door for everything else: "abort", "reset_prefix_cache", "plugins", "stats", …"""
+        """All other actions: "abort", "reset_prefix_cache", "plugins", "stats", …"""
 
     def health(self) -> Health:
-        """Cheap; never asks the engine."""
+        """Cheap: it does not ask the engine."""
 
 
 class Api(Protocol):
     def routes(self) -> "Sequence[BaseRoute]":
         """Starlette routes; called once at start-up. Handlers raise PegboardError; the server turns it into the API family's
-        error body through `error_body`. `request.state.request_id` is the id of the HTTP request: the X-Request-Id that came,
-        else a fresh one. What /openapi.json says of a route is its endpoint's docstring and, if the endpoint has that
-        attribute, `body_model`: the pydantic model of the JSON body."""
+        error body through `error_body`. `request.state.request_id` is the id of the HTTP request: its X-Request-Id header, else a
+        fresh one. /openapi.json describes a route by the endpoint's docstring and, if the endpoint has that attribute, by
+        `body_model`: the pydantic model of the JSON body."""
 
     def error_body(self, status: int, message: str, parameter: str | None) -> Mapping[str, Any]:
         """The JSON error body of this API family, for errors raised outside its handlers as well (auth, 404)."""

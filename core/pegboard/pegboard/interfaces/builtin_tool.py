@@ -1,6 +1,6 @@
 """Kind `builtin_tool` (provisional): tools of the Responses API that the server runs itself. Runs in A. Ambient.
 
-A client lists them by type (`{"type": "mcp", "server_label": "files"}`) and sees only what became of the calls. An API plugin
+A client lists them by type (`{"type": "mcp", "server_label": "files"}`) and sees only the calls and their results. An API plugin
 shows their functions to the model, runs what the model calls, and gives the results back to it within the same response.
 """
 
@@ -32,7 +32,7 @@ class BuiltinToolNeed(Need):
 class ToolFunction:
     """A function that the model may call.
 
-    name: as the model sees it, alone among the functions of a request: up to 64 letters, digits, "_" and "-", because some
+    name: as the model sees it, unique among the functions of a request: up to 64 letters, digits, "_" and "-", because some
     templates take no others. parameters: JSON schema of its arguments, an object.
     item: the type of the output item that a call becomes, which decides the events that a stream tells. Code is the argument
     `code`, or the only one; what a search does follows from `tool`: "search" (`query`), "open" (`url`, `id`), "find" (`pattern`).
@@ -49,8 +49,8 @@ class ToolFunction:
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """text: what the model reads. is_error: the call failed, and the text says how. fields: what the output item gets beside what
-    the API makes of the text, such as {"container_id": …}."""
+    """text: what the model reads. is_error: the call failed, and the text says how. fields: further fields of the output item,
+    such as {"container_id": …}."""
 
     text: str
     is_error: bool = False
@@ -58,17 +58,17 @@ class ToolOutput:
 
 
 class ToolSession(Protocol):
-    """One entry of one response's `tools`: what a call leaves behind, later calls of that response find."""
+    """One entry of one response's `tools`. Calls of the same response share its state."""
 
     def functions(self) -> Sequence[ToolFunction]:
-        """What the model may call, at least one."""
+        """The functions that the model may call, at least one."""
 
     async def run(self, name: str, arguments: Mapping[str, Any]) -> ToolOutput:
-        """Call the function called `name`; one call at a time. What the tool finds wrong is an output with `is_error`; the caller
-        makes one of any exception as well, sets the time limit, and cancels when the client leaves."""
+        """Call the function called `name`; one call at a time. A failure that the tool reports is an output with `is_error`. The
+        caller turns an exception into such an output, sets the time limit, and cancels when the client leaves."""
 
     async def close(self) -> None:
-        """Forget everything. Comes once, at the end of the response, from whichever task; where nothing was run perhaps never."""
+        """Release everything. Called once, at the end of the response, from any task; perhaps never if nothing was run."""
 
 
 class BuiltinTool(Protocol):
@@ -76,8 +76,10 @@ class BuiltinTool(Protocol):
     loop."""
 
     async def start(self) -> None:
-        """Before the server listens: find out what there is. Raises ConfigError for what cannot be reached."""
+        """Called before the server listens: find out which tools there are. Raises ConfigError for a tool server that cannot be
+        reached."""
 
     def session(self, tool: Mapping[str, Any], path: str, response_id: str) -> ToolSession | None:
-        """For one entry of `tools`, whose type is one of the spec's; None = another plugin's. Cheap: what it needs is opened by
-        the first call. Raises RequestError whose `parameter` begins with `path` ("tools[0]") for fields it cannot act on."""
+        """A session for one entry of `tools`, whose type is one of the spec's; None = the entry is another plugin's. Cheap:
+        connections are opened by the first call. Raises RequestError whose `parameter` begins with `path` ("tools[0]") for fields
+        it cannot act on."""

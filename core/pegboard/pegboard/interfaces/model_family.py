@@ -12,8 +12,8 @@ from pegboard.interfaces.spec import Need, Spec
 class ModelFamilySpec(Spec):
     """Data only: `implementation` is "". Most matches win; a tie recommends nothing and says so.
 
-    Where model_types or architectures are given one of them must fit, where file_patterns (fnmatch) are given a file beside the
-    checkpoint must, and every template marker must occur in the chat template; each thing that fits counts as one match.
+    If model_types or architectures are given, one of them must fit. If file_patterns (fnmatch) are given, a file in the
+    checkpoint's folder must fit. Every template marker must occur in the chat template. Each of these counts as one match.
     recommends: {"tokenizer": …, "tool_parser": …, "reasoning_parser": …}.
     chat_template: "package:file" of a Jinja template, used where the model's own does not know tools.
     """
@@ -29,8 +29,8 @@ class ModelFamilySpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamilyNeed(Need):
-    """What is matched on. template: Jinja source of the model's own chat template. files: names of the files that lie beside the
-    checkpoint."""
+    """The properties to match. template: Jinja source of the model's own chat template. files: names of the files in the
+    checkpoint's folder."""
 
     model_type: str | None = None
     architectures: frozenset[str] | None = None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Tokenizer, Vocabulary
 
 PROMPT_END_TOKENS = 64
-"""How much of the prompt's end a parser sees."""
+"""A parser sees this many tokens of the prompt's end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class OutputParserSpec(Spec):
 class OutputParserSetup:
     """vocabulary: for token-level markers. tools: the request's tools (OpenAI-shaped). template_kwargs: the request's switches
     for the chat template (`enable_thinking`, …). prompt_end: the last characters of the rendered prompt, special tokens
-    included; says whether the template has opened or closed reasoning already."""
+    included: it shows whether the template has already opened or closed the reasoning."""
 
     vocabulary: "Vocabulary"
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -79,7 +79,7 @@ Event = Content | Reasoning | ToolCallStart | ToolCallArguments | ToolCallEnd
 
 
 class OutputParser(Protocol):
-    """One per completion. Never raises on any text; loses nothing."""
+    """One per completion. It never raises, whatever the text is, and loses nothing."""
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
         """Events that are certain now; any chunking gives the same fold."""
@@ -92,11 +92,11 @@ class OutputParser(Protocol):
 
     def reasoning_end(self) -> tuple[str, ...]:
         """Texts, any of which ends the reasoning of this completion; () = it does not begin with reasoning. The engine looks for
-        them in the output too, so that a grammar starts behind."""
+        them in the output too: a grammar starts after them."""
 
     def call_id(self, index: int, name: str) -> str:
-        """The id of a call that the request forces: what the model writes then has none. Templates of some models ask for ids of
-        their own kind."""
+        """The id of a call that the request forces, because the model then writes none. The templates of some models demand ids
+        of a certain form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ class ChosenParser:
 
 @dataclass(frozen=True, slots=True)
 class Parsers:
-    """What the answers of the served model are read with; None = that part stays content. can_be_compact: structured output can
-    forbid free white space."""
+    """The parsers that read the answers of the served model; None = that part stays content. can_be_compact: structured output
+    can forbid free white space."""
 
     tool: ChosenParser | None = None
     reasoning: ChosenParser | None = None

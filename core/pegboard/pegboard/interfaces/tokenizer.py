@@ -87,11 +87,11 @@ class TextStream(Protocol):
     """Incremental decoding of one completion."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """New text these ids complete; an unfinished character is held back. Joined pushes plus `flush` equal
+        """The new text that these ids complete; an unfinished character is held back. Joined pushes plus `flush` equal
         `decode` of all ids (after the prompt)."""
 
     def flush(self) -> str:
-        """What is still held back, with U+FFFD for broken bytes; call once at the end."""
+        """The text that is still held back, with U+FFFD for broken bytes. Called once, at the end."""
 
 
 class Tokenizer(Protocol):
@@ -101,14 +101,14 @@ class Tokenizer(Protocol):
         """Apply the chat template and encode the text. Raises RequestError on a template error, or when there is no template."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of `text`; special tokens written out in the text are recognised. Raises RequestError for text that cannot be
-        written as UTF-8."""
+        """Token ids of `text`; special tokens that are written out in the text are recognized. Raises RequestError for text that
+        cannot be written as UTF-8."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of the ids; ids outside the vocabulary become ""."""
 
     def stream(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> TextStream:
-        """Start incremental decoding behind a prompt (its ids are context, not output)."""
+        """Start incremental decoding after a prompt (its ids are context, not output)."""
 
     def vocabulary(self) -> Vocabulary:
         """Bytes of every token and the special ids; computed once, then kept."""

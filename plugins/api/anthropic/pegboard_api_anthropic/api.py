@@ -15,8 +15,8 @@ from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
 from pegboard.errors import UnknownModel
 from pegboard.interfaces.api import ApiSetup, RequestOptions
 from pegboard.interfaces.tokenizer import Chat
-from pegboard_api_anthropic.fields import CountTokensRequest, MessagesRequest, PromptFields, parse_body
 from pegboard_api_anthropic.conversation import read_choice, read_messages, read_tools, structure, template_kwargs
+from pegboard_api_anthropic.fields import CountTokensRequest, MessagesRequest, PromptFields, parse_body
 from pegboard_api_anthropic.message import Message, StreamEvent
 from pegboard_chat.chats import ChatRequest, Chats, ParsedOutput
 from pegboard_server.json_api import json_response
@@ -24,7 +24,7 @@ from pegboard_server.streaming import EventStream, chain, exhaust, first_of, nam
 
 
 class AnthropicApi:
-    """Messages, whole and streamed, and how many tokens they are."""
+    """Messages, whole and streamed, and their number of tokens."""
 
     def __init__(self, options: None, setup: ApiSetup) -> None:
         self._client = setup.client
@@ -68,7 +68,7 @@ class AnthropicApi:
         return name
 
     def _params(self, request: MessagesRequest) -> SamplingParams:
-        """Always read piece by piece (DELTA), so that a whole message is made of what a stream would have said."""
+        """The output is always read in pieces (DELTA), so that a whole message is the sum of its stream."""
         values = dict(self._client.default_params())
         limits = [limit for limit in (request.max_tokens, values.pop("max_tokens", None)) if limit is not None]
         given = {

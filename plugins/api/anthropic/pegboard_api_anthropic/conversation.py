@@ -1,4 +1,4 @@
-"""From Anthropic's messages to those of the chat template."""
+"""From the fields of a body to a conversation in OpenAI's shape: messages, tools, switches; and the form of the answer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pegboard.errors import RequestError
 from pegboard_api_anthropic.fields import PromptFields, ToolChoice, shown, wrong
 
 BILLING = "x-anthropic-billing-header"
-"""How a text block begins that tools of Anthropic put into the system prompt; new in every request, it would spoil the prefix
-cache, and says nothing to the model."""
+"""The beginning of a text block that Anthropic's tools put into the system prompt. It differs in every request, so it would
+defeat the prefix cache, and it means nothing to the model."""
 
 
 def read_messages(system: Any, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -140,7 +140,7 @@ def template_kwargs(request: PromptFields) -> dict[str, Any]:
 
 
 def read_choice(given: ToolChoice | None) -> tuple[Any, str | None]:
-    """The choice in OpenAI's words, and the tool that it names. Raises RequestError."""
+    """The choice in OpenAI's terms, and the tool that it names. Raises RequestError."""
     if given is None:
         return None, None
     if given.type == "tool" and given.name is None:
@@ -149,7 +149,7 @@ def read_choice(given: ToolChoice | None) -> tuple[Any, str | None]:
 
 
 def structure(request: PromptFields) -> StructuredOutputsParams | None:
-    """What the answer must be."""
+    """The schema of the answer; None when the answer is free."""
     form = request.output_config.format if request.output_config is not None else None
     if form is None:
         return None

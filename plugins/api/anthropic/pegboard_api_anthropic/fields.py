@@ -1,4 +1,4 @@
-"""The request bodies: every field we act on, and those that say nothing about the answer. Others are refused by name."""
+"""The request bodies: every field that is supported, and those that say nothing about the answer. Others are refused by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Fields(BaseModel):
 
 
 class ToolChoice(Fields):
-    """type: any = some tool must be used; tool = the one called `name`."""
+    """type: any = a tool must be used; tool = the one called `name` must be used."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -26,7 +26,7 @@ class ToolChoice(Fields):
 
 
 class Thinking(Fields):
-    """What the chat template is told. budget_tokens is not enforced; display: thinking is always shown."""
+    """A switch of the chat template. budget_tokens is not enforced; display: thinking is always shown."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Count | None = None
@@ -41,7 +41,7 @@ class OutputConfig(Fields):
 
 
 class PromptFields(Fields):
-    """What becomes the prompt. messages and system are checked by `history`, tools by `tools`."""
+    """Fields that become the prompt. `conversation` checks messages, system and tools."""
 
     model: Annotated[str, Field(min_length=1)]
     messages: list[dict[str, Any]]

@@ -12,7 +12,7 @@ from pegboard_chat.chats import ParsedOutput
 
 
 class Message:
-    """Feed it the outputs, take the events from it, and at the end the whole object."""
+    """Takes outputs, gives the events of the stream, and at the end the whole object."""
 
     def __init__(self, name: str, model: str) -> None:
         self._name = name
@@ -23,7 +23,7 @@ class Message:
         self._end: dict[str, str | None] = {"stop_reason": None, "stop_sequence": None}
 
     def whole(self) -> dict[str, Any]:
-        """The object of this moment."""
+        """The object as it is now."""
         return {
             "id": self._name,
             "type": "message",
@@ -35,7 +35,7 @@ class Message:
         }
 
     def read(self, output: ParsedOutput) -> list[StreamEvent]:
-        """What one output adds; with the first one the beginning, with the last one the end."""
+        """The events of one output; the first one also begins the message, the last one ends it."""
         (completion,) = output.outputs
         news: list[StreamEvent] = []
         if not self._has_begun:
@@ -68,11 +68,11 @@ def _ending(completion: CompletionOutput, *, has_calls: bool) -> dict[str, str |
 StreamEvent = dict[str, Any]
 
 CALL_ID = "chatcmpl-tool-"
-"""How ids of calls begin whose format has none."""
+"""The prefix of call ids that Pegboard made, because the model's format has none."""
 
 
 class Blocks:
-    """The content of one message, as it grows."""
+    """The content of one message while it is being written."""
 
     def __init__(self) -> None:
         self.content: list[dict[str, Any]] = []
@@ -81,7 +81,7 @@ class Blocks:
         self._parts: list[str] = []
 
     def read(self, events: Sequence[Event]) -> list[StreamEvent]:
-        """What one output changes."""
+        """The events of one output."""
         news: list[StreamEvent] = []
         for event in events:
             match event:
@@ -136,7 +136,7 @@ class Blocks:
 
 
 def _input(text: str) -> dict[str, Any]:
-    """Arguments as an object. What was cut off and is no JSON is handed on as Anthropic advises for such input."""
+    """Arguments as an object. Text that is not JSON, because it was cut off, is passed on as Anthropic advises for such input."""
     try:
         value = json.loads(text or "{}")
     except ValueError:

@@ -1,4 +1,5 @@
-"""What both kinds of answer have in common: ids, the head of the object, usage, and the stream of chunks."""
+"""The common part of both kinds of answer: ids, the outputs of all prompts, the head of the object, usage, and the stream of
+chunks."""
 
 from __future__ import annotations
 
@@ -79,8 +80,8 @@ DONE = b"data: [DONE]\n\n"
 
 
 class AnswerIds:
-    """The ids of one answer: X-Request-Id, else the body's request_id, else fresh. An id a client chose may come twice at
-    the same time, so the engine gets it with a random end."""
+    """The ids of one answer: X-Request-Id, else the body's request_id, else fresh. An id that a client chose may come twice at
+    the same time, so the engine gets it with a random suffix."""
 
     def __init__(self, prefix: str, http: Request, given: str | None) -> None:
         chosen = http.headers.get("x-request-id") or given
@@ -126,7 +127,7 @@ def usage_of(num_prompt_tokens: int, num_completion_tokens: int) -> dict[str, An
 
 
 class ChunkWriter:
-    """Events of one stream. What is the same in every chunk is encoded once."""
+    """Events of one stream. The part that is the same in every chunk is encoded once."""
 
     def __init__(self, request: GenerationFields, head: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         options = request.stream_options
@@ -148,7 +149,7 @@ class ChunkWriter:
 
 
 class Answer(ABC):
-    """The answer to one request, as one object (`whole`) or as events. What a choice looks like is the subclass's."""
+    """The answer to one request, as one object (`whole`) or as events. A subclass says what a choice looks like."""
 
     kind: str
     chunk_kind: str
@@ -164,7 +165,7 @@ class Answer(ABC):
         self._num_tokens: Counter[int] = Counter()
 
     async def respond(self, http: Request, outputs: Outputs, num_prompts: int) -> Response:
-        """The response, once the first output (of a stream) or all of them are there."""
+        """The response, after the first output of a stream, or after all outputs."""
         if self._fields.stream:
             first = await while_connected(http.receive, first_of(outputs))
             return EventStream(self.events(chain(first, outputs)), outputs, error_event, end=DONE)
@@ -200,7 +201,7 @@ class Answer(ABC):
             yield writer.usage_chunk(self._usage.total())
 
     def prepare(self, output: RequestOutput) -> None:
-        """Check or change an output before anything is made of it."""
+        """Check or change an output before it is written."""
 
     @abstractmethod
     def choices(self, prompt_index: int, output: RequestOutput) -> list[dict[str, Any]]:
@@ -208,7 +209,7 @@ class Answer(ABC):
 
     @abstractmethod
     def chunks(self, writer: ChunkWriter, prompt_index: int, output: RequestOutput) -> list[bytes]:
-        """What one output of a stream says."""
+        """The chunks of one output of a stream."""
 
     def count(self, index: int, completion: CompletionOutput) -> None:
         """Count the new tokens of the choice `index`, for `usage_so_far`."""
@@ -221,7 +222,7 @@ class Answer(ABC):
         return usage_of(self._usage.num_prompt_tokens(prompt_index), self._num_tokens[index])
 
     def says_nothing(self, writer: ChunkWriter, text: str, completion: CompletionOutput, *, with_logprobs: bool) -> bool:
-        """True for an output without news: its text is held back, and nobody wants to know of its tokens."""
+        """True for an output that adds nothing: its text is held back, and the request does not ask about its tokens."""
         if text or completion.finish_reason is not None:
             return False
         tells_tokens = with_logprobs or self._fields.return_token_ids or writer.continuous

@@ -57,7 +57,7 @@ class OpenAIApi:
 
 def _by_body(chat: Answer, completion: Answer) -> Answer:
     async def invoke(http: Request) -> Response:
-        """A chat or a text completion, whichever the body is: what SageMaker calls."""
+        """A chat or a text completion, as the body says. SageMaker calls this route."""
         given = decode_body(await http.body())
         if ("messages" in given) == ("prompt" in given):
             raise MalformedRequest(

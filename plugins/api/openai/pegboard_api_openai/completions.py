@@ -88,8 +88,8 @@ class CompletionAnswer(Answer):
         self._has_begun = [False] * num_choices
 
     def prepare(self, output: RequestOutput) -> None:
-        """Of an echo with max_tokens 0, which had to run one token, nothing but the prompt is shown. Raises PegboardError where
-        the engine gave a completion up."""
+        """An echo with max_tokens 0 has run one token; only its prompt is shown. Raises PegboardError when the engine gave a
+        completion up."""
         if any(completion.finish_reason == "error" for completion in output.outputs):
             raise PegboardError(f"request {output.request_id} failed in the engine; the log of the server says why")
         if self._request.max_tokens != 0:
@@ -119,7 +119,7 @@ class CompletionAnswer(Answer):
         }
 
     def _echo(self, prompt_index: int, output: RequestOutput) -> str:
-        """The prompt's text when it is asked for: as it came, unless it came as ids or was cut."""
+        """The prompt's text, if it is asked for: as it came, or decoded if it came as ids or was cut."""
         request = self._request
         if not request.echo:
             return ""
@@ -234,7 +234,7 @@ def _wrong(path: str, expected: str, got: Any) -> MalformedRequest:
 def completion_logprobs(
     token_ids: Sequence[int], steps: Sequence[Step | None], num_top: int, names: TokenNames, start: int, first_token: str = ""
 ) -> dict[str, Any]:
-    """Four parallel lists. num_top: alternatives to show beside the token itself, -1 = all there are. start: characters before
+    """Four parallel lists. num_top: alternatives to show in addition to the token itself, -1 = all. start: characters before
     the first token. A step that is None (the first token of a prompt) has no logprob, only its text, `first_token`."""
     offsets, tokens, chosen, top = [], [], [], []
     for token, step in zip(token_ids, steps, strict=True):
@@ -249,7 +249,7 @@ def completion_logprobs(
 
 
 def _top(token: int, step: Step, num_top: int, names: TokenNames) -> dict[str, float]:
-    if num_top >= 0 and len(step) > num_top + (token in step):  # a search looks at more of them than are asked for
+    if num_top >= 0 and len(step) > num_top + (token in step):  # beam search gets more than the request asks for
         best = sorted(step, key=lambda other: -step[other].logprob)[:num_top]
         step = {other: step[other] for other in dict.fromkeys([token, *best]) if other in step}
     return {names.name(other, found.decoded_token): max(found.logprob, LOWEST) for other, found in step.items()}

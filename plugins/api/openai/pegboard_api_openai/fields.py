@@ -1,7 +1,7 @@
-"""The request bodies: every field we act on. A field that is not here is refused by name (see `body`).
+"""The request bodies: every field that is supported. `parse_body` refuses all others by name.
 
-Types are strict: "5" is no integer. Ranges are checked by SamplingParams; the bounds here are vLLM's, or keep numbers inside the
-integers of the engine.
+Types are strict: "5" is not an integer. Ranges are checked by SamplingParams; the bounds here are vLLM's, or keep numbers inside
+the integers of the engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StreamOptions(BaseModel):
 
 
 class GenerationFields(BaseModel):
-    """What chat and text completions share. None = not given; the default then is the model's, else SamplingParams'."""
+    """Fields of both chat and text completions. None = not given; the default then is the model's, else SamplingParams'."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -67,11 +67,11 @@ class GenerationFields(BaseModel):
     return_tokens_as_token_ids: bool = False
     vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
 
-    # What the answer must look like: checked by `response_format.structure`.
+    # The form of the answer: checked by `sampling.structure`.
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
 
-    # OpenAI's bookkeeping: says nothing about the answer, so it is taken and changes nothing.
+    # OpenAI's bookkeeping: it says nothing about the answer, so it is accepted and changes nothing.
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: Literal[False] | None = None
@@ -81,7 +81,7 @@ class GenerationFields(BaseModel):
 
 
 class TemplateFields(BaseModel):
-    """What becomes a prompt through the chat template. messages are checked by `messages.read_messages`."""
+    """Fields that the chat template turns into a prompt. messages are checked by `openai_format.read_messages`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -109,7 +109,7 @@ class ChatRequest(TemplateFields, GenerationFields):
 
 
 class CompletionRequest(GenerationFields):
-    """POST /v1/completions. prompt is checked by `prompts.read_prompts`."""
+    """POST /v1/completions. prompt is checked by `completions.read_prompts`."""
 
     prompt: Any = None
     max_tokens: Int32 = 16

@@ -1,4 +1,4 @@
-"""From request fields to SamplingParams: the request's value, else the model's default, else SamplingParams' own.
+"""From request fields to SamplingParams: the request's value, else the model's default, else the default of SamplingParams.
 With `use_beam_search`, to BeamSearchParams."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SAME = (
     "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens", "allowed_token_ids", "bad_words",
     "prompt_logprobs", "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens",
 )  # fmt: skip
-# Those that are BeamSearchParams' too. With n and temperature they are all that beam search honors.
+# Those that BeamSearchParams has too. Beam search accepts these, n and temperature, and no others.
 SAME_WITH_BEAMS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 
 
@@ -126,7 +126,7 @@ _KEYS = {
 def structure(
     response_format: Mapping[str, Any] | None, structured_outputs: Mapping[str, Any] | None
 ) -> StructuredOutputsParams | None:
-    """What the two fields ask for together; None when the answer is free. Raises RequestError naming the field."""
+    """The constraint that the two fields ask for; None when the answer is free. Raises RequestError naming the field."""
     form = _of_format(response_format) if response_format is not None else {}
     if structured_outputs is None:
         return StructuredOutputsParams(**form, parameter="response_format") if form else None

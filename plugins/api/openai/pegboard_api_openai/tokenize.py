@@ -22,8 +22,8 @@ from pegboard_server.json_api import endpoint, error_body, json_response, served
 
 
 class TokenizeRequest(TemplateFields):
-    """POST /tokenize: `prompt`, or `messages` with what belongs to a conversation. add_special_tokens: true for a prompt and
-    false for messages, whose template writes them itself."""
+    """POST /tokenize: `prompt`, or `messages` with what belongs to a conversation. add_special_tokens: true for a prompt, false
+    for messages, because the template writes them itself."""
 
     model: str | None = None
     prompt: str | None = None
@@ -42,7 +42,7 @@ class DetokenizeRequest(BaseModel):
 
 
 class TokenizeApi:
-    """What clients need of the tokenizer, without the model."""
+    """The tokenizer, for clients."""
 
     def __init__(self, options: None, setup: ApiSetup) -> None:
         self._client = setup.client
@@ -89,7 +89,7 @@ class TokenizeApi:
 
 
 class TokenizerInfoApi:
-    """GET /tokenizer_info: an api of its own, because not every operator wants to tell."""
+    """GET /tokenizer_info: a separate api, because not every operator wants to publish it."""
 
     def __init__(self, options: None, setup: ApiSetup) -> None:
         self._client = setup.client

@@ -1,4 +1,4 @@
-"""The api `responses`: POST /v1/responses, and what is done with the responses it keeps."""
+"""The api `responses`: POST /v1/responses, and the routes of stored responses."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class ResponsesApi:
             raise MalformedRequest("stream_options needs stream: true", parameter="stream_options")
 
     def _before(self, request: ResponsesRequest) -> list[dict[str, Any]]:
-        """The conversation that `previous_response_id` stands for."""
+        """The conversation up to the response `previous_response_id`."""
         if request.previous_response_id is None:
             return []
         stored = self._store.get(request.previous_response_id, "previous_response_id")
@@ -123,11 +123,11 @@ class ResponsesApi:
         return turns
 
     async def _events(self, turns: Turns, request: ResponsesRequest) -> AsyncGenerator[list[StreamEvent], None]:
-        """Events as they come. An answer that has come to its end is kept."""
+        """Events as they come. An answer that has ended is stored."""
         async with aclosing(turns.events()) as events:
             async for news in events:
                 yield news
-        if request.store and self._store.is_on and not request.background:  # that is kept by the task that writes it
+        if request.store and self._store.is_on and not request.background:  # the background task stores its own
             self._keep(turns)
 
     def _keep(self, turns: Turns, task: "asyncio.Task[None] | None" = None, events: EventLog | None = None) -> None:
@@ -139,7 +139,7 @@ class ResponsesApi:
         self._store.put(stored, num_bytes + (events.num_bytes if events is not None else 0))
 
     def _in_background(self, turns: Turns, request: ResponsesRequest, events: EventLog | None) -> dict[str, Any]:
-        """Write it in a task of its own, which tells `events`; the response so far."""
+        """Write it in a background task, which adds its events to `events`. Returns the response so far."""
         answer = turns.answer
 
         async def write() -> None:
@@ -151,7 +151,7 @@ class ResponsesApi:
             except asyncio.CancelledError:
                 answer.cancel()
                 raise
-            except Exception as error:  # the end of the task: nobody else would ever hear of it
+            except Exception as error:  # the task ends here, so nothing else would report it
                 log.error("response %s failed: %s", answer.name, error, exc_info=not isinstance(error, PegboardError))
                 answer.fail(error)
             finally:
@@ -163,7 +163,7 @@ class ResponsesApi:
         return answer.whole()
 
     async def _retrieve(self, http: Request) -> Response:
-        """A response that was kept; with `stream=true` its events, from behind number `starting_after` on."""
+        """A stored response; with `stream=true` its events after number `starting_after`."""
         is_stream, after = read_query(http)
         stored = self._store.get(http.path_params["id"], "response_id")
         if not is_stream:
@@ -209,7 +209,7 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def read_query(http: Request) -> tuple[bool, int]:
-    """Whether to stream, and behind which number of an event (-1 = from the first one). Raises RequestError."""
+    """Whether to stream, and after the event of which number (-1 = from the first event). Raises RequestError."""
     given = dict(http.query_params.multi_items())
     unknown = next((name for name in given if name not in (STREAM, AFTER, OBFUSCATION)), None)
     if unknown is not None:

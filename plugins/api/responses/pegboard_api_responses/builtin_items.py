@@ -1,6 +1,6 @@
-"""Calls of tools that the server runs: as output items with OpenAI's events about them, and as messages of a conversation.
+"""Calls of tools that the server runs: as output items with OpenAI's events, and as messages of a conversation.
 
-A call goes through four states: it is written by the model, asked (its arguments are there), and answered or given up.
+The model writes a call; then it is asked (its arguments are complete); then it is answered or given up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pegboard_api_responses.open_items import CALL_ID, OWN_ID, OpenItem, StreamE
 
 
 class BuiltinCall(OpenItem):
-    """One call. taken: ids of items that are there."""
+    """One call. taken: ids that other items of the response have."""
 
     prefix = ""
     running = "in_progress"
@@ -34,15 +34,15 @@ class BuiltinCall(OpenItem):
 
     @property
     def text(self) -> str:
-        """The arguments as the model wrote them: JSON, if it kept to it."""
+        """The arguments as the model wrote them: JSON, if they are valid."""
         return "".join(self._parts)
 
     def arguments(self) -> dict[str, Any] | None:
-        """None where the model did not write a JSON object."""
+        """None if the model did not write a JSON object."""
         return read_arguments(self.text)
 
     def end(self, status: str) -> list[StreamEvent]:
-        """The model has written it. A call that was cut off is given up at once."""
+        """The model has ended the call. One that was cut off is given up at once."""
         news = self.asked()
         if status != "completed":
             return [*news, *self.give_up()]
@@ -53,13 +53,13 @@ class BuiltinCall(OpenItem):
         raise AssertionError(f"{type(self).__name__} overrides asked")
 
     def answer(self, output: ToolOutput) -> list[StreamEvent]:
-        """It ran: fill the item in and end it."""
+        """The call has run: fill in the item and end it."""
         self.output = output
         self.item.update(output.fields)
         return [self.event(f"{self.item['type']}.completed"), *super().end("failed" if output.is_error else "completed")]
 
     def give_up(self) -> list[StreamEvent]:
-        """It is not run: the answer was cut off, or is cancelled."""
+        """The call is not run, because the answer was cut off or cancelled."""
         return super().end("incomplete")
 
 
@@ -93,7 +93,7 @@ class McpCall(BuiltinCall):
 
 
 class CodeInterpreterCall(BuiltinCall):
-    """Its code is known when the arguments are: it comes as one delta."""
+    """Its code comes as one delta, when the arguments are complete."""
 
     prefix = "ci"
     running = "interpreting"
@@ -123,7 +123,7 @@ class CodeInterpreterCall(BuiltinCall):
 
 
 class WebSearchCall(BuiltinCall):
-    """What it does is known when the arguments are, so it appears only then."""
+    """Its action is known when the arguments are complete, so it appears only then."""
 
     prefix = "ws"
     running = "searching"
@@ -175,7 +175,7 @@ FORMS: dict[str, Any] = {
 
 
 def read_arguments(text: str) -> dict[str, Any] | None:
-    """A JSON object; None when the text is none. No text is none given."""
+    """A JSON object; None when the text is not one. Empty text means no arguments."""
     try:
         value = msgspec.json.decode(text or "{}")
     except (ValueError, RecursionError):
@@ -188,7 +188,7 @@ def read_arguments(text: str) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A call and what it answered, as the model saw both. arguments: JSON text."""
+    """A call and its answer, as the model saw both. arguments: JSON text."""
 
     call_id: str
     name: str
@@ -209,8 +209,9 @@ def exchange_of(call: BuiltinCall) -> Exchange | None:
 
 
 def read_exchange(item: Mapping[str, Any], functions: Sequence[ToolFunction]) -> Exchange | None:
-    """What an item that came back stands for; None for one that was not answered. Functions are named as this request's tools
-    name them, else as tool servers do. What was found by a search is no part of its item. Raises ValueError naming the field."""
+    """The call and the answer in an item that a client sent back; None if it was not answered. Functions are named as this
+    request's tools name them, else as tool servers do. The item of a search does not hold its results. Raises ValueError naming
+    the field."""
     if item.get("status") in ("in_progress", "incomplete", "calling", "interpreting", "searching"):
         return None
     kind = item["type"]

@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses: every field we act on or can say no to."""
+"""The body of POST /v1/responses: every field that is supported, or that is known and refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class ReasoningFields(BaseModel):
-    """effort goes to the chat template. summary: the reasoning is given as it is, so only "auto" and null are taken."""
+    """effort goes to the chat template. summary: the reasoning is never summarized, so only "auto" and null are accepted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -34,7 +34,7 @@ class TextFields(BaseModel):
 
 
 class ResponsesStreamOptions(BaseModel):
-    """Deltas are never padded, so only false is taken."""
+    """Deltas are never padded, so only false is accepted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -42,8 +42,8 @@ class ResponsesStreamOptions(BaseModel):
 
 
 class ResponsesRequest(BaseModel):
-    """input is checked by `history.read_input`, tools by `tools.read_tools`, tool_choice by `request.response_parsing`. What
-    code gave out is told whether `include` asks for it or not."""
+    """`history.read_input` checks input, `tools.read_tools` checks tools, and `request.chat_request` checks tool_choice. The
+    output of code is shown whether or not `include` asks for it."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -92,7 +92,7 @@ class ResponsesRequest(BaseModel):
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,256}$")] | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
 
-    # OpenAI's bookkeeping: given back, changes nothing.
+    # OpenAI's bookkeeping: returned in the response, changes nothing.
     metadata: dict[str, str] | None = None
     user: str | None = None
     safety_identifier: str | None = None

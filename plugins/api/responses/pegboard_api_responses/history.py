@@ -13,7 +13,7 @@ from pegboard_chat.request_body import shown
 
 UNFINISHED = ("in_progress", "incomplete")
 LISTED = "mcp_list_tools"
-"""An item that says what a server offers; the request's own `tools` say it again."""
+"""An item that lists a server's tools; it is skipped, because the request's own `tools` list them."""
 
 
 def read_input(value: str | Sequence[Mapping[str, Any]], functions: Sequence[ToolFunction] = ()) -> list[dict[str, Any]]:
@@ -30,7 +30,7 @@ def read_input(value: str | Sequence[Mapping[str, Any]], functions: Sequence[Too
 
 
 def is_unfinished(value: str | Sequence[Mapping[str, Any]]) -> bool:
-    """The last item is a message of the assistant that is to be continued."""
+    """True if the last item is a message of the assistant that is to be continued."""
     if isinstance(value, str) or not value:
         return False
     last = value[-1]
@@ -40,13 +40,13 @@ def is_unfinished(value: str | Sequence[Mapping[str, Any]]) -> bool:
 def conversation(
     instructions: str | None, before: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """All messages of a prompt, checked. Instructions hold for one response; those of earlier ones are not in `before`."""
+    """All messages of a prompt, checked. Instructions apply to one response; `before` has none of earlier ones."""
     system = [{"role": "system", "content": instructions}] if instructions else []
     return read_messages([*system, *before, *messages])
 
 
 def as_messages(items: Sequence[Mapping[str, Any] | BuiltinCall]) -> list[dict[str, Any]]:
-    """What an answer has written (`Items.written`) as the messages that come before what follows."""
+    """The written items of an answer (`Items.written`), as messages of the next turn's prompt."""
     messages: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, BuiltinCall):

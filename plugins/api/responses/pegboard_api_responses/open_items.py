@@ -10,7 +10,7 @@ from uuid import uuid4
 StreamEvent = dict[str, Any]
 
 CALL_ID = "chatcmpl-tool-"
-"""How ids of calls begin whose format has none."""
+"""The prefix of call ids that Pegboard made, because the model's format has none."""
 OWN_ID = re.compile(r"[A-Za-z0-9]{1,64}")
 
 

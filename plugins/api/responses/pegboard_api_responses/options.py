@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class ResponsesOptions(BaseModel):
-    """What is kept for `previous_response_id`, `background` and retrieval, in the memory of the API process, and how far the
-    tools go that the server runs."""
+    """Bounds of the responses stored in the memory of the API process, for `previous_response_id`, `background` and retrieval,
+    and of the tools that the server runs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

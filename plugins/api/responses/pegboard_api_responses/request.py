@@ -1,4 +1,4 @@
-"""What a body asks for, in the engine's terms: the conversation, parameters, structure."""
+"""From the fields of a body to the conversation, the sampling parameters and the structure of the answer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def chat_request(request: ResponsesRequest, chat: Chat, tools: Tools, chats: Cha
 
 
 def response_params(request: ResponsesRequest, defaults: Mapping[str, Any]) -> SamplingParams:
-    """Always read piece by piece (DELTA), so that a whole answer is made of what a stream would have said."""
+    """The output is always read in pieces (DELTA), so that a whole answer is the sum of its stream."""
     if request.top_logprobs is not None and LOGPROBS not in request.include:
         raise MalformedRequest(f"top_logprobs needs include: ['{LOGPROBS}']", parameter="top_logprobs")
     values = dict(defaults)

@@ -1,4 +1,4 @@
-"""The object `response`, and what is counted in it."""
+"""The object `response` and its usage."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pegboard_chat.openai_format import TokenNames, chat_logprobs
 
 
 class ResponseAnswer:
-    """One response as it grows: feed it the outputs, take the stream's events from it, and at any time the whole object.
+    """One response while it is being written: takes outputs, gives the events of the stream, and at any time the whole object.
 
-    It is written in turns: where the model has called tools that the server runs (`items.pending`), another output follows the
-    end of one. finish_reason: why the output of this turn has ended, None while it has not.
+    It is written in turns: if the model has called tools that the server runs (`items.pending`), another output follows.
+    finish_reason: why the output of this turn has ended; None while it goes on.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ResponseAnswer:
         return self._status not in ("queued", "in_progress")
 
     def whole(self) -> dict[str, Any]:
-        """The object of this moment; `output` holds items from when they begin."""
+        """The object as it is now; `output` also holds the item that is being written."""
         usage = {
             "input_tokens": self._num_input_tokens,
             "input_tokens_details": {"cached_tokens": self._num_cached_tokens, "cache_write_tokens": 0},
@@ -101,7 +101,7 @@ class ResponseAnswer:
         return [{"type": f"response.{name}", "response": self.whole()} for name in ("created", "in_progress")]
 
     def read(self, output: ParsedOutput) -> list[StreamEvent]:
-        """What one output adds."""
+        """The events of one output."""
         (completion,) = output.outputs
         events = output.events[completion.index]
         before_input, before_cached = self._counted
@@ -125,7 +125,7 @@ class ResponseAnswer:
         self._counted = (self._num_input_tokens, self._num_cached_tokens)
 
     def end(self, finish_reason: str | None = None) -> StreamEvent:
-        """There is no more. finish_reason: in place of the last output's."""
+        """End the response. finish_reason: used instead of the last output's."""
         reason = finish_reason or self.finish_reason
         if reason == "stop":
             return self._end("completed")
@@ -133,7 +133,7 @@ class ResponseAnswer:
         return self._end("incomplete")
 
     def fail(self, error: Exception) -> StreamEvent:
-        """It could not be written, or not to its end."""
+        """End the response with an error."""
         code = "server_error"
         if isinstance(error, RequestError):
             code = "rate_limit_exceeded" if isinstance(error, Overloaded) else "invalid_prompt"
@@ -141,7 +141,7 @@ class ResponseAnswer:
         return self._end("failed")
 
     def cancel(self) -> None:
-        """Somebody has cancelled it."""
+        """End it as cancelled."""
         self.items.finish(is_complete=False)
         self._end("cancelled")
 

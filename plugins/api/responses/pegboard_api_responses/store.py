@@ -1,4 +1,4 @@
-"""Responses that are kept, in memory and within bounds: the oldest goes first."""
+"""Stored responses, in memory and within bounds: the oldest is removed first. Also the events of background responses."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class EventEncoder:
 
 
 class EventLog:
-    """The events of a response that is written in the background. Any number of readers, each from where it wants to begin; one
-    that leaves changes nothing."""
+    """The events of a response that is written in the background. It has any number of readers. Each begins where it wants to,
+    and may leave at any time."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -40,14 +40,14 @@ class EventLog:
         self._news = asyncio.Event()
 
     def add(self, events: Sequence[StreamEvent]) -> None:
-        """Some more, for all who read."""
+        """Add events and wake the readers."""
         encoded = self._encode(events)
         self._events += encoded
         self.num_bytes += sum(map(len, encoded))
         self._wake()
 
     def end(self) -> None:
-        """There will be no more."""
+        """No more events follow."""
         self._has_ended = True
         self._wake()
 
@@ -56,7 +56,7 @@ class EventLog:
         self._news = asyncio.Event()
 
     async def read(self, after: int = -1) -> AsyncGenerator[bytes, None]:
-        """The events behind number `after`: those that are there together, then more as they come, to the end."""
+        """The events after number `after`: those that exist at once, then the others as they come."""
         start = after + 1
         while True:
             if start < len(self._events):
@@ -70,7 +70,7 @@ class EventLog:
 
 
 class UnknownResponse(RequestError):
-    """No such response is stored (any more)."""
+    """There is no such response in the store."""
 
     status = 404
 
@@ -78,8 +78,8 @@ class UnknownResponse(RequestError):
 @dataclass(slots=True)
 class Stored:
     """response: the object; messages: the conversation up to and with it, without instructions. While `task` writes it in the
-    background, `live` tells how far it is. events: of one that is, or was, streamed in the background. num_bytes: about its
-    size."""
+    background, `live` returns the response so far. events: set if it is, or was, streamed in the background. num_bytes: its
+    approximate size."""
 
     response: Mapping[str, Any]
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -89,12 +89,12 @@ class Stored:
     num_bytes: int = 0
 
     def now(self) -> Mapping[str, Any]:
-        """The object of this moment."""
+        """The object as it is now."""
         return self.live() if self.live is not None else self.response
 
 
 class ResponseStore:
-    """By id. Those that are being written in the background stay until they are done."""
+    """Responses by id. Those that are being written in the background stay until they are done."""
 
     def __init__(self, options: ResponsesOptions, *, is_on: bool = True) -> None:
         self.is_on = is_on and options.max_stored > 0
@@ -103,7 +103,7 @@ class ResponseStore:
         self._num_bytes = 0
 
     def put(self, stored: Stored, num_bytes: int) -> None:
-        """Keep it, or keep it anew, and forget the oldest beyond the bounds."""
+        """Store it, in place of one with the same id, and remove the oldest beyond the bounds."""
         name = str(stored.response["id"])
         known = self._stored.pop(name, None)
         if known is not None:
@@ -131,7 +131,7 @@ class ResponseStore:
         return stored
 
     def delete(self, name: str) -> None:
-        """Forget it; unknown ids are fine."""
+        """Remove it; unknown ids are ignored."""
         stored = self._stored.pop(name, None)
         if stored is not None:
             self._num_bytes -= stored.num_bytes

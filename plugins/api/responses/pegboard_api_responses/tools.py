@@ -17,12 +17,12 @@ from pegboard_chat.request_body import shown
 log = get_logger(__name__)
 
 Served = Mapping[str, Sequence[BuiltinTool]]
-"""Who serves a type of tool, in the order in which they are asked."""
+"""By type of tool, the plugins that serve it, in the order in which they are asked."""
 
 
 class Tools:
     """All tools of one request. shapes: as the template and the parsers get them. builtin: functions that the server runs, by
-    name. types: the type of tool each of them came from, by name."""
+    name. entries: the entry of the request's `tools` that each of them came from, by name."""
 
     def __init__(self, options: ResponsesOptions) -> None:
         self.shapes: list[dict[str, Any]] = []
@@ -34,13 +34,13 @@ class Tools:
         self._session_of: dict[str, ToolSession] = {}
 
     def add_function(self, tool: Mapping[str, Any], path: str) -> None:
-        """One that the client runs."""
+        """Add a function that the client runs."""
         check_function(tool, path)
         self._take_name(tool["name"], f"{path}.name")
         self.shapes.append({"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}})
 
     def add_session(self, entry: Mapping[str, Any], session: ToolSession, path: str) -> None:
-        """All functions of a built-in one."""
+        """Add all functions of a built-in tool."""
         self._sessions.append(session)
         for function in session.functions():
             self._take_name(function.name, path)
@@ -56,7 +56,7 @@ class Tools:
         self._names.add(name)
 
     def callable_names(self) -> dict[str, ToolFunction]:
-        """Built-in functions by all that the model may call them: gpt-oss, who knows some of them, writes `browser.search`."""
+        """Built-in functions by every name that the model may use: gpt-oss, which knows some of them, writes `browser.search`."""
         dotted = {f"{function.server}.{function.tool}": function for function in self.builtin.values()}
         return {**{name: function for name, function in dotted.items() if name not in self._names}, **self.builtin}
 
@@ -65,7 +65,7 @@ class Tools:
         return [shape for shape in self.shapes if shape["function"]["name"] not in self.builtin]
 
     def chosen(self, choice: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The functions that a tool_choice such as {"type": "mcp", "server_label": …} forces one of."""
+        """The functions from which a tool_choice such as {"type": "mcp", "server_label": …} forces one."""
         name = choice.get("name")
         entries = [entry for entry in self.entries.values() if entry.get("type") == choice.get("type")]
         if choice.get("server_label") is not None:
@@ -79,7 +79,7 @@ class Tools:
         ]
 
     async def run(self, call: BuiltinCall) -> ToolOutput:
-        """Never raises: what goes wrong is told to the model."""
+        """Never raises: errors are reported to the model."""
         name, arguments = call.function.name, call.arguments()
         if arguments is None:
             return ToolOutput(f"{name} was not run: its arguments are not a JSON object", is_error=True)
@@ -91,7 +91,7 @@ class Tools:
             return ToolOutput(f"{name} gave no answer within {timeout_s:g} s", is_error=True)
         except PegboardError as error:
             return ToolOutput(f"{name} failed: {error}", is_error=True)
-        except Exception as error:  # a plugin's: one broken call is no reason to lose the response
+        except Exception as error:  # the plugin's fault: one broken call must not end the response
             log.warning("built-in tool %s failed", name, exc_info=error)
             return ToolOutput(f"{name} failed with {type(error).__name__}", is_error=True)
         limit = self._options.max_tool_output_chars
@@ -101,7 +101,7 @@ class Tools:
         return ToolOutput(cut, output.is_error, output.fields)
 
     async def close(self) -> None:
-        """End all sessions; again is fine."""
+        """End all sessions. A second call does nothing."""
         sessions, self._sessions = self._sessions, []
         for session in sessions:
             try:
@@ -111,7 +111,7 @@ class Tools:
 
 
 def read_tools(given: Sequence[Mapping[str, Any]] | None, served: Served, options: ResponsesOptions, response_id: str) -> Tools:
-    """Raises MalformedRequest or RequestError naming `tools[i].field`."""
+    """The tools of a request. Raises MalformedRequest or RequestError naming `tools[i].field`."""
     tools = Tools(options)
     for index, tool in enumerate(given or ()):
         path, kind = f"tools[{index}]", tool.get("type")

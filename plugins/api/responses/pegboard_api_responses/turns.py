@@ -1,4 +1,4 @@
-"""The turns of one response: the model writes, the server runs the built-in tools it calls, and the model goes on."""
+"""The turns of one response: the model writes, the server runs the built-in tools that it calls, and the model continues."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What stays the same in all turns. messages: the conversation before this response."""
+    """The part that stays the same in all turns. messages: the conversation before this response."""
 
     chats: Chats
     request: ResponsesRequest
@@ -45,7 +45,7 @@ class Turns:
         self._is_withdrawn = False
 
     def conversation(self) -> Messages:
-        """With what is written so far, without instructions."""
+        """All messages so far, without instructions."""
         return [*self._plan.messages, *as_messages(self.answer.items.written)]
 
     async def start(self) -> None:
@@ -53,19 +53,19 @@ class Turns:
         self._outputs = await self._generate(self._chat_request, self._params)
 
     async def wait(self) -> None:
-        """For the first output: before the response begins, an error still has its proper status."""
+        """Wait for the first output: before the response begins, an error still gets its proper status."""
         assert self._outputs is not None, "started"
         self._first = await first_of(self._outputs)
 
     async def aclose(self) -> None:
-        """Abort what runs, and end the tools' sessions. Again is fine."""
+        """Abort the running request and end the tools' sessions. A second call does nothing."""
         if self._outputs is not None:
             await self._outputs.aclose()
         await self._plan.tools.close()
 
     async def events(self) -> AsyncGenerator[list[StreamEvent], None]:
-        """Events as they come, those of one output together. A stream tells what goes wrong; without one PegboardError is raised,
-        unless tools have run already: then the response tells."""
+        """Events as they come, those of one output together. A stream reports errors as events. Otherwise PegboardError is
+        raised, unless tools have already run: then the response reports it."""
         yield self.answer.begin()
         try:
             while True:
@@ -102,14 +102,14 @@ class Turns:
             yield output
 
     def _goes_on(self) -> bool:
-        """The model waits for something, and all of it comes from the server. A call that was ignored is answered once; then the
+        """True if the model waits only for the server's answers. A call that was ignored is answered once; after that the
         functions are withdrawn."""
         items = self.answer.items
         waits = bool(items.pending) or (items.num_ignored > 0 and not self._is_withdrawn)
         return waits and self.answer.finish_reason == "stop" and not items.num_client_calls
 
     async def _next_turn(self) -> bool:
-        """Generate after what is written; False when no token is left for it."""
+        """Generate the next turn; False when no tokens are left for it."""
         plan, answer, limit = self._plan, self.answer, self._params.max_tokens
         left = None if limit is None else limit - answer.num_output_tokens
         if left is not None and left < 1:
@@ -124,7 +124,7 @@ class Turns:
             add_generation_prompt=True,
             continue_final_message=False,
         )
-        # A call that was forced has been made: the choice is the model's now.
+        # A forced call has been made, so from now on the model chooses.
         later = replace(self._chat_request, chat=chat, tools=None, tool_choice=None, function=None)
         answer.next_turn()
         self._outputs = await self._generate(later, self._params.clone(max_tokens=left))
