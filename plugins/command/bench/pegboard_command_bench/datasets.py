@@ -1,4 +1,5 @@
-"""What the measurements ask: random prompts, conversations of a ShareGPT file, or prompts of a JSONL file. All seeded."""
+"""The requests of the measurements: random prompts, conversations of a ShareGPT file, or prompts of a JSONL file. All are
+seeded."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 DATASETS = ("random", "sharegpt", "custom", "prefix_repetition")
 
 SHAREGPT_MAX_PROMPT, SHAREGPT_MAX_TOTAL, SHAREGPT_MIN = 1024, 2048, 4
-"""Bounds of what is taken from a ShareGPT file, in tokens."""
+"""Bounds for the conversations taken from a ShareGPT file, in tokens."""
 
 DEFAULT_OUTPUT_LEN = 256
 
@@ -49,7 +50,7 @@ def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int = 100
     group.add_argument("--random-range-ratio", type=float, default=0.0, help="random: lengths vary by ± this part")
     group.add_argument("--random-prefix-len", type="number", default=0, help="random: tokens all prompts share at the start")
     group.add_argument("--sharegpt-output-len", type="number", help="sharegpt: tokens per output; default as in the file")
-    group.add_argument("--custom-output-len", type="number", help="custom: tokens per output where the file says nothing")
+    group.add_argument("--custom-output-len", type="number", help="custom: tokens per output where the file has no number")
     for name, default in (("prefix-len", 256), ("suffix-len", 256), ("num-prefixes", 10), ("output-len", 128)):
         group.add_argument(
             f"--prefix-repetition-{name}", type="number", default=default, help="prefix_repetition (default %(default)s)"
@@ -148,7 +149,7 @@ def _sharegpt(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) 
     try:
         entries = json.loads(_read(arguments.dataset_path, "sharegpt"))
     except ValueError as error:
-        raise PegboardError(f"--dataset-path {arguments.dataset_path}: no JSON: {error}") from error
+        raise PegboardError(f"--dataset-path {arguments.dataset_path}is not JSON: {error}") from error
     turns = list(_two_turns(entries))
     if not arguments.disable_shuffle:
         rng.shuffle(cast(Any, turns))

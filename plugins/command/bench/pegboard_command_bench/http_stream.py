@@ -31,7 +31,7 @@ class Answer:
                     yield await self._reader.readexactly(size)
                     await self._reader.readexactly(2)
                 except asyncio.IncompleteReadError as error:
-                    raise PegboardError("the server broke the connection off") from error
+                    raise PegboardError("the server closed the connection early") from error
         elif "content-length" in self.headers:
             yield await self._reader.readexactly(int(self.headers["content-length"]))
         else:

@@ -1,4 +1,4 @@
-"""Puts a running server under load: when each request is sent, what comes back and when."""
+"""Puts a running server under load: sends each request at its time and records what comes back and when."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Arrivals:
 async def run_load(
     target: Target, requests: Sequence[BenchRequest], arrivals: Arrivals, *, max_concurrency: int | None, seed: int, show: bool
 ) -> tuple[list[Measured], float]:
-    """Send everything; (what was measured in the order of `requests`, seconds altogether)."""
+    """Send everything. Returns the measurements in the order of `requests`, and the seconds in total."""
     from tqdm import tqdm
 
     gate = asyncio.Semaphore(max_concurrency) if max_concurrency else None
@@ -101,7 +101,7 @@ async def run_load(
 
 
 async def send(target: Target, asked: BenchRequest) -> Measured:
-    """One streamed request. What goes wrong is in `Measured.error`."""
+    """One streamed request. An error is recorded in `Measured.error`."""
     body: dict[str, Any] = {
         "model": target.model, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0.0, **target.extra,
     }  # fmt: skip

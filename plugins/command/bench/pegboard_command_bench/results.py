@@ -40,7 +40,7 @@ def percent_name(percentage: float) -> str:
 
 
 def write_json(path: str, result: Any) -> None:
-    """Raises PegboardError when it cannot be written."""
+    """Write the result as JSON. Raises PegboardError when it cannot be written."""
     try:
         target = Path(path).expanduser()
         target.parent.mkdir(parents=True, exist_ok=True)

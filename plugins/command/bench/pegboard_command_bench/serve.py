@@ -62,9 +62,9 @@ def _add_load_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-concurrency", type="number", help="most requests at once")
     group.add_argument("--ramp-up-strategy", choices=("linear", "exponential"), help="let the rate grow during the run")
     group.add_argument("--ramp-up-start-rps", type=float, help="requests per second at the start of the ramp")
-    group.add_argument("--ramp-up-end-rps", type=float, help="and at its end")
+    group.add_argument("--ramp-up-end-rps", type=float, help="requests per second at its end")
     group.add_argument("--num-warmups", type="number", default=0, help="requests before measuring (default %(default)s)")
-    group.add_argument("--ready-check-timeout-sec", type=float, default=0.0, help="wait so long for the server")
+    group.add_argument("--ready-check-timeout-sec", type=float, default=0.0, help="how long to wait for the server")
     group.add_argument("--ignore-eos", action="store_true", help="outputs have the length that was asked for")
     group.add_argument("--extra-body", type=json.loads, default={}, metavar="JSON", help="fields of every request")
     for name in SAMPLING:
@@ -78,11 +78,11 @@ def _add_result_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--metric-percentiles", default="99", help="as 50,90,99 (default %(default)s)")
     group.add_argument("--goodput", nargs="+", metavar="METRIC:MS", help="count requests that stay below, as ttft:200 tpot:50")
     group.add_argument("--save-result", action="store_true", help="write the result as JSON")
-    group.add_argument("--save-detailed", action="store_true", help="with what each request did")
+    group.add_argument("--save-detailed", action="store_true", help="also save the values of each request")
     group.add_argument("--append-result", action="store_true", help="as one more line of the file")
     group.add_argument("--result-dir", help="where; default here")
     group.add_argument("--result-filename", help="default by backend, rate, model and time")
-    group.add_argument("--label", help="stands in the result and its file name; default the backend")
+    group.add_argument("--label", help="name in the result and its file name; default the backend")
     group.add_argument("--metadata", nargs="+", default=[], metavar="KEY=VALUE", help="more fields of the result")
     group.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
 
@@ -188,7 +188,7 @@ def _tokenizer(setup: CommandSetup, reference: str) -> "Tokenizer":
 
 
 def _about(arguments: Any, result: dict[str, Any]) -> dict[str, Any]:
-    """What was run, in front of what came out."""
+    """The parameters of the run, before its results."""
     about = {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
         "endpoint_type": arguments.backend,

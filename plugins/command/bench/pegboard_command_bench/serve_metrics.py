@@ -1,4 +1,4 @@
-"""What a load test says, under vLLM's names: from what was measured per request to the result."""
+"""The result of a load test under vLLM's names, computed from the measurements of each request."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _num_good(good: Sequence[Measured], limits: Mapping[str, float]) -> int:
 
 
 def _peaks(good: Sequence[Measured], first_s: float) -> dict[str, Any]:
-    """The busiest second: tokens that came, requests that ran."""
+    """The busiest second: the most tokens received and the most requests running in any second."""
     tokens: dict[int, int] = {}
     running: dict[int, int] = {}
     for one in good:
@@ -130,7 +130,7 @@ def _peaks(good: Sequence[Measured], first_s: float) -> dict[str, Any]:
 
 
 def table(result: Mapping[str, Any], wanted: Wanted) -> str:
-    """What is printed: vLLM's table."""
+    """The printed result, as vLLM's table."""
 
     def line(text: str, value: Any) -> str:
         return f"{text:<40} {value:<10.2f}" if isinstance(value, float) else f"{text:<40} {value:<10}"

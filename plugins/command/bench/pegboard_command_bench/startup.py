@@ -1,6 +1,6 @@
 """`pegboard bench startup`: how long it takes until a model is loaded, each time in a fresh process.
 
-Cold: the checkpoint's files are not in the operating system's file cache (where it can be told so). Warm: they are.
+Cold: the checkpoint's files are not in the operating system's file cache, where it can be asked to drop them. Warm: they are.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _phase(name: str, values: list[float]) -> dict[str, Any]:
 
 
 def _forget(files: Iterable[Path]) -> None:
-    """Ask the operating system to drop the files from its cache; a request, not an order."""
+    """Ask the operating system to drop the files from its cache. It may not do so."""
     if not hasattr(os, "posix_fadvise"):
         return
     for path in files:

@@ -1,7 +1,7 @@
 """`pegboard run-batch`: the requests of a file in OpenAI's batch format, answered by the APIs as over HTTP, but in this process.
 
-A line is {"custom_id": …, "method": "POST", "url": "/v1/chat/completions", "body": {…}}; any route of an enabled API
-plugin will do. What is wrong with one line is that line's answer; the rest goes on. Answers are in the order of the lines.
+A line is {"custom_id": …, "method": "POST", "url": "/v1/chat/completions", "body": {…}}; any route of an enabled API plugin can
+be used. An error in one line becomes that line's answer; the rest goes on. Answers are in the order of the lines.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _check(request: dict[str, Any], known_ids: set[str]) -> None:
     if not isinstance(body, dict):
         raise _BadLine("body must be a JSON object: the request as it would be sent")
     if body.get("stream"):
-        raise _BadLine("stream must not be set: a batch has whole answers")
+        raise _BadLine("stream must not be set: a batch has no streams")
 
 
 def _error(message: str, code: int = 400) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def is_url(text: str) -> bool:
 
 
 def check_allowed(text: str, flag: str, allowed: bool) -> None:
-    """URLs need the user's word; other schemes do not exist. Raises UsageError."""
+    """Check that a URL is allowed and that its scheme is known. Raises UsageError."""
     if is_url(text) and not allowed:
         raise UsageError(f"{flag} {text}: URLs are read and written only with --allow-urls")
     if "://" in text and not is_url(text):

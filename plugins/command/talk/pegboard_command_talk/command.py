@@ -50,7 +50,7 @@ def chat(words: Sequence[str], setup: CommandSetup) -> int:
         try:
             reply.show(server.stream("/chat/completions", {"messages": messages, **limit, **reply.options}))
         except BaseException:
-            messages.pop()  # the conversation goes on as if it had not been asked
+            messages.pop()  # the conversation goes on as if this message had not been sent
             raise
         messages.append({"role": "assistant", "content": reply.text})
 
@@ -76,9 +76,9 @@ def _make_parser(setup: CommandSetup, description: str) -> FlagParser:
     parser.add_argument("--url", default="http://localhost:8000/v1", help="base URL of the server (default %(default)s)")
     parser.add_argument("--model-name", help="model to use; default the first one served")
     parser.add_argument("--api-key", default=env.client_key(), help="key to send; default PEGBOARD_API_KEY, OPENAI_API_KEY")
-    parser.add_argument("-q", "--quick", metavar="TEXT", help="send this one text, print the answer and leave")
+    parser.add_argument("-q", "--quick", metavar="TEXT", help="send this one text, print the answer and exit")
     parser.add_argument("--max-tokens", type=int, help="most tokens to generate")
-    parser.add_argument("--stats", action="store_true", help="tell after each answer how fast it was")
+    parser.add_argument("--stats", action="store_true", help="after each answer, print how fast it was")
     return parser
 
 
@@ -132,7 +132,7 @@ class Reply:
         first_ms = 1e3 * (self._first_s - self._started_s)
         print(
             f"[{self._num_tokens} tokens, first after {first_ms:.0f} ms, then {rate:.1f} per second, "
-            f"{now - self._started_s:.2f} s altogether]",
+            f"{now - self._started_s:.2f} s in total]",
             file=sys.stderr,
         )
 
