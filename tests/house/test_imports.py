@@ -18,7 +18,9 @@ SERVER_KINDS = {"api", "command"}
 LAZY_KINDS = {"command"}
 """Kinds whose plugins may use the names of the package `pegboard` itself, such as `from pegboard import LLM`."""
 CYCLES_WITH_A_REASON: dict[frozenset[str], str] = {
-    frozenset({"pegboard.plugins.choosing", "pegboard.plugins.registry"}): "the gates that `Registry.choose` runs take the registry",
+    frozenset(
+        {"pegboard.plugins.choosing", "pegboard.plugins.registry"}
+    ): "the gates that `Registry.choose` runs take the registry",
 }
 """Files of one folder that import each other → why that is right."""
 

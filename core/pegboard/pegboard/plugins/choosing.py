@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,10 @@ def choose_ranked(
     wanted = None if among is None else set(among)
     entries = [entry for entry in registry.scan.entries if entry.kind == kind and (wanted is None or entry in wanted)]
     names = [""] if keys is None else list(dict.fromkeys([*keys, WILDCARD]))
-    judged = _unserved(registry, kind, None if keys is None else names) if among is None else []
+    judged = []
+    if among is None:
+        unusable = [item for item in registry.scan.unusable if item.entry.kind == kind]
+        judged = [Candidate(u.entry, "discovered", u.reason) for u in unusable if keys is None or u.entry.name in names]
     ranked: list[Candidate] = []
     rank = ""
     for name in names:
@@ -56,7 +59,9 @@ def choose_ranked(
         ranked, rank = pick(suited, preferred)
         if keys is not None and ranked:
             rank = "any name" if name == WILDCARD else "exact name"
-    decision = _decision(registry, kind, key, need, ranked, judged, rank)
+    winner, shown = ranked[0].entry if ranked else None, {c.entry for c in ranked}
+    stopped = by_gate([c for c in judged if c.entry not in shown])
+    decision = registry.record(Decision(kind, winner, (*ranked, *stopped), key, need_text(need), rank))
     if kind == PLATFORM:
         _refuse_broken_platform(decision)
     for candidate in judged:
@@ -112,10 +117,6 @@ def judge(registry: Registry, entry: Entry, need: Need) -> Candidate:
         return Candidate(entry, "compatible", str(error), broken=True)
     if reason := incompatibility(entry, spec):
         return Candidate(entry, "compatible", reason)
-    return _available(registry, entry, spec, need) or _suitable(entry, spec, need)
-
-
-def _available(registry: Registry, entry: Entry, spec: Spec, need: Need) -> Candidate | None:
     if need.platform is not None and spec.platforms is not None and need.platform not in spec.platforms:
         return Candidate(entry, "available", f"runs on {', '.join(sorted(spec.platforms))}, not on {need.platform}")
     try:
@@ -126,7 +127,7 @@ def _available(registry: Registry, entry: Entry, spec: Spec, need: Need) -> Cand
         return Candidate(entry, "available", verdict.reason)
     if isinstance(verdict, Broken):
         return Candidate(entry, "available", verdict.reason, broken=True)
-    return None
+    return _suitable(entry, spec, need)
 
 
 def _suitable(entry: Entry, spec: Spec, need: Need) -> Candidate:
@@ -139,22 +140,6 @@ def _suitable(entry: Entry, spec: Spec, need: Need) -> Candidate:
         except Exception as error:  # noqa: BLE001  foreign code judges its own fitness: whatever it raises means "no"
             return Candidate(entry, "suitable", f"{spec.suits} raised {type(error).__name__}: {error}", broken=True)
     return Candidate(entry, "suitable", "; ".join(reasons)) if reasons else Candidate(entry, "ranked")
-
-
-def _decision(
-    registry: Registry, kind: str, key: str, need: Need, ranked: list[Candidate], judged: list[Candidate], rank: str
-) -> Decision:
-    """The recorded decision: ranked candidates first, then those that stopped at a gate."""
-    shown = {c.entry for c in ranked}
-    stopped = by_gate([c for c in judged if c.entry not in shown])
-    winner = ranked[0].entry if ranked else None
-    return registry.record(Decision(kind, winner, (*ranked, *stopped), key, need_text(need), rank))
-
-
-def _unserved(registry: Registry, kind: str, names: Collection[str] | None) -> list[Candidate]:
-    """Installed entries made for another interface of the kind."""
-    items = [item for item in registry.scan.unusable if item.entry.kind == kind]
-    return [Candidate(item.entry, "discovered", item.reason) for item in items if names is None or item.entry.name in names]
 
 
 def _from_lock(registry: Registry, kind: str, need: Need, key: str) -> Decision | None:

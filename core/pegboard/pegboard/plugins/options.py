@@ -29,7 +29,9 @@ def gather(entries: Iterable[Entry], policy_options: Mapping[OptionKey, Mapping[
     """Raw values per plugin: those of the policy, then those of the environment where the policy says nothing.
     Raises ConfigError for an environment variable that addresses no plugin."""
     entries = list(entries)
-    raw: RawOptions = {key: {_field(name): value for name, value in values.items()} for key, values in policy_options.items()}
+    raw: RawOptions = {
+        key: {name.replace("-", "_"): value for name, value in values.items()} for key, values in policy_options.items()
+    }
     for (kind, name, field), value in env.plugin_options().items():
         meant = {entry.name for entry in entries if entry.kind == kind and _env_name(entry.name) == _env_name(name)}
         if not meant:
@@ -95,10 +97,6 @@ def schema_text(entry: Entry) -> str:
         flag = f"--{address}.{first.replace('_', '-')}"
         lines += ["", f'set by: {flag} VALUE · plugins.options: "{address}": {{{first}: VALUE}} · {variable}=VALUE']
     return "\n".join(lines)
-
-
-def _field(name: str) -> str:
-    return name.replace("-", "_")
 
 
 def _env_name(name: str) -> str:
