@@ -39,11 +39,6 @@ class StepPlan:
         self._num_partial = 0
         self._num_long_partial = 0
 
-    @property
-    def is_untouched(self) -> bool:
-        """The whole token budget is left."""
-        return self.tokens_left == self.budget.max_tokens
-
     def put(self, request: Request, entry: Entry) -> None:
         """Schedule the request."""
         self.entries[request] = entry

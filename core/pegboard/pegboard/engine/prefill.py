@@ -164,7 +164,7 @@ class Prefill:
     def _schedule(self, request: Request, start: _Start, plan: StepPlan) -> Verdict:
         computed = request.num_computed_tokens
         num_missing = request.num_tokens - computed
-        if not self._limits.enable_chunked_prefill and num_missing > plan.tokens_left and not plan.is_untouched:
+        if not self._limits.enable_chunked_prefill and num_missing > plan.tokens_left < plan.budget.max_tokens:
             return Verdict.BLOCKED  # it gets a whole step to itself rather than being cut
         num_tokens = self.chunk(request, num_missing, plan)
         samples = num_tokens == num_missing

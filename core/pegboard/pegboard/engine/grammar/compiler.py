@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from pegboard.errors import PegboardError, RequestError, blame
@@ -32,24 +32,21 @@ MAX_THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A compiled constraint: who compiled it, and why the backends before it did not ("name: reason")."""
+    """A compiled constraint and the backend that compiled it."""
 
     name: str
     backend: StructuredOutput
     grammar: Grammar
-    reasons: tuple[str, ...] = ()
 
 
+@dataclass(slots=True)
 class _Compilation:
     """A constraint on its way. deadline_s: on the compiler's clock. is_overdue: its thread has a successor already."""
 
-    __slots__ = ("constraint", "deadline_s", "future", "is_overdue")
-
-    def __init__(self, constraint: Constraint, deadline_s: float) -> None:
-        self.constraint = constraint
-        self.deadline_s = deadline_s
-        self.future: Future[Compiled] = Future()
-        self.is_overdue = False
+    constraint: Constraint
+    deadline_s: float
+    future: Future[Compiled] = field(default_factory=Future)
+    is_overdue: bool = False
 
 
 class GrammarCompiler:
@@ -167,7 +164,7 @@ class GrammarCompiler:
                     why = f"; not {'; '.join(reasons)}" if reasons else ""
                     seconds = time.perf_counter() - started
                     log.info("structured_output %s → %s  (compiled in %.3f s%s)", constraint.kind, name, seconds, why)
-                    return Compiled(name, backend, grammar, tuple(reasons))
+                    return Compiled(name, backend, grammar)
             reasons.append(f"{name}: {reason}")
         raise _cannot(constraint, reasons)
 

@@ -24,26 +24,23 @@ from pegboard.engine.requests import Request
 from pegboard.errors import RequestError, blame
 from pegboard.interfaces.structured_output import Constraint, StructuredOutput
 
+CONSTRAINT_KINDS: tuple[Any, ...] = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+
 
 def constraint_of(params: StructuredOutputsParams, config: StructuredOutputsConfig | None = None) -> Constraint:
     """The one constraint the parameters give, as text; whitespace and property options ride along."""
     config = config or StructuredOutputsConfig()
-    options: dict[str, Any] = {
-        "disable_any_whitespace": params.disable_any_whitespace or config.disable_any_whitespace,
-        "disable_additional_properties": params.disable_additional_properties or config.disable_additional_properties,
-        "whitespace_pattern": params.whitespace_pattern,
-    }
-    if params.json is not None:
-        text = params.json if isinstance(params.json, str) else json.dumps(params.json)
-        return Constraint("json", text, **options)
-    if params.choice is not None:
-        return Constraint("choice", json.dumps(params.choice), **options)
-    if params.json_object is not None:
-        return Constraint("json_object", "", **options)
-    for kind in ("regex", "grammar", "structural_tag"):
-        if (text := getattr(params, kind)) is not None:
-            return Constraint(kind, text, **options)
-    raise AssertionError("StructuredOutputsParams checks that one is given")
+    kind = next(kind for kind in CONSTRAINT_KINDS if getattr(params, kind) is not None)  # the parameters have exactly one
+    value = getattr(params, kind)
+    if not isinstance(value, str):
+        value = "" if kind == "json_object" else json.dumps(value)
+    return Constraint(
+        kind,
+        value,
+        params.disable_any_whitespace or config.disable_any_whitespace,
+        params.disable_additional_properties or config.disable_additional_properties,
+        params.whitespace_pattern,
+    )
 
 
 class Grammars:
@@ -72,17 +69,14 @@ class Grammars:
             self._compiler.check(constraint_of(params, self._config))
 
     def start(self, request: Request) -> None:
-        """Compile the request's constraint, if it has one, unless that is done or under way. The request waits for it."""
-        params = _wanted(request)
-        if params is not None:
-            self._compiler.start(constraint_of(params, self._config))
-            request.waits_for.add("grammar")
+        """Compile the constraint of the request, unless that is done or under way. The request waits for it."""
+        self._compiler.start(constraint_of(_wanted(request), self._config))
+        request.waits_for.add("grammar")
 
     def take(self, request: Request) -> bool:
         """Give the request its grammar if it is ready. PegboardError (the request's own) when compilation failed or took too
         long."""
         params = _wanted(request)
-        assert params is not None
         with _blaming(params):
             compiled = self._compiler.get(constraint_of(params, self._config))
         if compiled is None:
@@ -180,6 +174,6 @@ def _blaming(params: StructuredOutputsParams) -> Iterator[None]:
         raise RequestError(str(error), parameter=params.parameter) from error
 
 
-def _wanted(request: Request) -> StructuredOutputsParams | None:
-    params = request.params
-    return params.structured_outputs if isinstance(params, SamplingParams) else None
+def _wanted(request: Request) -> StructuredOutputsParams:
+    assert isinstance(request.params, SamplingParams) and request.params.structured_outputs, "only such requests come here"
+    return request.params.structured_outputs

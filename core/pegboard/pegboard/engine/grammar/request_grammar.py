@@ -63,12 +63,7 @@ class RequestGrammar:
         self._reasoned: list[int] = []
         self._num_inside = 0
         self._num_stops = 0
-        self._is_inside = reasoning is None
-
-    @property
-    def is_active(self) -> bool:
-        """The next token is constrained."""
-        return self._is_inside
+        self.is_active = reasoning is None
 
     def accept(self, token_ids: Sequence[int]) -> int:
         """How many of the tokens were valid; the state advances by these."""
@@ -78,10 +73,10 @@ class RequestGrammar:
         return len(token_ids)
 
     def _accept(self, token: int) -> bool:
-        if not self._is_inside:
+        if not self.is_active:
             assert self._reasoning is not None
             self._reasoned.append(token)
-            self._is_inside = self._reasoning.is_behind(self._reasoned)
+            self.is_active = self._reasoning.is_behind(self._reasoned)
             return True
         if token in self._stop:
             if not self._num_stops and not self._allows(token):
@@ -107,11 +102,11 @@ class RequestGrammar:
                 self.grammar.rollback(inside)
         if reasoned:
             del self._reasoned[-reasoned:]
-            self._is_inside = False
+            self.is_active = False
 
     def fill(self, mask: Array) -> None:
         """What may come next, into uint32 [words] of zeros."""
-        if not self._is_inside:
+        if not self.is_active:
             mask[:] = np.iinfo(np.uint32).max
         elif self._num_stops:
             for token in self._stop:
@@ -123,11 +118,11 @@ class RequestGrammar:
     @property
     def fills_from_backend(self) -> bool:
         """`fill` asks the backend, which can do many grammars at once."""
-        return self._is_inside and not self._num_stops
+        return self.is_active and not self._num_stops
 
     def has_ended(self) -> bool:
         """Nothing but a stop token may follow."""
-        if not self._is_inside:
+        if not self.is_active:
             return False
         allowed = np.unpackbits(self._mask().view(np.uint8), bitorder="little")[: self._vocab_size]
         allowed[[token for token in self._stop if token < self._vocab_size]] = 0

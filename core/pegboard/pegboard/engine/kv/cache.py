@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from pegboard.engine.kv.hashes import BlockHasher
-from pegboard.engine.kv.pool import NULL_BLOCK, BlockPool, BlockResidency
+from pegboard.engine.kv.pool import NULL_BLOCK, BlockHasher, BlockPool, BlockResidency
 from pegboard.engine.kv.rules import StateRule, make_rule
 from pegboard.engine.requests import Request
 from pegboard.interfaces.attention import KVPlan

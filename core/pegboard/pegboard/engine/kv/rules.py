@@ -88,8 +88,10 @@ class FullRule:
 class WindowRule(FullRule):
     """A token attends to itself, the `tokens - 1` tokens before it, and the first `sinks` tokens."""
 
-    def __init__(self, group: KVGroup, hash_block_size: int, retain: Window) -> None:
+    def __init__(self, group: KVGroup, hash_block_size: int) -> None:
         super().__init__(group, hash_block_size)
+        retain = group.spec.retain
+        assert isinstance(retain, Window)
         self._tokens = retain.tokens
         self._sink_blocks = blocks_for(retain.sinks, group.block_size)
 
@@ -109,8 +111,10 @@ class WindowRule(FullRule):
 class ChunkRule(FullRule):
     """A token attends to the tokens of its own chunk: those since the last multiple of `tokens`."""
 
-    def __init__(self, group: KVGroup, hash_block_size: int, retain: Chunk) -> None:
+    def __init__(self, group: KVGroup, hash_block_size: int) -> None:
         super().__init__(group, hash_block_size)
+        retain = group.spec.retain
+        assert isinstance(retain, Chunk)
         self._tokens = retain.tokens
 
     def expired(self, num_computed_tokens: int) -> range:
@@ -130,8 +134,10 @@ class StateRule(FullRule):
     that token. A hit needs that one block, which is copied into the request's own state.
     """
 
-    def __init__(self, group: KVGroup, hash_block_size: int, retain: State) -> None:
+    def __init__(self, group: KVGroup, hash_block_size: int) -> None:
         super().__init__(group, hash_block_size)
+        retain = group.spec.retain
+        assert isinstance(retain, State)
         self.checkpoint_every = retain.checkpoint_every
         self._num_states = 1 + retain.draft_states
         self._hash_block_size = hash_block_size
@@ -146,7 +152,7 @@ class StateRule(FullRule):
         if not self.checkpoint_every:
             return 0
         for num_tokens in range(max_tokens - max_tokens % alignment, 0, -alignment):
-            if self.is_border(num_tokens) and find(self.checkpoint_hash(hashes, num_tokens)) is not None:
+            if num_tokens % self.checkpoint_every == 0 and find(self.checkpoint_hash(hashes, num_tokens)) is not None:
                 return num_tokens
         return 0
 
@@ -156,27 +162,14 @@ class StateRule(FullRule):
         assert block_id is not None, "hit() has found it"
         return [block_id]
 
-    def is_border(self, num_tokens: int) -> bool:
-        """A checkpoint belongs here."""
-        return self.checkpoint_every > 0 and num_tokens > 0 and num_tokens % self.checkpoint_every == 0
-
     def checkpoint_hash(self, hashes: Sequence[bytes], num_tokens: int) -> bytes:
         """Name of the state after `num_tokens` tokens."""
         return hashes[num_tokens // self._hash_block_size - 1]
 
 
-Rule = FullRule
+RULES: dict[type[Retain], type[FullRule]] = {Full: FullRule, Window: WindowRule, Chunk: ChunkRule, State: StateRule}
 
 
-def make_rule(group: KVGroup, hash_block_size: int) -> Rule:
+def make_rule(group: KVGroup, hash_block_size: int) -> FullRule:
     """The rule object of a group."""
-    retain: Retain = group.spec.retain
-    match retain:
-        case Full():
-            return FullRule(group, hash_block_size)
-        case Window():
-            return WindowRule(group, hash_block_size, retain)
-        case Chunk():
-            return ChunkRule(group, hash_block_size, retain)
-        case State():
-            return StateRule(group, hash_block_size, retain)
+    return RULES[type(group.spec.retain)](group, hash_block_size)

@@ -186,14 +186,14 @@ class StepMetrics:
         if request.first_token_s:
             self._times(request)
         entry = self._open.setdefault(request.request_id, _OpenRequest())
-        entry.add(request)
+        entry.ended.append(request)
         n = request.params.n if isinstance(request.params, SamplingParams) else 1
-        if len(entry.reasons) == n:
+        if len(entry.ended) == n:
             del self._open[request.request_id]
             self.observe("request_params_n", n)
-            self.observe("request_max_num_generation_tokens", entry.longest)
+            self.observe("request_max_num_generation_tokens", max(each.num_output_tokens for each in entry.ended))
             if self._wants_records:
-                self._ended.append(entry.record(request, n, now_s))
+                self._ended.append(entry.record(now_s))
 
     def _times(self, request: Request) -> None:
         decode_s = request.last_token_s - request.first_token_s
@@ -248,45 +248,28 @@ class StepMetrics:
 
 @dataclass(slots=True)
 class _OpenRequest:
-    """A request that has completions running: what is known of those that have ended. longest: output tokens of the longest
-    completion. forward_s, execute_s: of the steps it took part in."""
+    """A request with running completions. ended: those that have ended. forward_s, execute_s: of the steps it took part in."""
 
-    reasons: list[str] = field(default_factory=list)
-    first_scheduled_s: float = 0.0
-    first_token_s: float = 0.0
-    last_token_s: float = 0.0
-    num_cached_tokens: int = 0
-    num_generated_tokens: int = 0
-    longest: int = 0
+    ended: list[Request] = field(default_factory=list)
     forward_s: float = 0.0
     execute_s: float = 0.0
 
-    def add(self, request: Request) -> None:
-        """One completion has ended."""
-        self.reasons.append(request.finish_reason or "abort")
-        self.first_scheduled_s = _earlier(self.first_scheduled_s, request.first_scheduled_s)
-        self.first_token_s = _earlier(self.first_token_s, request.first_token_s)
-        self.last_token_s = max(self.last_token_s, request.last_token_s)
-        self.num_generated_tokens += request.num_output_tokens
-        self.longest = max(self.longest, request.num_output_tokens)
-        if request.parent is None:
-            self.num_cached_tokens = request.num_cached_tokens or 0
-
-    def record(self, request: Request, n: int, now_s: float) -> RequestRecord:
-        """The record of the request, whose last completion is `request`."""
+    def record(self, now_s: float) -> RequestRecord:
+        """The record of the request, whose last completion has just ended."""
+        ended, request = self.ended, self.ended[-1]
         params = request.params if isinstance(request.params, SamplingParams) else None
         return RequestRecord(
             request_id=request.request_id,
             arrival_s=request.arrival_s,
-            first_scheduled_s=self.first_scheduled_s,
-            first_token_s=self.first_token_s,
-            last_token_s=self.last_token_s,
+            first_scheduled_s=min(filter(None, (each.first_scheduled_s for each in ended)), default=0.0),
+            first_token_s=min(filter(None, (each.first_token_s for each in ended)), default=0.0),
+            last_token_s=max(each.last_token_s for each in ended),
             finished_s=now_s,
             num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=self.num_cached_tokens,
-            num_generated_tokens=self.num_generated_tokens,
-            finish_reasons=tuple(self.reasons),
-            n=n,
+            num_cached_tokens=next(each.num_cached_tokens or 0 for each in ended if each.parent is None),
+            num_generated_tokens=sum(each.num_output_tokens for each in ended),
+            finish_reasons=tuple(each.finish_reason or "abort" for each in ended),
+            n=len(ended),
             max_tokens=params.max_tokens if params else None,
             temperature=params.temperature if params else None,
             top_p=params.top_p if params else None,
@@ -295,8 +278,3 @@ class _OpenRequest:
             execute_s=self.execute_s,
             trace_headers=request.trace_headers,
         )
-
-
-def _earlier(first: float, second: float) -> float:
-    """The smaller of two times of which 0.0 means never."""
-    return min(filter(None, (first, second)), default=0.0)
