@@ -73,7 +73,7 @@ def test_a_grammar_has_a_time_limit() -> None:
     assert result.finish_reason == "error" and "took over 0 s" in (result.deltas[0].error or "")
 
 
-def test_a_constraint_nobody_enforces_is_refused_with_every_reason() -> None:
+def test_a_constraint_that_no_backend_enforces_is_refused_with_every_reason() -> None:
     engine = FakeEngine(structured_output=FakeStructuredOutput(64, [EOS]))
     with pytest.raises(RequestError, match="fake: kind 'regex' is not supported"):
         engine.add("a", [3], greedy(structured_outputs=StructuredOutputsParams(regex="a+")))
@@ -120,7 +120,7 @@ def test_a_prefix_travels_from_one_engine_to_another(load: Any, retains: list[An
     second = FakeEngine(retains, kv_load=load, kv_store=store, kv_hesitate=2)
     after = second.generate(range(21), greedy(6))
     assert after.token_ids == before.token_ids
-    if retains == [Full()]:  # behind a window there was nothing left to save
+    if retains == [Full()]:  # a window has dropped the rest before it was saved
         assert after.deltas[0].num_cached_tokens == 20 and second.worker.num_tokens == 1 + 5
     second.check_idle()
 
@@ -157,7 +157,7 @@ def test_a_loading_request_is_passed_and_may_be_aborted() -> None:
 
 @pytest.mark.parametrize("load", ["in_step", "between_steps"])
 @pytest.mark.parametrize("bad", [None, 0, 13])
-def test_a_window_prefix_travels_without_the_blocks_behind_the_window(load: Any, bad: int | None) -> None:
+def test_a_window_prefix_travels_without_the_blocks_before_the_window(load: Any, bad: int | None) -> None:
     """A load that fails then has nothing to build on: what was left out must be computed again from the start."""
     store: dict[Any, Any] = {}
     retains = [Full(), Window(6)]
@@ -171,7 +171,7 @@ def test_a_window_prefix_travels_without_the_blocks_behind_the_window(load: Any,
     engine.check_idle()
 
 
-def test_nobody_forks_from_a_prompt_whose_load_may_still_fail() -> None:
+def test_no_request_forks_from_a_prompt_whose_load_may_still_fail() -> None:
     store: dict[Any, Any] = {}
     FakeEngine(kv_load="in_step", kv_store=store).generate(range(21), greedy(2))
     params = SamplingParams(n=3, seed=5, max_tokens=6)

@@ -1,5 +1,5 @@
-"""The engine's main promise, on random work: whatever runs beside it, every request gets the tokens it gets alone, and at the
-end everything has been given back."""
+"""The engine's main promise, on random work: every request gets the tokens that it gets alone, whatever else runs, and at the end
+everything has been given back."""
 
 from __future__ import annotations
 

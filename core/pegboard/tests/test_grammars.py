@@ -201,14 +201,14 @@ def test_the_end_is_found_however_it_is_spelled(pieces: list[bytes], is_found: b
     token_bytes = [b"</", b"think", b">", *pieces]
     reasoning = ReasoningEnd([[0, 1, 2]], token_bytes)
     tokens = list(range(3, 3 + len(pieces)))
-    found = [reasoning.is_behind(tokens[:n]) for n in range(1, len(tokens) + 1)]
+    found = [reasoning.ends_reasoning(tokens[:n]) for n in range(1, len(tokens) + 1)]
     assert found == [False] * (len(tokens) - 1) + [is_found]
 
 
 def test_special_tokens_are_found_by_id_and_any_end_will_do() -> None:
     reasoning = ReasoningEnd([[7], [5, 6], []], [b"a"] * 5 + [b"", b"x", b""])
-    assert reasoning.is_behind([1, 7]) and reasoning.is_behind([5, 6])
-    assert not reasoning.is_behind([5]) and not reasoning.is_behind([6]) and not reasoning.is_behind([99])
+    assert reasoning.ends_reasoning([1, 7]) and reasoning.ends_reasoning([5, 6])
+    assert not reasoning.ends_reasoning([5]) and not reasoning.ends_reasoning([6]) and not reasoning.ends_reasoning([99])
 
 
 # --- in the engine ------------------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def structured(text: str, **more: Any) -> SamplingParams:
 
 @pytest.mark.parametrize("max_drafts", [0, 3])
 @pytest.mark.parametrize("max_in_flight", [1, 2])
-def test_the_grammar_begins_behind_the_reasoning(max_drafts: int, max_in_flight: int) -> None:
+def test_the_grammar_begins_after_the_reasoning(max_drafts: int, max_in_flight: int) -> None:
     free = FakeEngine().generate(range(9), SamplingParams(temperature=0.0, max_tokens=12)).token_ids
     end = free[4:6]
     first = next(i for i in range(2, 7) if free[i - 2 : i] == end)

@@ -242,7 +242,7 @@ def test_a_shared_prefix_is_held_once_and_survives_its_first_owner() -> None:
     assert cache.pool.num_free == 39
 
 
-def test_blocks_behind_the_window_go_back_and_a_window_hit_needs_no_more() -> None:
+def test_blocks_before_the_window_go_back_and_a_window_hit_needs_no_more() -> None:
     cache = KVCache(small_plan(Window(6)))
     request = make_request(list(range(25)), id="a")
     cache.allocate(request, 25)

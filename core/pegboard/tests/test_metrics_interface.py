@@ -143,7 +143,7 @@ class Sink:
 
 
 @pytest.mark.parametrize("method", ["declare", "publish", "close"])
-def test_a_failing_sink_harms_nobody(method: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_sink_does_no_harm(method: str, caplog: pytest.LogCaptureFixture) -> None:
     bad, good = Sink(method), Sink()
     sinks = Sinks([bad, good])  # type: ignore[list-item]
     with caplog.at_level(logging.WARNING, "pegboard"):

@@ -105,7 +105,7 @@ def test_an_option_wins_over_the_setting(make: Make) -> None:
     assert registry.options(registry.find("metrics", "spans")).endpoint == "grpc://there:2"
 
 
-def test_nobody_to_export_traces(make: Make) -> None:
+def test_no_sink_to_export_traces(make: Make) -> None:
     registry, settings = make(has_traces=False, otlp_traces_endpoint="grpc://here:1")
     with pytest.raises(PluginNotFound, match="otlp_traces_endpoint needs a metrics plugin that exports traces"):
         with_enabled(registry, settings)

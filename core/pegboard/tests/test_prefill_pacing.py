@@ -49,7 +49,7 @@ def test_steps_come_to_fit_the_bound(fixed_ms: float, per_token_ms: float, targe
         assert milliseconds >= 0.6 * target_ms or num_prefill == BUDGET.max_chunk or per_token_ms > 0.1 * target_ms
 
 
-def test_nobody_decodes_nobody_waits() -> None:
+def test_no_limit_while_no_request_decodes() -> None:
     size = PrefillPacing(0.001)
     size.observe(100, 10.0)
     assert size.limit(BUDGET, StepLoad(0, 3, 5, 0.0)) is BUDGET

@@ -123,7 +123,7 @@ def test_the_last_admitted_gives_its_blocks_back_and_resumes_with_all_its_tokens
     assert resumed[1].num_prompt_tokens == 8
 
 
-def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+def test_no_request_is_admitted_in_a_step_that_preempts() -> None:
     engine = FakeEngine(num_blocks=9, block_size=4, max_model_len=32, max_num_batched_tokens=32, enable_prefix_caching=False)
     for name, first in (("a", 0), ("b", 8), ("c", 16)):
         engine.add(name, range(first, first + 8), greedy(16))

@@ -36,7 +36,7 @@ def row_of(position: PositionLogprobs, texts: TokenTexts | None) -> Row:
 
 
 class FlatLogprobs(MutableSequence[Any]):
-    """Behaves as `list[dict[int, Logprob] | None]` but stores four flat lists: nothing for the garbage collector to walk.
+    """Behaves as `list[dict[int, Logprob] | None]` but stores four flat lists, which the garbage collector need not walk.
 
     Position i owns entries `[start_indices[i], end_indices[i])` of the flat lists; an empty range reads as an empty dict
     (the first prompt position). Assignment, insertion and deletion are refused: it only grows.

@@ -1,4 +1,4 @@
-"""A request on its way between the front and the engine. Without numpy, which a process that only serves does not load."""
+"""A request on its way between the front and the engine. This file does not import numpy, which the API process does not load."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PositionLogprobs(msgspec.Struct):
 
 
 class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """E → A: what one completion gained in one step. `finish_reason`: None, "stop", "length", "abort" or "error".
+    """E → A: what one completion gained in a step. `finish_reason`: None, "stop", "length", "abort" or "error".
 
     num_cached_tokens comes with the first delta. pooled: the result of a pooling request. `error` says why when finish_reason
     is "error"; error_parameter names the field at fault if the request itself is (a grammar that does not compile).

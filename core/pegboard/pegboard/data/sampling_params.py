@@ -48,7 +48,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     # Filled by the front when the output begins with reasoning, never by users: token ids of the texts that end it. The
-    # constraint holds behind the first of them. None = nobody has looked yet.
+    # constraint holds after the first of them. None: not looked for yet.
     reasoning_end_token_ids: list[list[int]] | None = None
     # Filled by the front, never by users: the request's field that asked for it, which errors name.
     parameter: str = "structured_outputs"
@@ -68,7 +68,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
             raise RequestError(f"{field} {reason}", parameter=self.parameter)
 
     def _wrong(self, name: str, value: Any) -> str | None:
-        """What a constraint must be at least, before any backend looks at it."""
+        """Why the constraint is wrong whatever the backend, or None."""
         if name == "choice":
             fits = isinstance(value, list) and all(isinstance(item, str) for item in value)
             return None if fits and value else f"must be a list of strings and not empty, got {_shown(value)}"
@@ -78,7 +78,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
             try:
                 json_module.dumps(value, allow_nan=False)
             except (TypeError, ValueError, RecursionError) as error:
-                return f"is no JSON: {error}"
+                return f"is not JSON: {error}"
             return _too_deep(value)
         if not isinstance(value, str):
             return f"must be text, got {_shown(value)}"
@@ -87,13 +87,13 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
         try:
             parsed = json_module.loads(value)
         except (ValueError, RecursionError) as error:
-            return f"is no JSON: {error}"
+            return f"is not JSON: {error}"
         wanted = (dict, bool) if name == "json" else (dict,)
         return _too_deep(parsed) if isinstance(parsed, wanted) else f"must be a JSON object, got {_shown(parsed)}"
 
 
 def _too_deep(value: Any) -> str | None:
-    """Backends walk schemas recursively. value: a dict, or a schema that is true or false."""
+    """Backends walk schemas recursively, so deep ones are refused. value: a dict, or a schema that is true or false."""
     if isinstance(value, bool):
         return None
     level = [value]
@@ -114,7 +114,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     """How to generate for one request.
 
     n: completions to return. temperature 0 is greedy. top_k 0 or -1 considers all tokens. `logprobs`/`prompt_logprobs`
-    k returns the k most likely tokens beside the chosen one, -1 the whole vocabulary. `max_tokens` None runs to
+    k returns the k most likely tokens in addition to the chosen one, -1 the whole vocabulary. `max_tokens` None runs to
     `max_model_len`. Lengths are in tokens. Raises `RequestError` naming the field when a value is out of range.
     """
 

@@ -103,7 +103,7 @@ class BatchBuilder:
         if self._limits.max_loras:
             batch.lora_slots = _ints(queues.loras.slot_of(request.lora) for request, _ in items)
         queues.removed_rows = []
-        for request, entry in items:  # from now on these tokens count as computed, pending the step's result
+        for request, entry in items:  # from here on these tokens count as computed
             request.num_computed_tokens += entry.num_tokens
             request.num_in_flight_tokens += entry.num_tokens
             request.num_in_flight_steps += 1
@@ -139,7 +139,7 @@ def _ints(values: Iterable[int | None]) -> np.ndarray:
 
 
 def _block_delta(items: list[Item]) -> BlockDelta:
-    """Blocks appended to tables the worker has already."""
+    """Blocks appended to tables that the worker already has."""
     rows, groups, ids = [], [], []
     for request, entry in items:
         if entry.is_new:

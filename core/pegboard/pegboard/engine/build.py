@@ -124,7 +124,7 @@ def _policy(registry: Registry, config: EngineConfig, limits: Limits) -> tuple[A
 
 
 def _limits(plan: "EnginePlan", config: EngineConfig, registry: Registry) -> Limits:
-    """The settings resolved: the only place that says what an unset one means. The platform has filled in its own before."""
+    """The resolved settings. Only this function says what an unset one means. The platform has already filled in its defaults."""
     assert config.max_num_seqs and config.max_num_batched_tokens and config.block_size
     return Limits(
         max_model_len=plan.max_model_len,
@@ -159,7 +159,7 @@ def _connectors(registry: Registry, config: EngineConfig, kv_plan: Any) -> dict[
 
 
 def _max_in_flight(config: EngineConfig, registry: Registry) -> int:
-    """A chosen plugin that needs each new token on the host makes the engine synchronous, said in the log."""
+    """How many steps may be in flight: one when a chosen plugin needs each new token on the host. The log then says so."""
     chosen = [("draft", config.spec_method)] if config.spec_method else []
     chosen += [("logits_processor", name) for name in config.logits_processors or ()]
     wanted = config.max_in_flight or 1

@@ -1,4 +1,4 @@
-"""The engine: requests in, one step at a time, deltas out. The only owner of everything that changes.
+"""The engine: takes requests, runs one step at a time, returns deltas. It owns all mutable state.
 
     step():  fill the in-flight queue → take the oldest step → give it its token masks → apply its result
 
@@ -37,14 +37,14 @@ from pegboard.interfaces.scheduling_policy import SchedulingPolicy
 from pegboard.plugins.names import to_install
 
 GRAMMAR_NAP_S = 0.01
-"""How long a step sleeps when nothing but a compiling grammar can bring work."""
+"""How long a step sleeps while every request waits for its grammar to compile."""
 
 
 class Engine:
     """Serves requests on an executor whose model is loaded and whose KV cache is allocated.
 
-    connectors: implementations by plugin name, in chain order. grammars: this engine's own, stopped with it. has_priority: the
-    policy honours `EngineRequest.priority`. plugin_modules: module → id of the plugin whose code it is; a failure in it is
+    connectors: implementations by plugin name, in chain order. grammars: owned by this engine, which stops them. has_priority:
+    the policy honours `EngineRequest.priority`. plugin_modules: module → id of the plugin whose code it is; a failure in it is
     reported with the id. clock: seconds, the same clock as `EngineRequest.arrival_s`.
     Raises KVCacheTooSmall when the plan cannot hold one request of `limits.max_model_len` tokens.
 
@@ -68,7 +68,7 @@ class Engine:
         check_fits(kv_plan, limits.max_model_len, limits.chunk_tokens)
         self.limits = limits
         self.decisions: Callable[[], list[dict[str, Any]]] = list
-        """Which plugins were chosen for this engine, and why; whoever builds it knows."""
+        """Which plugins were chosen for this engine, and why. Set by `build_engine`."""
         self._executor = executor
         self._grammars = grammars
         self._has_priority = has_priority
@@ -177,7 +177,7 @@ class Engine:
             self._scheduler.update(batch, output)
 
     def _send_masks(self, batch: Batch) -> None:
-        """Older steps are applied, so the grammars are exact; the forward of this step runs meanwhile."""
+        """Older steps have been applied, so the grammars are up to date. The forward of this step runs meanwhile."""
         assert self._grammars is not None
         by_row, draining = self._queues.by_row, self._queues.draining
         live = [by_row[row] if by_row[row] not in draining else None for row in batch.rows.tolist()]
@@ -210,20 +210,20 @@ class Engine:
         }
 
     def attach(self, sink: MetricsSink) -> None:
-        """One more sink. It is told the metrics and the state of this moment at once."""
+        """Add a sink. It gets the declared metrics and the current state at once."""
         self._metrics.attach(sink, self._gauges())
 
     # --- control ------------------------------------------------------------------------------------------------------------
 
     def control(self, action: str, **arguments: Any) -> Any:
-        """Everything that is not a request, between steps: one of a few named actions. RequestError for an unknown one."""
+        """Run a named action between steps. RequestError when there is no such action."""
         self._must_live()
         if action not in self._actions:
             raise RequestError(f"unknown action {action!r}; there are {', '.join(self._actions)}", parameter="action")
         return self._actions[action](**arguments)
 
     def stats(self) -> dict[str, Any]:
-        """Numbers of this moment, totals since the start, and how many blocks every running request holds in each KV group."""
+        """Current numbers, totals since the start, and how many blocks each running request holds in each KV group."""
         kv, running = self._kv, self._queues.running
         return {
             **self._gauges(),
@@ -249,7 +249,7 @@ class Engine:
         return is_reset
 
     def _call(self, method: str, args: Sequence[Any] = ()) -> list[object]:
-        """A worker method on all ranks, one that does not disturb serving; results in rank order."""
+        """Call a worker method that does not disturb serving on all ranks. Results in rank order."""
         if method not in SERVING_CALLS:
             allowed = ", ".join(sorted(SERVING_CALLS))
             raise RequestError(f"workers cannot run {method!r} while they serve; they can run {allowed}", parameter="method")
@@ -274,7 +274,7 @@ class Engine:
 
     @contextmanager
     def _dying(self) -> Iterator[None]:
-        """Whatever escapes leaves the books in an unknown state: the engine does not go on."""
+        """An error that escapes leaves the engine in an unknown state, so the engine is dead afterwards."""
         try:
             yield
         except BaseException as error:
@@ -292,7 +292,7 @@ class Engine:
 
     @contextmanager
     def _executing(self, what: str) -> Iterator[None]:
-        """A call into the executor; its failure is the engine's death."""
+        """A call into the executor. When it fails, the engine is dead."""
         try:
             yield
         except EngineDeadError:

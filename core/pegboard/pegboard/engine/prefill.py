@@ -1,4 +1,4 @@
-"""Lets waiting requests in: checks what they wait for, finds their computed prefix, reserves blocks, and gives them a row."""
+"""Admits waiting requests: checks what they wait for, finds their cached prefix, reserves blocks, and gives them a row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pegboard.interfaces.scheduling_policy import RequestStatus
 
 
 class Verdict(Enum):
-    """On one waiting request: it got in; the next one may try; or nobody after it may pass."""
+    """What happened to a waiting request. SKIPPED: the next one may try. BLOCKED: no request after it may be admitted."""
 
     ADMITTED = "admitted"
     SKIPPED = "skipped"
@@ -54,7 +54,7 @@ class Prefill:
         queues = self._queues
         admitted: list[Request] = []
         failed: list[tuple[Request, PegboardError]] = []
-        for request in cast("Iterator[Request]", queues.policy.waiting()):  # they are the ones it was given
+        for request in cast("Iterator[Request]", queues.policy.waiting()):  # the policy returns the objects that it was given
             if plan.tokens_left <= 0 or not queues.free_rows:
                 break
             verdict = self._try(request, plan, failed)
@@ -100,7 +100,7 @@ class Prefill:
     # --- what a request may wait for ----------------------------------------------------------------------------------------
 
     def _is_ready(self, request: Request) -> bool:
-        """Nothing but a row keeps the request waiting. PegboardError when its grammar cannot be compiled."""
+        """The request waits for nothing except a row. PegboardError when its grammar cannot be compiled."""
         if request.status is RequestStatus.LOADING:
             return False
         if "parent" in request.waits_for and self._parent_is_busy(request):
@@ -108,7 +108,7 @@ class Prefill:
         return "grammar" not in request.waits_for or self._grammars is None or self._grammars.take(request)
 
     def _parent_is_busy(self, request: Request) -> bool:
-        """The parent still computes the prompt, or is about to: its blocks are worth waiting for."""
+        """The parent is computing the prompt or will do so soon. The child waits, because it can then share the blocks."""
         parent = request.parent
         if parent is None or parent.is_finished or parent.num_output_tokens:
             return False
@@ -117,7 +117,8 @@ class Prefill:
     # --- where it starts ----------------------------------------------------------------------------------------------------
 
     def _fork(self, request: Request, plan: StepPlan) -> bool:
-        """n > 1: start from the parent's blocks with only the last prompt token to compute. False = admit it normally."""
+        """n > 1: start from the parent's blocks, so that only the last prompt token must be computed. False: admit it
+        normally."""
         parent = request.parent
         if "parent" not in request.waits_for or parent is None or parent.status is not RequestStatus.RUNNING:
             return False
@@ -132,8 +133,8 @@ class Prefill:
         return True
 
     def _find_start(self, request: Request) -> _Start | None:
-        """The longest computed prefix: what is here already, cached here, and at a connector. None = ask again in a later
-        step."""
+        """The longest prefix that need not be computed: already loaded, cached here, or at a connector. None: ask again in a
+        later step."""
         if self._kv.holds(request):  # a connector has loaded its blocks
             return _Start(is_loaded=True)
         if getattr(request.params, "skip_reading_prefix_cache", False):
@@ -144,18 +145,18 @@ class Prefill:
         return None if external is None else _Start(hit, external)
 
     def _begin_loading(self, request: Request, start: _Start) -> Verdict:
-        """Reserve blocks for the prefix and wait outside of the rows until the connector has filled them."""
+        """Reserve blocks for the prefix. The request waits without a row until the connector has filled them."""
         blocks = self._kv.allocate(request, start.num_cached, hit=start.hit, num_computed_tokens=start.num_cached)
         if blocks is None:
             if not self._is_alone() or self._queues.reclaim(request):
                 return Verdict.BLOCKED
-            request.uses_connectors = False  # there will never be more room than now: compute it, chunk by chunk
+            request.uses_connectors = False  # there will never be more free blocks than now, so compute it chunk by chunk
             return Verdict.SKIPPED
         self._count_query(request, start)
         request.num_computed_tokens = start.num_cached
         request.status = RequestStatus.LOADING
         self._queues.loading[request.key] = request
-        assert self._queues.connectors is not None, "one of them loads"
+        assert self._queues.connectors is not None, "a connector said that it loads"
         self._queues.connectors.allocated(request, start.external)
         return Verdict.SKIPPED
 
@@ -165,7 +166,7 @@ class Prefill:
         computed = request.num_computed_tokens
         num_missing = request.num_tokens - computed
         if not self._limits.enable_chunked_prefill and num_missing > plan.tokens_left < plan.budget.max_tokens:
-            return Verdict.BLOCKED  # it gets a whole step to itself rather than being cut
+            return Verdict.BLOCKED  # it waits for a step that can take all of it
         num_tokens = self.chunk(request, num_missing, plan)
         samples = num_tokens == num_missing
         if num_tokens == 0 or (not samples and not plan.allows_partial(request)):
@@ -182,8 +183,8 @@ class Prefill:
         return Verdict.ADMITTED
 
     def chunk(self, request: Request, num_missing: int, plan: StepPlan) -> int:
-        """How many of the missing tokens this step computes: within the budget and the chunk limit, ending where a state can
-        be cached if it cannot reach the end."""
+        """How many of the missing tokens this step computes, within the budget and the chunk limit. A chunk that does not reach
+        the end stops where a state can be cached."""
         num_tokens = min(num_missing, plan.tokens_left)
         if self._limits.enable_chunked_prefill:
             num_tokens = min(num_tokens, max(1, plan.budget.max_chunk), self._limits.long_prefill_token_threshold)
@@ -199,12 +200,12 @@ class Prefill:
         plan.put(request, Entry(num_tokens, 0, samples, self._kv.tables(request), is_new=True))
 
     def _is_alone(self) -> bool:
-        """Nobody runs, loads or leaves who could give blocks back."""
+        """No other request runs, loads or drains, so no blocks will come back."""
         queues = self._queues
         return not (queues.running or queues.draining or queues.is_transferring)
 
     def _count_query(self, request: Request, start: _Start) -> None:
-        """Statistics, and what the client is told: only the first admission counts."""
+        """Count prefix cache queries and hits. Only the first admission of a request counts."""
         if request.num_cached_tokens is None:
             request.num_cached_tokens = start.num_cached
             if start.hit is not None:

@@ -33,8 +33,9 @@ BASE_SLOT = 0
 
 class Queues:
     """policy: holds the waiting requests. running: in admission order. loading: requests whose blocks a connector fills between
-    steps. by_row: who owns each row, draining requests included. removed_rows: vacated since the last batch. deltas: waiting to
-    be handed out. ended: finished since they were last measured. totals: counters since the start, by metric."""
+    steps. by_row: who owns each row, draining requests included. removed_rows: vacated since the last batch. deltas: not yet
+    returned by `Engine.step`. ended: requests that finished since the last measurement. totals: counters since the start, by
+    metric."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Queues:
         self.totals = dict.fromkeys(TOTALS, 0)
 
     def add(self, request: Request) -> None:
-        """A new completion waits."""
+        """Add a new completion to the waiting ones."""
         self.requests[request.key] = request
         self.completions.setdefault(request.request_id, []).append(request)
         if request.parent is not None:
@@ -72,8 +73,8 @@ class Queues:
         self._wait(request)
 
     def run(self, request: Request) -> None:
-        """Give an admitted request its row. The caller has its blocks and its adapter, and calls `stop_waiting` once it does not
-        iterate over the waiting requests any more."""
+        """Give an admitted request its row. The caller has reserved its blocks and its adapter. It calls `stop_waiting` after it
+        has finished iterating over the waiting requests."""
         self._leave_parent(request)
         request.row = self.free_rows.pop()
         request.status = RequestStatus.RUNNING
@@ -82,12 +83,12 @@ class Queues:
         self.running.append(request)
 
     def stop_waiting(self, request: Request) -> None:
-        """The policy forgets it."""
+        """Remove it from the policy's waiting requests."""
         self.policy.remove(request)
         self.num_waiting -= 1
 
     def preempt(self, request: Request) -> None:
-        """Take the row and the blocks back; it recomputes later."""
+        """Take the row and the blocks back. The request computes its tokens again later."""
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         self.totals["num_preemptions_total"] += 1
@@ -124,7 +125,8 @@ class Queues:
         self.finish(request, delta, reason, is_aborted=True)
 
     def vacate(self, request: Request) -> None:
-        """No step in flight holds the request's row any more: give everything back; a preempted request waits again."""
+        """No step in flight holds the request's row any more, so everything it holds is given back. A preempted request waits
+        again."""
         assert request.row is not None
         self.draining.discard(request)
         self.kv.release(request)
@@ -139,8 +141,8 @@ class Queues:
             self._wait(request)
 
     def reclaim(self, need: Request) -> bool:
-        """Take the blocks of one other waiting request, which a connector has loaded: the last resort before `need`, which could
-        run, gives way itself. False when nobody has any."""
+        """Take the blocks that a connector has loaded for another waiting request: the last resort before `need` itself must
+        wait. False when no request has such blocks."""
         for other in reversed(self.requests.values()):
             if other is not need and other.status is RequestStatus.WAITING and self.kv.holds(other):
                 self.drop_blocks(other)
@@ -148,7 +150,7 @@ class Queues:
         return False
 
     def drop_blocks(self, request: Request) -> None:
-        """A waiting request gives back what a connector loaded for it, and starts over by computing."""
+        """A waiting request gives back the blocks that a connector loaded for it. It computes them instead."""
         self._released(request, "preempted")
         self.kv.release(request)
         request.num_computed_tokens = 0
@@ -174,14 +176,14 @@ class Queues:
             self.vacate(request)
 
     def _leave_parent(self, request: Request) -> None:
-        """The completion does not count on its parent's prompt blocks any more."""
+        """The completion no longer waits for its parent's prompt blocks."""
         if "parent" in request.waits_for and request.parent is not None:
             request.parent.num_waiting_children -= 1
             request.waits_for.discard("parent")
 
 
 class LoRASlots:
-    """Which LoRA adapter sits in which of the worker's slots 1 … max_loras. An adapter that a running request uses never loses
+    """Which LoRA adapter is in which of the worker's slots 1 … max_loras. An adapter that a running request uses never loses
     its slot, so no batch can want more than `max_loras` adapters. Of the others the least recently used one makes room."""
 
     def __init__(self, max_loras: int) -> None:
@@ -205,7 +207,7 @@ class LoRASlots:
         return True
 
     def release(self, adapter: AdapterRef) -> None:
-        """One user less."""
+        """One user fewer."""
         self._num_users[adapter.lora_id] -= 1
         if not self._num_users[adapter.lora_id]:
             del self._num_users[adapter.lora_id]

@@ -1,4 +1,5 @@
-"""One completion of one request as the engine keeps it: its state, what is refused, and when it ends. Knows no scheduling."""
+"""One completion of one request as the engine keeps it: its state, what is refused, and when it ends. It knows nothing about
+scheduling."""
 
 from __future__ import annotations
 
@@ -120,7 +121,7 @@ class Request:
         the finish reason ("stop", "length" or None); sets `stop_reason`.
 
         Order and reasons are vLLM's: end of sequence and stop tokens count only from `min_tokens` outputs on. End of sequence
-        leaves stop_reason None, a stop token is named there. Stop strings are found where the text is (A), not here.
+        leaves stop_reason None; a stop token is named there. Stop strings are found in A, where the text is.
         """
         params = self.params
         assert isinstance(params, SamplingParams), "pooling requests produce no tokens"
@@ -152,7 +153,7 @@ def completions_of(source: EngineRequest) -> Iterator[Request]:
 
 def check_request(request: EngineRequest, limits: Limits, *, has_priority: bool) -> None:
     """Raise RequestError, with the field at fault, when the request cannot be served under `limits`. has_priority: the scheduling
-    policy honours `priority`. Grammars are checked elsewhere."""
+    policy honours `priority`. Grammars are checked by the engine."""
     _check_prompt(request, limits)
     if request.priority and not has_priority:
         raise RequestError(
@@ -163,7 +164,7 @@ def check_request(request: EngineRequest, limits: Limits, *, has_priority: bool)
         raise RequestError(f"adapter {request.lora.name!r}: LoRA is off; start with max_loras of at least 1", parameter="model")
     n, most = request.params.n if isinstance(request.params, SamplingParams) else 1, limits.max_num_queued_reqs
     if n > most:
-        raise RequestError(f"n must be at most {most}, as many completions may wait here, got {n}", parameter="n")
+        raise RequestError(f"n must be at most {most}, the number of completions that may wait, got {n}", parameter="n")
 
 
 def _check_prompt(request: EngineRequest, limits: Limits) -> None:

@@ -1,9 +1,9 @@
-"""Decides each step's work, and applies its result. There is no prefill phase and no decode phase: `num_computed_tokens` chases
-the known tokens.
+"""Decides each step's work, and applies its result. There is no prefill phase and no decode phase: every step moves
+`num_computed_tokens` of some requests towards their known tokens.
 
     schedule():  1. running requests, in order: each gets the tokens it lacks, within the token budget; when blocks run out, the
                     policy names a victim, which gives its blocks back and recomputes later
-                 2. if nobody was preempted: waiting requests, in the policy's order (prefill.py)
+                 2. if no request was preempted: waiting requests, in the policy's order (prefill.py)
                  3. the plan becomes a Batch
     update():    tokens are appended, ends found, full blocks made findable, deltas left in the queues
 
@@ -34,8 +34,8 @@ from pegboard.interfaces.scheduling_policy import RequestStatus, StepLoad
 
 @dataclass(slots=True)
 class InFlight:
-    """What is remembered of a submitted step: row → draft tokens it verifies, copies it runs, the load it met, tokens it computes
-    beyond one a row."""
+    """A submitted step: row → draft tokens it verifies, the block copies it runs, the load before it, and the tokens it computes
+    beyond one per row."""
 
     drafts: dict[int, list[int]]
     copies: list[Copy]
@@ -44,7 +44,7 @@ class InFlight:
 
 
 class Scheduler:
-    """Called from the engine's thread: `schedule` before a step is submitted, `update` when its result is in, in the same
+    """Called from the engine's thread: `schedule` before a step is submitted, `update` when its result has arrived, in the same
     order."""
 
     def __init__(self, limits: Limits, queues: Queues, grammars: Grammars | None, metrics: StepMetrics) -> None:
@@ -77,7 +77,7 @@ class Scheduler:
         return batch
 
     def drafts(self, step: int) -> dict[int, list[int]]:
-        """Row → the draft tokens a submitted step verifies."""
+        """Row → the draft tokens that a submitted step verifies."""
         return self._steps[step].drafts
 
     def _load(self) -> StepLoad:
@@ -98,7 +98,7 @@ class Scheduler:
             elif request.status is RequestStatus.RUNNING:
                 index = running.index(request) + 1  # victims may have stood before it
             else:
-                break  # it had the weakest claim itself: what it gave back is for the next step
+                break  # it was the victim itself; the next step uses the blocks it gave back
 
     def _plan_one(self, request: Request, plan: StepPlan) -> None:
         """Schedule one running request, if it has something to compute and blocks can be found."""
@@ -118,8 +118,8 @@ class Scheduler:
         plan.put(request, Entry(num_known + num_drafts, num_drafts, samples, new_blocks))
 
     def _missing(self, request: Request) -> tuple[int, int]:
-        """(known tokens without KV, drafts to verify after them); (0, 0) when the request must wait for its own result, or
-        when what is in flight is certain to end it."""
+        """(known tokens without KV, drafts to verify after them); (0, 0) when the request must wait for its own result, or when
+        the steps in flight are certain to end it."""
         computed, num_tokens = request.num_computed_tokens, len(request.all_token_ids)
         if computed < num_tokens - 1:
             return num_tokens - computed, 0
@@ -134,7 +134,7 @@ class Scheduler:
         return 1, max(0, min(len(drafts), limits.max_drafts, request.output_room(limits.max_model_len) - 1))
 
     def _shorten(self, request: Request, num_known: int, num_drafts: int, plan: StepPlan) -> tuple[int, int]:
-        """Fit the wish into what is left of the step. Drafts are cut by the budget and by the grammar."""
+        """Cut both numbers to what is left of the step's budget. The grammar may cut the drafts further."""
         if num_known > 1:
             return self._prefill.chunk(request, num_known, plan), num_drafts
         num_drafts = min(num_drafts, plan.tokens_left - 1)
@@ -151,7 +151,7 @@ class Scheduler:
             if request.num_waiting_children and self._kv.stop_keeping(request):
                 continue
             if queues.draining:
-                return None  # blocks come back as soon as the steps in flight are done: no need to take more
+                return None  # draining requests give blocks back soon, so no more victims are needed
             victim = cast("Request | None", queues.policy.victim(tuple(queues.running), request))
             if (victim is None or victim is request) and queues.reclaim(request):
                 continue
@@ -167,7 +167,7 @@ class Scheduler:
     # --- update -------------------------------------------------------------------------------------------------------------
 
     def update(self, batch: Batch, output: StepOutput) -> None:
-        """Bring all requests of the step up to date; results for rows whose request has left meanwhile are dropped."""
+        """Apply the results to the requests of the step. Results for rows whose request has left meanwhile are dropped."""
         self._close(batch, output)
         failed_loads = self._take_reports(output)
         places = {row: place for place, row in enumerate(output.rows.tolist())}
@@ -202,7 +202,7 @@ class Scheduler:
                 self._metrics.drafts(num_drafts, len(token_ids[place]) - 1)
 
     def _close(self, batch: Batch, output: StepOutput) -> None:
-        """The step is over: its copies are done, and its times are something to learn from."""
+        """The step is over: release its copies, and report its times to the policy, the pacing and the metrics."""
         step = self._steps.pop(batch.step)
         self._kv.copies_done(step.copies)
         self._queues.policy.observe(step.load, output.times)
@@ -230,8 +230,8 @@ class Scheduler:
             self._queues.finish(request, delta, reason)
 
     def _advance_grammar(self, request: Request, token_ids: list[int], delta: RequestDelta, reason: str | None) -> str | None:
-        """The finish reason, the grammar's if it has one: where it wants a stop token and min_tokens (or a model without any)
-        allows none, the text is whole and the completion ends."""
+        """The finish reason. The completion also ends when the grammar allows only a stop token, and min_tokens (or a model
+        without stop tokens) allows none."""
         params = request.params
         assert isinstance(params, SamplingParams) and params.structured_outputs, "it has a grammar"
         if request.grammar.accept(token_ids) != len(token_ids):
@@ -250,7 +250,7 @@ class Scheduler:
         return "stop"
 
     def _commit(self, request: Request) -> None:
-        """What no step in flight can change any more is valid."""
+        """Make the tokens valid that no step in flight can change any more."""
         self._kv.commit(request, min(request.num_confirmed_tokens, len(request.all_token_ids)))
 
     # --- update: KV transfers -----------------------------------------------------------------------------------------------
@@ -299,6 +299,6 @@ def _load_failed(where: str = "") -> str:
 
 
 def _positions(logprobs: Logprobs) -> list[PositionLogprobs]:
-    """Arrays to one object per position."""
+    """One object per position, from arrays."""
     columns = zip(logprobs.token_ids.tolist(), logprobs.values.tolist(), logprobs.ranks.tolist(), strict=True)
     return [PositionLogprobs(token_ids, values, rank) for token_ids, values, rank in columns]

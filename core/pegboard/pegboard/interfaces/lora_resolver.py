@@ -23,4 +23,5 @@ class LoRAResolverSetup:
 
 class LoRAResolver(Protocol):
     async def resolve(self, name: str) -> "AdapterRef | None":
-        """A local directory with the adapter, or None = not mine. Time limit and single flight are core's."""
+        """A local directory with the adapter, or None when this resolver does not know it. Core sets a time limit and calls once
+        per adapter at a time."""

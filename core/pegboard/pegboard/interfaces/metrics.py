@@ -1,4 +1,4 @@
-"""Kind `metrics`: where measurements go. Ambient: runs only when enabled. A failing sink is quarantined, never fatal.
+"""Kind `metrics`: where measurements go. Ambient: runs only when enabled. A failing sink is switched off; that is never fatal.
 
 The engine measures; a sink that says so in its spec is built in the API process instead and gets the same samples there, a few
 times per second, together with what the HTTP server measures.
@@ -67,8 +67,8 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One request that has ended, with all its completions. Times are seconds on the clock of `time.time()`; 0.0 = it never came
-    so far.
+    """One request that has ended, with all its completions. Times are seconds on the clock of `time.time()`; 0.0: it never
+    happened.
 
     num_generated_tokens: of all completions together. finish_reasons: in the order in which the completions ended.
     forward_s, execute_s: time of the steps it took part in, in the model's forward and in the worker altogether.
@@ -147,7 +147,7 @@ class Reading:
 
 
 class Totals:
-    """Adds up samples, for sinks that are asked rather than tell. A metric nobody declared is passed over."""
+    """Adds up samples, for sinks that answer requests. An undeclared metric is skipped."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, Metric] = {}

@@ -1,4 +1,5 @@
-"""Kind `scheduling_policy`: who goes first, who gives blocks back, how much one step may do. Runs in E, hot, no torch."""
+"""Kind `scheduling_policy`: which request goes first, which gives blocks back, how much one step may do. Runs in E, hot, no
+torch."""
 
 from __future__ import annotations
 
@@ -101,8 +102,8 @@ class SchedulingPolicy(Protocol):
         """Best first, lazily; the scheduler may skip one and take the next, and does not change the set while iterating."""
 
     def victim(self, running: Sequence[RequestView], need: RequestView) -> RequestView | None:
-        """Who of `running` (in admission order) gives its blocks back so that `need` can go on; may be `need` itself; None =
-        nobody, `need` waits. Among equals choose the last admitted: the choice must let somebody finish."""
+        """Which of `running` (in admission order) gives its blocks back so that `need` can go on. It may be `need` itself. None:
+        no request does, and `need` waits. Among equals choose the last admitted, so that some request always finishes."""
 
     def budget(self, load: StepLoad) -> StepBudget:
         """Called once at the start of each step."""

@@ -33,10 +33,10 @@ class StructuredOutputNeed(Need):
 @dataclass(frozen=True)
 class StructuredOutputSetup:
     """vocab_size: V, the width of the model's logits. load: reads the tokenizer's vocabulary. eos_token_ids: ids that end an
-    output by the checkpoint's word. num_threads: threads that filling and compiling may use.
+    output according to the checkpoint. num_threads: threads that filling and compiling may use.
 
-    Building a backend happens while the engine starts, whether or not a constraint ever comes: it must be cheap. The
-    vocabulary is there on first use, which belongs into `compile`.
+    Building a backend happens while the engine starts, whether or not a constraint ever comes: it must be cheap. The vocabulary
+    is read on first use, which should be in `compile`.
     """
 
     vocab_size: int

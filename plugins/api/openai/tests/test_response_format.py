@@ -57,11 +57,11 @@ def test_both_fields_become_one_constraint(form: Any, given: Any, expected: Any)
         (None, {"regex": ""}, "structured_outputs", "regex must not be empty"),
         (None, {"choice": []}, "structured_outputs", "choice must be a list of strings"),
         (None, {"choice": [1]}, "structured_outputs", "choice must be a list of strings"),
-        (None, {"json": "{"}, "structured_outputs", "json is no JSON"),
+        (None, {"json": "{"}, "structured_outputs", "json is not JSON"),
         (None, {"json": 5}, "structured_outputs", "json must be text"),
         (None, {"json": "[]"}, "structured_outputs", "must be a JSON object"),
         (None, {"json_object": False}, "structured_outputs", "json_object must be true"),
-        (None, {"structural_tag": "x"}, "structured_outputs", "structural_tag is no JSON"),
+        (None, {"structural_tag": "x"}, "structured_outputs", "structural_tag is not JSON"),
         (None, {"regex": "a", "disable_any_whitespace": 1}, "structured_outputs", "expected true or false"),
         (None, {"json": {}, "whitespace_pattern": 1}, "structured_outputs", "expected a string"),
     ],
@@ -80,7 +80,7 @@ def test_schemas_are_not_nested_without_end(depth: int) -> None:
     if depth < 100:
         assert structure(None, {"json": schema}) is not None
     else:
-        with pytest.raises(RequestError, match="nested deeper|is no JSON"):
+        with pytest.raises(RequestError, match="nested deeper|is not JSON"):
             structure(None, {"json": schema})
 
 

@@ -106,7 +106,7 @@ def test_priority_victim_is_the_worst_and_may_be_the_needy_one():
 
 
 @pytest.mark.parametrize("policy_class", [FCFSPolicy, PriorityPolicy])
-def test_nobody_running_gives_no_victim(policy_class):
+def test_no_running_request_gives_no_victim(policy_class):
     assert policy_class(None, SETUP).victim([], View()) is None
 
 

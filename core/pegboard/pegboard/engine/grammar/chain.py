@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pegboard.plan.engine_plan import EnginePlan
 
 MAX_FILL_THREADS = 4
-"""Filling the masks of a batch is short work: more threads cost more than they bring."""
+"""Filling the masks of a batch is short work. More threads cost more than they save."""
 
 
 def make_grammars(registry: Registry, plan: "EnginePlan") -> Grammars | None:

@@ -1,7 +1,7 @@
 """Compiles constraints off the engine's loop: in threads with a time limit, each constraint once, by the first backend that can.
 
-A thread cannot be stopped. One that overruns its limit gets a successor and ends when it is done at last, so a constraint that
-never compiles costs its own requests their answer and the engine one thread.
+A thread cannot be stopped. One that overruns its limit is replaced and ends when its compilation does. A constraint that never
+compiles therefore fails its own requests and costs the engine one thread.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Compilation:
 
 
 class GrammarCompiler:
-    """chain: backends by name, asked in order. prepare: called in a thread before the first compilation.
+    """chain: backends by name, asked in order.
 
     `start` and `get` are for the engine's thread only."""
 
@@ -71,8 +71,8 @@ class GrammarCompiler:
         self._cache: OrderedDict[Constraint, _Compilation] = OrderedDict()
 
     def check(self, constraint: Constraint) -> None:
-        """RequestError, with every backend's reason, when nobody can enforce the constraint. Very long ones are left to the
-        thread that compiles."""
+        """RequestError, with every backend's reason, when no backend can enforce the constraint. Very long constraints are
+        checked only in the thread that compiles them."""
         if len(constraint.text) > MAX_CHECKED:
             return
         reasons = []
@@ -89,7 +89,7 @@ class GrammarCompiler:
         self._cache.move_to_end(constraint)
 
     def get(self, constraint: Constraint) -> Compiled | None:
-        """The result, None while it is being made. PegboardError when compiling failed or takes too long."""
+        """The result; None while it is being compiled. PegboardError when compiling failed or takes too long."""
         compilation = self._cache.get(constraint)
         if compilation is None:  # it fell out of the cache while its request waited
             compilation = self._begin(constraint)
@@ -109,18 +109,18 @@ class GrammarCompiler:
         )
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until some compilation ends: called when the engine has nothing else to do."""
+        """Sleep until a compilation ends. Called when the engine has nothing else to do."""
         pending = [entry.future for entry in self._cache.values() if not entry.future.done() and not entry.is_overdue]
         if pending:
             wait(pending, timeout_s, FIRST_COMPLETED)
 
     def stop(self) -> None:
-        """End the threads: those that are idle now, the others when they are done, which is awaited for a second at most."""
+        """End the threads: idle ones now, the others when their compilation ends. Waits for at most a second."""
         for _ in self._threads:
             self._queue.put(None)
         give_up_s = time.monotonic() + 1.0
         for thread in self._threads:
-            if thread is not threading.current_thread():  # it is when a collection there finds the engine forgotten
+            if thread is not threading.current_thread():  # garbage collection in such a thread can stop the engine
                 thread.join(max(0.0, give_up_s - time.monotonic()))
 
     def _begin(self, constraint: Constraint) -> _Compilation:
@@ -144,7 +144,7 @@ class GrammarCompiler:
         while (compilation := self._queue.get()) is not None:
             try:
                 compilation.future.set_result(self._compile(compilation.constraint))
-            except BaseException as error:  # noqa: BLE001 - handed to whoever asks for the result
+            except BaseException as error:  # noqa: BLE001 - `get` raises it
                 compilation.future.set_exception(error)
             if compilation.is_overdue:
                 return

@@ -1,7 +1,7 @@
 """Structured output in the engine: the grammar of a request once it is compiled, token masks per step, drafts trimmed.
 
 A constraint is compiled once, in a thread with a time limit (`compiler.py`); every request with the same
-constraint gets a fork of the result. A request whose grammar is not there yet is passed over by the scheduler. A failed
+constraint gets a fork of the result. The scheduler skips a request whose grammar is not compiled yet. A failed
 compilation fails that request only.
 """
 
@@ -28,7 +28,7 @@ CONSTRAINT_KINDS: tuple[Any, ...] = ("json", "json_object", "regex", "choice", "
 
 
 def constraint_of(params: StructuredOutputsParams, config: StructuredOutputsConfig | None = None) -> Constraint:
-    """The one constraint the parameters give, as text; whitespace and property options ride along."""
+    """The one constraint of the parameters as text, with the options for whitespace and properties."""
     config = config or StructuredOutputsConfig()
     kind = next(kind for kind in CONSTRAINT_KINDS if getattr(params, kind) is not None)  # the parameters have exactly one
     value = getattr(params, kind)
@@ -64,7 +64,7 @@ class Grammars:
         self._compiler = GrammarCompiler(chain, timeout_s=timeout_s, clock=clock)
 
     def check(self, params: StructuredOutputsParams) -> None:
-        """RequestError, with every backend's reason, when nobody enforces the constraint."""
+        """RequestError, with every backend's reason, when none can enforce the constraint."""
         with _blaming(params):
             self._compiler.check(constraint_of(params, self._config))
 
@@ -99,7 +99,7 @@ class Grammars:
         return True
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until some compilation ends: called when the engine has nothing else to do."""
+        """Sleep until a compilation ends. Called when the engine has nothing else to do."""
         self._compiler.wait(timeout_s)
 
     def trim(self, request: Request, draft_token_ids: list[int]) -> list[int]:
@@ -133,7 +133,7 @@ class Grammars:
         )
 
     def stop(self) -> None:
-        """Forget what still compiles."""
+        """Stop compiling."""
         self._compiler.stop()
 
     def _fill_first(self, grammars: Sequence[RequestGrammar], bits: Array, starts: Array) -> None:
@@ -155,11 +155,11 @@ class Grammars:
             bits[starts[chosen]] = part
 
     def _fill_depths(self, grammar: RequestGrammar, drafts: Sequence[int], bits: Array) -> None:
-        """Positions behind accepted drafts, one after the other: each needs the state its drafts lead to."""
+        """Positions after accepted drafts, one after the other: each needs the state that its drafts lead to."""
         num_accepted = 0
         for depth, token in enumerate(drafts):
             if grammar.accept([token]) != 1:
-                break  # cannot happen after trim(); an empty mask would be the honest answer
+                break  # cannot happen after trim(); the mask stays empty
             num_accepted += 1
             grammar.fill(bits[depth])
         grammar.rollback(num_accepted)
@@ -175,5 +175,5 @@ def _blaming(params: StructuredOutputsParams) -> Iterator[None]:
 
 
 def _wanted(request: Request) -> StructuredOutputsParams:
-    assert isinstance(request.params, SamplingParams) and request.params.structured_outputs, "only such requests come here"
+    assert isinstance(request.params, SamplingParams) and request.params.structured_outputs, "only constrained requests come here"
     return request.params.structured_outputs

@@ -1,4 +1,4 @@
-"""The grammar of one completion: starts behind its reasoning, and knows the stop tokens that its backend never sees."""
+"""The grammar of one completion. It starts after the reasoning, and handles the stop tokens, which its backend never sees."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ReasoningEnd:
     """Finds the end of reasoning in a completion's tokens.
 
     ends: token ids of the texts, any of which ends it. token_bytes: what tokens stand for. A text of ordinary tokens is found
-    however the model spells it; one with special tokens, which have no bytes, only as these very ids.
+    however the model spells it; one with special tokens, which have no bytes, is found only as exactly these ids.
     """
 
     def __init__(self, ends: Sequence[Sequence[int]], token_bytes: Sequence[bytes]) -> None:
@@ -29,7 +29,7 @@ class ReasoningEnd:
             else:
                 self._ids.append(list(end))
 
-    def is_behind(self, token_ids: list[int]) -> bool:
+    def ends_reasoning(self, token_ids: list[int]) -> bool:
         """The last of `token_ids` completes an end."""
         if any(token_ids[-len(end) :] == end for end in self._ids):
             return True
@@ -41,8 +41,8 @@ class ReasoningEnd:
 
 
 class RequestGrammar:
-    """Kept in `Request.grammar`. name: of the backend. stop_token_ids: tokens that may follow where the text may end, and behind
-    which nothing else may (an output goes on behind them only if the request ignores end of sequence)."""
+    """Kept in `Request.grammar`. name: of the backend. stop_token_ids: tokens that are allowed where the text may end. Only stop
+    tokens may follow them (an output continues after them only if the request ignores end of sequence)."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class RequestGrammar:
         if not self.is_active:
             assert self._reasoning is not None
             self._reasoned.append(token)
-            self.is_active = self._reasoning.is_behind(self._reasoned)
+            self.is_active = self._reasoning.ends_reasoning(self._reasoned)
             return True
         if token in self._stop:
             if not self._num_stops and not self._allows(token):
@@ -105,7 +105,7 @@ class RequestGrammar:
             self.is_active = False
 
     def fill(self, mask: Array) -> None:
-        """What may come next, into uint32 [words] of zeros."""
+        """Write the allowed next tokens into `mask`, uint32 [words] of zeros."""
         if not self.is_active:
             mask[:] = np.iinfo(np.uint32).max
         elif self._num_stops:
@@ -117,7 +117,7 @@ class RequestGrammar:
 
     @property
     def fills_from_backend(self) -> bool:
-        """`fill` asks the backend, which can do many grammars at once."""
+        """`fill` would call the backend, which can fill many grammars at once."""
         return self.is_active and not self._num_stops
 
     def has_ended(self) -> bool:

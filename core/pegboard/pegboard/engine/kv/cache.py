@@ -1,10 +1,10 @@
-"""Block tables of all requests in all KV groups, and the prefix cache over them. No torch; knows requests, not scheduling.
+"""Block tables of all requests in all KV groups, and the prefix cache over them. No torch, and no scheduling.
 
 Who owns a block: every entry of a request's table holds one reference; a KV connector that still reads the block holds one;
 a copy waiting for its step holds one on its source. When all are gone the block is free, and findable until it is reused.
 
 `num_tokens` arguments count from the start of the request. Tables may hold 0, the null block: the token's keys and values
-were dropped (behind a window) or never needed.
+were dropped (they left the window) or never needed.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class KVCache:
 
     def lookup(self, request: Request) -> PrefixHit:
         """Longest cached prefix all groups can serve, at most all tokens but one (the last one must be computed to sample).
-        Every rule may only shorten it, so asking in turn until nobody objects finds the longest. Takes nothing."""
+        Every rule may only shorten it, so asking all rules in turn until none shortens it finds the longest. Takes no block."""
         if not self._enable_prefix_caching:
             return PrefixHit(0, self._nothing)
         self.hasher.extend(request)
@@ -139,8 +139,8 @@ class KVCache:
         blocks.wake_at = self._next_wake(keep_from)
 
     def stop_keeping(self, request: Request) -> bool:
-        """Drop what the request only keeps behind its window so that children can fork from it: a favor, the first thing to go
-        when blocks are short. True when that freed any."""
+        """Drop the blocks outside the window that the request keeps only so that children can fork from it. They go first when
+        blocks are short. True when that freed any."""
         blocks, num_free = self._blocks[request.key], self.pool.num_free
         blocks.keeps_for_children = False
         for index in self._token_groups:
@@ -156,7 +156,7 @@ class KVCache:
         blocks.num_hashed[index] = max(blocks.num_hashed[index], num_full)
 
     def _publish_checkpoint(self, blocks: RequestBlocks, hashes: Sequence[bytes], num_tokens: int) -> None:
-        """A checkpoint was copied before a step; now that its tokens are known it gets its name and is the cache's alone."""
+        """A checkpoint was copied before a step. Its tokens are known now, so it gets its name, and only the cache holds it."""
         if blocks.checkpoint is None or num_tokens <= blocks.checkpoint[0]:
             return
         at, block_ids = blocks.checkpoint
@@ -189,7 +189,7 @@ class KVCache:
     def allocate(
         self, request: Request, num_tokens: int, *, hit: PrefixHit | None = None, num_computed_tokens: int = 0
     ) -> NewBlocks | None:
-        """Room for `num_tokens` tokens in all groups, or None and nothing is changed.
+        """Make room for `num_tokens` tokens in all groups. None, and nothing is changed, when blocks are short.
 
         hit: a prefix to share; on the first call for a request only. num_computed_tokens: on the first call, tokens that are
         there before the step (the hit, and what a connector loads): what they do not need any more is not allocated.
@@ -210,7 +210,7 @@ class KVCache:
         return None if taken is None else self._append(blocks, counts, taken)
 
     def _append(self, blocks: RequestBlocks, counts: Iterable[int], taken: list[int]) -> NewBlocks:
-        """Deal `taken` out to the tables, `counts` per group."""
+        """Append the `taken` blocks to the tables, `counts` to each group's."""
         start, new = 0, []
         for table, count in zip(blocks.tables, counts, strict=True):
             part = taken[start : start + count]
@@ -286,7 +286,8 @@ class KVCache:
         return True
 
     def checkpoint(self, request: Request, num_computed_tokens: int) -> None:
-        """Before the request's next step: copy its states when they stand at a border. Skipped when blocks are short."""
+        """Before the request's next step, copy its states when they are at a multiple of `checkpoint_every`. Skipped when blocks
+        are short."""
         every, blocks = self.checkpoint_every, self._blocks[request.key]
         if not every or num_computed_tokens == 0 or num_computed_tokens % every or blocks.checkpoint is not None:
             return
@@ -313,11 +314,11 @@ class KVCache:
         self.pool.free(source for _, source, _ in stale)
 
     def take_copies(self) -> list[Copy]:
-        """Copies to run before the next step's forward; `copies_done` must be told after that step."""
+        """Copies to run before the next step's forward. `copies_done` must be called after that step."""
         copies = [copy for _, copy in self._copies]
         self._copies.clear()
         return copies
 
     def copies_done(self, copies: Iterable[Copy]) -> None:
-        """The step that ran them is over: their sources may go."""
+        """The step that ran these copies is over, so their sources may be freed."""
         self.pool.free(source for _, source, _ in copies)

@@ -1,6 +1,6 @@
 """The chain of KV connectors, scheduler side: who brings an external prefix, which transfers are open, which blocks they hold.
 
-Connectors are asked in order and the first match wins; the others are told that nothing is theirs. Reports come back with
+Connectors are asked in order and the first match wins; the others are told to load nothing. Reports come back with
 every step. A connector that still reads a released request's blocks has them pinned under (connector, request key) until its
 report names the request.
 """
@@ -17,7 +17,7 @@ from pegboard.interfaces.kv_connector import BlockView, KVConnectorScheduler, Ma
 
 
 class External(NamedTuple):
-    """An external prefix: which connector brings it, and what it said."""
+    """An external prefix: the match, and the connector that loads it."""
 
     match: Match = Match(0)
     winner: str | None = None
@@ -38,7 +38,7 @@ class KVConnectors:
 
     def find(self, request: Request, num_local_tokens: int) -> External | None:
         """Ask the chain for a prefix beyond the local one. At most all tokens but one are taken: the last is computed here.
-        None = some connector wants to be asked again."""
+        None: a connector wants to be asked again."""
         room = request.num_tokens - 1 - num_local_tokens
         if not request.uses_connectors or room <= 0:
             return External()
@@ -52,7 +52,7 @@ class KVConnectors:
         return External()
 
     def allocated(self, request: Request, external: External) -> None:
-        """The request's blocks are reserved: the winner may load, the others must not."""
+        """The request's blocks are reserved. The winner may load, the others must not."""
         for name, connector in self._connectors.items():
             connector.allocated(request, self._view(request), external.match.num_tokens if name == external.winner else 0)
 
@@ -61,8 +61,8 @@ class KVConnectors:
         return {name: connector.plan(batch) for name, connector in self._connectors.items()}
 
     def released(self, request: Request, why: Literal["finished", "aborted", "preempted"]) -> dict[str, Any] | None:
-        """The request is about to give its blocks back: tell the connectors, pin what they still read. Returns what they want
-        the client to know."""
+        """The request is about to give its blocks back. Tell the connectors, and pin the blocks that they still read. Returns the
+        parameters for the client."""
         if not self._kv.holds(request):
             return None
         parameters: dict[str, Any] = {}
@@ -77,8 +77,8 @@ class KVConnectors:
         return parameters or None
 
     def update(self, reports: Mapping[str, TransferReport]) -> tuple[list[str], dict[str, int]]:
-        """Take a step's reports: tell the connectors, and unpin what is over. Returns the keys of requests whose load is done,
-        and key → first bad token of those whose load failed."""
+        """Take a step's reports: tell the connectors, and unpin the blocks of transfers that have ended. Returns the keys of
+        requests whose load is done, and key → first bad token of those whose load failed."""
         loaded, failed = [], {}
         for name, report in reports.items():
             self._connectors[name].update([report])
@@ -89,7 +89,7 @@ class KVConnectors:
         return loaded, failed
 
     def reset(self) -> None:
-        """The prefix cache was forgotten."""
+        """The prefix cache was reset."""
         for connector in self._connectors.values():
             connector.reset()
 

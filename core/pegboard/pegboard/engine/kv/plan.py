@@ -1,4 +1,4 @@
-"""How the memory of the KV cache is divided: layers into groups, bytes into blocks. Cold, once per start.
+"""Divides the memory of the KV cache: layers into groups, bytes into blocks. Runs once, at start-up.
 
 Layers that store the same thing are of one *type*. Each type is cut into *groups* of the same number of layers, so that a
 block of any group has the same number of bytes and one pool of blocks serves all groups:
@@ -31,7 +31,7 @@ def plan_kv(
     """Group the layers of `specs` (layer index → what it stores) and size the one pool of blocks.
 
     limits.block_size is rounded up to what the layers' kernels need.
-    num_blocks_override: exact number of blocks (the null block included), whatever the memory.
+    num_blocks_override: exact number of blocks (the null block included); memory_bytes is then ignored.
     Raises KVCacheTooSmall when one request of `max_model_len` tokens does not fit, with the bytes it needs and the
     max_model_len that would fit; ConfigError when no layer stores anything.
     """

@@ -1,4 +1,4 @@
-"""The pool of equal-sized KV blocks: who is free, who is referenced, what is cached under which hash. No torch.
+"""The pool of equal-sized KV blocks: which are free, which are referenced, which are cached under which hash. No torch.
 
 A block is in one of three states:
 
@@ -36,7 +36,7 @@ from pegboard.errors import ConfigError
 NULL_BLOCK = 0
 
 NUM_GAPS = 3
-"""Gaps between uses that are kept of a watched block, the latest ones: as many as in vLLM."""
+"""How many of the latest gaps between uses are kept of a watched block: as many as in vLLM."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class BlockResidency:
         self.clear()
 
     def taken(self, block_ids: Iterable[int]) -> None:
-        """Blocks got new content, and lost what they had."""
+        """Blocks were taken for new content and lost the old one."""
         now = self._clock()
         for block_id in block_ids:
             stay = self._watched.pop(block_id, None)
@@ -83,11 +83,11 @@ class BlockResidency:
             stay.uses.append(stay.last_use_s)
 
     def forget(self) -> None:
-        """The cache was emptied at once, which says nothing about its size."""
+        """The cache was reset, which says nothing about its size."""
         self._watched.clear()
 
     def clear(self) -> None:
-        """What has been gathered was read."""
+        """Start anew, after the results were read."""
         self.lifetimes: list[float] = []
         self.idle_times: list[float] = []
         self.reuse_gaps: list[float] = []
@@ -148,7 +148,7 @@ class BlockPool:
                 self.residency.used(block_id)
 
     def free(self, block_ids: Iterable[int]) -> None:
-        """One reference less on each, in eviction order: give the tail of a request first, so that its prefix lives longest.
+        """One reference fewer on each, in eviction order: give the tail of a request first, so that its prefix lives longest.
         Null blocks are skipped."""
         num_refs, free = self._num_refs, self._free
         for block_id in block_ids:
@@ -256,7 +256,7 @@ class BlockHasher:
             hashes.append(parent)
 
     def _extra_keys(self, request: Request, start: int) -> bytes:
-        """Canonical bytes of what else decides the block at token `start`; b"" in the common case."""
+        """Canonical bytes of the extra keys of the block at token `start`; b"" when it has none."""
         keys: list[object] = []
         if request.lora is not None:
             keys.append(["lora", request.lora.name, request.lora.digest])

@@ -1,8 +1,8 @@
 """What each retention rule means for blocks: how many a request needs, which ones it may drop, what a prefix hit needs.
 
 One small object per KV group. All of them agree on one statement: *given that the first n tokens are computed, the blocks in
-`expired(n)` are never read again*. Dropping behind a window and finding prefix hits both follow from it: a hit of n tokens
-needs exactly the blocks that are not expired at n.
+`expired(n)` are never read again*. Dropping what a window has passed and finding prefix hits both follow from it: a hit of n
+tokens needs exactly the blocks that are not expired at n.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Find = Callable[[bytes], int | None]
 """Block id of a cached block by its hash, within one group."""
 
 NEVER = 1 << 60
-"""More tokens than there will ever be."""
+"""More tokens than any request has."""
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -38,7 +38,7 @@ class FullRule:
         return -(-num_tokens // self.block_size)
 
     def expired(self, num_computed_tokens: int) -> range:
-        """Table entries no later token reads, once so many tokens are computed."""
+        """Table entries that no later token reads once so many tokens are computed."""
         return range(0)
 
     def next_expiry(self, num_computed_tokens: int) -> int:
@@ -96,12 +96,12 @@ class WindowRule(FullRule):
         self._sink_blocks = blocks_for(retain.sinks, group.block_size)
 
     def expired(self, num_computed_tokens: int) -> range:
-        """Blocks between the sinks and the first token the next one still sees."""
+        """Blocks between the sinks and the first token that the next token still sees."""
         return range(self._sink_blocks, max(self._sink_blocks, (num_computed_tokens - self._tokens + 1) // self.block_size))
 
     def next_expiry(self, num_computed_tokens: int) -> int:
-        behind = num_computed_tokens - self._tokens + 1
-        return (max(behind, 0) // self.block_size + 1) * self.block_size + self._tokens - 1
+        num_passed = num_computed_tokens - self._tokens + 1
+        return (max(num_passed, 0) // self.block_size + 1) * self.block_size + self._tokens - 1
 
     def max_blocks(self, num_tokens: int, chunk_tokens: int) -> int:
         live = blocks_for(self._tokens - 1 + chunk_tokens, self.block_size) + 1 + self._sink_blocks

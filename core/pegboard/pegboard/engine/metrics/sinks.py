@@ -1,4 +1,4 @@
-"""Between who measures and who wants to know: calls sinks so that none can do harm, and carries samples to other processes."""
+"""Calls metrics sinks so that a failing one does no harm, and collects samples for other processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pegboard.log import get_logger
 log = get_logger(__name__)
 
 RELAY_INTERVAL_S = 0.1
-"""How much time a sample that is sent on covers at least, while the engine is busy and nothing ends."""
+"""The least time between two samples sent to another process while the engine is busy and no completion ends."""
 
 
 class Sinks:
@@ -23,7 +23,7 @@ class Sinks:
         return bool(self._sinks)
 
     def add(self, sink: MetricsSink) -> None:
-        """One more; the caller declares the metrics to it."""
+        """Add a sink. The caller declares the metrics to it."""
         self._sinks.append(sink)
 
     def declare(self, metrics: Sequence[Metric]) -> None:
@@ -49,8 +49,9 @@ class Sinks:
 
 
 class SampleRelay:
-    """A sink that adds samples up until they are sent to another process. Not more than one message per step, and while the
-    engine is busy only one every RELAY_INTERVAL_S, unless a completion has ended: whoever has its answer finds it counted."""
+    """A sink that adds samples up until they are sent to another process. There is at most one message per step. While the engine
+    is busy there is only one every RELAY_INTERVAL_S, unless a completion has ended: a client that has its answer must find it
+    counted."""
 
     def __init__(self) -> None:
         self.metrics: Sequence[Metric] = ()
@@ -68,7 +69,7 @@ class SampleRelay:
         self._is_due = self._is_due or is_idle or has_ended or sample.time_s - self._taken_s >= RELAY_INTERVAL_S
 
     def take(self) -> Sample | None:
-        """What is to be sent now."""
+        """The sample to send now, if one is due."""
         if not self._is_due or self._sample is None:
             return None
         sample, self._sample = self._sample, None

@@ -29,7 +29,7 @@ PLUGIN_PARTS = {
     "structured_output": "masks",
     "kv_connector": "transfer",
 }
-"""What of each kind of plugin is measured."""
+"""The part of each plugin's work that is measured, by kind."""
 
 
 class StepMetrics:
@@ -78,12 +78,12 @@ class StepMetrics:
         self._sinks.declare(self.metrics)
 
     def _inform(self, gauges: Mapping[str, float]) -> None:
-        """Gauges that seldom change: published once, and to a sink that is attached later."""
+        """Set gauges that seldom change. They are published once, and again to a sink that is attached later."""
         self._info.update(gauges)
         self._news.update(gauges)
 
     def attach(self, sink: MetricsSink, gauges: Mapping[str, float]) -> None:
-        """One more sink, which learns at once what the others know already: the engine's state."""
+        """Add a sink and publish the engine's current state to it."""
         late = Sinks([sink])
         late.declare(self.metrics)
         late.publish(Sample(self._clock(), {**self._info, **gauges}))
@@ -95,7 +95,7 @@ class StepMetrics:
         self._counters[name] = self._counters.get(name, 0) + n
 
     def count_up_to(self, name: str, total: float) -> None:
-        """Set a counter that is kept as a total elsewhere."""
+        """Add to a counter whose total is kept elsewhere."""
         before = self._totals.get(name, 0)
         if total != before:
             self._totals[name] = total
@@ -109,14 +109,14 @@ class StepMetrics:
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """What the engine's loop spends its time with."""
+        """Measure a part of the engine's loop."""
         started = time.perf_counter()
         yield
         self.count(PARTS[part], time.perf_counter() - started)
 
     def step(self, batch: Batch, times: StepTimes, by_row: Sequence[Request | None]) -> None:
-        """The result of a step is in and not applied yet: how large the step was, and what its parts cost. Every request counts
-        the step once, whatever its completions."""
+        """The result of a step has arrived and is not applied yet. Count its size and the time of its parts. A request counts the
+        step once, however many completions it has."""
         self.observe("iteration_tokens_total", batch.num_tokens)
         self.spent("attention", times.plan_s)
         self.spent("model", times.forward_s - times.plan_s)
@@ -131,13 +131,13 @@ class StepMetrics:
                 entry.execute_s += times.total_s
 
     def spent(self, kind: str, seconds: float) -> None:
-        """Time that the plugins of a kind took, for what `PLUGIN_PARTS` says."""
+        """Add time that the plugins of a kind took for their part in `PLUGIN_PARTS`."""
         if (key := self._plugin_keys.get(kind)) is not None:
             self.count(key, seconds)
 
     def tokens(self, request: Request, num_tokens: int, now_s: float) -> None:
         """A completion has gained tokens."""
-        self._num_generated += num_tokens  # once per row and step: kept cheap
+        self._num_generated += num_tokens  # called once per row and step, so it must be cheap
         if request.first_token_s:
             self._latencies.append(now_s - request.last_token_s)
         else:
@@ -160,7 +160,7 @@ class StepMetrics:
             self.count(series("spec_decode_num_accepted_tokens_per_pos_total", str(position)))
 
     def block_stays(self, residency: BlockResidency) -> None:
-        """What is known of KV blocks that lost their content since the last time."""
+        """How long KV blocks stayed that lost their content since the last call."""
         for name, values in (
             ("kv_block_lifetime_seconds", residency.lifetimes),
             ("kv_block_idle_before_evict_seconds", residency.idle_times),
@@ -173,7 +173,7 @@ class StepMetrics:
     # --- an end -------------------------------------------------------------------------------------------------------------
 
     def finished(self, request: Request, now_s: float) -> None:
-        """A completion has ended, for whatever reason. What never came (a first token, a row) is in no histogram."""
+        """A completion has ended, for any reason. One that never got a first token or a row is left out of those histograms."""
         self.count(SUCCESS[request.finish_reason or "abort"])
         self.observe("e2e_request_latency_seconds", now_s - request.arrival_s)
         self.observe("request_prompt_tokens", request.num_prompt_tokens)
@@ -217,7 +217,7 @@ class StepMetrics:
             self._inform({key: self._clock()})
 
     def publish(self, gauges: Mapping[str, float]) -> None:
-        """Hand everything gathered to every sink and start anew."""
+        """Publish everything gathered to every sink and start anew."""
         if self._num_generated:
             self.count("generation_tokens_total", self._num_generated)
         if self._latencies:
@@ -235,7 +235,7 @@ class StepMetrics:
         self._num_generated, self._latencies = 0, []
 
     def _check(self, keys: Collection[str]) -> None:
-        """Remember names that are in the catalogue; a misspelled one is a mistake in the engine."""
+        """Check that these names are in the catalogue, and remember them. A misspelled one is a mistake in the engine."""
         names = {metric.name: metric for metric in self.metrics}
         for name, labels in map(split_series, keys):
             assert name in names and len(labels) == len(names[name].labels), f"metric {name!r} {labels} is not in the catalogue"
