@@ -14,10 +14,7 @@ from hypothesis import strategies as st
 
 from pegboard.errors import PluginBroken, PluginConflict, PluginFailure, PluginNotFound, PluginUnsuitable
 from pegboard.interfaces.attention import AttentionNeed, AttentionSpec
-from pegboard.interfaces.model import ModelNeed
-from pegboard.interfaces.platform import PlatformNeed
-from pegboard.interfaces.sampler import SamplerNeed
-from pegboard.interfaces.spec import TIERS, AtMost, Multiple, unmet
+from pegboard.interfaces.spec import TIERS, AtMost, Multiple, Need, unmet
 from pegboard.plugins.discovery import Entry, Scan
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
@@ -75,7 +72,7 @@ def test_conflict_is_an_error_only_when_the_short_name_is_used(fakes: FakeDistri
     with pytest.raises(PluginConflict, match="'a-dist:fast' or 'b-dist:fast'"):
         registry.find("sampler", "fast")
     assert registry.find("sampler", "b-dist:fast").distribution == "b-dist"
-    assert registry.choose("sampler", SamplerNeed()).require().distribution == "a-dist"
+    assert registry.choose("sampler", Need()).require().distribution == "a-dist"
     denied = Registry(fakes.scan(), PluginPolicy(deny=("a-dist",)))
     assert denied.find("sampler", "fast").distribution == "b-dist"
 
@@ -88,7 +85,7 @@ def test_replacing_needs_the_plugin_and_the_operator(fakes: FakeDistributions) -
     registry = Registry(fakes.scan(), PluginPolicy(override=("acme",)))
     assert registry.find("sampler", "fast").distribution == "acme"
     assert registry.find("sampler", "known:fast").distribution == "known"
-    decision = registry.choose("sampler", SamplerNeed())
+    decision = registry.choose("sampler", Need())
     assert decision.require().distribution == "acme"
     assert "replaced by acme:faster" in decision.table()
     wishful = Registry(fakes.scan(), PluginPolicy(override=("known",)))
@@ -155,7 +152,7 @@ def test_nothing_suits(fakes: FakeDistributions) -> None:
         registry.choose("attention", AttentionNeed(head_dim=80))
     assert registry.choose("attention", AttentionNeed(head_dim=80), required=False).winner is None
     with pytest.raises(PluginNotFound):
-        registry.choose("sampler", SamplerNeed())
+        registry.choose("sampler", Need())
 
 
 @pytest.mark.parametrize("probe", ["broken", "raising", "nonsense"])
@@ -163,16 +160,16 @@ def test_broken_platform_is_fatal_unless_another_is_named_or_it_is_denied(fakes:
     add(fakes, "platform", "gpu", tier="vendor", probe=f"probes:{probe}")
     add(fakes, "platform", "cpu", probe="probes:ok")
     with pytest.raises(PluginBroken, match=r"platform:gpu .*cpu would work"):
-        Registry(fakes.scan()).choose("platform", PlatformNeed())
-    assert Registry(fakes.scan()).choose("platform", PlatformNeed(), explicit="cpu").require().name == "cpu"
+        Registry(fakes.scan()).choose("platform", Need())
+    assert Registry(fakes.scan()).choose("platform", Need(), explicit="cpu").require().name == "cpu"
     denied = Registry(fakes.scan(), PluginPolicy(deny=("d-gpu",)))
-    assert denied.choose("platform", PlatformNeed()).require().name == "cpu"
+    assert denied.choose("platform", Need()).require().name == "cpu"
 
 
 def test_absent_platform_is_quiet(fakes: FakeDistributions, caplog: pytest.LogCaptureFixture) -> None:
     add(fakes, "platform", "gpu", tier="vendor", probe="probes:absent")
     add(fakes, "platform", "cpu")
-    assert Registry(fakes.scan()).choose("platform", PlatformNeed()).require().name == "cpu"
+    assert Registry(fakes.scan()).choose("platform", Need()).require().name == "cpu"
     assert not caplog.records
 
 
@@ -196,10 +193,10 @@ def test_broken_spec_is_left_out_once_and_loudly(
     registry = Registry(fakes.scan())
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert registry.choose("sampler", SamplerNeed()).require().name == "good"
+            assert registry.choose("sampler", Need()).require().name == "good"
     assert len(caplog.records) == 1 and "sampler:bad (acme 1.0)" in caplog.text
     with pytest.raises(PluginBroken, match="acme") as raised:
-        registry.choose("sampler", SamplerNeed(), explicit="bad")
+        registry.choose("sampler", Need(), explicit="bad")
     assert expected in str(raised.value) and raised.value.plugin == "sampler:bad (acme 1.0)"
 
 
@@ -216,17 +213,17 @@ def test_a_misspelled_flag_gets_advice(fakes: FakeDistributions) -> None:
 def test_strict_makes_quarantine_fatal(fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> None:
     add(fakes, "sampler", "bad", suits="probes:rude")
     add(fakes, "sampler", "good")
-    assert Registry(fakes.scan()).choose("sampler", SamplerNeed()).require().name == "good"
+    assert Registry(fakes.scan()).choose("sampler", Need()).require().name == "good"
     monkeypatch.setenv("PEGBOARD_STRICT", "1")
     with pytest.raises(PluginBroken, match="KeyError"):
-        Registry(fakes.scan()).choose("sampler", SamplerNeed())
+        Registry(fakes.scan()).choose("sampler", Need())
 
 
 def test_probe_is_asked_once(fakes: FakeDistributions) -> None:
     add(fakes, "sampler", "s", probe="probes:ok")
     registry = Registry(fakes.scan())
     for _ in range(3):
-        registry.choose("sampler", SamplerNeed())
+        registry.choose("sampler", Need())
     assert len(sys.modules["probes"].calls) == 1
 
 
@@ -234,11 +231,11 @@ def test_keyed_prefers_exact_names_then_the_wildcard(fakes: FakeDistributions) -
     add(fakes, "model", "Llama", tier="reference")
     add(fakes, "model", "*", tier="vendor")
     registry = Registry(fakes.scan())
-    assert registry.choose("model", ModelNeed(), keys=["Llama"]).require().name == "Llama"
-    fallback = registry.choose("model", ModelNeed(), keys=["Mamba", "Rwkv"])
+    assert registry.choose("model", Need(), keys=["Llama"]).require().name == "Llama"
+    fallback = registry.choose("model", Need(), keys=["Mamba", "Rwkv"])
     assert fallback.require().name == "*" and fallback.key == "Mamba"
-    assert registry.choose("model", ModelNeed(), keys=["Mamba", "Llama"]).require().name == "Llama"
-    assert registry.choose("model", ModelNeed(), keys=["Llama"], explicit="d-any:*").require().name == "*"
+    assert registry.choose("model", Need(), keys=["Mamba", "Llama"]).require().name == "Llama"
+    assert registry.choose("model", Need(), keys=["Llama"], explicit="d-any:*").require().name == "*"
     assert set(registry.decisions) == {("model", "Llama"), ("model", "Mamba")}
 
 
@@ -248,8 +245,8 @@ def test_keyed_exact_but_broken_is_fatal_unsuitable_goes_on(fakes: FakeDistribut
     add(fakes, "model", "*")
     registry = Registry(fakes.scan())
     with pytest.raises(PluginBroken, match="model:Llama"):
-        registry.choose("model", ModelNeed(), keys=["Llama"])
-    decision = registry.choose("model", ModelNeed(platform="cpu"), keys=["Mamba"])
+        registry.choose("model", Need(), keys=["Llama"])
+    decision = registry.choose("model", Need(platform="cpu"), keys=["Mamba"])
     assert decision.require().name == "*" and "runs on cuda" in decision.table()
 
 
@@ -258,10 +255,10 @@ def test_keyed_conflict_and_absence(fakes: FakeDistributions) -> None:
     add(fakes, "model", "Llama", "two")
     registry = Registry(fakes.scan())
     with pytest.raises(PluginConflict, match="'one:Llama' or 'two:Llama'"):
-        registry.choose("model", ModelNeed(), keys=["Llama"])
+        registry.choose("model", Need(), keys=["Llama"])
     with pytest.raises(PluginNotFound, match="Xyzzy"):
-        registry.choose("model", ModelNeed(), keys=["Xyzzy"])
-    assert registry.choose("model", ModelNeed(), keys=["Xyzzy"], required=False).winner is None
+        registry.choose("model", Need(), keys=["Xyzzy"])
+    assert registry.choose("model", Need(), keys=["Xyzzy"], required=False).winner is None
 
 
 def test_build_is_attributed(fakes: FakeDistributions) -> None:
@@ -288,7 +285,7 @@ def test_prefers_and_among(fakes: FakeDistributions) -> None:
     for name, tier in (("a", "vendor"), ("b", "tuned"), ("c", "reference")):
         add(fakes, "sampler", name, tier=tier)
     registry = Registry(fakes.scan())
-    need = SamplerNeed()
+    need = Need()
     assert registry.choose("sampler", need).require().name == "a"
     assert registry.choose("sampler", need, prefers=("nowhere", "b")).require().name == "b"
     assert registry.choose("sampler", need, prefers=("c", "b")).require().name == "c"

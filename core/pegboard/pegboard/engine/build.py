@@ -18,7 +18,7 @@ from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.executor import ExecutorNeed, ExecutorSetup
 from pegboard.interfaces.hooks import LoadedModel
 from pegboard.interfaces.kv_connector import KVConnectorSetup
-from pegboard.interfaces.platform import PlatformNeed, PlatformSetup
+from pegboard.interfaces.platform import PlatformSetup
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
 from pegboard.interfaces.spec import Need
 from pegboard.log import get_logger
@@ -84,7 +84,7 @@ def _tell_hooks(registry: Registry, plan: "EnginePlan", weight_bytes: int, load_
 def _with_platform_defaults(registry: Registry, plan: "EnginePlan") -> EngineConfig:
     """The engine's settings with every "auto" filled in by the platform; a user's value wins."""
     settings = plan.settings
-    decision = registry.choose("platform", PlatformNeed(), explicit=settings.engine.device)
+    decision = registry.choose("platform", Need(), explicit=settings.engine.device)
     entry = decision.require()
     platform = registry.build(entry, PlatformSetup(num_threads=settings.engine.num_threads))
     open_settings = {name for name, value in msgspec.structs.asdict(settings.engine).items() if value in (None, "auto")}

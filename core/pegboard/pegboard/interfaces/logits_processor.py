@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pegboard.interfaces.spec import Need, Spec
+from pegboard.interfaces.spec import Spec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,11 +25,6 @@ class LogitsProcessorSpec(Spec):
     validate: str | None = None
 
     FLAGS = frozenset({"host_tokens"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogitsProcessorNeed(Need):
-    pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from pegboard.interfaces.spec import Need, Spec
+from pegboard.interfaces.spec import Spec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec(Spec):
-    pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelNeed(Need):
     pass
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from pegboard.interfaces.spec import Need, Spec
+from pegboard.interfaces.spec import Spec
 
 if TYPE_CHECKING:
     import torch
@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformSpec(Spec):
     """Entry-point name: the device family ("cpu", "cuda")."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlatformNeed(Need):
-    pass
 
 
 @dataclass(frozen=True, slots=True)

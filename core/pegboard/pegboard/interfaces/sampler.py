@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pegboard.interfaces.spec import Need, Spec
+from pegboard.interfaces.spec import Spec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerSpec(Spec):
-    pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplerNeed(Need):
     pass
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pegboard.interfaces.spec import Need, Spec
+from pegboard.interfaces.spec import Spec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,11 +24,6 @@ class WeightLoaderSpec(Spec):
     file_patterns: tuple[str, ...] = ()
     magic: bytes | None = None
     weights_optional: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightLoaderNeed(Need):
-    pass
 
 
 @dataclass(frozen=True, slots=True)

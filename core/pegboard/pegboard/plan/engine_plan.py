@@ -19,11 +19,11 @@ import msgspec
 from pegboard import env
 from pegboard.config.schema import Settings, check_engine, structured_outputs_config
 from pegboard.errors import ConfigError, ModelError, PluginError
-from pegboard.interfaces.model import ModelNeed
 from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelSourceNeed, ModelSourceSetup, Progress
 from pegboard.interfaces.quantization import QuantizationNeed
+from pegboard.interfaces.spec import Need
 from pegboard.interfaces.tokenizer import TokenizerNeed, TokenizerSetup, TokenizerSpec
-from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoaderNeed, WeightLoaderSetup, WeightLoaderSpec
+from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoaderSetup, WeightLoaderSpec
 from pegboard.log import get_logger
 from pegboard.plan.ambient import with_enabled
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
@@ -191,7 +191,7 @@ def _choose_loader(registry: Registry, settings: Settings, root: Path) -> Decisi
     """The loader that was asked for, or the best of those whose file patterns and magic match the files."""
     asked = settings.engine.load_format
     if asked != "auto":
-        return registry.choose("weight_loader", WeightLoaderNeed(), explicit=asked)
+        return registry.choose("weight_loader", Need(), explicit=asked)
     entries = registry.entries("weight_loader")
     suited = [entry for entry in entries if _reads(registry.spec(entry), root)]  # type: ignore[arg-type]
     if entries and not suited:
@@ -200,7 +200,7 @@ def _choose_loader(registry: Registry, settings: Settings, root: Path) -> Decisi
             f"{root}: no installed weight loader reads what is there ({_listing(root)}); "
             f"installed: {', '.join(entry.name for entry in entries)}{f'; {advice}' if advice else ''}"
         )
-    return registry.choose("weight_loader", WeightLoaderNeed(), among=suited if entries else None)
+    return registry.choose("weight_loader", Need(), among=suited if entries else None)
 
 
 def _reads(spec: WeightLoaderSpec, root: Path) -> bool:
@@ -263,7 +263,7 @@ def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint
         raise ModelError(
             f"{checkpoint.path}: the checkpoint names no architecture; give one with --hf-overrides.architectures '[\"NAME\"]'"
         )
-    registry.choose("model", ModelNeed(), keys=checkpoint.architectures)
+    registry.choose("model", Need(), keys=checkpoint.architectures)
     stored = (checkpoint.quantization or {}).get("quant_method")
     asked = settings.engine.quantization
     if asked and stored and asked != stored and "online" not in registry.spec(registry.find("quantization", asked)).flags:

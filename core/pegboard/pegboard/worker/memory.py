@@ -11,10 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pegboard.interfaces.attention import DTYPE_BYTES, KVCacheSpec, KVGroup, KVPlan, KVTensor
+from pegboard.config.limits import Limits
+from pegboard.data.batch import Batch, BlockDelta, NewRequest
+from pegboard.data.sampling_params import SamplingParams
+from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, KVTensor
 
 
 def allocate(plan: KVPlan, zeros: Callable[[int], Tensor]) -> dict[int, dict[str, Tensor]]:
@@ -32,15 +36,15 @@ def allocate(plan: KVPlan, zeros: Callable[[int], Tensor]) -> dict[int, dict[str
     for region in range(num_regions):
         owners = [group for group in plan.groups if region < len(group.layers)]
         layouts = {_layout(group) for group in owners}
-        if len(layouts) == 1:
-            separate = [blocks(size) for size in layouts.pop()]
-            for group in owners:
-                pairs = zip(group.spec.tensors, separate, strict=True)
-                views[group.layers[region]] = {tensor.name: _view(raw, tensor, group) for tensor, raw in pairs}
-        else:
-            raw = blocks(plan.block_bytes // num_regions)
-            for group in owners:
-                views[group.layers[region]] = _packed(raw, group)
+        separate = [blocks(size) for size in layouts.pop()] if len(layouts) == 1 else []
+        shared = torch.empty(0) if separate else blocks(plan.block_bytes // num_regions)
+        for group in owners:
+            layout = _layout(group)
+            parts = separate or shared[:, : sum(layout)].split(layout, 1)
+            views[group.layers[region]] = {
+                tensor.name: part.view(getattr(torch, tensor.dtype)).unflatten(1, _shape(tensor, group))
+                for tensor, part in zip(group.spec.tensors, parts, strict=True)
+            }
     return views
 
 
@@ -55,6 +59,25 @@ def null_plan(specs: Mapping[int, KVCacheSpec], block_size: int) -> KVPlan:
     return KVPlan(groups, 1, largest * regions, block_size)
 
 
+def largest_batch(limits: Limits, num_groups: int) -> Batch:
+    """Every row starts a prompt, as long as they fit together, and samples. All of them lie in block 0."""
+    num_rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    counts = np.full(num_rows, limits.max_num_batched_tokens // num_rows, np.int32)
+    counts[: limits.max_num_batched_tokens % num_rows] += 1
+    counts = np.minimum(counts, limits.max_model_len)
+    blocks = (np.zeros(0, np.int32),) * num_groups
+    rows, none = np.arange(num_rows, dtype=np.int32), np.zeros(num_rows, np.int32)
+    new = [
+        NewRequest(row, f"row {row}", np.zeros(count, np.int32), count, 0, SamplingParams(), None, blocks)
+        for row, count in zip(rows.tolist(), counts.tolist(), strict=True)
+    ]
+    return Batch(
+        step=0, rows=rows, num_scheduled_tokens=counts, num_computed_tokens=none, num_draft_tokens=none,
+        samples=np.ones(num_rows, bool), new=new, removed_rows=none[:0], new_blocks=BlockDelta.empty(),
+        copy_blocks=np.zeros((0, 3), np.int32),
+    )  # fmt: skip
+
+
 def copy_blocks(views: Mapping[int, Mapping[str, Tensor]], group: KVGroup, source: Tensor, destination: Tensor) -> None:
     """Copy blocks `source[i]` to `destination[i]` (int64 [n]) in all layers of a group."""
     for layer in group.layers:
@@ -62,32 +85,11 @@ def copy_blocks(views: Mapping[int, Mapping[str, Tensor]], group: KVGroup, sourc
             view[destination] = view[source]
 
 
-def _tensor_bytes(tensor: KVTensor, group: KVGroup) -> int:
-    count = DTYPE_BYTES[tensor.dtype]
-    for extent in tensor.shape:
-        count *= extent
-    return count * (group.block_size if group.spec.unit == "token" else 1)
-
-
 def _layout(group: KVGroup) -> tuple[int, ...]:
     """Bytes per block of each tensor."""
-    return tuple(_tensor_bytes(tensor, group) for tensor in group.spec.tensors)
+    slots = group.block_size if group.spec.unit == "token" else 1
+    return tuple(slots * tensor.slot_bytes() for tensor in group.spec.tensors)
 
 
 def _shape(tensor: KVTensor, group: KVGroup) -> tuple[int, ...]:
     return (group.block_size, *tensor.shape) if group.spec.unit == "token" else tensor.shape
-
-
-def _view(raw: Tensor, tensor: KVTensor, group: KVGroup) -> Tensor:
-    return raw.view(getattr(torch, tensor.dtype)).view(raw.shape[0], *_shape(tensor, group))
-
-
-def _packed(raw: Tensor, group: KVGroup) -> dict[str, Tensor]:
-    """Tensors side by side inside each block."""
-    views, offset = {}, 0
-    for tensor in group.spec.tensors:
-        size = _tensor_bytes(tensor, group)
-        part = raw[:, offset : offset + size].view(getattr(torch, tensor.dtype))
-        views[tensor.name] = part.unflatten(1, _shape(tensor, group))
-        offset += size
-    return views

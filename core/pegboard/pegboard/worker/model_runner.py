@@ -1,4 +1,4 @@
-"""One rank's step: batch → forward → token ids. Owns the persistent buffers and the per-row state; knows no policy."""
+"""One rank's step: batch → forward → token ids. Owns the persistent buffers and the per-row state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pegboard.errors import CannotRecord
 from pegboard.interfaces.attention import AttentionBackend, KVPlan
 from pegboard.interfaces.draft import DraftProposer, DraftStep
 from pegboard.interfaces.kv_connector import KVConnectorWorker
-from pegboard.interfaces.platform import Copies, Recording, Replay
+from pegboard.interfaces.platform import Copies, Replay
 from pegboard.interfaces.sampler import Sampled, Sampler, SampleStep
 from pegboard.worker.memory import copy_blocks
 from pegboard.worker.prompt_logprobs import PromptScores
@@ -31,7 +31,7 @@ Masks = Callable[[], TokenMasks]
 
 @dataclass(slots=True)
 class RunnerParts:
-    """What a runner is made of; everything is built and bound already."""
+    """What a runner computes with, built and bound."""
 
     model: Any
     backends: list[tuple[int, AttentionBackend]]  # with the index of the KV group each serves
@@ -76,7 +76,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch, masks: Masks | None = None) -> Callable[[], StepOutput]:
-        """Compute `batch`; the callable waits for the result where the device is still at it. masks() waits for the grammar
+        """Compute `batch`; the callable waits for the result if the device has not finished. masks() waits for the grammar
         masks of a batch that needs them."""
         started = time.perf_counter()
         self._apply(batch)
@@ -84,7 +84,8 @@ class ModelRunner:
         if batch.num_rows == 0:
             output = self._empty(batch)
             return lambda: output
-        recording = self._recording(batch)
+        num_tokens = int(batch.num_scheduled_tokens.sum())
+        recording = self.stages.choose(num_tokens, num_tokens == batch.num_rows and bool(batch.samples.all()))
         inputs = self.inputs.build(batch, recording.size if recording is not None and self.stages.pads else 0)
         prepared = time.perf_counter()
         self._plan(inputs)
@@ -113,18 +114,12 @@ class ModelRunner:
         )
         return wait
 
-    def _recording(self, batch: Batch) -> Recording | None:
-        """What replays this batch."""
-        num_tokens = int(batch.num_scheduled_tokens.sum())
-        is_decode = num_tokens == batch.num_rows and bool(batch.samples.all())
-        return self.stages.choose(num_tokens, is_decode)
-
     def _plan(self, inputs: StepInputs) -> None:
         for group, backend in self.parts.backends:
             backend.plan(inputs.groups[group])
 
     def _begin_transfers(self, batch: Batch) -> float:
-        """Tell the connectors what this step loads and saves; seconds that took."""
+        """Tell the connectors what this step loads and saves; returns the seconds that took."""
         started = time.perf_counter()
         for name, connector in self.parts.connectors.items():
             connector.begin(batch.connector.get(name, b""))
@@ -148,13 +143,14 @@ class ModelRunner:
         self.sampler.remove(rows)
         if self.draft is not None:
             self.draft.remove(rows)
-        for row in rows.tolist():
+        for row in rows.tolist() if self.scores.wanted else ():
             self.scores.remove(row)
 
     def _add(self, new: NewRequest) -> None:
         self.state.add(new)
-        self.scores.add(new)
         if isinstance(new.params, SamplingParams):
+            if new.params.prompt_logprobs is not None or self.scores.wanted:
+                self.scores.add(new)
             self.sampler.add(new.row, new.params, new.seed, new.token_ids, new.num_prompt_tokens)
         if self.draft is not None:
             self.draft.add(new.row, new.token_ids)
@@ -192,7 +188,7 @@ class ModelRunner:
     def _leave_on_device(
         self, inputs: StepInputs, sampled: Sampled, output: StepOutput, copies: Copies
     ) -> Callable[[], StepOutput]:
-        """One token each: the next step takes them where they are, and the host reads its copy when the result is asked for."""
+        """One token per row: the next step takes them from the device. The host reads its copy when the result is asked for."""
         self.inputs.keep_sampled(inputs.sample_rows, sampled.token_ids[:, 0])
         self.state.append_unread(inputs.sample_rows)
         wait = copies.download(sampled.token_ids)
@@ -219,7 +215,7 @@ class ModelRunner:
         return CSR.of(proposals)
 
     def _empty(self, batch: Batch) -> StepOutput:
-        """A step without tokens still moves transfers along."""
+        """The result of a step without tokens, which still drives the transfers."""
         transfers = {name: connector.end() for name, connector in self.parts.connectors.items()}
         none = np.zeros(0, np.int32)
         return StepOutput(step=batch.step, rows=none, token_ids=CSR.empty(), transfers=transfers)

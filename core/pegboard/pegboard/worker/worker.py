@@ -1,4 +1,4 @@
-"""The worker: everything one rank holds, from start to stop. Executors drive it; it knows no scheduler."""
+"""The worker: everything that one rank holds, from start to stop. An executor drives it."""
 
 from __future__ import annotations
 
@@ -13,29 +13,26 @@ from pegboard.config.schema import EngineConfig
 from pegboard.data.batch import Batch, StepOutput
 from pegboard.env import cache_dir
 from pegboard.errors import ConfigError, blame
-from pegboard.interfaces.attention import KVCacheSpec, KVPlan
+from pegboard.interfaces.attention import AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan
 from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
 from pegboard.interfaces.executor import SERVING_CALLS, START_CALLS, WorkerReady
 from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorSpec, KVConnectorWorker
-from pegboard.interfaces.logits_processor import LogitsProcessorNeed, LogitsProcessorSetup
-from pegboard.interfaces.model import ModelNeed
-from pegboard.interfaces.platform import PlatformNeed, PlatformSetup, Replay
+from pegboard.interfaces.logits_processor import LogitsProcessorSetup
+from pegboard.interfaces.platform import PlatformSetup, Replay
 from pegboard.interfaces.quantization import QuantizationNeed, QuantizationSetup
-from pegboard.interfaces.sampler import Sampler, SamplerNeed, SamplerSetup
+from pegboard.interfaces.sampler import Sampler, SamplerSetup
 from pegboard.interfaces.spec import Need
-from pegboard.interfaces.weight_loader import Checkpoint, WeightLoaderNeed, WeightLoaderSetup
+from pegboard.interfaces.weight_loader import Checkpoint, WeightLoaderSetup
 from pegboard.layers import Build
 from pegboard.layers.build import LoRALimits, WeightLayer
 from pegboard.log import get_logger
 from pegboard.plugins.defaults import default_name
-from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_part
 from pegboard.plugins.registry import PluginLock, Registry
 from pegboard.worker import memory
 from pegboard.worker.adapters import load_adapter
-from pegboard.worker.attention_groups import AttentionGroups, AttentionLimits
+from pegboard.worker.attention_groups import AttentionGroups
 from pegboard.worker.kernels import choose_kernels
-from pegboard.worker.largest_batch import largest_batch
 from pegboard.worker.model_loader import bind_layers, load_weights
 from pegboard.worker.model_runner import Masks, ModelRunner, RunnerParts
 from pegboard.worker.repack_cache import MappedRepackCache
@@ -45,7 +42,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """What a rank needs to build itself; picklable. config holds no "auto": the engine has filled in the platform's defaults."""
+    """What a rank builds itself from; picklable. config holds no "auto": the engine has filled in the platform's defaults."""
 
     config: EngineConfig
     limits: Limits
@@ -53,7 +50,7 @@ class WorkerPlan:
     checkpoint: Checkpoint
 
     def make_worker(self, rank: int) -> "Worker":
-        """The rank's worker in a process that has nothing but this plan: the parent's plugin choices, no scan."""
+        """The rank's worker in a new process. It uses the parent's plugin lock and does not scan for plugins."""
         return Worker(Registry.from_lock(self.lock), self, rank)
 
 
@@ -71,25 +68,21 @@ class Worker:
     def load(self) -> WorkerReady:
         """Take the device, build the model, load its weights. Raises ModelError, ConfigError or PluginError."""
         config = self.config
-        entry = self.registry.choose("platform", PlatformNeed(), explicit=config.device).require()
+        entry = self.registry.choose("platform", Need(), explicit=config.device).require()
         self.platform_name = entry.name
         self.platform = self.registry.build(entry, PlatformSetup(num_threads=config.num_threads))
         self.device = self.platform.start(self.rank)
         asked = config.sampler or default_name("sampler")
-        self.sampler_entry = self.registry.choose("sampler", SamplerNeed(platform=entry.name), explicit=asked).require()
+        self.sampler_entry = self.registry.choose("sampler", Need(platform=entry.name), explicit=asked).require()
         self.kernels = choose_kernels(self.registry, platform=entry.name, dtype=config.dtype)
         self._build_model()
-        limits = AttentionLimits(
-            platform=entry.name,
-            dtype=config.dtype,
-            kv_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
-            device=self.device.name,
-            limits=self.limits,
-            num_threads=self.device.num_threads,
-            explicit=config.attention_backend,
-        )
         declared = self.build.declared
-        self.attention = AttentionGroups(self.registry, declared.attention, limits, self.build.quantization, self.kernels)
+        kv_dtype = None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        need = AttentionNeed(platform=entry.name, dtype=config.dtype, kv_dtype=kv_dtype, block_size=self.limits.block_size)
+        setup = AttentionSetup((), config.dtype, self.device.name, self.limits, self.device.num_threads, self.kernels)
+        self.attention = AttentionGroups(
+            self.registry, declared.attention, self.build.quantization, need, setup, config.attention_backend
+        )
         weights = [layer.method for layer in declared.layers if isinstance(layer, WeightLayer)]
         weight_bytes = sum(method.num_bytes() for method in weights if method is not None)
         specs = self.attention.kv_specs()
@@ -111,11 +104,11 @@ class Worker:
             lora=LoRALimits(config.max_loras, config.max_lora_rank) if config.max_loras else None,
             lora_slots=lambda: self.running.inputs.token_lora_slots,
         )
-        self.model_entry = self.registry.choose("model", ModelNeed(), keys=checkpoint.architectures).require()
+        self.model_entry = self.registry.choose("model", Need(), keys=checkpoint.architectures).require()
         implementation = self.registry.load(self.model_entry)
         with blame(self.model_entry.id):
             self.model = implementation(checkpoint.config, self.build)
-        loader_entry = self.registry.choose("weight_loader", WeightLoaderNeed(), explicit=checkpoint.format).require()
+        loader_entry = self.registry.choose("weight_loader", Need(), explicit=checkpoint.format).require()
         loader = self.registry.build(loader_entry, WeightLoaderSetup(seed=config.seed))
         load_weights(self.build.declared.layers, self.model.WEIGHTS, loader, checkpoint)
 
@@ -141,8 +134,8 @@ class Worker:
         return MappedRepackCache(folder / "repacked", digest, int(config.repack_cache_gb * 2**30))
 
     def _kv_memory_bytes(self, specs: Mapping[int, KVCacheSpec]) -> int:
-        """Bytes for the KV cache: what the user or the platform said, else the share of the device that the largest step leaves
-        free, which is run to see."""
+        """Bytes for the KV cache: what the user or the platform said, else what is left of the device's share after the largest
+        step, which is run here to measure its memory."""
         if self.config.kv_cache_memory_bytes is not None:
             return self.config.kv_cache_memory_bytes
         plan = memory.null_plan(specs, self.limits.block_size)
@@ -150,14 +143,14 @@ class Worker:
         self.runner = runner
         self.platform.memory(reset_peak=True)
         with blame(self.model_entry.id):
-            runner.run(largest_batch(self.limits, len(plan.groups)))()
+            runner.run(memory.largest_batch(self.limits, len(plan.groups)))()
         self.runner = None
         numbers = self.platform.memory()
         others = numbers.total_bytes - numbers.free_bytes - numbers.used_bytes
         return max(0, int(numbers.total_bytes * self.config.gpu_memory_utilization) - others - numbers.peak_bytes)
 
     def allocate(self, kv_plan: KVPlan) -> None:
-        """Take the KV memory, bind every layer and make the runner. What was recorded before is void."""
+        """Take the KV memory, bind every layer and make the runner. Earlier recordings are dropped."""
         if self.replay is not None:
             self.replay.reset()
         views = memory.allocate(kv_plan, self.platform.zeros)
@@ -166,7 +159,7 @@ class Worker:
         self.runner = ModelRunner(parts)
 
     def _parts(self, kv_plan: KVPlan, views: Mapping[int, Mapping[str, Any]]) -> RunnerParts:
-        """What computes a step over this KV memory; every layer is bound to it."""
+        """Bind every layer to this KV memory; returns the parts of a runner over it."""
         self.build.attention.update(self.attention.attach(kv_plan, views))
         bind_layers(self.build.declared.layers)
         return RunnerParts(
@@ -178,62 +171,47 @@ class Worker:
             device=self.device.name,
             limits=self.limits,
             copies=self.platform.copies(),
-            load_adapter=self._load_adapter if self.config.max_loras else None,
+            load_adapter=partial(load_adapter, self.build.declared.layers) if self.config.max_loras else None,
         )
 
     def _sampler(self) -> Sampler:
-        config = self.config
-        processors = []
+        config, processors = self.config, []
         for name in config.logits_processors or ():
-            chosen = self.registry.choose("logits_processor", LogitsProcessorNeed(), explicit=name, key=name).require()
-            setup = LogitsProcessorSetup(self.limits, self.device.name)
-            processors.append(self.registry.build(chosen, setup))
-        return self.registry.build(
-            self.sampler_entry,
-            SamplerSetup(
-                limits=self.limits,
-                device=self.device.name,
-                seed=config.seed,
-                logprobs_mode=config.logprobs_mode,
-                processors=tuple(processors),
-                kernels=self.kernels,
-            ),
+            chosen = self.registry.choose("logits_processor", Need(), explicit=name, key=name).require()
+            processors.append(self.registry.build(chosen, LogitsProcessorSetup(self.limits, self.device.name)))
+        setup = SamplerSetup(
+            limits=self.limits,
+            device=self.device.name,
+            seed=config.seed,
+            logprobs_mode=config.logprobs_mode,
+            processors=tuple(processors),
+            kernels=self.kernels,
         )
+        return self.registry.build(self.sampler_entry, setup)
 
     def _draft(self) -> DraftProposer | None:
-        config = self.config
-        if config.spec_method is None:
+        if self.config.spec_method is None:
             return None
-        need = DraftNeed(platform=self.platform_name, max_drafts=config.spec_tokens)
-        entry = self.registry.choose("draft", need, explicit=config.spec_method).require()
-        setup = DraftSetup(self.limits, target=self.model)
-        return self.registry.build(entry, setup)
+        need = DraftNeed(platform=self.platform_name, max_drafts=self.config.spec_tokens)
+        entry = self.registry.choose("draft", need, explicit=self.config.spec_method).require()
+        return self.registry.build(entry, DraftSetup(self.limits, target=self.model))
 
     def _connectors(self, kv_plan: KVPlan, views: Any) -> dict[str, KVConnectorWorker]:
-        """The worker halves of the configured KV connectors."""
+        """The halves of the configured KV connectors that run here; a connector's spec names it as `worker`."""
         setup = KVConnectorSetup(tuple(group.block_size for group in kv_plan.groups))
-        connectors = {}
+        connectors: dict[str, KVConnectorWorker] = {}
         for name in self.config.kv_connectors or ():
             entry = self.registry.choose("kv_connector", Need(), explicit=name, key=name).require()
-            connectors[name] = self._worker_half(entry, setup)
+            spec = self.registry.spec(entry)
+            assert isinstance(spec, KVConnectorSpec)
+            half, options = import_part(entry, spec.worker, "worker"), self.registry.options(entry)
             with blame(entry.id):
+                connectors[name] = half(options, setup)
                 connectors[name].register(views, kv_plan.groups)
         return connectors
 
-    def _worker_half(self, entry: Entry, setup: object) -> Any:
-        """Build the half of a connector that runs here; its spec names it as `worker`."""
-        spec = self.registry.spec(entry)
-        assert isinstance(spec, KVConnectorSpec)
-        half = import_part(entry, spec.worker, "worker")
-        options = self.registry.options(entry)
-        with blame(entry.id):
-            return half(options, setup)
-
-    def _load_adapter(self, slot: int, adapter: Any) -> None:
-        load_adapter(self.build.declared.layers, slot, adapter)
-
     def warm_up(self) -> None:
-        """Record the model where that can be done; what cannot runs eagerly, and the log says why."""
+        """Record what the model computes. A stage that cannot be recorded runs eagerly, and the log says why."""
         self.replay = None if self.config.enforce_eager else self.platform.replay(self.kernels.replay)
         if self.replay is None:
             return
@@ -246,22 +224,22 @@ class Worker:
 
     @property
     def running(self) -> ModelRunner:
-        """The runner; only there after `allocate`."""
+        """The runner, which exists after `allocate`."""
         assert self.runner is not None, "allocate() comes before the first step"
         return self.runner
 
     def run(self, batch: Batch, masks: Masks | None = None) -> Callable[[], StepOutput]:
-        """One step; the callable waits for its result. The next one may be run before."""
+        """Run one step; the callable waits for its result. The next step may be run before that."""
         return self.running.run(batch, masks)
 
     def call(self, method: str, *args: object) -> object:
-        """Control plane: one of START_CALLS and SERVING_CALLS."""
+        """Run one of START_CALLS and SERVING_CALLS."""
         if method not in START_CALLS | SERVING_CALLS:
             raise ConfigError(f"workers have no method {method!r}; known: {', '.join(sorted(START_CALLS | SERVING_CALLS))}")
         return getattr(self, method)(*args)
 
     def profile(self, path: str | None) -> None:
-        """Start the profiler writing below `path`, or stop it."""
+        """Start the profiler, which writes below `path`, or stop it (None)."""
         self.platform.profile(Path(path) if path else None)
 
     def memory(self) -> dict[str, int]:
@@ -270,7 +248,7 @@ class Worker:
         return {"free": numbers.free_bytes, "total": numbers.total_bytes, "used": numbers.used_bytes, "peak": numbers.peak_bytes}
 
     def stop(self) -> None:
-        """Let go of connectors; memory goes with the object."""
+        """Close the connectors and drop the runner with its memory."""
         if self.runner is not None:
             for connector in self.runner.parts.connectors.values():
                 connector.close()
