@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from pegboard.data.batch import Batch, StepOutput, TokenMasks
@@ -52,7 +52,7 @@ class FakeExecutor:
     def provide_masks(self, step: int, masks: TokenMasks) -> None:
         self._masks[step] = masks
 
-    def call(self, method: str, *args: object, ranks: Sequence[int] | None = None) -> list[object]:
+    def call(self, method: str, *args: object) -> list[object]:
         self.calls.append((method, args))
         return [self.worker.call(method, *args)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -96,8 +96,8 @@ class Executor(Protocol):
     def provide_masks(self, step: int, masks: "TokenMasks") -> None:
         """Grammar masks of a submitted step whose batch has `needs_masks`; its sampler waits for them."""
 
-    def call(self, method: str, *args: object, ranks: Sequence[int] | None = None) -> list[object]:
-        """Control plane between steps: run a worker method on all (or the given) ranks; results in rank order."""
+    def call(self, method: str, *args: object) -> list[object]:
+        """Control plane between steps: run a worker method on all ranks; results in rank order."""
 
     def watch(self, on_death: Callable[[WorkerDeath], None]) -> None:
         """`on_death` is called at most once, from any thread, when a rank dies outside a step."""

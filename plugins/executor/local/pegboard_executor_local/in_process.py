@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from pegboard.data.batch import Batch, StepOutput, TokenMasks
 from pegboard.interfaces.executor import ExecutorSetup, WorkerDeath, WorkerLike, WorkerReady
@@ -84,9 +84,7 @@ class InProcessExecutor:
         masked.masks = masks
         masked.masks_given.set()
 
-    def call(self, method: str, *args: object, ranks: Sequence[int] | None = None) -> list[object]:
-        if ranks is not None and 0 not in ranks:
-            return []
+    def call(self, method: str, *args: object) -> list[object]:
         if self.thread is not None and self.last is not None:
             self.last.ran.wait()
         return [self.worker.call(method, *args)]
