@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pegboard.layers.activation import Activation
 from pegboard.layers.attention import Attention
-from pegboard.layers.build import Build, Group, Layer, Stage
+from pegboard.layers.build import Build, Group, Layer
 from pegboard.layers.embedding import Embedding, Head
 from pegboard.layers.linear import Linear, QKVLinear
 from pegboard.layers.norm import Norm
@@ -30,5 +30,4 @@ __all__ = [
     "QKVLinear",
     "Rope",
     "Rotation",
-    "Stage",
 ]

@@ -26,18 +26,8 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """This rank's slice of consecutive layers; stop None = to the end."""
-
-    is_first: bool = True
-    is_last: bool = True
-    start: int = 0
-    stop: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class LoRALimits:
-    """Adapters that may be loaded at once (beside slot 0, the base) and their largest rank."""
+    """How many adapters may be loaded at once (slot 0 is the base model and not counted) and their largest rank."""
 
     num_slots: int
     max_rank: int
@@ -57,8 +47,8 @@ class Build:
 
     dtype, device: torch names for activations. quantization: how weights are stored; plain: the method for what
     `quantization` leaves alone. kernels: op name → bound callable. rope_style: how the checkpoint orders Q and K rows.
-    attention: layer index → its bound attention, filled in by core before `bind`. lora_slots: [T] adapter slot of every
-    token of the step, a persistent buffer; None when LoRA is off.
+    attention: layer index → its bound attention, filled in by core before `bind`. lora_slots: gives the [T] adapter slots of
+    the step's tokens; None when LoRA is off.
     """
 
     dtype: str
@@ -69,10 +59,8 @@ class Build:
     path: str = ""
     rope_style: str = "halves"
     tensor: Group = Group()
-    stage: Stage = Stage()
     lora: LoRALimits | None = None
     lora_slots: Callable[[], Tensor] | None = None
-    taps: tuple[int, ...] = ()
     declared: Declared = field(default_factory=Declared)
     attention: dict[int, Callable[..., Any]] = field(default_factory=dict)
 

@@ -30,7 +30,7 @@ class TransformersModel(nn.Module):
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__()
-        if build.tensor.size > 1 or not (build.stage.is_first and build.stage.is_last):
+        if build.tensor.size > 1:
             raise ConfigError(
                 "models run through transformers support one rank only; set tensor_parallel_size and pipeline_parallel_size to 1"
             )
