@@ -1,4 +1,4 @@
-"""A GPU made of the CPU: memory of its own, asynchronous copies and captured graphs, and as strict as a real one.
+"""A GPU simulated on the CPU: separate memory, asynchronous copies and captured graphs, as strict as a real GPU.
 
     with FakeGPU() as gpu:                      # inside, the device "privateuseone:0" exists
         platform = FakeGPUPlatform(None, PlatformSetup())

@@ -1,4 +1,5 @@
-"""Kind `kernel` (provisional): what is fast. Entry-point name "<name>.<implementation>", where <name> says what it is:
+"""Kind `kernel` (provisional): fast versions of what the layers compute. Entry-point name "<name>.<implementation>", where <name>
+says what it is:
 
 an op              a function of `pegboard.ops.OPS`, or one that a plugin declares for its own models
 a weight format    a class of `pegboard.ops.WEIGHT_FORMATS`: how a matrix is held and multiplied with

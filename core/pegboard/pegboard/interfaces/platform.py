@@ -82,8 +82,7 @@ class Replay(Protocol):
 
 
 class Copies(Protocol):
-    """Copies between the host and a device with memory of its own, in the order of what is computed there. None of the calls
-    waits."""
+    """Copies between the host and a device with separate memory, in order with the computation on the device. No call waits."""
 
     def host(self, shape: tuple[int, ...], dtype: "torch.dtype") -> "Tensor":
         """Zeroed host memory that the device copies from by itself (pinned)."""

@@ -48,8 +48,8 @@ class RepackEntry(Protocol):
         """What `store` left under this layout, mapped; None when there is nothing sound."""
 
     def store(self, layout: str, memory: memoryview, facts: Mapping[str, Any]) -> Packed:
-        """Keep the bytes in a file and give them back mapped from it, so that the caller's copy can go; the very same `memory`
-        where nothing can be written."""
+        """Keep the bytes in a file and return them mapped from it, so that the caller can free its copy. If nothing can be
+        written, the returned memory is `memory` itself."""
 
 
 class RepackCache(Protocol):
@@ -115,8 +115,8 @@ class WeightMethod(Protocol):
     """One weight in one format; made per layer."""
 
     def declare(self) -> list[str]:
-        """Checkpoint tensor names wanted beside the parts' own (scales, zero points); [] for most. Raises ConfigError with the
-        reason when a part's split does not fall on the format's block borders."""
+        """Checkpoint tensor names wanted in addition to those of the parts (scales, zero points); [] for most. Raises ConfigError
+        with the reason when a part's split does not fall on the format's block borders."""
 
     def accept(self, piece: "WeightPiece") -> None:
         """One piece in checkpoint form (already this rank's slice); it may be kept until `finish`. May come again later (reload):

@@ -48,7 +48,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerPayload:
-    """What a tokenizer plugin needs. format: "hf" (files beside the checkpoint, in `directory`) or another loader's own word,
+    """What a tokenizer plugin needs. format: "hf" (files next to the checkpoint, in `directory`) or a name that the loader gives,
     with its data in `data` (plain values: str, numbers, lists)."""
 
     format: str

@@ -22,8 +22,8 @@ def paged_attention(
 
     q: [T, H, D], rows one after another as `query_start_loc` [B+1] says; k_cache, v_cache: [blocks, block_size, K, D or Dv];
     block_table: [B, max_blocks]; seq_lens: [B] with the new tokens counted, whose KV is already in the cache. Query token i of a
-    row with n new tokens stands at position seq_len − n + i. window counts the token itself. alibi: [H] slopes.
-    Returns [T, H, Dv]. Heads are grouped: H is a multiple of K (Ainslie et al. 2023).
+    row with n new tokens is at position seq_len − n + i. window counts the token itself. alibi: [H] slopes. Returns [T, H, Dv].
+    Heads are grouped: H is a multiple of K (Ainslie et al. 2023).
     """
     out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[-1])
     block_size = k_cache.shape[1]

@@ -45,11 +45,11 @@ class Blocks:
 
 
 class BlockWeight:
-    """A matrix [out, in] made of `Blocks`, each part of its rows in a format of its own; zeros where nothing was written.
+    """A matrix [out, in] made of `Blocks`; each part of its rows may have another format. Rows that were not written are zero.
 
     This reference dequantizes at `finish` and computes in `dtype`. A kernel plugin's class (weight format `block_weight`) has the
-    same methods and multiplies the integers. is_table: rows are looked up too (an embedding). cache: where the packed layout of
-    this weight may be kept between starts; None = nowhere.
+    same methods and multiplies the integers. is_table: rows are looked up too (an embedding). cache: keeps the packed layout of
+    this weight between starts; None = it is not kept.
     """
 
     FLOAT: ClassVar[type[FloatWeight]] = FloatWeight
@@ -67,8 +67,8 @@ class BlockWeight:
         self._float = self.FLOAT(shape, dtype, device, is_table)
 
     def restore(self) -> bool:
-        """Take the layout that an earlier start left in the cache. True: the weight is finished, as if it had been written. Asked
-        once, before the first `write`. The reference keeps nothing."""
+        """Take the layout that an earlier start left in the cache. Returns True if the weight is then finished. Called once,
+        before the first `write`. The reference keeps nothing."""
         return False
 
     def write(self, start: int, blocks: Blocks) -> None:

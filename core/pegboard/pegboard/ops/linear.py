@@ -13,7 +13,7 @@ class FloatWeight:
     """A matrix [out, in], zeros at first. Write into `plain()`, then call `finish`; both may come again later.
 
     is_table: rows are looked up too (an embedding). A kernel plugin's class (weight format `float_weight`) has the same methods
-    and may hold the matrix in a layout of its own; this reference holds it plain.
+    and may hold the matrix in another layout; this reference holds it plain.
     """
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device | str, is_table: bool = False) -> None:

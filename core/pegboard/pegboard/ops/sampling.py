@@ -91,7 +91,7 @@ def sample_tokens(
     top_k: Tensor | None = None,
     top_p: Tensor | None = None,
 ) -> Tensor:
-    """One token per row: the most likely one, or one drawn by inverting the cumulative distribution of what is left.
+    """One token per row: the most likely one, or one drawn from the remaining tokens by inverting the cumulative distribution.
 
     logits float32 [N, V], unchanged. temperature: float32 [N], 0 = the most likely token; None = that for all rows. min_p float32
     [N] (0 = off), top_k int64 [N] (V = off) and top_p float32 [N] (1 = off) cut in this order, after temperature, at values
@@ -168,7 +168,7 @@ def accept_equal(tokens: Tensor, drafts: Tensor, offsets: Tensor) -> tuple[Tenso
 
 
 def _join(drafts: Tensor, num_accepted: Tensor, final: Tensor) -> tuple[Tensor, Tensor]:
-    """The accepted drafts of each request followed by its final token; −1 behind."""
+    """The accepted drafts of each request, then its final token, then −1."""
     column = torch.arange(drafts.shape[1] + 1, device=drafts.device)
     token_ids = torch.nn.functional.pad(drafts, (0, 1), value=-1)
     token_ids = token_ids.masked_fill(column >= num_accepted.unsqueeze(-1), -1)

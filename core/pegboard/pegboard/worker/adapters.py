@@ -1,6 +1,6 @@
 """Reads a LoRA adapter in PEFT's layout and copies it into the layers' slots.
 
-Layout: adapter_config.json (`r`, `lora_alpha`, `use_rslora`) beside a safetensors file whose tensors are called
+Layout: adapter_config.json (`r`, `lora_alpha`, `use_rslora`) next to a safetensors file whose tensors are called
 base_model.model.<module path>.lora_A.weight [rank, in] and ….lora_B.weight [out, rank].
 """
 

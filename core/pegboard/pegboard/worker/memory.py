@@ -1,8 +1,8 @@
 """The KV cache's memory: one pool of equal-sized blocks, and the layers' named views of it.
 
 All groups have the same number of bytes per block. Layer i of every group lies in region i; a block id therefore means the
-same bytes for whichever group holds it. Where all layers of a region store tensors of the same sizes, each tensor has memory of
-its own, so that its blocks lie one behind another; otherwise a block holds all tensors of the layer.
+same bytes for whichever group holds it. Where all layers of a region store tensors of the same sizes, each tensor has separate
+memory, in which its blocks follow one another. Otherwise a block holds all tensors of the layer.
 
     region i   [num_blocks, bytes of layer i's block]  =  layer i of group 0, layer i of group 1, …
 """
@@ -60,7 +60,8 @@ def null_plan(specs: Mapping[int, KVCacheSpec], block_size: int) -> KVPlan:
 
 
 def largest_batch(limits: Limits, num_groups: int) -> Batch:
-    """Every row starts a prompt, as long as they fit together, and samples. All of them lie in block 0."""
+    """The largest step there can be, to measure its memory. Every row starts a prompt and samples; together the prompts fill the
+    step. All rows use block 0."""
     num_rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     counts = np.full(num_rows, limits.max_num_batched_tokens // num_rows, np.int32)
     counts[: limits.max_num_batched_tokens % num_rows] += 1

@@ -18,7 +18,7 @@ CHUNK = 256
 
 
 class PromptScores:
-    """Rows that asked for prompt logprobs, and what is known of theirs so far."""
+    """The rows that asked for prompt logprobs, and the logprobs found so far."""
 
     def __init__(self, sampler: Sampler, logits: Callable[[Tensor], Tensor], state: RowState) -> None:
         self.sampler, self.logits, self.state = sampler, logits, state
@@ -26,7 +26,7 @@ class PromptScores:
         self.parts: dict[int, list[Logprobs]] = {}
 
     def add(self, new: NewRequest) -> None:
-        """Only requests at their very start are scored: a resumed one has delivered already, a fork never does."""
+        """Only a request that starts is scored: a resumed one has delivered its logprobs already, and a fork delivers none."""
         self.remove(new.row)
         params = new.params
         is_start = new.num_computed_tokens == 0 and len(new.token_ids) == new.num_prompt_tokens > 1
@@ -39,7 +39,7 @@ class PromptScores:
         self.parts.pop(row, None)
 
     def collect(self, batch: Batch, inputs: StepInputs, hidden: Tensor) -> dict[int, Logprobs]:
-        """Score this step's prompt positions (hidden [T, size]); returns the rows that are complete now."""
+        """Score this step's prompt positions (hidden [T, size]). Returns the rows that are now complete."""
         finished: dict[int, Logprobs] = {}
         for index, row in enumerate(batch.rows.tolist()):
             if row not in self.wanted:

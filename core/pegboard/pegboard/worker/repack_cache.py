@@ -41,7 +41,8 @@ PAGE = 4096
 
 
 class MappedRepackCache:
-    """root: the folder of all checkpoints. digest: of this checkpoint. limit_bytes: of all files together, whoever wrote them."""
+    """root: the folder of all checkpoints. digest: of this checkpoint. limit_bytes: of all files together, those of other engines
+    included."""
 
     def __init__(self, root: Path, digest: str, limit_bytes: int) -> None:
         self.root, self.digest, self.limit_bytes = root, digest, limit_bytes
@@ -55,7 +56,7 @@ class MappedRepackCache:
         return MappedEntry(self, [self.digest, path, content])
 
     def write(self, path: Path, header: bytes, memory: memoryview) -> bool:
-        """Put a file in place; False where that cannot be, which is told once."""
+        """Put a file in place. Returns False if the file cannot be written, and logs the reason once."""
         size = len(header) + len(memory)
         if not self._can_write or not self._make_room(size):
             return False
@@ -70,7 +71,7 @@ class MappedRepackCache:
         return True
 
     def _make_room(self, size: int) -> bool:
-        """Whether `size` more bytes are within the limit, after dropping what was not used for longest."""
+        """Whether `size` more bytes are within the limit, after deleting the files that have been unused for longest."""
         if self._total is not None and self._total + size <= self.limit_bytes:
             return True
         found = []

@@ -8,7 +8,7 @@ from pegboard.data.batch import Batch, NewRequest
 from pegboard.interfaces.attention import KVPlan
 
 ON_DEVICE = -2
-"""In place of a token that has been sampled and that only the device knows yet."""
+"""Stands for a sampled token that only the device knows so far."""
 
 
 class RowState:
@@ -53,7 +53,7 @@ class RowState:
             self.drafts.pop(row, None)
 
     def append_unread(self, rows: np.ndarray) -> None:
-        """Each of rows [B] has got a token that only the device knows yet."""
+        """Each of rows [B] has a new token that only the device knows so far."""
         self.token_ids[rows, self.num_tokens[rows]] = ON_DEVICE
         self.num_tokens[rows] += 1
 

@@ -1,4 +1,4 @@
-"""What the model computes in a step: replayed where it was recorded, else called.
+"""What the model computes in a step: a stage is replayed if it was recorded, else called.
 
 token ids ─ embed → hidden ─ forward → hidden ─ logits → logits
 └───────── decode: one token per request ──────────────┘
@@ -30,8 +30,8 @@ class Stages:
 
     @torch.inference_mode()
     def record(self, replay: Replay, plan: Callable[[StepInputs], None]) -> list[str]:
-        """Record what can be. Returns the reasons why something cannot: it then runs eagerly. plan: tells the attention backends
-        of a step. Errors of the model itself are raised."""
+        """Record every stage that can be recorded. Returns the reasons why the others run eagerly. plan: gives a step to the
+        attention backends. Errors of the model itself are raised."""
         model, inputs = self.model, self.inputs
         ids, positions, max_rows = inputs.input_ids.on_device, inputs.positions.on_device, inputs.max_rows
         one = model.embed(ids[:1])
@@ -60,14 +60,14 @@ class Stages:
         return [f"{', '.join(traits)} run eagerly: {reason}" for reason, traits in refusals.items()]
 
     def find(self, trait: Trait, num_rows: int) -> Recording | None:
-        """The smallest recording for as many rows."""
+        """The smallest recording for at least `num_rows` rows."""
         for recording in self.recordings.get(trait, ()):
             if num_rows <= recording.size:
                 return recording
         return None
 
     def choose(self, num_tokens: int, is_decode: bool) -> Recording | None:
-        """What replays a step; None: it runs eagerly."""
+        """The recording that replays a step; None = it runs eagerly."""
         return (self.find("decode", num_tokens) if is_decode else None) or self.find("forward", num_tokens)
 
     def run(self, recording: Recording | None, inputs: StepInputs) -> tuple[Tensor, Tensor | None]:

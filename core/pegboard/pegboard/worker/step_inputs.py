@@ -1,4 +1,4 @@
-"""Turns a batch into the tensors of one step, in buffers whose addresses stay."""
+"""Turns a batch into the tensors of one step, in buffers that keep their addresses."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class StepInputs:
 class InputBuilder:
     """Persistent buffers and the arithmetic that fills them; no Python per token or row on the plain path.
 
-    last_tokens: [R] on a device with memory of its own, the token sampled last of every row. The next step takes it from there,
-    while the host still waits for its copy.
+    last_tokens: [R] the last sampled token of every row, on a device with separate memory. The next step reads it there, while
+    the host still waits for its copy.
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class InputBuilder:
             buffer.take(1 - half)
 
     def build(self, batch: Batch, padded: int = 0) -> StepInputs:
-        """Fill the buffers for `batch`, whose changes of rows and blocks are applied already. padded: tokens, and rows, that the
-        step is padded to, each row having one; 0 = it is not."""
+        """Fill the buffers for `batch`, whose changes of rows and blocks are already applied. padded: the number of tokens (and
+        of rows, with one token each) that the step is padded to; 0 = not padded."""
         if self.copies is not None:
             self._take_turns(self.copies)
         state, rows, counts = self.state, batch.rows, batch.num_scheduled_tokens
         drafts = batch.num_draft_tokens
         draft_token_ids = self._place_drafts(batch) if drafts.any() else None
-        # The engine's number is an upper bound while a step is in flight; what is known here is the truth.
+        # While a step is in flight, the engine's number is an upper bound; the row state has the exact one.
         starts = np.minimum(batch.num_computed_tokens, state.num_tokens[rows] - 1, dtype=np.int64)
         num_rows, num_tokens = len(rows), int(counts.sum())
         one_each = num_tokens == num_rows
@@ -142,7 +142,7 @@ class InputBuilder:
         return inputs
 
     def blank(self, size: int) -> StepInputs:
-        """A step of nothing but padding, to record with."""
+        """A step that is only padding, to record with."""
         if self.copies is not None:
             self._take_turns(self.copies)
         return self._send(0, 0, size)
