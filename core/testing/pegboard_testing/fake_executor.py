@@ -21,9 +21,6 @@ class FakeFuture:
     def result(self) -> StepOutput:
         return self._executor.compute(self._step)
 
-    def done(self) -> bool:
-        return self._step in self._executor.outputs
-
 
 class FakeExecutor:
     """batches: all submitted ones, in order, for tests to look at. calls: control calls as (method, args)."""

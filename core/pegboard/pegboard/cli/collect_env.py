@@ -12,21 +12,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pegboard.cli.flags import FlagParser
+from pegboard.config.schema import PluginConfig
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
-
-if TYPE_CHECKING:
-    from pegboard.config.schema import PluginConfig
 
 VARIABLES = ("PEGBOARD_LOG_LEVEL", "PEGBOARD_PLUGINS", "PEGBOARD_STRICT", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS")
 PROBED = ("platform", "kernel")
 """Kinds whose probes look at the machine."""
 
 
-def main(words: Sequence[str], config: "PluginConfig | None") -> int:
+def main(words: Sequence[str], config: PluginConfig | None) -> int:
     """Print the report, as text or JSON."""
     parser = FlagParser(prog="pegboard collect-env", description="Report versions, machine and plugins, for a bug report.")
     parser.add_argument("--json", action="store_true", help="as JSON")

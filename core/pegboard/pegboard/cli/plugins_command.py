@@ -6,25 +6,22 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pegboard.cli.flags import FlagParser
+from pegboard.config.schema import PluginConfig
 from pegboard.errors import ConfigError, PluginError, UsageError, did_you_mean
 from pegboard.interfaces import KINDS
-from pegboard.plugins.discovery import HOOKS_KIND
+from pegboard.interfaces.spec import Need
+from pegboard.plugins.discovery import HOOKS_KIND, Entry
 from pegboard.plugins.importing import need_class
 from pegboard.plugins.names import check_kind
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
-
-if TYPE_CHECKING:
-    from pegboard.cli.flags import FlagParser
-    from pegboard.config.schema import PluginConfig
-    from pegboard.interfaces.spec import Need
-    from pegboard.plugins.discovery import Entry
-    from pegboard.plugins.selection import Decision
+from pegboard.plugins.selection import Decision
 
 
-def main(words: Sequence[str], config: "PluginConfig | None" = None) -> int:
+def main(words: Sequence[str], config: PluginConfig | None = None) -> int:
     """Exit status: 0, or 1 when nothing suits or something is wrong. config: the plugin settings of a config file."""
     arguments = _parser().parse(words)
     if getattr(arguments, "model", None) is not None:
@@ -33,9 +30,7 @@ def main(words: Sequence[str], config: "PluginConfig | None" = None) -> int:
     return action(Registry.discover(PluginPolicy.from_config(config)), arguments)
 
 
-def _parser() -> "FlagParser":
-    from pegboard.cli.flags import FlagParser
-
+def _parser() -> FlagParser:
     parser = FlagParser(prog="pegboard plugins", description="What is installed, what would be chosen and why, what is wrong.")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="installed plugins, from metadata alone")
@@ -155,7 +150,6 @@ def _why_for_model(arguments: argparse.Namespace, config: PluginConfig | None) -
     is not among them."""
     from dataclasses import replace
 
-    from pegboard.config.schema import PluginConfig
     from pegboard.config.sources import engine_settings
     from pegboard.plan.engine_plan import resolve
 

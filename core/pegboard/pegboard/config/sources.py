@@ -14,14 +14,7 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
-from pegboard.config.schema import (
-    SECTIONS,
-    Setting,
-    Settings,
-    all_settings,
-    build,
-    check_engine,
-)
+from pegboard.config.schema import SECTIONS, Setting, Settings, all_settings, build, check_engine
 from pegboard.config.vllm_names import ABSENT, ALIASES, FORMS, Layer, refuse, translate
 from pegboard.errors import ConfigError, did_you_mean
 

@@ -14,21 +14,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pegboard.config.schema import Settings
 from pegboard.data.output import MetricValue, RequestOutput
+from pegboard.data.request import AdapterRef
 from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pegboard.errors import EngineDeadError, RequestError
+from pegboard.front.beam_search import BeamSearch, BeamSearchOutput, last_logprobs, step_params
 from pegboard.front.llm_engine import LLMEngine
 from pegboard.front.prompts import PromptInput, as_prompt
 from pegboard.interfaces.api import Prompt
-from pegboard.interfaces.tokenizer import Chat
-
-if TYPE_CHECKING:
-    from pegboard.config.schema import Settings
-    from pegboard.data.request import AdapterRef
-    from pegboard.front.beam_search import BeamSearchOutput
-    from pegboard.interfaces.tokenizer import Tokenizer
+from pegboard.interfaces.tokenizer import Chat, Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 UseTqdm = bool | Callable[..., Any]
@@ -48,7 +45,7 @@ class LLM:
         self._open(LLMEngine.from_settings(engine_settings(model, settings)))
 
     @classmethod
-    def from_settings(cls, settings: "Settings") -> "LLM":
+    def from_settings(cls, settings: Settings) -> "LLM":
         """An LLM of resolved settings, as a command has them."""
         return cls.from_engine(LLMEngine.from_settings(settings))
 
@@ -79,7 +76,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: "AdapterRef | Sequence[AdapterRef | None] | None" = None,
+        lora_request: AdapterRef | Sequence[AdapterRef | None] | None = None,
         priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; outputs in the order of the prompts. One list of token ids is one prompt.
@@ -125,7 +122,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: "AdapterRef | None" = None,
+        lora_request: AdapterRef | None = None,
         priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
@@ -153,11 +150,9 @@ class LLM:
 
     def beam_search(
         self, prompts: PromptInput | Sequence[PromptInput], params: BeamSearchParams, *, use_tqdm: UseTqdm = False
-    ) -> "list[BeamSearchOutput]":
+    ) -> list[BeamSearchOutput]:
         """The `beam_width` best continuations of each prompt, all prompts searched together; see `pegboard.front.beam_search`.
         Raises RequestError as `generate`."""
-        from pegboard.front.beam_search import BeamSearch, BeamSearchOutput, last_logprobs, step_params
-
         asked = step_params(params)
         engine, tokenizer = self.llm_engine, self.get_tokenizer()
         builder, length = engine.builder, engine.plan.max_model_len
@@ -176,7 +171,7 @@ class LLM:
             results.append(BeamSearchOutput(best))
         return results
 
-    def get_tokenizer(self) -> "Tokenizer":
+    def get_tokenizer(self) -> Tokenizer:
         """Raises RequestError under `skip_tokenizer_init`."""
         return self.llm_engine.builder.get_tokenizer()
 

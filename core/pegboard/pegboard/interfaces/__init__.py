@@ -40,60 +40,46 @@ class Kind:
 
 
 def _kind(name: str, spec: str, chosen: Chosen, roles: str, summary: str, **more: bool) -> Kind:
-    return Kind(name, f"pegboard.interfaces.{spec}", chosen, roles, summary, **more)
+    """spec: the class, in the file that has the kind's name, or "file:class"."""
+    path = spec if ":" in spec else f"{name}:{spec}"
+    return Kind(name, f"pegboard.interfaces.{path}", chosen, roles, summary, **more)
 
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        _kind("platform", "platform:PlatformSpec", "one", "EW", "a device family: memory, threads, graph capture"),
-        _kind("executor", "executor:ExecutorSpec", "one", "E", "starts the workers and runs a batch on all of them"),
-        _kind("model", "model:ModelSpec", "keyed", "W", "an architecture built from pegboard.layers"),
-        _kind("model_source", "model_source:ModelSourceSpec", "keyed", "AEW", "turns a model reference into local files"),
-        _kind("weight_loader", "weight_loader:WeightLoaderSpec", "keyed", "AW", "describes a checkpoint and streams its weights"),
-        _kind("quantization", "quantization:QuantizationSpec", "keyed", "W", "how weights are stored and multiplied"),
-        _kind("attention", "attention:AttentionSpec", "capability", "W", "attention over the paged KV cache"),
-        _kind("kernel", "kernel:KernelSpec", "capability", "W", "a fast version of one op", provisional=True),
-        _kind("collective", "collective:CollectiveSpec", "one", "W", "communication between ranks", provisional=True),
-        _kind(
-            "kv_connector", "kv_connector:KVConnectorSpec", "chain", "EW", "moves KV between engines or tiers", provisional=True
-        ),
-        _kind("scheduling_policy", "scheduling_policy:SchedulingPolicySpec", "one", "E", "order, victims and step budget"),
-        _kind("draft", "draft:DraftSpec", "one", "EW", "proposes tokens for speculative decoding", provisional=True),
-        _kind(
-            "structured_output",
-            "structured_output:StructuredOutputSpec",
-            "chain",
-            "AE",
-            "grammars and token masks",
-            provisional=True,
-        ),
-        _kind(
-            "logits_processor",
-            "logits_processor:LogitsProcessorSpec",
-            "chain",
-            "AW",
-            "custom changes to logits",
-            provisional=True,
-        ),
-        _kind("sampler", "sampler:SamplerSpec", "one", "W", "logits to token ids"),
-        _kind("tokenizer", "tokenizer:TokenizerSpec", "keyed", "A", "text to token ids and back, chat templates"),
+        _kind("platform", "PlatformSpec", "one", "EW", "a device family: memory, threads, graph capture"),
+        _kind("executor", "ExecutorSpec", "one", "E", "starts the workers and runs a batch on all of them"),
+        _kind("model", "ModelSpec", "keyed", "W", "an architecture built from pegboard.layers"),
+        _kind("model_source", "ModelSourceSpec", "keyed", "AEW", "turns a model reference into local files"),
+        _kind("weight_loader", "WeightLoaderSpec", "keyed", "AW", "describes a checkpoint and streams its weights"),
+        _kind("quantization", "QuantizationSpec", "keyed", "W", "how weights are stored and multiplied"),
+        _kind("attention", "AttentionSpec", "capability", "W", "attention over the paged KV cache"),
+        _kind("kernel", "KernelSpec", "capability", "W", "a fast version of one op", provisional=True),
+        _kind("collective", "CollectiveSpec", "one", "W", "communication between ranks", provisional=True),
+        _kind("kv_connector", "KVConnectorSpec", "chain", "EW", "moves KV between engines or tiers", provisional=True),
+        _kind("scheduling_policy", "SchedulingPolicySpec", "one", "E", "order, victims and step budget"),
+        _kind("draft", "DraftSpec", "one", "EW", "proposes tokens for speculative decoding", provisional=True),
+        _kind("structured_output", "StructuredOutputSpec", "chain", "AE", "grammars and token masks", provisional=True),
+        _kind("logits_processor", "LogitsProcessorSpec", "chain", "AW", "custom changes to logits", provisional=True),
+        _kind("sampler", "SamplerSpec", "one", "W", "logits to token ids"),
+        _kind("tokenizer", "TokenizerSpec", "keyed", "A", "text to token ids and back, chat templates"),
         _kind("tool_parser", "output_parser:OutputParserSpec", "keyed", "A", "tool calls in the output", provisional=True),
         _kind("reasoning_parser", "output_parser:OutputParserSpec", "keyed", "AE", "reasoning in the output", provisional=True),
         _kind(
             "builtin_tool",
-            "builtin_tool:BuiltinToolSpec",
+            "BuiltinToolSpec",
             "set",
             "A",
             "tools of the Responses API that the server runs",
             ambient=True,
             provisional=True,
         ),
-        _kind("lora_resolver", "lora_resolver:LoRAResolverSpec", "chain", "A", "finds adapters by name", provisional=True),
-        _kind("metrics", "metrics:MetricsSpec", "set", "AE", "where measurements go", ambient=True),
-        _kind("api", "api:ApiSpec", "set", "A", "HTTP routes", ambient=True),
-        _kind("command", "command:CommandSpec", "keyed", "–", "a word of the command line", provisional=True),
-        _kind("model_family", "model_family:ModelFamilySpec", "keyed", "AE", "what a model family recommends", provisional=True),
+        _kind("lora_resolver", "LoRAResolverSpec", "chain", "A", "finds adapters by name", provisional=True),
+        _kind("metrics", "MetricsSpec", "set", "AE", "where measurements go", ambient=True),
+        _kind("api", "ApiSpec", "set", "A", "HTTP routes", ambient=True),
+        _kind("command", "CommandSpec", "keyed", "–", "a word of the command line", provisional=True),
+        _kind("model_family", "ModelFamilySpec", "keyed", "AE", "what a model family recommends", provisional=True),
     )
 }
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveSpec(Spec):
-    pass
+    """Collectives declare only what every spec declares."""
 
 
 class Collective(Protocol):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSpec(Spec):
-    pass
+    """Entry-point name: the word that is typed."""
 
 
 class FlagParser(Protocol):

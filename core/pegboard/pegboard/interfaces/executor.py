@@ -79,9 +79,6 @@ class StepFuture(Protocol):
     def result(self) -> "StepOutput":
         """Wait for the step. Raises what the step raised."""
 
-    def done(self) -> bool:
-        """True when `result` returns at once."""
-
 
 class Executor(Protocol):
     """Owned by the engine; called from its thread only."""

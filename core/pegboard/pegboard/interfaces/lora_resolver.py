@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoRAResolverSpec(Spec):
-    pass
+    """Resolvers declare only what every spec declares."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec(Spec):
-    pass
+    """Entry-point name: an architecture, as a checkpoint writes it."""
 
 
 class Model(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from pegboard.interfaces.spec import Need, Spec
+from pegboard.interfaces.spec import Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,11 +16,6 @@ class ModelSourceSpec(Spec):
     references of the form org/name that name no scheme)."""
 
     FLAGS = frozenset({"directory", "default"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSourceNeed(Need):
-    pass
 
 
 @dataclass(frozen=True, slots=True)

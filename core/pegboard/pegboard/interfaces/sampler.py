@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerSpec(Spec):
-    pass
+    """Samplers declare only what every spec declares."""
 
 
 @dataclass(frozen=True, slots=True)

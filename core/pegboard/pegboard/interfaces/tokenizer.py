@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from pegboard.errors import RequestError
 from pegboard.interfaces.spec import Need, Spec
-
-if TYPE_CHECKING:
-    from pegboard.interfaces.weight_loader import Checkpoint
+from pegboard.interfaces.weight_loader import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +29,7 @@ class TokenizerNeed(Need):
 class TokenizerSetup:
     """The described checkpoint, and a chat template that overrides the checkpoint's (Jinja source), if any."""
 
-    checkpoint: "Checkpoint"
+    checkpoint: Checkpoint
     chat_template: str | None = None
 
 
@@ -40,7 +37,7 @@ class TokenizerSetup:
 class Chat:
     """A conversation to render. messages: OpenAI-shaped dicts, already validated. tools: OpenAI tool dicts or None.
     add_special_tokens: put the special tokens of a text in front of what the template writes; most templates write them
-    themselves. Raises RequestError for a chat that both continues its last message and starts a new one."""
+    themselves."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -50,14 +47,6 @@ class Chat:
     chat_template: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = False
-
-    def __post_init__(self) -> None:
-        if self.continue_final_message and self.add_generation_prompt:
-            raise RequestError(
-                "continue_final_message and add_generation_prompt cannot both be true: an answer either continues the last "
-                "message or starts a new one",
-                parameter="continue_final_message",
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +87,8 @@ class Tokenizer(Protocol):
     """Thread-safe. Built once per API process; must not import torch or transformers."""
 
     def render(self, chat: Chat) -> Rendered:
-        """Apply the chat template and encode the text. Raises RequestError on a template error, or when there is no template."""
+        """Apply the chat template and encode the text. Raises RequestError on a template error, when there is no template,
+        and for a chat that both continues its last message and starts a new one."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`; special tokens that are written out in the text are recognized. Raises RequestError for text that

@@ -12,18 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 
 from pegboard import env
 from pegboard.config.schema import Settings, check_engine, structured_outputs_config
 from pegboard.errors import ConfigError, ModelError, PluginError
-from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelSourceNeed, ModelSourceSetup, Progress
+from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelSourceSetup, Progress
 from pegboard.interfaces.quantization import QuantizationNeed
 from pegboard.interfaces.spec import Need
-from pegboard.interfaces.tokenizer import TokenizerNeed, TokenizerSetup, TokenizerSpec
-from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoaderSetup, WeightLoaderSpec
+from pegboard.interfaces.tokenizer import Tokenizer, TokenizerNeed, TokenizerSetup, TokenizerSpec
+from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoader, WeightLoaderSetup, WeightLoaderSpec
 from pegboard.log import get_logger
 from pegboard.plan.ambient import with_enabled
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
@@ -33,10 +33,6 @@ from pegboard.plugins.names import missing_providers, not_found
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import PluginLock, Registry
 from pegboard.plugins.selection import Decision
-
-if TYPE_CHECKING:
-    from pegboard.interfaces.tokenizer import Tokenizer
-    from pegboard.interfaces.weight_loader import WeightLoader
 
 log = get_logger(__name__)
 
@@ -117,7 +113,7 @@ def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[En
     return plan, registry
 
 
-def make_tokenizer(registry: Registry, plan: EnginePlan) -> "Tokenizer":
+def make_tokenizer(registry: Registry, plan: EnginePlan) -> Tokenizer:
     """The tokenizer for the plan's checkpoint: the one asked for, or one that reads what the checkpoint carries."""
     payload = plan.checkpoint.tokenizer.format
     mode = plan.settings.engine.tokenizer_mode
@@ -174,7 +170,7 @@ def _fetch(
 
     engine = settings.engine
     reference = parse_reference(text, registry, revision=revision)
-    decision = registry.choose("model_source", ModelSourceNeed(), explicit=reference.scheme, key=reference.scheme)
+    decision = registry.choose("model_source", Need(), explicit=reference.scheme, key=reference.scheme)
     folder = Path(engine.download_dir).expanduser() if engine.download_dir else env.cache_dir()
     setup = ModelSourceSetup(cache_dir=folder, token=engine.hf_token or env.hub_token())
     files: LocalFiles = registry.build(decision.require(), setup).fetch(reference, wanted, progress)

@@ -27,9 +27,6 @@ class Step:
         self.wait: Callable[[], StepOutput] | None = None
         self.error: BaseException | None = None
 
-    def done(self) -> bool:
-        return self.ran.is_set()
-
     def run(self) -> None:
         """Compute now, and keep an exception for `result` to raise."""
         try:
@@ -70,7 +67,7 @@ class InProcessExecutor:
         step = Step(self, batch)
         if batch.needs_masks:
             self.masked[batch.step] = step
-        if self.thread is None and self.last is not None and not self.last.done():
+        if self.thread is None and self.last is not None and not self.last.ran.is_set():
             self.submitted.put(self.last)
             self.thread = threading.Thread(target=self._run_steps, name="pegboard-steps", daemon=True)
             self.thread.start()

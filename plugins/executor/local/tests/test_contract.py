@@ -27,7 +27,7 @@ def test_a_step_submitted_alone_runs_where_its_result_is_asked_for() -> None:
     executor.start()
     for number in (1, 2):
         step = executor.submit(make_batch(number))
-        assert not step.done()
+        assert not step.ran.is_set()
         step.result()
     assert executor.thread is None and executor.worker.steps == [1, 2]
 
@@ -47,7 +47,7 @@ def test_stopping_does_not_wait_for_masks() -> None:
     executor.start()
     waiting = [executor.submit(make_batch(number, needs_masks=True)) for number in (1, 2)]
     executor.stop()
-    assert all(step.done() for step in waiting)
+    assert all(step.ran.is_set() for step in waiting)
 
 
 def test_masks_that_never_came_are_our_own_mistake() -> None:
