@@ -14,6 +14,7 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import RepackEntry
 from pegboard.ops.blocks import Blocks
 from pegboard_kernel_cpu.library import library
+from pegboard_kernel_cpu.repack import open_packed, store_packed
 from pegboard_kernel_cpu.structures import Format, LinearBlocks, LookupBlocks, Quantize
 from pegboard_kernel_cpu.values import Call, Value, new, refusal, rows_of, submit
 
@@ -57,7 +58,7 @@ class NativeBlockWeight:
 
     def restore(self) -> bool:
         """Map what an earlier start packed."""
-        kept = self.cache.open(LAYOUT) if self.cache is not None else None
+        kept = open_packed(self.cache, LAYOUT) if self.cache is not None else None
         if kept is None:
             return False
         self.segments = _segments([_Run(*run) for run in kept.facts["runs"]], self.shape[1], _tensor(kept.memory))
@@ -79,7 +80,7 @@ class NativeBlockWeight:
             _pack(segment, start, blocks, self.shape[1])
         self._written = []
         if is_first and self.cache is not None and runs:
-            kept = self.cache.store(LAYOUT, memoryview(memory.numpy()), {"runs": [list(run) for run in runs]})
+            kept = store_packed(self.cache, LAYOUT, memoryview(memory.numpy()), {"runs": [list(run) for run in runs]})
             self.segments = _segments(runs, self.shape[1], _tensor(kept.memory))
 
     def bind(self) -> "NativeBlockLinear":

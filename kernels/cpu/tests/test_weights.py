@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from pegboard_kernel_cpu.block_weight import NativeBlockWeight
 from pegboard_kernel_cpu.float_weight import NativeFloatWeight
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.quantization import Packed
+from pegboard.interfaces.quantization import RepackCache, RepackEntry
 from pegboard.ops.blocks import Blocks, BlockWeight
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -120,28 +122,17 @@ def test_columns_that_fill_no_block_are_refused() -> None:
         NativeBlockWeight((4, 48), torch.float32, "cpu")
 
 
-class KeepingEntry:
-    """A repack cache entry in memory."""
+def test_a_kept_layout_is_the_weight(tmp_path: Path) -> None:
+    def entry() -> RepackEntry:  # as a start of the engine makes it
+        return RepackCache(tmp_path, "sha256:1", 1 << 20).entry("layers.0", {})
 
-    def __init__(self) -> None:
-        self.kept: dict[str, Packed] = {}
-
-    def open(self, layout: str) -> Packed | None:
-        return self.kept.get(layout)
-
-    def store(self, layout: str, memory: memoryview, facts: dict) -> Packed:
-        self.kept[layout] = Packed(memoryview(bytearray(memory)), facts)
-        return self.kept[layout]
-
-
-def test_a_kept_layout_is_the_weight() -> None:
-    cache, x = KeepingEntry(), torch.randn(7, 96)
-    first = NativeBlockWeight((40, 96), torch.float32, "cpu", cache=cache)
+    x = torch.randn(7, 96)
+    first = NativeBlockWeight((40, 96), torch.float32, "cpu", cache=entry())
     assert not first.restore()
     first.write(0, blocks_of(FORMATS[0], 17, 96, 0))
     first.write(17, blocks_of(FORMATS[-1], 23, 96, 1))
     first.finish()
-    second = NativeBlockWeight((40, 96), torch.float32, "cpu", cache=cache)
+    second = NativeBlockWeight((40, 96), torch.float32, "cpu", cache=entry())
     assert second.restore()
     assert torch.equal(first.bind()(x), second.bind()(x))
     assert torch.equal(first.dense(), second.dense())

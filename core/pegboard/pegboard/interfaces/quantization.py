@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pegboard.interfaces.spec import Need, Spec
@@ -31,33 +32,32 @@ class QuantizationNeed(Need):
     dtype: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A weight in the layout a kernel computes with. memory: bytes at a page border, private: writing changes no file.
-    facts: small JSON values that say how to read it."""
+@dataclass(eq=False, slots=True)
+class RepackCache:
+    """Where a kernel may keep the packed weights of one checkpoint between starts. The kernel reads and writes the files.
 
-    memory: memoryview
-    facts: Mapping[str, Any]
+    root: folder of all checkpoints. digest: of this checkpoint. limit_bytes: of all files in `root` together. files: empty at
+    first; the kernel that keeps weights puts its own object here, which then lives as long as the engine.
+    """
 
+    root: Path
+    digest: str
+    limit_bytes: int
+    files: object | None = None
 
-class RepackEntry(Protocol):
-    """Handed out by core: one weight's place in the repack cache. layout: the kernel's word for its arrangement of the bytes,
-    with everything that depends on (version, tile sizes, instruction set)."""
-
-    def open(self, layout: str) -> Packed | None:
-        """What `store` left under this layout, mapped; None when there is nothing sound."""
-
-    def store(self, layout: str, memory: memoryview, facts: Mapping[str, Any]) -> Packed:
-        """Keep the bytes in a file and return them mapped from it, so that the caller can free its copy. If nothing can be
-        written, the returned memory is `memory` itself."""
-
-
-class RepackCache(Protocol):
-    """Handed out by core: packed weights of this checkpoint, kept between starts."""
-
-    def entry(self, path: str, content: object) -> RepackEntry:
+    def entry(self, path: str, content: object) -> "RepackEntry":
         """path: of the layer. content: JSON values that, with the checkpoint, determine the weight's values: method, stored
         types, this rank's slices."""
+        return RepackEntry(self, (self.digest, path, content))
+
+
+@dataclass(frozen=True, slots=True)
+class RepackEntry:
+    """One weight's place in the repack cache. key: JSON values that determine the weight's values. A kernel adds the name of its
+    layout."""
+
+    cache: RepackCache
+    key: tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from pegboard.interfaces.executor import SERVING_CALLS, START_CALLS, WorkerReady
 from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorSpec, KVConnectorWorker
 from pegboard.interfaces.logits_processor import LogitsProcessorSetup
 from pegboard.interfaces.platform import PlatformSetup, Replay
-from pegboard.interfaces.quantization import QuantizationNeed, QuantizationSetup
+from pegboard.interfaces.quantization import QuantizationNeed, QuantizationSetup, RepackCache
 from pegboard.interfaces.sampler import Sampler, SamplerSetup
 from pegboard.interfaces.spec import Need
 from pegboard.interfaces.weight_loader import Checkpoint, WeightLoaderSetup
@@ -35,7 +35,6 @@ from pegboard.worker.attention_groups import AttentionGroups
 from pegboard.worker.kernels import choose_kernels
 from pegboard.worker.model_loader import bind_layers, load_weights
 from pegboard.worker.model_runner import Masks, ModelRunner, RunnerParts
-from pegboard.worker.repack_cache import MappedRepackCache
 
 log = get_logger(__name__)
 
@@ -126,12 +125,12 @@ class Worker:
         )
         return self.registry.build(entry, setup)
 
-    def _repack_cache(self) -> MappedRepackCache | None:
+    def _repack_cache(self) -> RepackCache | None:
         config, digest = self.config, self.plan.checkpoint.digest
         if not config.repack_cache_gb or not digest:
             return None
         folder = Path(config.download_dir).expanduser() if config.download_dir else cache_dir()
-        return MappedRepackCache(folder / "repacked", digest, int(config.repack_cache_gb * 2**30))
+        return RepackCache(folder / "repacked", digest, int(config.repack_cache_gb * 2**30))
 
     def _kv_memory_bytes(self, specs: Mapping[int, KVCacheSpec]) -> int:
         """Bytes for the KV cache: what the user or the platform said, else what is left of the device's share after the largest

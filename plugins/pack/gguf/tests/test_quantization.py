@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -22,7 +21,7 @@ from pegboard_pack_gguf.quantization import GGUFQuantization
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import KVQuantization
 from pegboard.interfaces.model_source import LocalFiles
-from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup
+from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup, RepackCache
 from pegboard.interfaces.weight_loader import WeightLoaderSetup, WeightPiece, WeightSlice
 from pegboard.ops import REFERENCES
 from pegboard.ops.blocks import BlockWeight
@@ -160,8 +159,13 @@ class KeptWeight(BlockWeight):
         super().__init__(*arguments, **more)
         self.cache = cache
 
+    def kept(self) -> dict[str, torch.Tensor]:
+        if self.cache.cache.files is None:
+            self.cache.cache.files = {}
+        return self.cache.cache.files
+
     def restore(self) -> bool:
-        kept = self.cache.kept.get(self.cache.key)
+        kept = self.kept().get(json.dumps(self.cache.key))
         if kept is not None:
             self._float.plain().copy_(kept)
             super().finish()
@@ -173,19 +177,11 @@ class KeptWeight(BlockWeight):
 
     def finish(self) -> None:
         super().finish()
-        self.cache.kept[self.cache.key] = self.dense().clone()
+        self.kept()[json.dumps(self.cache.key)] = self.dense().clone()
 
 
-class FakeCache:
-    def __init__(self) -> None:
-        self.kept: dict[str, torch.Tensor] = {}
-
-    def entry(self, path: str, content: object) -> Any:
-        return SimpleNamespace(kept=self.kept, key=json.dumps([path, content]))
-
-
-def test_a_warm_start_decodes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = FakeCache()
+def test_a_warm_start_decodes_nothing(tmp_path: Path) -> None:
+    cache = RepackCache(tmp_path, "sha256:1", 1 << 20)
     kernels = {**REFERENCES, "block_weight": KeptWeight}
 
     def loaded(pieces: list[WeightPiece], layer: LinearLayer) -> Any:

@@ -1,14 +1,7 @@
-"""The repack cache: weights in the layout a kernel computes with, made once and mapped into memory at every later start.
+"""The files of the repack cache: weights in a packed layout, made once and mapped into memory at every later start.
 
-A weight class (op `block_weight`) gets its `RepackEntry` as `cache` and makes two calls:
-
-    def restore(self) -> bool:              # before anything is read or decoded
-        packed = self.cache.open(LAYOUT)    # None: not there, or not sound
-        ...                                 # adopt packed.memory (mapped), as packed.facts say
-
-    def finish(self) -> None:               # the layout has just been made from the written blocks
-        packed = self.cache.store(LAYOUT, memory, facts)
-        ...                                 # adopt packed.memory (mapped) and let go of the own copy
+A weight class calls `open_packed` before anything is read or decoded, and `store_packed` after it has made the layout. Both
+return the memory to compute with.
 
 One file per weight below `<model cache>/repacked/<checkpoint>/`. Its name is a digest of everything the bytes depend on, so a
 file is never out of date. It is written under another name and moved into place; the sums in its header tell a damaged one, which
@@ -23,13 +16,14 @@ import json
 import mmap
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pegboard.interfaces.quantization import Packed
+from pegboard.interfaces.quantization import RepackCache, RepackEntry
 from pegboard.log import get_logger
 
 log = get_logger(__name__)
@@ -40,22 +34,81 @@ PAGE = 4096
 """The bytes begin at a multiple of this, and one sum covers as many of them."""
 
 
-class MappedRepackCache:
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """memory: the bytes of a weight. Writing to them changes no file. If they are mapped from a file, they begin at a page
+    border. facts: small JSON values that say how to read them."""
+
+    memory: memoryview
+    facts: Mapping[str, Any]
+
+
+def open_packed(entry: RepackEntry, layout: str) -> Packed | None:
+    """What `store_packed` left under this layout, mapped; None when there is nothing sound. layout: names the arrangement of the
+    bytes, with everything it depends on."""
+    return _files_of(entry.cache).open(entry.key, layout)
+
+
+def store_packed(entry: RepackEntry, layout: str, memory: memoryview, facts: Mapping[str, Any]) -> Packed:
+    """Keep the bytes in a file and return them mapped from it, so that the caller can free its copy. If nothing can be written,
+    the returned memory is `memory` itself."""
+    return _files_of(entry.cache).store(entry.key, layout, memory, facts)
+
+
+def _files_of(cache: RepackCache) -> RepackFiles:
+    """One for all weights of an engine: the cache keeps it."""
+    if not isinstance(cache.files, RepackFiles):
+        cache.files = RepackFiles(cache.root, cache.digest, cache.limit_bytes)
+    return cache.files
+
+
+class RepackFiles:
     """root: the folder of all checkpoints. digest: of this checkpoint. limit_bytes: of all files together, those of other engines
     included."""
 
     def __init__(self, root: Path, digest: str, limit_bytes: int) -> None:
-        self.root, self.digest, self.limit_bytes = root, digest, limit_bytes
+        self.root, self.limit_bytes = root, limit_bytes
         self.folder = root / _name(digest)
         self.in_use: set[Path] = set()
         self._total: int | None = None
         self._can_write = True
 
-    def entry(self, path: str, content: object) -> MappedEntry:
-        """See `interfaces.quantization.RepackCache`."""
-        return MappedEntry(self, [self.digest, path, content])
+    def open(self, entry_key: Sequence[object], layout: str) -> Packed | None:
+        key, path = self._place(entry_key, layout)
+        try:
+            mapped = _map(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:  # not readable, or empty
+            log.warning("%s cannot be mapped (%s); the weight is packed again", path, error)
+            return None
+        packed = _unpack(mapped, key)
+        if packed is None:
+            log.warning("%s is damaged; the weight is packed again", path)
+            return None
+        self.in_use.add(path)
+        with contextlib.suppress(OSError):  # a folder that is only read keeps its old times
+            os.utime(path)
+        return packed
 
-    def write(self, path: Path, header: bytes, memory: memoryview) -> bool:
+    def store(self, entry_key: Sequence[object], layout: str, memory: memoryview, facts: Mapping[str, Any]) -> Packed:
+        key, path = self._place(entry_key, layout)
+        memory = memory.cast("B")
+        kept = Packed(memory, facts)
+        if not self._write(path, _header(key, memory, facts), memory):
+            return kept
+        try:
+            mapped = _map(path)
+        except (OSError, ValueError):  # gone again: another engine needed the room
+            return kept
+        self.in_use.add(path)
+        return _unpack(mapped, key) or kept
+
+    def _place(self, entry_key: Sequence[object], layout: str) -> tuple[str, Path]:
+        key = json.dumps([*entry_key, layout], sort_keys=True)
+        return key, self.folder / (_name(key) + SUFFIX)
+
+    def _write(self, path: Path, header: bytes, memory: memoryview) -> bool:
         """Put a file in place. Returns False if the file cannot be written, and logs the reason once."""
         size = len(header) + len(memory)
         if not self._can_write or not self._make_room(size):
@@ -88,50 +141,6 @@ class MappedRepackCache:
                     file.unlink()
                     self._total -= length
         return self._total + size <= self.limit_bytes
-
-
-class MappedEntry:
-    """One weight's files, one for each layout it has been packed in."""
-
-    def __init__(self, cache: MappedRepackCache, key: list[object]) -> None:
-        self.cache, self.key = cache, key
-
-    def open(self, layout: str) -> Packed | None:
-        """See `interfaces.quantization.RepackEntry`."""
-        key, path = self._place(layout)
-        try:
-            mapped = _map(path)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:  # not readable, or empty
-            log.warning("%s cannot be mapped (%s); the weight is packed again", path, error)
-            return None
-        packed = _unpack(mapped, key)
-        if packed is None:
-            log.warning("%s is damaged; the weight is packed again", path)
-            return None
-        self.cache.in_use.add(path)
-        with contextlib.suppress(OSError):  # a folder that is only read keeps its old times
-            os.utime(path)
-        return packed
-
-    def store(self, layout: str, memory: memoryview, facts: Mapping[str, Any]) -> Packed:
-        """See `interfaces.quantization.RepackEntry`."""
-        key, path = self._place(layout)
-        memory = memory.cast("B")
-        kept = Packed(memory, facts)
-        if not self.cache.write(path, _header(key, memory, facts), memory):
-            return kept
-        try:
-            mapped = _map(path)
-        except (OSError, ValueError):  # gone again: another engine needed the room
-            return kept
-        self.cache.in_use.add(path)
-        return _unpack(mapped, key) or kept
-
-    def _place(self, layout: str) -> tuple[str, Path]:
-        key = json.dumps([*self.key, layout], sort_keys=True)
-        return key, self.cache.folder / (_name(key) + SUFFIX)
 
 
 def _name(text: str) -> str:
