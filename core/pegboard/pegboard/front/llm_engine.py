@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from pegboard.config.schema import Settings
 from pegboard.data.output import Counter, Gauge, Histogram, MetricValue, RequestOutput, Vector
-from pegboard.data.request import EngineRequest
+from pegboard.data.request import AdapterRef, EngineRequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.boundary.spawn import BUILDER, load_function
 from pegboard.errors import ConfigError, RequestError
@@ -18,8 +19,6 @@ from pegboard.interfaces.metrics import PREFIX, Reading, Totals
 from pegboard.log import get_logger
 
 if TYPE_CHECKING:
-    from pegboard.config.schema import Settings
-    from pegboard.data.request import AdapterRef
     from pegboard.interfaces.tokenizer import Tokenizer
     from pegboard.plan.engine_plan import EnginePlan
     from pegboard.plugins.registry import Registry
@@ -47,7 +46,7 @@ class LLMEngine:
             engine.attach(self._totals)
 
     @classmethod
-    def from_settings(cls, settings: "Settings") -> "LLMEngine":
+    def from_settings(cls, settings: Settings) -> "LLMEngine":
         """Resolve the plan, load the model here. Raises what `plan.resolve` and the engine's construction raise.
 
         The engine stops when the LLMEngine is collected, at the latest when the interpreter exits.
@@ -77,7 +76,7 @@ class LLMEngine:
         prompt: PromptInput,
         params: SamplingParams,
         *,
-        lora_request: "AdapterRef | None" = None,
+        lora_request: AdapterRef | None = None,
         priority: int = 0,
     ) -> None:
         """Check and queue a request. Raises RequestError."""

@@ -5,19 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pegboard.config.schema import EngineConfig, Settings
 from pegboard.errors import ConfigError, PluginNotFound
 from pegboard.interfaces.metrics import MetricsSetup, MetricsSink, MetricsSpec
+from pegboard.plugins.discovery import Entry
 from pegboard.plugins.names import missing_providers
-
-if TYPE_CHECKING:
-    from pegboard.config.schema import EngineConfig, Settings
-    from pegboard.plugins.discovery import Entry
-    from pegboard.plugins.registry import Registry
+from pegboard.plugins.registry import Registry
 
 
-def with_enabled(registry: "Registry", settings: "Settings") -> "Registry":
+def with_enabled(registry: Registry, settings: Settings) -> Registry:
     """The registry with the plugins that settings enable: sinks that export traces (`otlp_traces_endpoint`), clients of tool
     servers (`tool_server`), unless they are disabled.
 
@@ -41,7 +39,7 @@ def with_enabled(registry: "Registry", settings: "Settings") -> "Registry":
     return registry
 
 
-def _enable(registry: "Registry", kind: str, found: "list[Entry]", given: Mapping[str, Any], told: str) -> "Registry":
+def _enable(registry: Registry, kind: str, found: list[Entry], given: Mapping[str, Any], told: str) -> Registry:
     """Enable what was found, unless it is disabled, with `given` as options where the user has set none."""
     policy = registry.policy
     found = [entry for entry in found if f"{kind}:{entry.name}" not in policy.disable]
@@ -55,7 +53,7 @@ def _enable(registry: "Registry", kind: str, found: "list[Entry]", given: Mappin
     return type(registry)(registry.scan, replace(policy, enable=enable, options=options))
 
 
-def sink_entries(registry: "Registry", config: "EngineConfig", process: str) -> "list[Entry]":
+def sink_entries(registry: Registry, config: EngineConfig, process: str) -> list[Entry]:
     """The sinks that are built in a process, "engine" or "api". Under `disable_log_stats` nothing is measured, so the engine
     has only those that trace requests."""
     entries = []
@@ -68,12 +66,12 @@ def sink_entries(registry: "Registry", config: "EngineConfig", process: str) -> 
     return entries
 
 
-def build_sinks(registry: "Registry", config: "EngineConfig", model_name: str, process: str) -> dict[str, MetricsSink]:
+def build_sinks(registry: Registry, config: EngineConfig, model_name: str, process: str) -> dict[str, MetricsSink]:
     """The sinks of this process, by plugin name."""
     setup = MetricsSetup(model_name)
     return {entry.name: registry.build(entry, setup) for entry in sink_entries(registry, config, process)}
 
 
-def wants_records(registry: "Registry") -> bool:
+def wants_records(registry: Registry) -> bool:
     """Whether an enabled sink asks for a record of every request."""
     return any("requests" in registry.spec(entry).flags for entry in registry.enabled("metrics"))
