@@ -8,11 +8,12 @@ import subprocess
 
 from members import CORE, ROOT, Member, code_lines, core_members, members, text_of, tree_of
 
-MAX_CODE_LINES = 12_048
-"""Code lines of core/pegboard/pegboard: blank lines, comments and docstrings are not counted."""
+MAX_CODE_LINES = 10_730
+"""Code lines of core/pegboard/pegboard: blank lines, comments and docstrings are not counted. What is left of the way to 10,500, and
+why: docs/decisions/2026-11-22-the-house.md."""
 MAX_LINES = 500
 AIMED_CODE_LINES = 300
-NUM_LONG_FILES = 2
+NUM_LONG_FILES = 1
 """Files of core/pegboard/pegboard that are longer than aimed at."""
 MAX_FUNCTION_LINES = 80
 FORBIDDEN_FILES = {"utils.py", "helpers.py", "common.py", "misc.py"}

@@ -211,7 +211,7 @@ KNOWN = [
         ),
     ),
     Known(
-        "an unknown path or method, a body that is no text",
+        "an unknown path or method, a body that is not text",
         lambda case, item, ours, theirs: item.where == "error" and isinstance(theirs.body, dict) and "detail" in theirs.body,
     ),
     Known(
@@ -227,7 +227,7 @@ KNOWN = [
         ),
     ),
     Known(
-        "text of half a character in `prompt_logprobs`",
+        "text of an incomplete character in `prompt_logprobs`",
         lambda case, item, ours, theirs: item.where.endswith(".decoded_token") and "\ufffd" in str(item.ours),
     ),
     Known(
