@@ -6,10 +6,8 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pegboard.cli.flags import FlagParser
-from pegboard.config.schema import PluginConfig
 from pegboard.errors import ConfigError, PluginError, UsageError, did_you_mean
 from pegboard.interfaces import KINDS
 from pegboard.interfaces.spec import Need
@@ -19,6 +17,10 @@ from pegboard.plugins.names import check_kind
 from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 from pegboard.plugins.selection import Decision
+
+if TYPE_CHECKING:
+    from pegboard.cli.flags import FlagParser
+    from pegboard.config.schema import PluginConfig
 
 
 def main(words: Sequence[str], config: PluginConfig | None = None) -> int:
@@ -31,6 +33,8 @@ def main(words: Sequence[str], config: PluginConfig | None = None) -> int:
 
 
 def _parser() -> FlagParser:
+    from pegboard.cli.flags import FlagParser
+
     parser = FlagParser(prog="pegboard plugins", description="What is installed, what would be chosen and why, what is wrong.")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="installed plugins, from metadata alone")
