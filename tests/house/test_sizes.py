@@ -8,9 +8,9 @@ import subprocess
 
 from members import CORE, ROOT, Member, code_lines, core_members, members, text_of, tree_of
 
-MAX_CODE_LINES = 10_730
-"""Code lines of core/pegboard/pegboard: blank lines, comments and docstrings are not counted. What is left of the way to 10,500, and
-why: docs/decisions/2026-11-22-the-house.md."""
+MAX_CODE_LINES = 10_735
+"""Code lines of core/pegboard/pegboard: blank lines, comments and docstrings are not counted. Why it is not 10,500 yet:
+docs/decisions/2026-11-22-the-house.md."""
 MAX_LINES = 500
 AIMED_CODE_LINES = 300
 NUM_LONG_FILES = 1

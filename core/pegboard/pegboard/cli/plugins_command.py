@@ -154,6 +154,7 @@ def _why_for_model(arguments: argparse.Namespace, config: PluginConfig | None) -
     is not among them."""
     from dataclasses import replace
 
+    from pegboard.config.schema import PluginConfig
     from pegboard.config.sources import engine_settings
     from pegboard.plan.engine_plan import resolve
 

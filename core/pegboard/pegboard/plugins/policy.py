@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pegboard import env
-from pegboard.config.schema import PluginConfig
 from pegboard.errors import ConfigError, did_you_mean
 from pegboard.interfaces import KINDS
 from pegboard.plugins.defaults import catalogue, default_enabled
 from pegboard.plugins.discovery import HOOKS_KIND, Entry, Scan, normalized
+
+if TYPE_CHECKING:
+    from pegboard.config.schema import PluginConfig
 
 OptionKey = tuple[str, str]
 """(kind, name), where name is the short one or "distribution:name"."""
@@ -41,7 +43,10 @@ class PluginPolicy:
     def from_config(cls, config: PluginConfig | None = None) -> PluginPolicy:
         """The policy of a configuration. PEGBOARD_PLUGINS is the allow list where the configuration has none.
         Raises ConfigError for an option address that is not "kind.name"."""
-        config = config or PluginConfig()
+        if config is None:
+            from pegboard.config.schema import PluginConfig
+
+            config = PluginConfig()
         return cls(
             allow=tuple(config.allow) if config.allow is not None else env.plugins_allowed(),
             deny=tuple(config.deny),
