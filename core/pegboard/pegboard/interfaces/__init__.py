@@ -1,8 +1,8 @@
-"""The kinds of plugin: the public contract between core and plugins. Standard library only at import.
+"""The kinds of plugin: the public contract between core and plugins. Importing this package needs only the standard library.
 
-`KINDS` is the one list of extension points. Entry-point group of a kind: `pegboard.<kind>.v<major>`.
-Each kind has one file here with its `<Kind>Spec`, `<Kind>Need` (what selection asks), `<Kind>Setup` (what the constructor gets in
-addition to its options) and the interface itself.
+`KINDS` lists every extension point. The entry-point group of a kind is `pegboard.<kind>.v<major>`.
+Each kind has one file in this folder. It defines `<Kind>Spec`, `<Kind>Need` (what selection asks for), `<Kind>Setup` (what the
+constructor gets in addition to its options) and the interface itself.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ Chosen = Literal["one", "keyed", "capability", "chain", "set"]
 class Kind:
     """One extension point.
 
-    chosen: "one" by name or rank; "keyed" the entry-point name is the key to look up; "capability" by need and rank;
-        "chain" ordered by configuration, first hit; "set" every enabled one.
-    ambient: acts by being present, so it runs only when enabled by configuration or the defaults.
-    roles: processes it runs in: A API server, E engine, W worker.
-    provisional: the interface may still change inside this major version.
+    chosen: how a plugin of this kind is chosen. "one": by name or by rank. "keyed": by the entry-point name, which is the lookup
+    key.
+        "capability": by need, then by rank. "chain": several in the configured order; a lookup takes the first hit. "set": every
+        enabled plugin.
+    ambient: the plugin acts by being present, so it runs only when the configuration or the defaults enable it.
+    roles: the processes that it runs in: A API server, E engine, W worker.
+    provisional: the interface may still change within this major version.
     """
 
     name: str
@@ -40,7 +42,7 @@ class Kind:
 
 
 def _kind(name: str, spec: str, chosen: Chosen, roles: str, summary: str, **more: bool) -> Kind:
-    """spec: the class, in the file that has the kind's name, or "file:class"."""
+    """spec: the class name, if the class is in the file that has the kind's name, else "file:class"."""
     path = spec if ":" in spec else f"{name}:{spec}"
     return Kind(name, f"pegboard.interfaces.{path}", chosen, roles, summary, **more)
 

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 TRACE_HEADERS: ContextVar[Mapping[str, str] | None] = ContextVar("trace_headers", default=None)
-"""The trace context that came with the HTTP request being answered; the server sets it."""
+"""The trace headers of the HTTP request that is being answered. The server sets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSpec(Spec):
     """public_paths: paths of this API that need no API key (health checks).
-    content_types: media types its routes accept as request bodies; the server refuses any other.
-    unmeasured_paths: paths that the HTTP metrics leave out, because monitoring asks for them all the time."""
+    content_types: media types that its routes accept as request bodies. The server refuses all others.
+    unmeasured_paths: paths that the HTTP metrics leave out, because monitoring requests them all the time."""
 
     public_paths: tuple[str, ...] = ()
     unmeasured_paths: tuple[str, ...] = ()
@@ -38,9 +38,9 @@ class ApiSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class ApiSetup:
-    """client: the engine. settings: the server settings that an API may read (plain values; see
+    """client: the engine. settings: the server settings that an API may read, as plain values (see
     `pegboard.config.schema.ServerConfig`).
-    sinks: the metrics sinks of this process, by plugin name. builtin_tools: by type of tool, the plugins that serve it, in the
+    sinks: the metrics sinks of this process, by plugin name. builtin_tools: the plugins that serve each type of tool, in the
     order in which they are asked."""
 
     client: "EngineClient"
@@ -51,9 +51,9 @@ class ApiSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt: text or token ids. text: if there are token ids too, the text that they came from.
-    chat: the conversation that the ids were rendered from; a structured output then starts after the reasoning that this model's
-    chats begin with."""
+    """One prompt, as text or as token ids. text: if there are also token ids, the text that they came from.
+    chat: the conversation that the ids were rendered from. If it is given, a structured output starts after the reasoning with
+    which this model begins its answers."""
 
     text: str | None = None
     token_ids: Sequence[int] | None = None
@@ -64,8 +64,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """request_id: unique among running requests. priority: lower values go first. trace_headers: "traceparent" and
-    "tracestate" for traces; None = those of the HTTP request being answered (`TRACE_HEADERS`)."""
+    """request_id: unique among running requests. priority: requests with lower values go first. trace_headers: "traceparent" and
+    "tracestate" for traces. None means those of the HTTP request that is being answered (`TRACE_HEADERS`)."""
 
     request_id: str
     priority: int = 0
@@ -75,7 +75,7 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A name clients may use; `parent` is the base's name for an adapter. `created`: unix seconds."""
+    """A model name that clients may use. parent: the base model's name, if this is an adapter. created: Unix time in seconds."""
 
     name: str
     root: str
@@ -91,41 +91,46 @@ class Health:
 
 
 class EngineClient(Protocol):
-    """Core's service for api plugins; `AsyncLLM` is one. All methods are called on the server's event loop."""
+    """The engine as API plugins see it. `AsyncLLM` is one. All methods are called on the server's event loop."""
 
     def generate(self, prompt: Prompt, params: "SamplingParams", request: RequestOptions) -> "AsyncIterator[RequestOutput]":
-        """Stream outputs as `params.output_kind` says, all n completions in one stream. Closing the iterator aborts.
-        Raises RequestError before the first output for anything wrong with the request, Overloaded, EngineDeadError."""
+        """Stream the outputs of all n completions in the form that `params.output_kind` asks for. Closing the iterator aborts the
+        request. Before the first output it raises RequestError if anything is wrong with the request, Overloaded or
+        EngineDeadError."""
 
     def beam_search(self, prompt: Prompt, params: "BeamSearchParams", request: RequestOptions) -> "AsyncIterator[RequestOutput]":
-        """One final output with the `beam_width` best completions, best first; otherwise as `generate`."""
+        """Yield one final output with the `beam_width` best completions, best first. Everything else is as in `generate`."""
 
     def parsers(self) -> "Parsers":
-        """The parsers that read the answers of the served model."""
+        """Return the parsers for the answers of the served model."""
 
     def tokenizer(self) -> "Tokenizer":
-        """The served model's tokenizer."""
+        """Return the served model's tokenizer."""
 
     def models(self) -> Sequence[ServedModel]:
-        """Base model names first, then adapters."""
+        """Return the base model's names first, then the adapters."""
 
     def default_params(self) -> Mapping[str, Any]:
-        """Sampling defaults of the model (generation_config and overrides), by SamplingParams field; `max_tokens` only if
-        the model limits it."""
+        """Return the model's sampling defaults (generation_config and overrides) by SamplingParams field. `max_tokens` is
+        included only if the model limits it."""
 
     async def control(self, action: str, **arguments: object) -> object:
-        """All other actions: "abort", "reset_prefix_cache", "plugins", "stats", …"""
+        """Run any other action: "abort", "reset_prefix_cache", "plugins", "stats", …"""
 
     def health(self) -> Health:
-        """Cheap: it does not ask the engine."""
+        """Return the state of the engine as this process knows it. Cheap, because it does not ask the engine."""
 
 
 class Api(Protocol):
     def routes(self) -> "Sequence[BaseRoute]":
-        """Starlette routes; called once at start-up. Handlers raise PegboardError; the server turns it into the API family's
-        error body through `error_body`. `request.state.request_id` is the id of the HTTP request: its X-Request-Id header, else a
-        fresh one. /openapi.json describes a route by the endpoint's docstring and, if the endpoint has that attribute, by
-        `body_model`: the pydantic model of the JSON body."""
+        """Return the Starlette routes. Called once at start-up.
+
+        Handlers raise PegboardError, and the server makes the API family's error body from it with `error_body`.
+        `request.state.request_id` is the id of the HTTP request: its X-Request-Id header, or a fresh id. /openapi.json describes
+        a route by the endpoint's docstring. If the endpoint has the attribute `body_model`, the pydantic model of the JSON body,
+        that is described as well.
+        """
 
     def error_body(self, status: int, message: str, parameter: str | None) -> Mapping[str, Any]:
-        """The JSON error body of this API family, for errors raised outside its handlers as well (auth, 404)."""
+        """Return the JSON error body of this API family. It is also used for errors raised outside its handlers (authentication,
+        404)."""

@@ -1,7 +1,8 @@
-"""Kind `attention`: attention over the paged KV cache. Chosen per layer group by capability; one instance per KV group (W).
+"""Kind `attention`: attention over the paged KV cache. A backend is chosen per layer group by capability; each KV group has one
+instance (W).
 
-The backend says what a layer stores (`kv_spec`); core groups layers of equal spec, makes one pool of equal-sized blocks and
-hands the backend views of it. Shape letters: T tokens, B rows, H heads, K KV heads, D head_dim.
+The backend says what a layer stores (`kv_spec`). Core groups the layers with equal specs, allocates one pool of equal-sized
+blocks and hands the backend views of it. Shape letters: T tokens, B rows, H heads, K KV heads, D head_dim.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(Spec):
-    """supports: dtype, kv_dtype, head_dim (set), kind (set of "decoder", "encoder", "cross", "mla"), window, sinks, soft_cap,
-    alibi (True when it can), block_size (Multiple).
+    """supports: dtype, kv_dtype, head_dim (set), kind (set of "decoder", "encoder", "cross", "mla"), block_size (Multiple);
+    window, sinks, soft_cap and alibi are True if the backend can do them.
 
-    flags: "replay" (bound calls can be recorded: of a step they read only the tensors of `AttentionInputs` and memory that
-    `plan` fills in place)."""
+    flags: "replay" = bound calls can be recorded. Of a step, they then read only the tensors of `AttentionInputs` and memory that
+    `plan` fills in place.
+    """
 
     FLAGS = frozenset({"replay"})
 
@@ -46,7 +48,7 @@ class AttentionNeed(Need):
     block_size: int | None = None
 
 
-# --- retention rules and what a layer stores: plain values, they cross processes -----------------------------------------
+# --- retention rules and what a layer stores: plain values that cross processes -----------------------------------------
 
 
 class Full(msgspec.Struct, frozen=True, tag=True):
@@ -54,21 +56,21 @@ class Full(msgspec.Struct, frozen=True, tag=True):
 
 
 class Window(msgspec.Struct, frozen=True, tag=True):
-    """Only the last `tokens` tokens (and the first `sinks`) are needed; older blocks may be dropped."""
+    """Only the last `tokens` tokens and the first `sinks` tokens are needed. Older blocks may be dropped."""
 
     tokens: int
     sinks: int = 0
 
 
 class Chunk(msgspec.Struct, frozen=True, tag=True):
-    """Attention inside chunks of `tokens`: blocks of earlier chunks may be dropped."""
+    """A token attends only within its chunk of `tokens` tokens. Blocks of earlier chunks may be dropped."""
 
     tokens: int
 
 
 class State(msgspec.Struct, frozen=True, tag=True):
-    """One state per request instead of a slot per token; checkpointed every n tokens for the prefix cache (0 = never);
-    `draft_states` extra states hold the state after each draft."""
+    """A request has one state instead of a slot per token. checkpoint_every: the state is saved every so many tokens for the
+    prefix cache; 0 = never. draft_states: number of extra states, which hold the state after each draft."""
 
     checkpoint_every: int = 0
     draft_states: int = 0
@@ -78,7 +80,7 @@ Retain = Full | Window | Chunk | State
 
 
 class KVTensor(msgspec.Struct, frozen=True):
-    """One tensor of a layer's cache: shape per slot (e.g. (K, D)) and torch dtype name."""
+    """One tensor of a layer's cache. shape: of one slot, for example (K, D). dtype: torch name."""
 
     name: str
     shape: tuple[int, ...]
@@ -90,7 +92,7 @@ class KVTensor(msgspec.Struct, frozen=True):
 
 
 class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What one layer stores. unit: a slot per "token", or one per "request"."""
+    """What one layer stores. unit: it has one slot per "token" or one per "request"."""
 
     tensors: tuple[KVTensor, ...]
     retain: Retain = Full()
@@ -115,7 +117,7 @@ DTYPE_BYTES = {
 
 
 class KVGroup(msgspec.Struct, frozen=True):
-    """Layers that share block tables: their indices, what each stores, and tokens per block."""
+    """Layers that share block tables. layers: their indices. spec: what each of them stores. block_size: tokens per block."""
 
     layers: tuple[int, ...]
     spec: KVCacheSpec
@@ -123,7 +125,8 @@ class KVGroup(msgspec.Struct, frozen=True):
 
 
 class KVPlan(msgspec.Struct, frozen=True):
-    """The KV cache of a rank: groups, number of blocks in the one pool, bytes of a block, and tokens per hashed block."""
+    """The KV cache of a rank. num_blocks: blocks in the one pool. block_bytes: bytes of a block. hash_block_size: tokens per
+    hashed block."""
 
     groups: tuple[KVGroup, ...]
     num_blocks: int
@@ -133,7 +136,8 @@ class KVPlan(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class KVQuantization:
-    """A quantized KV cache: torch dtype name of the stored values, and scales per layer when the checkpoint has them."""
+    """A quantized KV cache. dtype: torch name of the stored values. k_scale, v_scale: the layer's scales, 1.0 if the checkpoint
+    has none."""
 
     dtype: str
     k_scale: float = 1.0
@@ -145,8 +149,8 @@ class KVQuantization:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayer:
-    """One attention layer of the model (this rank's heads). scale multiplies q·k. window counts tokens including the current
-    one. alibi: slope per head. shares_kv_with: layer whose cache this layer reads (it writes none)."""
+    """One attention layer of the model, with the heads of this rank. scale: factor of q·k. window: in tokens, including the
+    current one. alibi: slope per head. shares_kv_with: the layer whose cache this layer reads; it then writes none."""
 
     layer_index: int
     num_heads: int
@@ -163,17 +167,20 @@ class AttentionLayer:
 
 
 KVView = Mapping[str, Any]
-"""Named tensors over the raw block memory of one layer: [num_blocks, block_size, *KVTensor.shape]."""
+"""Named tensors that are views of one layer's raw block memory, each [num_blocks, block_size, *KVTensor.shape]."""
 
 
 @dataclass(slots=True)
 class AttentionInputs:
-    """One step as one KV group sees it. Tensors are views of the worker's persistent buffers (stable addresses); `_cpu` arrays
-    are numpy. Rows are in execution order, decodes (query_len ≤ 1 + drafts) first. A step that is replayed may be padded: tensors
-    and arrays are then longer than num_rows and num_tokens, by rows of no tokens and seq_len 0, and tokens of slot −1.
+    """One step of one KV group. The tensors are views of the worker's persistent buffers, so their addresses are stable. The
+    `_cpu` arrays are numpy arrays.
 
-    query_start_loc [B+1]; seq_lens [B] tokens including this step's; block_table [B, max_blocks] int32; slot_mapping [T]
-    int64, block_id * block_size + offset, −1 = do not store.
+    Rows are in execution order, with decodes (query_len ≤ 1 + drafts) first. A replayed step may be padded. Then the tensors and
+    arrays are longer than num_rows and num_tokens: the extra rows have no tokens and seq_len 0, and the extra tokens have slot
+    −1.
+
+    query_start_loc: [B+1]. seq_lens: [B], in tokens, including those of this step. block_table: [B, max_blocks] int32.
+    slot_mapping: [T] int64, block_id * block_size + offset; −1 = do not store.
     """
 
     num_rows: int
@@ -189,7 +196,7 @@ class AttentionInputs:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSetup:
-    """layers of this group; dtype of activations; block_size in tokens; kernels: bound ops; limits of one step."""
+    """layers: of this group. dtype: of activations. limits: of one step. kernels: bound ops by name."""
 
     layers: tuple[AttentionLayer, ...]
     dtype: str
@@ -201,20 +208,22 @@ class AttentionSetup:
 
 
 class AttentionBackend(Protocol):
-    """One per KV group. Order: kv_spec (on the class) → constructor → attach → bind per layer → plan once per step → bound
-    calls. A backend with one block is built for the memory profile, and another one for the real size."""
+    """The attention of one KV group. The order of calls is: kv_spec (on the class) → constructor → attach → bind once per layer →
+    plan once per step → bound calls. For the memory profile, core builds a backend with a single block. It builds another one for
+    the real cache."""
 
     @staticmethod
     def kv_spec(layer: AttentionLayer, dtype: str, quantization: KVQuantization | None) -> KVCacheSpec | None:
-        """What `layer` stores; None = nothing (encoder-only)."""
+        """Return what `layer` stores; None if it stores nothing (encoder-only)."""
 
     def attach(self, views: Mapping[int, KVView], block_size: int) -> None:
-        """Once. `views[layer_index]`: the layer's named tensors."""
+        """Hand over the cache, once. `views[layer_index]` holds the layer's named tensors. block_size: in tokens."""
 
     def bind(self, layer: AttentionLayer) -> "Callable[[Tensor, Tensor | None, Tensor | None], Tensor]":
-        """(q [T, H, D], k [T, K, D], v [T, K, Dv]) → [T, H * Dv]: writes k, v to the cache, then attends under the current plan.
-        k and v are None for a layer that shares another layer's cache. Called per layer in a step: hot."""
+        """Return the layer's callable (q [T, H, D], k [T, K, D], v [T, K, Dv]) → [T, H * Dv]. It writes k and v to the cache and
+        then attends under the current plan. k and v are None if the layer shares another layer's cache. Hot: it is called for
+        every layer in every step."""
 
     def plan(self, inputs: AttentionInputs) -> None:
-        """Once per step, before the forward: derive what all layers of the group share. `inputs` stays valid until the next
-        plan."""
+        """Derive what all layers of the group share. Called once per step, before the forward. `inputs` stays valid until the
+        next plan."""

@@ -1,4 +1,5 @@
-"""Kind `collective` (provisional): communication between the ranks of one parallel group. Absent when the group has one rank."""
+"""Kind `collective` (provisional): communication between the ranks of one parallel group. A group with one rank has no
+collective."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Kind `command`: one word of the command line, `pegboard WORD …`. Keyed by the word that is typed; runs in the caller's process.
+"""Kind `command`: one word of the command line, `pegboard WORD …`. Keyed by that word. Runs in the process that was started.
 
-`pegboard --help` lists commands by package metadata alone: the line of a command is its distribution's summary. A command may use
-`pegboard.LLM`, `pegboard.AsyncLLM` (both have `from_settings`) and the package `pegboard_server`; its setup has everything else
-that it needs of Pegboard.
+`pegboard --help` lists the commands from package metadata alone: a command's line is its distribution's summary. A command may
+use `pegboard.LLM` and `pegboard.AsyncLLM` (both have `from_settings`) and the package `pegboard_server`. Its setup has everything
+else that it needs from Pegboard.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class CommandSpec(Spec):
 
 
 class FlagParser(Protocol):
-    """An `argparse.ArgumentParser` with Pegboard's rules: no abbreviations, `_` is `-` in flag names, and wrong usage raises
-    UsageError that names the nearest flag. A flag of `type="number"` takes 4096, 4k or 4K."""
+    """An `argparse.ArgumentParser` with Pegboard's rules. Flags cannot be abbreviated, and `_` in a flag name means `-`. Wrong
+    usage raises UsageError, which names the nearest flag. A flag of `type="number"` takes 4096, 4k or 4K."""
 
     def add_argument(self, *names: str, **form: Any) -> Any:
-        """As in argparse, like `add_argument_group`."""
+        """The same as in argparse, as is `add_argument_group`."""
 
     def add_argument_group(self, title: str) -> Any: ...
 
     def add_settings(self, *sections: str, only: Mapping[str, Collection[str]] | None = None) -> None:
-        """Add MODEL, --config and a flag per setting of these sections ("engine", "server", "plugins"), under vLLM's names too.
-        only: section → the settings of it that are wanted."""
+        """Add MODEL, --config and one flag per setting of these sections ("engine", "server", "plugins"), also under vLLM's
+        names. only: the wanted settings of a section; a section that is not in it gets all flags."""
 
     def parse(self, words: Sequence[str]) -> Namespace:
         """Parse a command line without settings."""
@@ -44,16 +44,17 @@ class FlagParser(Protocol):
     def parse_settings(
         self, words: Sequence[str], defaults: Mapping[str, Mapping[str, Any]] | None = None
     ) -> tuple["Settings", Namespace]:
-        """Parse a command line with settings. They come from it, from the config files and from `defaults` (the command's own:
-        section → setting → value), which are the weakest. Raises ConfigError."""
+        """Parse a command line with settings. Values on the command line win over config files, and these win over `defaults`,
+        which are the command's own (section → setting → value). Raises ConfigError."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandSetup:
     """What a command is given.
 
-    word: the one that was typed. parser: makes the parser; takes what `argparse.ArgumentParser` takes. tokenizer: of a model
-    reference. model_files: the checkpoint's files; fetches the model where it is not here yet. Both raise PegboardError.
+    word: the word that was typed. parser: makes a parser and takes the arguments of `argparse.ArgumentParser`. tokenizer: returns
+    the tokenizer of a model reference. model_files: returns the checkpoint's files, after downloading the model if necessary.
+    Both raise PegboardError.
     """
 
     word: str
@@ -64,5 +65,5 @@ class CommandSetup:
 
 class Command(Protocol):
     def run(self, words: Sequence[str]) -> int:
-        """Run with the words after the command's own; returns the exit status. A PegboardError becomes one line on stderr and
-        status 1, a UsageError status 2."""
+        """Run the command with the words after its own and return the exit status. If it raises PegboardError, one line is
+        printed on stderr and the status is 1; for UsageError the status is 2."""

@@ -34,7 +34,8 @@ class DraftSetup:
 
 @dataclass(slots=True)
 class DraftStep:
-    """rows: [B] that may draft. history: token ids per row, as host arrays. max_drafts: [B] limit per row."""
+    """rows: [B], the rows that may draft. history: one host array of token ids per row. max_drafts: [B], the limit of each
+    row."""
 
     rows: "np.ndarray"
     history: "list[np.ndarray]"
@@ -43,7 +44,7 @@ class DraftStep:
 
 @dataclass(slots=True)
 class Drafts:
-    """token_ids: per row, at most max_drafts[i] proposals (none is fine)."""
+    """token_ids: at most max_drafts[i] proposals for each row; an empty array is allowed."""
 
     token_ids: "list[np.ndarray]"
 
@@ -53,7 +54,7 @@ class DraftProposer(Protocol):
         """A row starts or resumes."""
 
     def remove(self, rows: "np.ndarray") -> None:
-        """Rows are free."""
+        """These rows are free now."""
 
     def propose(self, step: DraftStep) -> Drafts:
-        """End of a step, hot."""
+        """Return proposals for the next step. Called at the end of every step: hot."""

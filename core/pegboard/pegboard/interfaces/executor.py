@@ -17,12 +17,12 @@ START_CALLS = frozenset({"allocate", "warm_up"})
 """Worker methods that `Executor.call` may name before the first step."""
 
 SERVING_CALLS = frozenset({"memory", "profile"})
-"""Worker methods that it may name between steps as well."""
+"""Worker methods that `Executor.call` may also name between steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSpec(Spec):
-    """supports: `world_size` (a set or AtMost)."""
+    """supports: `world_size` (a set, or AtMost)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class ExecutorNeed(Need):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSetup:
-    """make_worker(rank) builds core's worker for a rank in the calling process. worker_plan: picklable; in a child process
+    """make_worker: builds core's worker for a rank in the calling process. worker_plan: picklable; in a child process
     `worker_plan.make_worker(rank)` builds the same worker."""
 
     world_size: int
@@ -42,7 +42,8 @@ class ExecutorSetup:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A rank after loading: KV specs by layer index, the bytes it can give to the KV cache, and those its weights take."""
+    """A rank that has loaded its weights. kv_specs: by layer index. kv_memory_bytes: memory that it can give to the KV cache.
+    weight_bytes: memory that its weights take."""
 
     rank: int
     kv_specs: dict[int, "KVCacheSpec"]
@@ -52,7 +53,7 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDeath:
-    """A rank is gone: why, and its traceback when there is one."""
+    """A rank that has died. reason: why, with the traceback if there is one."""
 
     rank: int
     reason: str
@@ -64,11 +65,11 @@ class WorkerLike(Protocol):
     def load(self) -> WorkerReady: ...
 
     def run(self, batch: "Batch", masks: "Callable[[], TokenMasks] | None") -> "Callable[[], StepOutput]":
-        """Compute a step, or start it on a device that computes by itself. The callable waits for the result; the next step
-        may be run before it is called."""
+        """Compute a step, or start it if the device works asynchronously. The returned callable waits for the result. The next
+        step may be run before the callable is called."""
 
     def call(self, method: str, *args: object) -> object:
-        """A method named in START_CALLS or SERVING_CALLS. ConfigError for any other."""
+        """Call a method named in START_CALLS or SERVING_CALLS. Raises ConfigError for any other method."""
 
     def stop(self) -> None: ...
 
@@ -81,23 +82,24 @@ class StepFuture(Protocol):
 
 
 class Executor(Protocol):
-    """Owned by the engine; called from its thread only."""
+    """Runs batches on the workers. The engine owns it and calls it only from its own thread."""
 
     def start(self) -> list[WorkerReady]:
-        """Bring all ranks up and load the model. Cold, once. Raises ModelError, ConfigError or PluginError."""
+        """Start all ranks and load the model. Called once; cold. Raises ModelError, ConfigError or PluginError."""
 
     def submit(self, batch: "Batch") -> StepFuture:
-        """Start a step, in order; several may be in flight. Hot. An executor in the engine's process may compute here, or in
-        `StepFuture.result` when the batch needs masks."""
+        """Start a step. Steps run in the order in which they are submitted, and several may be in flight. Hot. An executor in the
+        engine's process may compute here, or in `StepFuture.result` if the batch needs masks."""
 
     def provide_masks(self, step: int, masks: "TokenMasks") -> None:
-        """Grammar masks of a submitted step whose batch has `needs_masks`; its sampler waits for them."""
+        """Hand over the grammar masks of a submitted step whose batch has `needs_masks`. The sampler of that step waits for
+        them."""
 
     def call(self, method: str, *args: object) -> list[object]:
-        """Control plane between steps: run a worker method on all ranks; results in rank order."""
+        """Run a worker method on all ranks, between steps, and return the results in rank order."""
 
     def watch(self, on_death: Callable[[WorkerDeath], None]) -> None:
-        """`on_death` is called at most once, from any thread, when a rank dies outside a step."""
+        """Register a callback for ranks that die outside a step. It is called at most once, from any thread."""
 
     def stop(self) -> None:
-        """Idempotent; leaves no process and no socket."""
+        """Stop all ranks, and leave no process and no socket behind. Later calls do nothing."""

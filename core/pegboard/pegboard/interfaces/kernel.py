@@ -1,9 +1,10 @@
-"""Kind `kernel` (provisional): fast versions of what the layers compute. Entry-point name "<name>.<implementation>", where <name>
-says what it is:
+"""Kind `kernel` (provisional): fast versions of what the layers compute.
 
-an op              a function of `pegboard.ops.OPS`, or one that a plugin declares for its own models
-a weight format    a class of `pegboard.ops.WEIGHT_FORMATS`: how a matrix is held and multiplied with
-a replay           a class that records the forward (`pegboard.interfaces.platform.Replay`), for a platform that cannot itself
+The entry-point name is "<name>.<implementation>", where <name> is one of:
+
+an op             a function of `pegboard.ops.OPS`, or one that a plugin declares for its own models
+a weight format   a class of `pegboard.ops.WEIGHT_FORMATS`, which holds a matrix and multiplies with it
+a replay          a class that records the forward (`pegboard.interfaces.platform.Replay`), if the platform cannot record it
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ Provides = Literal["op", "weight_format", "replay"]
 class KernelSpec(Spec):
     """supports: `dtype` (of activations).
 
-    provides: what `implementation` is. An op: a function with the signature of its reference. A weight format: a class with the
-    methods of its reference. A replay: a class that is built without arguments.
-    declares: the op or weight format is a new one, and this implementation its meaning, with which all others are compared. One
-    plugin declares it; nobody declares again what core declares.
+    provides: what `implementation` is. An op is a function with the signature of its reference. A weight format is a class with
+    the methods of its reference. A replay is a class that is built without arguments.
+    declares: True if the op or weight format is new. This implementation then defines its meaning, and all others are compared
+    with it. Only one plugin may declare a name, and none may declare a name that core declares.
     """
 
     provides: Provides = "op"

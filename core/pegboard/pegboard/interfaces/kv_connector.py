@@ -1,4 +1,5 @@
-"""Kind `kv_connector` (provisional): moves KV blocks between engines or memory tiers. Two halves: scheduler (E), worker (W)."""
+"""Kind `kv_connector` (provisional): moves KV blocks between engines or memory tiers. A connector has two halves, one for the
+scheduler (E) and one for the worker (W)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVConnectorSpec(Spec):
-    """`implementation` is the scheduler half; `worker`: "module:Class" of the worker half."""
+    """`implementation` is the scheduler half. worker: "module:Class" of the worker half."""
 
     worker: str
 
@@ -30,8 +31,8 @@ class KVConnectorSetup:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """num_tokens beyond the local prefix can be loaded: inside the step that computes the rest ("in_step"), or before the
-    request is scheduled ("between_steps", the request waits in status LOADING)."""
+    """num_tokens: tokens beyond the local prefix that can be loaded. load: when. "in_step": within the step that computes the
+    rest. "between_steps": before the request is scheduled; until then it has the status LOADING."""
 
     num_tokens: int
     load: Literal["in_step", "between_steps"] = "in_step"
@@ -46,7 +47,7 @@ class BlockView:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """later=True: the blocks stay pinned until a report names the request as saved. parameters go to the client."""
+    """later: the blocks stay pinned until a report names the request as saved. parameters: sent to the client."""
 
     later: bool = False
     parameters: Mapping[str, Any] | None = field(default=None)
@@ -54,19 +55,21 @@ class Release:
 
 class KVConnectorScheduler(Protocol):
     def match(self, request: "RequestView", num_local_tokens: int) -> Match | None:
-        """External prefix beyond the local one; None = ask again later (the request is skipped this step)."""
+        """Return the external prefix beyond the local one. None means "ask again later", and the request is skipped in this
+        step."""
 
     def allocated(self, request: "RequestView", blocks: BlockView, num_external_tokens: int) -> None:
-        """Blocks are reserved. 0 tokens = load nothing (another connector of the chain won)."""
+        """Blocks are reserved for the request. If `num_external_tokens` is 0, load nothing: another connector of the chain was
+        chosen."""
 
     def plan(self, batch: "Batch") -> bytes:
-        """This step's loads and saves for the worker half. Hot."""
+        """Return this step's loads and saves for the worker half. Hot."""
 
     def released(self, request: "RequestView", blocks: BlockView, why: Literal["finished", "aborted", "preempted"]) -> Release:
         """The request gives its blocks back."""
 
     def update(self, reports: "Sequence[TransferReport]") -> None:
-        """Reports of the last step, merged over ranks."""
+        """Take the reports of the last step, merged over all ranks."""
 
     def reset(self) -> None:
         """The prefix cache was reset."""
@@ -74,12 +77,12 @@ class KVConnectorScheduler(Protocol):
 
 class KVConnectorWorker(Protocol):
     def register(self, views: "Mapping[int, KVView]", groups: "Sequence[KVGroup]") -> None:
-        """The KV memory; again after a resize."""
+        """Hand over the KV memory. Called again after a resize."""
 
     def begin(self, plan: bytes) -> None:
-        """Before the forward: start (and for "in_step" finish) loads."""
+        """Start loads before the forward. Loads of "in_step" must also be finished."""
 
     def end(self) -> "TransferReport":
-        """After the forward: save, report. Also called on steps without tokens."""
+        """Save after the forward, and return a report. Also called in steps without tokens."""
 
     def close(self) -> None: ...

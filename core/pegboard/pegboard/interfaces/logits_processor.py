@@ -1,4 +1,5 @@
-"""Kind `logits_processor` (provisional): users' own changes to logits, a chain in configured order. Runs in A and W."""
+"""Kind `logits_processor` (provisional): users' own changes to logits. Processors form a chain in the configured order. Runs in A
+and W."""
 
 from __future__ import annotations
 
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitsProcessorSpec(Spec):
-    """validate: "module:function", called in A for every request with its SamplingParams: why its `extra_args` are wrong, which
-    becomes the request's error, or None. Its module must not import torch; a `validate` of None takes all requests.
-    flags: "host_tokens" (reads each new token on the host, which makes the engine synchronous)."""
+    """validate: "module:function", called in A with the SamplingParams of every request. It returns why the `extra_args` are
+    wrong, which becomes the request's error, or None if they are right. Its module must not import torch. If `validate` is None,
+    every request is accepted.
+    flags: "host_tokens" = it reads each new token on the host, which makes the engine synchronous."""
 
     validate: str | None = None
 
@@ -34,17 +36,21 @@ class LogitsProcessorSetup:
 
 
 class LogitsProcessor(Protocol):
-    """One per rank. argmax_invariant: never changes the most likely token. host_tokens: as the spec's flag."""
+    """One instance per rank. argmax_invariant: True if it never changes which token is the most likely one. host_tokens: as the
+    spec's flag."""
 
     argmax_invariant: bool
     host_tokens: bool = False
 
     def update(self, added: "Sequence[tuple[int, SamplingParams, np.ndarray]]", removed: "np.ndarray") -> None:
-        """Before `apply`, only when rows have changed; `removed` happened first. `added`: (row, params, token ids so far: the
-        prompt and, for a resumed request, its outputs). Rows are stable: there are no moves."""
+        """Tell the processor which rows have changed. Called before `apply`, and only if any have. Rows in `removed` were removed
+        before those in `added` were added. `added`: (row, params, token ids so far), where the ids are the prompt and, for a
+        resumed request, its outputs. A request keeps its row."""
 
     def apply(self, logits: "Tensor", rows: "Tensor", depth: "Tensor") -> "Tensor":
-        """[N, V] in place; rows[i] and depth[i] say whose logits row i is and after how many drafts."""
+        """Change logits [N, V] in place. rows[i] is the row that logits row i belongs to, and depth[i] is the number of drafts
+        before it."""
 
     def extend(self, rows: "np.ndarray", token_ids: "Sequence[Sequence[int]]") -> None:
-        """Only with `host_tokens`, after each step: the tokens that each of `rows` [B] has got, accepted drafts included."""
+        """Take the tokens that each of `rows` [B] got in this step, including accepted drafts. Called after each step, and only
+        with `host_tokens`."""

@@ -1,4 +1,5 @@
-"""Kind `lora_resolver` (provisional): finds an adapter by name; an ordered chain, first hit wins. Runs in A."""
+"""Kind `lora_resolver` (provisional): finds an adapter by name. Resolvers form an ordered chain, and the first hit wins. Runs in
+A."""
 
 from __future__ import annotations
 
@@ -23,5 +24,5 @@ class LoRAResolverSetup:
 
 class LoRAResolver(Protocol):
     async def resolve(self, name: str) -> "AdapterRef | None":
-        """A local directory with the adapter, or None when this resolver does not know it. Core sets a time limit and calls once
-        per adapter at a time."""
+        """Return a local directory with the adapter, or None if this resolver does not know it. Core sets a time limit, and runs
+        only one call per adapter at a time."""

@@ -1,7 +1,8 @@
-"""Kind `metrics`: where measurements go. Ambient: runs only when enabled. A failing sink is switched off; that is never fatal.
+"""Kind `metrics`: where measurements go. Ambient: runs only when enabled. A sink that fails is switched off, and the engine
+continues.
 
-The engine measures; a sink that says so in its spec is built in the API process instead and gets the same samples there, a few
-times per second, together with what the HTTP server measures.
+The engine measures. A sink whose spec asks for it is built in the API process instead. There it gets the same samples a few times
+per second, together with what the HTTP server measures.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from typing import Literal, Protocol
 from pegboard.interfaces.spec import Spec
 
 PREFIX = "vllm:"
-"""What dashboards expect before the name of a metric whose `prefixed` is true. Sinks may let the user change it."""
+"""The prefix that dashboards expect before the name of a metric whose `prefixed` is true. Sinks may let the user change it."""
 
 COMMON_LABELS = ("model_name", "engine")
-"""Labels a sink adds by itself: the served model's name and the number of the engine, from "0"."""
+"""Labels that a sink adds by itself: the served model's name, and the number of the engine, counted from "0"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSpec(Spec):
-    """process: where the sink is built. "engine": in E, it is called at the end of every step. "api": in A, for sinks that HTTP
-    clients ask; each API process has its own and all of them get every sample.
-    flags: "requests" = wants `Sample.requests`; "traces" = exports requests as spans: the setting `otlp_traces_endpoint` enables
-        the sink and becomes its option `endpoint`, `collect_detailed_traces` its option `collect`."""
+    """process: where the sink is built. "engine": in E, where it is called at the end of every step. "api": in A, for sinks that
+    HTTP clients query. Each API process has its own sink, and each of them gets every sample.
+    flags: "requests" = the sink wants `Sample.requests`. "traces" = it exports requests as spans: the setting
+    `otlp_traces_endpoint` enables the sink and becomes its option `endpoint`, and `collect_detailed_traces` becomes its option
+    `collect`."""
 
     FLAGS = frozenset({"requests", "traces"})
 
@@ -34,20 +36,19 @@ class MetricsSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class MetricsSetup:
-    """model_name: label of every metric."""
+    """model_name: a label of every metric."""
 
     model_name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """name: without prefix ("num_requests_running"); counters end in "_total". buckets: of histograms, ascending, no infinity.
-
-    A summary is a histogram without buckets: number and sum. labels: names of the metric's own labels; `series` names one
-    combination of their values. initial: combinations that exist, with value 0, before anything is measured. common: which of
-    COMMON_LABELS a sink adds. prefixed: False = the name is complete as it is. latest: of all combinations of label values only
-    the one that was published last is true (a gauge whose labels carry the information).
-    """
+    """name: without the prefix ("num_requests_running"); names of counters end in "_total". buckets: upper limits of a
+    histogram's buckets, ascending, without infinity. A summary is a histogram without buckets: it has only a count and a sum.
+    labels: names of the metric's own labels; `series` names one combination of their values. initial: combinations that exist
+    with value 0 before anything is measured. common: the labels of COMMON_LABELS that a sink adds. prefixed: False if the name
+    gets no prefix. latest: True for a gauge whose labels carry the information. Of all combinations of label values, only the one
+    that was published last then counts."""
 
     name: str
     type: Literal["counter", "gauge", "histogram", "summary"]
@@ -61,17 +62,17 @@ class Metric:
 
     @property
     def is_distribution(self) -> bool:
-        """Fed by observations."""
+        """True if the metric gets observations rather than values."""
         return self.type in ("histogram", "summary")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One request that has ended, with all its completions. Times are seconds on the clock of `time.time()`; 0.0: it never
-    happened.
+    """One request that has ended, with all its completions. Times are seconds on the clock of `time.time()`; 0.0 means that the
+    event did not happen.
 
     num_generated_tokens: of all completions together. finish_reasons: in the order in which the completions ended.
-    forward_s, execute_s: time of the steps it took part in, in the model's forward and in the worker altogether.
+    forward_s, execute_s: seconds that the request's steps took, in the model's forward and in the worker as a whole.
     trace_headers: "traceparent" and "tracestate" of the client's request.
     """
 
@@ -97,10 +98,10 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class Sample:
-    """What changed since the last publish: gauges by value, counters by increment, histograms by observations.
+    """What has changed since the last publish: gauges as values, counters as increments, histograms as observations.
 
-    Keys are names of series: the metric's name, or what `series` makes of it. engine: whose sample it is. requests: those that
-    ended, if the sink's spec asks for them.
+    The keys are names of series: the metric's name, or the result of `series`. engine: number of the engine that was measured.
+    requests: the requests that have ended, if the sink's spec asks for them.
     """
 
     time_s: float
@@ -113,30 +114,30 @@ class Sample:
 
 class MetricsSink(Protocol):
     def declare(self, metrics: Sequence[Metric]) -> None:
-        """Once, before the first publish."""
+        """Take the definitions of all metrics. Called once, before the first publish."""
 
     def publish(self, sample: Sample) -> None:
-        """At most once per step and whenever the engine goes idle. Must not block."""
+        """Take a sample. Called at most once per step, and whenever the engine becomes idle. Must not block."""
 
     def close(self) -> None:
-        """Flush; called once."""
+        """Flush. Called once."""
 
 
 def series(name: str, *values: str) -> str:
-    """The name of one series of a labelled metric: `series("request_success_total", "stop")`."""
+    """Return the name of one series of a labelled metric: `series("request_success_total", "stop")`."""
     return "|".join((name, *(value.replace("%", "%25").replace("|", "%7C") for value in values)))
 
 
 def split_series(key: str) -> tuple[str, tuple[str, ...]]:
-    """The metric's name and the label values of a series."""
+    """Split the name of a series into the metric's name and the label values."""
     name, *values = key.split("|")
     return name, tuple(value.replace("%7C", "|").replace("%25", "%") for value in values)
 
 
 @dataclass(slots=True)
 class Reading:
-    """The state of one series. value: of a counter or gauge, or the sum of the observations. count: how many there were;
-    bucket_counts: how many fell into each bucket (not cumulative), one more than there are buckets."""
+    """The state of one series. value: of a counter or gauge, or the sum of the observations. count: number of observations.
+    bucket_counts: number of observations in each bucket (not cumulative), with one more entry than there are buckets."""
 
     metric: Metric
     engine: int
@@ -147,7 +148,7 @@ class Reading:
 
 
 class Totals:
-    """Adds up samples, for sinks that answer requests. An undeclared metric is skipped."""
+    """Adds up samples, for sinks that answer requests. Metrics that are not declared are skipped."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, Metric] = {}
@@ -155,7 +156,7 @@ class Totals:
         self._engines: set[int] = set()
 
     def declare(self, metrics: Sequence[Metric]) -> None:
-        """Engine 0's series with known labels exist from now on; another engine's from its first sample on."""
+        """Create engine 0's series whose labels are known. Those of any other engine are created with its first sample."""
         self._metrics.update((metric.name, metric) for metric in metrics)
         self._engines.discard(0)
         self._open(0)
@@ -178,10 +179,10 @@ class Totals:
                 _observe(reading, values)
 
     def close(self) -> None:
-        """The totals stay readable."""
+        """Do nothing: the totals stay readable."""
 
     def readings(self) -> Iterator[tuple[Metric, list[Reading]]]:
-        """Every declared metric with its series, in the order of declaration."""
+        """Yield every declared metric with its series, in the order of declaration."""
         found: dict[str, list[Reading]] = {name: [] for name in self._metrics}
         for reading in self._readings.values():
             found[reading.metric.name].append(reading)

@@ -1,5 +1,5 @@
-"""Kind `model`: an architecture, built from `pegboard.layers`. Keyed by the Hugging Face architecture name; the one wildcard
-name `*` takes any architecture and ranks after every exact name. Runs in W."""
+"""Kind `model`: an architecture, built from `pegboard.layers`. Keyed by the Hugging Face architecture name. The name `*` takes
+any architecture and ranks after every exact name. Runs in W."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec(Spec):
-    """Entry-point name: an architecture, as a checkpoint writes it."""
+    """Entry-point name: the architecture's name, as checkpoints write it."""
 
 
 class Model(Protocol):
-    """One architecture family in one file: a `torch.nn.Module` built as `Model(config, build)`.
+    """One architecture family in one file: a `torch.nn.Module` that is built as `Model(config, build)`.
 
-    The constructor declares layers through `build` and allocates no weights. Layers ask for their checkpoint tensors by path:
-    a layer built at `build.at("model").at("layers").at(3)…` reads `model.layers.3.….weight`.
-    WEIGHTS gives exceptions to that rule: checkpoint prefixes to rewrite ({"old.": "new."}) before the index is searched.
+    The constructor declares layers through `build` and allocates no weights. A layer asks for its checkpoint tensors by path: a
+    layer built at `build.at("model").at("layers").at(3)…` reads `model.layers.3.….weight`.
+    WEIGHTS: exceptions to that rule. It maps prefixes of checkpoint names to new prefixes ({"old.": "new."}), which replace them
+    before the index is searched.
     """
 
     WEIGHTS: ClassVar[Mapping[str, str]]
 
     def __init__(self, config: Mapping[str, Any], build: Any) -> None:
-        """config: the checkpoint's, in Hugging Face's form. build: a `pegboard.layers.Build`."""
+        """config: the checkpoint's configuration, in Hugging Face's form. build: a `pegboard.layers.Build`."""
 
     def embed(self, input_ids: "Tensor") -> "Tensor":
-        """[T] ids → [T, hidden]; first stage only."""
+        """Embed the tokens: [T] ids → [T, hidden]. Called on the first stage only."""
 
     def forward(self, hidden: "Tensor", positions: "Tensor") -> "Tensor":
-        """[T, hidden], [T] → [T, hidden]: this stage's layers, and the final norm on the last stage. Recorded and replayed
-        as a whole; no host synchronisation, no data-dependent Python."""
+        """Apply this stage's layers and, on the last stage, the final norm: [T, hidden], [T] → [T, hidden]. The call is recorded
+        and replayed as a whole, so it must not synchronize with the host or branch on the values of tensors."""
 
     def logits(self, hidden: "Tensor") -> "Tensor":
-        """[N, hidden] → [N, V] float32 logits, for the rows that need them; last stage only."""
+        """Compute the logits of the rows that need them: [N, hidden] → [N, V] float32. Called on the last stage only."""

@@ -10,12 +10,13 @@ from pegboard.interfaces.spec import Need, Spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamilySpec(Spec):
-    """Data only: `implementation` is "". Most matches win; a tie recommends nothing and says so.
+    """Data only: `implementation` is "". The family with the most matches wins. If two have the same number, nothing is
+    recommended, and a message says so.
 
     If model_types or architectures are given, one of them must fit. If file_patterns (fnmatch) are given, a file in the
     checkpoint's folder must fit. Every template marker must occur in the chat template. Each of these counts as one match.
     recommends: {"tokenizer": …, "tool_parser": …, "reasoning_parser": …}.
-    chat_template: "package:file" of a Jinja template, used where the model's own does not know tools.
+    chat_template: "package:file" of a Jinja template. It is used if the model's own template does not support tools.
     """
 
     implementation: str = ""

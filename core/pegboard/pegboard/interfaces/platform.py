@@ -1,4 +1,5 @@
-"""Kind `platform`: a device family. Chosen by probe; an explicit choice wins; a broken platform is never a silent CPU run."""
+"""Kind `platform`: a device family. It is chosen by probe, and an explicit choice wins. If the chosen platform is broken,
+Pegboard never silently uses the CPU instead."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class PlatformSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class PlatformSetup:
-    """num_threads: compute threads wanted by the user; None = the platform decides."""
+    """num_threads: compute threads that the user wants; None = the platform decides."""
 
     num_threads: int | None = None
 
@@ -36,7 +37,8 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNumbers:
-    """Bytes on the device: free now, total, used by this process, and the most it used since the last reset."""
+    """Memory on the device, in bytes: free now, total, used by this process, and the most that it has used since the last
+    reset."""
 
     free_bytes: int
     total_bytes: int
@@ -45,82 +47,90 @@ class MemoryNumbers:
 
 
 Trait = Literal["decode", "forward", "logits"]
-"""What a recording computes, from which buffers, all over rows of the same step.
+"""What a recording computes. All its buffers have one row for each row of the step.
 
-decode      one new token per request, a token wanted of each: ids, positions → hidden states, logits
+decode      a step with one new token per request, all of which need logits: ids, positions → hidden states, logits
 forward     any step: ids, positions → hidden states
 logits      hidden states → logits
 """
 
 
 class Recording(Protocol):
-    """One recorded call. size: the most rows it serves."""
+    """One recorded call. size: the largest number of rows that it serves."""
 
     size: int
 
     def __call__(self, num_rows: int) -> "tuple[Tensor, ...]":
-        """Compute on what the buffers hold now, and give the results' first num_rows rows. They are valid until any recording of
-        the same `Replay` is called. Where `Replay.pads`, the buffers' other rows are computed too and hold harmless values."""
+        """Compute from the current contents of the buffers, and return the first num_rows rows of the results. They are valid
+        until any recording of the same `Replay` is called. If `Replay.pads`, the other rows of the buffers are also computed, and
+        hold harmless values."""
 
 
 class Replay(Protocol):
-    """Records what a rank computes once and replays it, without Python layer by layer. Recordings may share memory: one runs at a
-    time. pads: a recording always computes all of its rows, so a step is padded up to the next larger size."""
+    """Records what a rank computes once, and replays it without running Python for each layer. Recordings may share memory,
+    because only one runs at a time. pads: a recording always computes all of its rows, so a step is padded to the next larger
+    size."""
 
     pads: bool
 
     def sizes(self, trait: Trait, largest: int) -> Sequence[int]:
-        """The numbers of rows to record this trait for, ascending, none over `largest`; () = it runs eagerly."""
+        """Return the numbers of rows to record this trait for, in ascending order, none above `largest`. With (), the trait runs
+        eagerly."""
 
     def record(self, run: "Callable[..., tuple[Tensor, ...]]", inputs: "Sequence[Tensor]") -> Recording:
-        """Record `run(*inputs)`: tensors whose first dimension are the rows and whose addresses stay. A recorder may run it, or
-        call it with stand-ins for the inputs that only know their shapes. Raises CannotRecord that names the operation which
-        cannot be recorded; anything else that `run` raises is passed on."""
+        """Record `run(*inputs)`. The inputs are tensors whose first dimension is the rows and whose addresses do not change. A
+        recorder may run the function, or call it with stand-ins for the inputs, which only know their shapes. Raises
+        CannotRecord, which names the operation that cannot be recorded. Any other exception of `run` is passed on."""
 
     def reset(self) -> None:
-        """Addresses that recordings point to have changed: all recordings are void, their memory is free."""
+        """Discard all recordings and free their memory. Called because addresses that they use have changed."""
 
 
 class Copies(Protocol):
-    """Copies between the host and a device with separate memory, in order with the computation on the device. No call waits."""
+    """Copies between the host and a device with separate memory. They are in order with the computation on the device. No call
+    waits."""
 
     def host(self, shape: tuple[int, ...], dtype: "torch.dtype") -> "Tensor":
-        """Zeroed host memory that the device copies from by itself (pinned)."""
+        """Return zeroed, pinned host memory, which the device can copy from by itself."""
 
     def upload(self, source: "Tensor", target: "Tensor") -> None:
-        """Copy a `host` tensor, or a part of one, to the device. It may not be written before a later `mark` was waited for."""
+        """Copy a `host` tensor, or a part of one, to the device. The tensor may not be written again until a later `mark` was
+        waited for."""
 
     def download(self, source: "Tensor") -> "Callable[[], Tensor]":
-        """Copy a device tensor as it is now to the host; the callable waits for it."""
+        """Copy the current contents of a device tensor to the host. The callable waits for the copy and returns it."""
 
     def mark(self) -> "Callable[[], None]":
-        """The callable waits until all copies so far are done."""
+        """Return a callable that waits until all copies so far are done."""
 
 
 class Platform(Protocol):
-    """One device family in one process. Built by the worker's process; `start` is called once before anything else."""
+    """One device family in one process. The worker's process builds it and calls `start` once, before anything else."""
 
     def start(self, local_rank: int) -> Device:
-        """Bind device, cores and the one thread pool. Cold. A second engine in the process must agree, else ConfigError."""
+        """Bind the device, the cores and the one thread pool. Cold. A second engine in the process must use the same, else
+        ConfigError."""
 
     def memory(self, *, reset_peak: bool = False) -> MemoryNumbers:
-        """Current numbers; cold. `reset_peak` starts a new peak measurement after reading."""
+        """Return the current numbers. Cold. `reset_peak` starts a new peak measurement after reading."""
 
     def zeros(self, num_bytes: int) -> "Tensor":
-        """uint8 memory for the KV cache. Raises ConfigError when there is too little."""
+        """Return zeroed uint8 memory for the KV cache. Raises ConfigError if there is too little."""
 
     def copies(self) -> Copies | None:
-        """None = the device computes in the host's memory, and nothing is copied."""
+        """Return the copies of this device, or None if it computes in the host's memory and nothing needs to be copied."""
 
     def replay(self, programs: Callable[[], Replay] | None) -> Replay | None:
-        """What this rank records with; None = every step runs eagerly. programs: makes the `Replay` of a kernel plugin for this
-        platform, None when none is suitable."""
+        """Return what this rank records with, or None if every step runs eagerly. programs: makes the `Replay` of a kernel plugin
+        for this platform. It is None if no such plugin is suitable."""
 
     def defaults(self, checkpoint_dtype: str | None) -> Mapping[str, object]:
-        """Settings this platform prefers, by `EngineConfig` field name (dtype, block_size, …). A user's value wins, and each
-        default used is recorded with the platform's name. Without kv_cache_memory_bytes, the worker runs a step of the largest
-        size at start and measures how much memory is left for the KV cache. checkpoint_dtype: torch name of the weights' main
-        type, None when they are all quantized."""
+        """Return settings that this platform prefers, by `EngineConfig` field name (dtype, block_size, …). A user's value wins.
+        Each default that is used is recorded with the platform's name.
+
+        If kv_cache_memory_bytes is not set, the worker runs a step of the largest size at start and measures how much memory is
+        left for the KV cache. checkpoint_dtype: torch name of the weights' main type, None if all weights are quantized.
+        """
 
     def profile(self, path: Path | None) -> None:
-        """Start the device profiler writing below `path`, or stop it (None)."""
+        """Start the device profiler, which writes below `path`. If `path` is None, stop it."""

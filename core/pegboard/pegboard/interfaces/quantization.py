@@ -1,6 +1,8 @@
-"""Kind `quantization`: how weights are stored and multiplied. Keyed by `quant_method`; "none" is one too. Runs in W.
+"""Kind `quantization`: how weights are stored and multiplied. Keyed by `quant_method`; plain weights are the method "none". Runs
+in W.
 
-Life of a weight, driven by core layer by layer: declare → accept (once per checkpoint piece) → finish → bind → calls.
+Core calls the methods of a weight in this order, layer by layer: declare → accept (once per checkpoint piece) → finish → bind →
+calls.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationSpec(Spec):
-    """Entry-point name: the `quant_method`. supports: `dtype` (activation dtypes). flags: "online" = quantizes plain
-    checkpoints at load."""
+    """Entry-point name: the `quant_method`. supports: `dtype` (activation dtypes). flags: "online" = it quantizes plain
+    checkpoints while they are loaded."""
 
     FLAGS = frozenset({"online"})
 
@@ -36,8 +38,8 @@ class QuantizationNeed(Need):
 class RepackCache:
     """Where a kernel may keep the packed weights of one checkpoint between starts. The kernel reads and writes the files.
 
-    root: folder of all checkpoints. digest: of this checkpoint. limit_bytes: of all files in `root` together. files: empty at
-    first; the kernel that keeps weights puts its own object here, which then lives as long as the engine.
+    root: the folder with the files of all checkpoints. digest: of this checkpoint. limit_bytes: of all files in `root` together.
+    files: None at first. The kernel that keeps weights puts its own object here, which then lives as long as the engine.
     """
 
     root: Path
@@ -46,8 +48,8 @@ class RepackCache:
     files: object | None = None
 
     def entry(self, path: str, content: object) -> "RepackEntry":
-        """path: of the layer. content: JSON values that, with the checkpoint, determine the weight's values: method, stored
-        types, this rank's slices."""
+        """Return the place of one weight. path: of the layer. content: JSON values that determine, with the checkpoint, the
+        weight's values: method, stored types, this rank's slices."""
         return RepackEntry(self, (self.digest, path, content))
 
 
@@ -62,8 +64,8 @@ class RepackEntry:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationSetup:
-    """config: the checkpoint's quantization config ({} when there is none). dtype, device: of activations, torch names.
-    kernels: bound ops by name (`pegboard.ops` reference or faster). repack_cache: None = packed weights are not kept."""
+    """config: the checkpoint's quantization config, {} if there is none. dtype, device: of activations, torch names. kernels:
+    bound ops by name (a reference of `pegboard.ops`, or a faster version). repack_cache: None = packed weights are not kept."""
 
     config: Mapping[str, Any]
     dtype: str
@@ -76,8 +78,8 @@ class QuantizationSetup:
 class Part:
     """One checkpoint tensor of a merged weight, as this rank holds it.
 
-    name: checkpoint tensor name. rows: rows of the merged weight it fills, [start, stop). shape: shape of the whole
-    checkpoint tensor. split_dim/split_start/split_stop: the slice of it this rank takes (dim None = all).
+    name: name of the checkpoint tensor. rows: the rows of the merged weight that it fills, [start, stop). shape: of the whole
+    checkpoint tensor. split_dim, split_start, split_stop: the slice that this rank takes (split_dim None = all).
     """
 
     name: str
@@ -90,8 +92,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class LinearLayer:
-    """y = x Wᵀ + b with W [out_features, in_features] (this rank's share); `parts` fill it from top to bottom.
-    is_head: its outputs are logits."""
+    """y = x Wᵀ + b with W [out_features, in_features] (this rank's share). The `parts` fill W from top to bottom. is_head: the
+    outputs are logits."""
 
     path: str
     in_features: int
@@ -102,7 +104,7 @@ class LinearLayer:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingLayer:
-    """A table [num_rows, width]; `is_head`: it also multiplies as the output head (tied)."""
+    """A table [num_rows, width]. is_head: the table is also the matrix of the output head (tied)."""
 
     path: str
     num_rows: int
@@ -112,42 +114,44 @@ class EmbeddingLayer:
 
 
 class WeightMethod(Protocol):
-    """One weight in one format; made per layer."""
+    """One weight of one layer in one format."""
 
     def declare(self) -> list[str]:
-        """Checkpoint tensor names wanted in addition to those of the parts (scales, zero points); [] for most. Raises ConfigError
-        with the reason when a part's split does not fall on the format's block borders."""
+        """Return the names of checkpoint tensors that are needed in addition to the parts (scales, zero points); most methods
+        return []. Raises ConfigError with the reason if a part's split is not on the borders of the format's blocks."""
 
     def accept(self, piece: "WeightPiece") -> None:
-        """One piece in checkpoint form (already this rank's slice); it may be kept until `finish`. May come again later (reload):
-        same storage."""
+        """Take one piece in checkpoint form, already cut to this rank's slice. It may be kept until `finish`. On a reload the
+        pieces come again and use the same storage."""
 
     def finish(self) -> None:
-        """All pieces are here: repack into the layout to compute with; a second time writes to the same addresses."""
+        """Repack the pieces, which are complete now, into the layout to compute with. A second call writes to the same
+        addresses."""
 
     def bind(self, kernels: Mapping[str, Callable[..., Any]]) -> "Callable[[Tensor], Tensor]":
-        """The callable for the layer's forward: linear [T, in] → [T, out] without bias; embedding [T] ids → [T, width]."""
+        """Return the callable for the layer's forward. Linear: [T, in] → [T, out], without bias. Embedding: [T] ids → [T,
+        width]."""
 
     def dequantize(self) -> "Tensor":
-        """float32 [out, in]: for tests, absorption and tied heads of other formats."""
+        """Return the weight as float32 [out, in], for tests, absorption and tied heads of other formats."""
 
     def num_bytes(self) -> int:
-        """Bytes held in memory."""
+        """Return the bytes that the weight takes in memory."""
 
 
 class HeadMethod(Protocol):
-    """Optional, of an embedding's WeightMethod with `is_head`: multiply with the same table."""
+    """An optional addition to the WeightMethod of an embedding with `is_head`: it multiplies with the same table."""
 
     def bind_head(self, kernels: Mapping[str, Callable[..., Any]]) -> "Callable[[Tensor], Tensor]":
-        """[N, width] → [N, num_rows]."""
+        """Return the callable [N, width] → [N, num_rows]."""
 
 
 class QuantizationMethod(Protocol):
-    """One per engine and rank. A method that returns None leaves the layer to the plain method."""
+    """One instance per engine and rank. If a method returns None, the plain method takes the layer."""
 
     def linear(self, layer: LinearLayer) -> WeightMethod | None: ...
 
     def embedding(self, layer: EmbeddingLayer) -> WeightMethod | None: ...
 
     def kv_cache(self, layer: "AttentionLayer") -> "KVQuantization | None":
-        """Format and scales of the KV cache the checkpoint wants; None = the compute dtype."""
+        """Return the format and scales of the KV cache that the checkpoint asks for, or None for the compute dtype."""

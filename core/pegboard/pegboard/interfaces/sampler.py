@@ -1,6 +1,7 @@
-"""Kind `sampler`: logits → token ids (W). Owns every SamplingParams field that touches logits, in the documented order.
+"""Kind `sampler`: logits → token ids (W). A sampler applies every SamplingParams field that concerns logits, in the documented
+order.
 
-Order (vLLM's): token masks → raw logprobs taken here → float32 → allowed_token_ids → bad_words → min_tokens, logit_bias and
+The order is vLLM's: token masks → raw logprobs are taken → float32 → allowed_token_ids → bad_words → min_tokens, logit_bias and
 custom processors that may change the argmax → penalties → greedy argmax where temperature is 0 → temperature → min_p and
 argmax-invariant processors → top_k, top_p → sample by exponential race.
 """
@@ -29,8 +30,8 @@ class SamplerSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class SamplerSetup:
-    """seed: of the generator for requests without their own. processors: custom logits processors in chain order. kernels: chosen
-    ops; "sample_tokens" (see `pegboard.ops.sampling`) when a plugin of the kind `kernel` provides it."""
+    """seed: of the generator for requests without a seed. processors: custom logits processors in chain order. kernels: the
+    chosen ops. They include "sample_tokens" (see `pegboard.ops.sampling`) if a plugin of the kind `kernel` provides it."""
 
     limits: "Limits"
     device: str
@@ -42,10 +43,11 @@ class SamplerSetup:
 
 @dataclass(slots=True)
 class SampleStep:
-    """One step's sampling. Row i of `rows` has logits rows offsets[i] … offsets[i+1]-1: one per draft to verify, plus one.
+    """The sampling of one step. Row i of `rows` has the logits rows offsets[i] … offsets[i+1]-1: one for each draft to verify,
+    plus one.
 
-    rows: int32 [B]. offsets: int32 [B+1]. draft_token_ids: int64 tensor [N − B] in row order, or None when nobody drafts.
-    draft_probs: float32 [N − B, V] or None (a deterministic proposal). masks: grammar masks or None.
+    rows: int32 [B]. offsets: int32 [B+1]. draft_token_ids: int64 tensor [N − B] in row order, None if no row has drafts.
+    draft_probs: float32 [N − B, V], None if the proposals are deterministic. masks: grammar masks, if any.
     """
 
     rows: "np.ndarray"
@@ -57,8 +59,8 @@ class SampleStep:
 
 @dataclass(slots=True)
 class Sampled:
-    """token_ids: int64 [B, 1 + max drafts], the first counts[i] valid; counts: int64 [B]. logprobs: per row, covering its
-    accepted tokens, None where not asked; None as a whole when nobody asked."""
+    """token_ids: int64 [B, 1 + max drafts], of which the first counts[i] are valid. counts: int64 [B]. logprobs: one entry per
+    row, for its accepted tokens, None if the row did not ask for them; None if no row did."""
 
     token_ids: "Tensor"
     counts: "Tensor"
@@ -66,18 +68,19 @@ class Sampled:
 
 
 class Sampler(Protocol):
-    """One per rank. Keeps per-row state; hot methods do no per-row Python work for rows that use no special field."""
+    """One instance per rank, which keeps state per row. Hot methods run no Python code per row for rows that use no special
+    field."""
 
     def add(self, row: int, params: "SamplingParams", seed: int | None, token_ids: "np.ndarray", num_prompt_tokens: int) -> None:
-        """`row` starts or resumes: token_ids [n] are the prompt and the outputs so far. A resumed request with a seed goes on
-        with the random numbers it would have used."""
+        """A request in `row` starts or resumes. token_ids [n]: the prompt and the outputs so far. A resumed request with a seed
+        continues with the random numbers that it would have got without the interruption."""
 
     def remove(self, rows: "np.ndarray") -> None:
         """These rows are free now; unknown rows are ignored."""
 
     def sample(self, logits: "Tensor", step: SampleStep) -> Sampled:
-        """logits [N, V] float32, may be changed in place. Accepted tokens are added to the rows' own history."""
+        """Sample from logits [N, V] float32, which may be changed in place. Accepted tokens are added to the rows' history."""
 
     def score(self, logits: "Tensor", targets: "Tensor", top: int) -> "Logprobs":
-        """Prompt logprobs of one chunk: logits [n, V] → log-softmax of the targets [n] with rank, and the `top` best
-        (−1 = all)."""
+        """Return prompt logprobs of one chunk: from logits [n, V], the log-softmax of the targets [n] with their ranks, and the
+        `top` best tokens (−1 = all)."""

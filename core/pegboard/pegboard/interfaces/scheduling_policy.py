@@ -1,5 +1,5 @@
-"""Kind `scheduling_policy`: which request goes first, which gives blocks back, how much one step may do. Runs in E, hot, no
-torch."""
+"""Kind `scheduling_policy`: which request goes first, which one gives its blocks back, and how much one step may do. Runs in E,
+hot, without torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingPolicySpec(Spec):
-    """flags: "priority" = honours `request.priority` (without it a non-zero priority is refused with a 400)."""
+    """flags: "priority" = the policy honors `request.priority`. Without it, a request with a priority other than 0 is refused
+    with status 400."""
 
     FLAGS = frozenset({"priority"})
 
@@ -29,18 +30,18 @@ class SchedulingPolicySetup:
 
 
 class RequestStatus(Enum):
-    """Where a request stands. WAITING includes waiting for a grammar or a parent's prefill."""
+    """The state of a request. WAITING includes waiting for a grammar or for the prefill of a parent."""
 
     WAITING = "waiting"
-    LOADING = "loading"  # holds blocks while a KV connector fills them; never a victim
+    LOADING = "loading"  # holds blocks that a KV connector is filling; never a victim
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
 
 
 class RequestView(Protocol):
-    """What policies and KV connectors see of a completion; they do not change it. `key` is its unique name in the engine;
-    `block_hashes` name its blocks, and equal history has equal names on every host."""
+    """A completion as policies and KV connectors see it. They do not change it. key: its unique name in the engine. block_hashes:
+    names of its blocks. Blocks with equal history have equal names on every host."""
 
     request_id: str
     index: int
@@ -60,16 +61,17 @@ class RequestView(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and confirmed outputs."""
+        """Number of prompt tokens and confirmed output tokens."""
 
     @property
     def num_confirmed_tokens(self) -> int:
-        """Tokens whose KV no step in flight can change any more."""
+        """Number of tokens whose KV can no longer be changed by a step in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """The load before a step: rows decoding, rows prefilling, requests waiting, fraction of KV blocks in use."""
+    """The load before a step: numbers of decoding rows, prefilling rows and waiting requests, and the fraction of KV blocks in
+    use."""
 
     num_decodes: int
     num_prefills: int
@@ -79,8 +81,8 @@ class StepLoad:
 
 @dataclass(frozen=True, slots=True)
 class StepBudget:
-    """max_tokens of the step, max_chunk tokens of one prefill in the step, max_prefills partial prefills in the step, of
-    which max_long_prefills may be of long prompts."""
+    """Limits of a step. max_tokens: tokens in all. max_chunk: tokens of one prefill. max_prefills: partial prefills.
+    max_long_prefills: partial prefills of long prompts among them."""
 
     max_tokens: int
     max_chunk: int
@@ -89,24 +91,26 @@ class StepBudget:
 
 
 class SchedulingPolicy(Protocol):
-    """Holds the waiting requests in order. Called from the engine's thread only; keeps views until `remove`."""
+    """Holds the waiting requests in order. Called only from the engine's thread. It may keep views until `remove`."""
 
     def add(self, request: RequestView) -> None:
-        """The request waits now: just admitted, or preempted (its status says which; a preempted one goes first among its
-        equals)."""
+        """Add a waiting request. Its status says whether it is new or preempted. A preempted request goes before others of the
+        same rank."""
 
     def remove(self, request: RequestView) -> None:
-        """It does not wait any more: scheduled, aborted or finished. Must cost at most O(log n)."""
+        """Remove a request that no longer waits, because it was scheduled, aborted or finished. Must take at most O(log n)."""
 
     def waiting(self) -> Iterator[RequestView]:
-        """Best first, lazily; the scheduler may skip one and take the next, and does not change the set while iterating."""
+        """Yield the waiting requests lazily, best first. The scheduler may skip one and take the next. It does not change the set
+        while it iterates."""
 
     def victim(self, running: Sequence[RequestView], need: RequestView) -> RequestView | None:
-        """Which of `running` (in admission order) gives its blocks back so that `need` can go on. It may be `need` itself. None:
-        no request does, and `need` waits. Among equals choose the last admitted, so that some request always finishes."""
+        """Return which of `running` (in admission order) gives its blocks back so that `need` can continue. This may be `need`
+        itself. None means that no request does, and `need` waits. Among equal requests choose the last admitted one: then some
+        request always finishes."""
 
     def budget(self, load: StepLoad) -> StepBudget:
-        """Called once at the start of each step."""
+        """Return the limits of the next step. Called once, at the start of each step."""
 
     def observe(self, load: StepLoad, times: StepTimes) -> None:
-        """Called once after each step with the measured times; learn speeds here."""
+        """Take the measured times of a step. Called once after each step. A policy that adapts to speeds learns them here."""

@@ -1,7 +1,7 @@
-"""Tier 1 of a plugin: its spec. Standard library only; a module that holds specs must import in 20 ms.
+"""A plugin's spec. Only the standard library is imported here, and a module that holds specs must import in 20 ms.
 
-A plugin's entry point (group `pegboard.<kind>.v1`) names a frozen `<Kind>Spec` object. It holds what selection needs as
-data and *strings* for everything heavy; the strings are imported only for the plugin that was chosen.
+A plugin's entry point (group `pegboard.<kind>.v1`) names a frozen `<Kind>Spec` object. The object holds what selection needs as
+data, and *strings* that name everything heavy. Only the strings of a chosen plugin are imported.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ TIERS: tuple[Tier, ...] = ("vendor", "tuned", "portable", "reference")
 class Spec:
     """Base of every `<Kind>Spec`.
 
-    api: lowest interface minor needed, "1.0".
-    implementation: "module:Class", built as `Class(options, setup)`; imported only for the winner.
-    options: "module:Options", a frozen pydantic model with unknown keys forbidden; None = the plugin has no options
-        (the implementation then receives None).
-    probe: "module:fn"; `fn(ProbeFacts) -> Ok | Absent | Broken`; must not raise, must not import torch.
-    suits: "module:fn"; `fn(need) -> list[str]`, the reasons why not; asked after the data check of `supports`.
-    platforms: device families it runs on; None = any.
+    api: lowest minor version of the interface that the plugin needs, "1.0".
+    implementation: "module:Class", built as `Class(options, setup)`. It is imported only if the plugin is chosen.
+    options: "module:Options", a frozen pydantic model that forbids unknown keys. None means that the plugin has no options, and
+        the implementation gets None.
+    probe: "module:fn" with `fn(ProbeFacts) -> Ok | Absent | Broken`. It must not raise and must not import torch.
+    suits: "module:fn" with `fn(need) -> list[str]`, the reasons why it is not suitable. Asked after `supports`.
+    platforms: device families that it runs on; None = any.
     tier: rank class, vendor > tuned > portable > reference.
     supports: compared with the kind's Need key by key, see `unmet`.
-    flags: words from the kind's closed list, `FLAGS`. A word or a key of `supports` that the kind does not know is an error.
-    replaces: qualified names ("distribution:name") this plugin wants to replace; needs the operator's `override` too.
+    flags: words from the kind's closed list, `FLAGS`. A word, or a key of `supports`, that the kind does not know is an error.
+    replaces: qualified names ("distribution:name") of plugins that it wants to replace. The operator must also set `override`.
     """
 
     api: str
@@ -47,12 +47,13 @@ class Spec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What selection asks of a kind. A kind with more to ask has a `<Kind>Need`; a field that is None or False asks nothing."""
+    """What selection asks of a plugin. A kind that asks for more has a `<Kind>Need`. A field that is None or False asks for
+    nothing."""
 
     platform: str | None = None
 
     def wants(self) -> dict[str, Any]:
-        """The fields that ask for something, without `platform` (compared with `Spec.platforms`)."""
+        """Return the fields that ask for something, without `platform`, which is compared with `Spec.platforms`."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "platform"}
         return {name: value for name, value in values.items() if value is not None and value is not False}
 
@@ -72,9 +73,9 @@ class AtMost:
 
 
 def unmet(supports: Mapping[str, object], wants: Mapping[str, object]) -> list[str]:
-    """Reasons why `supports` does not cover `wants`; empty = suitable.
+    """Return the reasons why `supports` does not cover `wants`; an empty list means suitable.
 
-    A set means "one of", `True` means "can" (or any value), `Multiple`/`AtMost` compare numbers, anything else must be
+    A set means "one of", `True` means "can" (or any value), `Multiple` and `AtMost` compare numbers, and any other value must be
     equal. A wanted key that is not declared is not supported.
     """
     reasons = []
@@ -107,21 +108,22 @@ class ProbeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Ok:
-    """The plugin can work on this machine; `facts` are kept in the decision and shown."""
+    """The plugin can work on this machine. facts: recorded with the decision and shown."""
 
     facts: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """What the plugin needs is not here (quiet): no such device, an optional library is missing."""
+    """Something that the plugin needs is not on this machine: a device, an optional library. Not reported as a problem."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """What the plugin needs is here but unusable (loud): driver too old, library damaged."""
+    """Something that the plugin needs is on this machine but cannot be used: an old driver, a damaged library. Reported as a
+    problem."""
 
     reason: str
 

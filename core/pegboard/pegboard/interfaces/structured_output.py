@@ -1,4 +1,5 @@
-"""Kind `structured_output` (provisional): grammars. E compiles constraints off the loop and fills token masks from them."""
+"""Kind `structured_output` (provisional): grammars. E compiles constraints outside the engine loop and fills token masks from
+them."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputSpec(Spec):
-    """supports: `constraint`, the set of kinds it enforces; `compact`, True if it honours `Constraint.disable_any_whitespace`;
-    `text`, True if its `suits` judges the text of a constraint."""
+    """supports: `constraint`, the set of kinds that it enforces. `compact`, True if it honors
+    `Constraint.disable_any_whitespace`. `text`, True if its `suits` judges the text of a constraint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputNeed(Need):
-    """text: of the constraint, or the value it is the JSON of: `pegboard plugins why` asks with it."""
+    """text: the text of the constraint. `pegboard plugins why` passes the JSON value instead of its text."""
 
     constraint: str | None = None
     text: Any = None
@@ -35,8 +36,8 @@ class StructuredOutputSetup:
     """vocab_size: V, the width of the model's logits. load: reads the tokenizer's vocabulary. eos_token_ids: ids that end an
     output according to the checkpoint. num_threads: threads that filling and compiling may use.
 
-    Building a backend happens while the engine starts, whether or not a constraint ever comes: it must be cheap. The vocabulary
-    is read on first use, which should be in `compile`.
+    A backend is built while the engine starts, even if no request ever has a constraint, so the constructor must be cheap. The
+    vocabulary is read on first use, which should be in `compile`.
     """
 
     vocab_size: int
@@ -46,7 +47,7 @@ class StructuredOutputSetup:
 
     @cached_property
     def vocabulary(self) -> "Vocabulary":
-        """Exactly V tokens: ids the tokenizer does not know are b"" and special."""
+        """The vocabulary with exactly V tokens. Ids that the tokenizer does not know are b"" and special."""
         known = self.load()
         missing = self.vocab_size - known.size
         token_bytes = [*known.token_bytes[: self.vocab_size], *[b""] * missing]
@@ -55,15 +56,15 @@ class StructuredOutputSetup:
 
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end an output, those of the checkpoint first."""
+        """Tokens that end an output, starting with those of the checkpoint."""
         return tuple(dict.fromkeys([*self.eos_token_ids, *self.vocabulary.eos_token_ids]))
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """kind and its text: a JSON schema, regular expression, grammar, JSON list of choices, or structural tag. The options are
-    those of `StructuredOutputsParams`; a backend that cannot honour one says so in `reject`. "grammar" is EBNF or Lark, as the
-    backend says; core has checked that what must be JSON is JSON."""
+    """text: a JSON schema, regular expression, grammar, JSON list of choices, or structural tag, as `kind` says. The options are
+    those of `StructuredOutputsParams`. If a backend cannot honor one, `reject` says so. A "grammar" is EBNF or Lark, depending on
+    the backend. Core has already checked that texts which must be JSON are JSON."""
 
     kind: Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
     text: str
@@ -73,29 +74,32 @@ class Constraint:
 
 
 class Grammar(Protocol):
-    """The state of one completion inside its constraint. It never gets stop tokens: core accepts them where `fill` allows one."""
+    """The state of one completion within its constraint. It never gets stop tokens: core accepts those where `fill` allows
+    them."""
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        """How many of the tokens were valid; the state advances by these."""
+        """Advance the state by the valid tokens at the start of `token_ids`, and return how many these are."""
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the last accepted tokens."""
 
     def fork(self) -> "Grammar":
-        """An independent copy in the same state (n > 1, cached compilations). Called while other copies are in use."""
+        """Return an independent copy in the same state, for n > 1 and cached compilations. Called while other copies are in
+        use."""
 
 
 class StructuredOutput(Protocol):
-    """One per engine. `compile` is called from several threads at once, `reject` from any; the rest from the engine's thread."""
+    """One instance per engine. Several threads call `compile` at once, and any thread calls `reject`. Only the engine's thread
+    calls the rest."""
 
     def reject(self, constraint: Constraint) -> str | None:
-        """What of the constraint cannot be enforced, in words; None = all of it, as far as can be told without compiling. Cheap.
-        Never drops a constraint silently."""
+        """Return what part of the constraint cannot be enforced, in words. None means that all of it can be, as far as this is
+        known without compiling. Cheap. A backend must never silently drop a part of a constraint."""
 
     def compile(self, constraint: Constraint) -> Grammar:
-        """Cold, in a thread with a time limit; cached by core. RequestError when the constraint is invalid, or turns out not to
-        be enforceable; the next backend is asked then."""
+        """Compile a constraint. Cold: it runs in a thread with a time limit, and core caches the result. Raises RequestError if
+        the constraint is invalid or turns out not to be enforceable. Core then asks the next backend."""
 
     def fill(self, grammars: Sequence[Grammar], masks: "np.ndarray") -> None:
-        """Row i of masks (uint32 [M, ceil(V / 32)], zeros) = tokens grammar i allows now; all `stop_token_ids` where its text may
-        end. Bits from V on are ignored. Hot."""
+        """Set row i of masks (uint32 [M, ceil(V / 32)], zeros at first) to the tokens that grammar i allows now. Where its text
+        may end, allow all `stop_token_ids`. Bits from V on are ignored. Hot."""

@@ -12,9 +12,10 @@ from pegboard.interfaces.weight_loader import Checkpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerSpec(Spec):
-    """supports: `payload`, the set of `TokenizerPayload.format` values it reads. file_patterns: file names (glob), one of
-    which must lie in the payload's directory for it to be chosen without being asked for; () = any directory will do.
-    reads: file names (glob) that it reads in such a directory; these are fetched where only a tokenizer is wanted."""
+    """supports: `payload`, the set of `TokenizerPayload.format` values that it reads. file_patterns: file names (glob). Unless
+    the plugin is asked for by name, the payload's directory must contain a file that matches one of them; () = any directory will
+    do.
+    reads: file names (glob) that it reads in such a directory. If only a tokenizer is wanted, only these files are fetched."""
 
     file_patterns: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
@@ -27,7 +28,7 @@ class TokenizerNeed(Need):
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSetup:
-    """The described checkpoint, and a chat template that overrides the checkpoint's (Jinja source), if any."""
+    """checkpoint: as the loader describes it. chat_template: Jinja source that replaces the checkpoint's template, if any."""
 
     checkpoint: Checkpoint
     chat_template: str | None = None
@@ -36,7 +37,7 @@ class TokenizerSetup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
     """A conversation to render. messages: OpenAI-shaped dicts, already validated. tools: OpenAI tool dicts or None.
-    add_special_tokens: put the special tokens of a text in front of what the template writes; most templates write them
+    add_special_tokens: add the special tokens of a text before the template's output. Most templates write these tokens
     themselves."""
 
     messages: Sequence[Mapping[str, Any]]
@@ -51,7 +52,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A rendered conversation: its token ids, and its text unless the tokenizer makes the ids directly."""
+    """A rendered conversation. text: None if the tokenizer makes the ids directly."""
 
     token_ids: Sequence[int]
     text: str | None = None
@@ -59,8 +60,8 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """token_bytes[i]: the bytes token i stands for (b"" for special tokens). `size` may exceed the embedding's rows only by
-    error. eos_token_ids: ids that end a sequence, as the tokenizer says."""
+    """token_bytes[i]: the bytes of token i (b"" for special tokens). `size` never exceeds the number of embedding rows in a
+    correct checkpoint. eos_token_ids: ids that end a sequence according to the tokenizer."""
 
     token_bytes: Sequence[bytes]
     special_token_ids: frozenset[int]
@@ -76,29 +77,29 @@ class TextStream(Protocol):
     """Incremental decoding of one completion."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The new text that these ids complete; an unfinished character is held back. Joined pushes plus `flush` equal
-        `decode` of all ids (after the prompt)."""
+        """Return the new text that these ids complete. An unfinished character is held back. All pushes and `flush`, joined,
+        equal `decode` of all ids after the prompt."""
 
     def flush(self) -> str:
-        """The text that is still held back, with U+FFFD for broken bytes. Called once, at the end."""
+        """Return the text that is still held back, with U+FFFD for broken bytes. Called once, at the end."""
 
 
 class Tokenizer(Protocol):
-    """Thread-safe. Built once per API process; must not import torch or transformers."""
+    """Thread-safe. Each API process builds one. It must not import torch or transformers."""
 
     def render(self, chat: Chat) -> Rendered:
-        """Apply the chat template and encode the text. Raises RequestError on a template error, when there is no template,
-        and for a chat that both continues its last message and starts a new one."""
+        """Apply the chat template and encode the text. Raises RequestError if the template fails, if there is no template, or if
+        a chat both continues its last message and starts a new one."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of `text`; special tokens that are written out in the text are recognized. Raises RequestError for text that
-        cannot be written as UTF-8."""
+        """Return the token ids of `text`. Special tokens that are written in the text are recognized. Raises RequestError if the
+        text cannot be encoded as UTF-8."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Text of the ids; ids outside the vocabulary become ""."""
+        """Return the text of the ids. Ids outside the vocabulary become ""."""
 
     def stream(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> TextStream:
-        """Start incremental decoding after a prompt (its ids are context, not output)."""
+        """Start incremental decoding after a prompt, whose ids give context and are not part of the text."""
 
     def vocabulary(self) -> Vocabulary:
-        """Bytes of every token and the special ids; computed once, then kept."""
+        """Return the bytes of every token and the special ids. They are computed once and then kept."""
