@@ -10,12 +10,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pegboard_chat.parsing.json_schema import Dialect, problem, resolve, restrictions, subschemas
+from pegboard.interfaces.structured_output import StructuredOutputNeed
+from pegboard_chat.parsing.json_schema import Dialect, problem, resolve, restrictions, subschemas, suits_by
 from pegboard_chat.parsing.regex_syntax import (
     can_match,
     expanded_size,
     features,
+    pattern_problem,
     pieces,
+    string_problem,
     with_ascii_classes,
     without_anchors,
     without_newlines,
@@ -58,6 +61,8 @@ EVERYTHING = Dialect(
         ({"type": "object", "properties": {"additionalProperties": False}}, "allows no value"),
         (False, "allows no value"),
         (True, None),
+        ({"type": "string", "pattern": "a", "maxLength": 2}, "pattern, format and lengths together"),
+        ({"type": ["string", "null"], "maxLength": 2}, None),
         ([], "is not a schema"),
         ({"items": 3}, "is not a schema"),
     ],
@@ -65,6 +70,36 @@ EVERYTHING = Dialect(
 def test_problems_are_found_and_placed(schema: Any, words: str | None) -> None:
     found = problem(schema, EVERYTHING)
     assert found is None if words is None else words in (found or "")
+
+
+def test_objections_of_a_backend() -> None:
+    picky = Dialect(
+        **{
+            **vars(EVERYTHING),
+            "several_types": False,
+            "pattern": lambda pattern: pattern_problem(pattern, frozenset({"look-around"}), 20) or string_problem(pattern),
+            "extra": lambda schema: "no titles" if "title" in schema else None,
+        }
+    )
+    assert problem({"type": ["string", "null"]}, picky) is None
+    assert (
+        problem({"type": ["string", "null"], "maxLength": 2}, picky)
+        == "several types with further keywords are not enforced at #"
+    )
+    assert problem({"items": {"title": "x"}, "type": "array"}, picky) == "no titles at #/items"
+    patterns = {"a{3}": None, "(?=a)": "look-around", "a{30}": "too large: 30", '"': "quotes", "[^a]": "quotes"}
+    for pattern, words in patterns.items():
+        found = problem({"type": "string", "pattern": pattern}, picky)
+        assert found is None if words is None else words in (found or ""), pattern
+
+
+def test_what_is_rejected_does_not_suit() -> None:
+    suits = suits_by(lambda constraint: None if json.loads(constraint.text) == {} else f"no {constraint.kind}")
+    assert suits(StructuredOutputNeed()) == suits(StructuredOutputNeed(constraint="json")) == []
+    assert (
+        suits(StructuredOutputNeed(constraint="json", text={})) == suits(StructuredOutputNeed(constraint="json", text="{}")) == []
+    )
+    assert suits(StructuredOutputNeed(constraint="json", text={"type": "null"})) == ["no json"]
 
 
 def test_one_of_by_a_property_that_tells_them_apart() -> None:

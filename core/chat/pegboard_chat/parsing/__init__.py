@@ -20,7 +20,7 @@ from pegboard_chat.parsing.message import Message, ToolCall, fold, merged
 from pegboard_chat.parsing.pipeline import Pipeline
 from pegboard_chat.parsing.python_text import read_python_call, read_python_calls, stream_python
 from pegboard_chat.parsing.reader import Steps, TextReader, collected
-from pegboard_chat.parsing.reasoning import TaggedReasoning
+from pegboard_chat.parsing.reasoning import SwitchedReasoning, TaggedReasoning
 from pegboard_chat.parsing.stream_parser import Calls, StreamParser
 from pegboard_chat.parsing.tag_constraint import constrained_tags
 from pegboard_chat.parsing.tags import TagFormat, read_tagged_call
@@ -36,6 +36,7 @@ __all__ = [
     "Pipeline",
     "Steps",
     "StreamParser",
+    "SwitchedReasoning",
     "TagFormat",
     "TaggedReasoning",
     "TaggedToolParser",

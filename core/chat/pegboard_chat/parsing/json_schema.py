@@ -1,4 +1,5 @@
-"""Which JSON schemas a structured output backend fully enforces. Backends silently ignore what they do not know.
+"""Which constraints a structured output backend fully enforces, above all JSON schemas. Backends silently ignore what they do not
+know.
 
 A `Dialect` is what a backend can do, as data; `problem` finds the first place where a schema asks for more. Keywords are those of
 the JSON Schema drafts 4 to 2020-12; others restrict nothing and are ignored, as the specification says.
@@ -6,9 +7,12 @@ the JSON Schema drafts 4 to 2020-12; others restrict nothing and are ignored, as
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+from pegboard.interfaces.structured_output import Constraint, StructuredOutputNeed
 
 Schema = Mapping[str, Any]
 
@@ -78,9 +82,10 @@ _CLOSING = frozenset(["additionalProperties", "unevaluatedProperties", "addition
 @dataclass(frozen=True)
 class Dialect:
     """string … object: the keywords that a backend enforces on values of this type, in any combination unless `extra` says
-    otherwise.
+    otherwise; of pattern, format and lengths only one at a time.
     formats: values of `format`. is_recursive: references may lead back to themselves. one_of: oneOf is enforced if the branches
-    visibly exclude each other. extra(schema): the backend's own objection to one subschema, as text, or None."""
+    visibly exclude each other. several_types: a list of types may have keywords of strings, arrays and objects. pattern(text),
+    extra(schema): the backend's own objection to the pattern of a string, and to one subschema, as text; None = no objection."""
 
     string: frozenset[str]
     number: frozenset[str]
@@ -89,7 +94,22 @@ class Dialect:
     formats: frozenset[str] = frozenset()
     is_recursive: bool = True
     one_of: bool = True
-    extra: Callable[[Schema], str | None] = field(default=lambda schema: None)
+    several_types: bool = True
+    pattern: Callable[[str], str | None] = lambda pattern: None
+    extra: Callable[[Schema], str | None] = lambda schema: None
+
+
+def suits_by(rejection: Callable[[Constraint], str | None]) -> Callable[[StructuredOutputNeed], list[str]]:
+    """The `suits` of a backend's spec, from its `reject`: the reason against a constraint that is given with its text."""
+
+    def suits(need: StructuredOutputNeed) -> list[str]:
+        if need.constraint is None or need.text is None:
+            return []
+        text = need.text if isinstance(need.text, str) else json.dumps(need.text)
+        reason = rejection(Constraint(need.constraint, text))  # type: ignore[arg-type]  # unknown kinds stop at `supports`
+        return [] if reason is None else [reason]
+
+    return suits
 
 
 def subschemas(schema: Any, path: str = "#") -> Iterator[tuple[str, Any]]:
@@ -158,7 +178,20 @@ def _problem_here(schema: Schema, root: Any, dialect: Dialect) -> str | None:
         return _listed(schema, used)
     if unknown := used & (KEYWORDS["any"] - {"type"}):
         return f"{min(unknown)} is not enforced"
-    return _typed(schema, used, dialect) or dialect.extra(schema)
+    return _typed(schema, used, dialect) or _own(schema, dialect)
+
+
+def _own(schema: Schema, dialect: Dialect) -> str | None:
+    """Combinations of keywords, patterns, and what `extra` says."""
+    ways = [keys for keys in ({"pattern"}, {"format"}, {"minLength", "maxLength"}) if keys & schema.keys()]
+    if len(ways) > 1:
+        return "pattern, format and lengths together are not enforced"
+    has_keywords = bool(schema.keys() & (dialect.string | dialect.array | dialect.object))
+    if has_keywords and not dialect.several_types and isinstance(schema.get("type"), list):
+        return "several types with further keywords are not enforced"
+    pattern = schema.get("pattern")
+    objection = dialect.pattern(pattern) if isinstance(pattern, str) else None
+    return objection or dialect.extra(schema)
 
 
 def _combined(keyword: str, schema: Schema, root: Any, dialect: Dialect) -> str | None:

@@ -65,3 +65,18 @@ class TaggedReasoning(StreamParser):
     def _may_open(self) -> bool:
         prompt = self.setup.prompt_end.rstrip() if self.setup else ""
         return bool(self.start) and not prompt.endswith(self.end) and self.may_open()
+
+
+class SwitchedReasoning(TaggedReasoning):
+    """Reasoning that a request switches on or off with any of the template's `switches`. Without one, `begins_inside` decides."""
+
+    begins_inside = True
+    switches: ClassVar[tuple[str, ...]] = ("thinking", "enable_thinking")
+
+    def begins(self) -> bool:
+        kwargs = self.setup.template_kwargs if self.setup else {}
+        given = [kwargs[name] for name in self.switches if kwargs.get(name) is not None]
+        return any(given) if given else self.begins_inside
+
+    def may_open(self) -> bool:
+        return self.begins()

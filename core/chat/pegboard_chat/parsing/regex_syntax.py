@@ -65,6 +65,22 @@ def features(pattern: str) -> frozenset[str]:
     return frozenset(found)
 
 
+def pattern_problem(pattern: str, refused: frozenset[str], max_size: int) -> str | None:
+    """Why a pattern cannot be enforced: one of the refused features, or its size with its repeats written out; None = it can."""
+    if wrong := features(pattern) & refused:
+        return f"{min(wrong)} in the pattern is not supported"
+    size = expanded_size(pattern)
+    return f"the pattern is too large: {size} with its repeats written out, at most {max_size}" if size > max_size else None
+
+
+def string_problem(pattern: str) -> str | None:
+    """The same for a backend that puts the pattern between the quotes of a JSON string as it is: it must not match what has to be
+    escaped there."""
+    if can_match(pattern, '"\\\n\x00\x1f'):
+        return "a pattern that can match quotes, backslashes or control characters is not enforced"
+    return None
+
+
 def can_match(pattern: str, characters: str) -> bool:
     """Whether any single piece can match one of the characters: negated classes, ".", and classes and escapes that contain
     one."""

@@ -6,7 +6,7 @@ set for the template, which then opens or closes the reasoning in the prompt (ht
 
 from __future__ import annotations
 
-from pegboard_chat.parsing import TaggedReasoning
+from pegboard_chat.parsing import SwitchedReasoning, TaggedReasoning
 
 
 class DeepSeekR1ReasoningParser(TaggedReasoning):
@@ -15,13 +15,5 @@ class DeepSeekR1ReasoningParser(TaggedReasoning):
     begins_inside = True
 
 
-class DeepSeekV3ReasoningParser(TaggedReasoning):
-    start = "<think>"
-    end = "</think>"
-
-    def begins(self) -> bool:
-        switches = self.setup.template_kwargs if self.setup else {}
-        return bool(switches.get("thinking") or switches.get("enable_thinking"))
-
-    def may_open(self) -> bool:
-        return self.begins()
+class DeepSeekV3ReasoningParser(SwitchedReasoning):
+    begins_inside = False

@@ -6,18 +6,8 @@ the reasoning when the model does not.
 
 from __future__ import annotations
 
-from pegboard_chat.parsing import TaggedReasoning
+from pegboard_chat.parsing import SwitchedReasoning
 
 
-class GlmReasoningParser(TaggedReasoning):
-    start = "<think>"
-    end = "</think>"
+class GlmReasoningParser(SwitchedReasoning):
     stops = ("<tool_call>",)
-
-    def begins(self) -> bool:
-        switches = self.setup.template_kwargs if self.setup else {}
-        given = [switches[key] for key in ("thinking", "enable_thinking") if switches.get(key) is not None]
-        return any(given) or not given
-
-    def may_open(self) -> bool:
-        return self.begins()

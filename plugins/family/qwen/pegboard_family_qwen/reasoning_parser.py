@@ -6,16 +6,9 @@ reasoning in the prompt; templates of models that always think open it there. A 
 
 from __future__ import annotations
 
-from pegboard_chat.parsing import TaggedReasoning
+from pegboard_chat.parsing import SwitchedReasoning
 
 
-class Qwen3ReasoningParser(TaggedReasoning):
-    start = "<think>"
-    end = "</think>"
+class Qwen3ReasoningParser(SwitchedReasoning):
     stops = ("<tool_call>",)
-
-    def begins(self) -> bool:
-        return bool(self.setup is None or self.setup.template_kwargs.get("enable_thinking", True))
-
-    def may_open(self) -> bool:
-        return self.begins()
+    switches = ("enable_thinking",)

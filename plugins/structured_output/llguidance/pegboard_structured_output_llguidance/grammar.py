@@ -6,24 +6,20 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pegboard.interfaces.structured_output import Constraint, StructuredOutputNeed
-from pegboard_chat.parsing.json_schema import subschemas
+from pegboard.interfaces.structured_output import Constraint
+from pegboard_chat.parsing.json_schema import subschemas, suits_by
 from pegboard_structured_output_llguidance import tag_grammar
 
 
-def suits(need: StructuredOutputNeed) -> list[str]:
-    """For `pegboard plugins why`: reasons against a constraint that is given with its text."""
-    if need.constraint is None or need.text is None:
-        return []
+@suits_by
+def suits(constraint: Constraint) -> str | None:
+    """What is wrong with a constraint, according to the checks here or to the library."""
     import llguidance
 
-    text = need.text if isinstance(need.text, str) else json.dumps(need.text)
-    constraint = Constraint(need.constraint, text)  # type: ignore[arg-type]  # unknown kinds stop at `supports`
     try:
-        reason = rejection(constraint) or llguidance.LLMatcher.validate_grammar(grammar_text(constraint))
+        return rejection(constraint) or llguidance.LLMatcher.validate_grammar(grammar_text(constraint)) or None
     except (ValueError, KeyError, TypeError) as error:
-        reason = str(error)
-    return [reason] if reason else []
+        return str(error)
 
 
 def rejection(constraint: Constraint) -> str | None:

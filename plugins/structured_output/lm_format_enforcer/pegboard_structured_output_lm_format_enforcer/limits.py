@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pegboard.interfaces.structured_output import Constraint, StructuredOutputNeed
-from pegboard_chat.parsing.json_schema import Dialect, Schema, problem, subschemas
-from pegboard_chat.parsing.regex_syntax import can_match, expanded_size, features
+from pegboard.interfaces.structured_output import Constraint
+from pegboard_chat.parsing.json_schema import Dialect, Schema, problem, subschemas, suits_by
+from pegboard_chat.parsing.regex_syntax import pattern_problem, string_problem
 
 KINDS = ("json", "json_object", "regex", "choice")
 MAX_SIZE = 500
@@ -17,17 +17,7 @@ MAX_SIZE = 500
 NOT_SUPPORTED = frozenset(
     {"look-around", "backreference", "word boundary", "inner anchor", "inline flag", "unicode property", "excessive length"}
 )
-OUTSIDE_STRINGS = '"\\\n\x00\x1f'
 DEFINITIONS = ("#/$defs/", "#/definitions/")
-
-
-def suits(need: StructuredOutputNeed) -> list[str]:
-    """For `pegboard plugins why`: reasons against a constraint that is given with its text."""
-    if need.constraint is None or need.text is None:
-        return []
-    text = need.text if isinstance(need.text, str) else json.dumps(need.text)
-    reason = rejection(Constraint(need.constraint, text))  # type: ignore[arg-type]  # unknown kinds stop at `supports`
-    return [] if reason is None else [reason]
 
 
 def rejection(constraint: Constraint) -> str | None:
@@ -59,11 +49,7 @@ def literals(constraint: Constraint) -> list[str]:
 
 
 def _pattern(pattern: str) -> str | None:
-    wrong = features(pattern) & NOT_SUPPORTED
-    if wrong:
-        return f"{min(wrong)} in the pattern is not supported"
-    size = expanded_size(pattern)
-    return f"the pattern is too large: {size} with its repeats written out, at most {MAX_SIZE}" if size > MAX_SIZE else None
+    return pattern_problem(pattern, NOT_SUPPORTED, MAX_SIZE)
 
 
 def _schema(schema: Any) -> str | None:
@@ -97,17 +83,8 @@ def _is_odd(text: str) -> bool:
 
 
 def _extra(schema: Schema) -> str | None:
-    used = set(schema)
-    if isinstance(schema.get("type"), list) and used & (DIALECT.string | DIALECT.array | DIALECT.object):
-        return "several types with further keywords are not enforced"
-    if "type" not in schema and used & (DIALECT.array | DIALECT.object):
+    if "type" not in schema and schema.keys() & (DIALECT.array | DIALECT.object):
         return "a schema without type is not supported"
-    if isinstance(schema.get("pattern"), str):
-        if used & {"minLength", "maxLength"}:
-            return "pattern and lengths together are not enforced"
-        if can_match(schema["pattern"], OUTSIDE_STRINGS):
-            return "a pattern that can match quotes, backslashes or control characters is not enforced"
-        return _pattern(schema["pattern"])
     names = schema.get("properties")
     if any(map(_is_odd, names or ())):
         return "a property name that needs escapes is not supported"
@@ -122,5 +99,8 @@ DIALECT = Dialect(
     array=frozenset({"items", "minItems", "maxItems"}),
     object=frozenset({"properties", "required", "additionalProperties"}),
     one_of=False,
+    several_types=False,
+    pattern=lambda pattern: string_problem(pattern) or _pattern(pattern),
     extra=_extra,
 )
+suits = suits_by(rejection)

@@ -6,26 +6,15 @@ import json
 import re
 from collections.abc import Mapping
 
-from pegboard.interfaces.structured_output import Constraint, StructuredOutputNeed
-from pegboard_chat.parsing.json_schema import Dialect, Schema, problem, subschemas
-from pegboard_chat.parsing.regex_syntax import can_match, expanded_size, features, with_ascii_classes, without_anchors
+from pegboard.interfaces.structured_output import Constraint
+from pegboard_chat.parsing.json_schema import Dialect, Schema, problem, subschemas, suits_by
+from pegboard_chat.parsing.regex_syntax import pattern_problem, string_problem, with_ascii_classes, without_anchors
 
 KINDS = ("json", "regex", "choice")
 MAX_SIZE = 2000
 """Maximum size of a pattern with its repeats written out. The automaton is at least as large, and may be much larger."""
 
 NOT_REGULAR = frozenset({"look-around", "backreference", "word boundary", "inner anchor", "atomic group", "excessive length"})
-OUTSIDE_STRINGS = '"\\\\\n\x00\x1f'
-"""Characters that a JSON string must not contain unescaped: a pattern for a string must not match them."""
-
-
-def suits(need: StructuredOutputNeed) -> list[str]:
-    """For `pegboard plugins why`: reasons against a constraint that is given with its text."""
-    if need.constraint is None or need.text is None:
-        return []
-    text = need.text if isinstance(need.text, str) else json.dumps(need.text)
-    reason = rejection(Constraint(need.constraint, text))  # type: ignore[arg-type]  # unknown kinds stop at `supports`
-    return [] if reason is None else [reason]
 
 
 def rejection(constraint: Constraint) -> str | None:
@@ -35,7 +24,7 @@ def rejection(constraint: Constraint) -> str | None:
     if constraint.disable_any_whitespace:
         return "disable_any_whitespace is not supported; whitespace_pattern is"
     if constraint.kind == "regex":
-        return _pattern_problem(constraint.text)
+        return _pattern(constraint.text)
     return problem(json.loads(constraint.text), DIALECT) if constraint.kind == "json" else None
 
 
@@ -61,31 +50,17 @@ def _literal(text: str) -> str:
     return re.sub(r"([\\.^$|?*+()\[\]{}\-&#~])", r"\\\1", text)
 
 
-def _pattern_problem(pattern: str) -> str | None:
-    wrong = features(pattern) & NOT_REGULAR
-    if wrong:
-        return f"{min(wrong)} in the pattern is not supported"
-    size = expanded_size(pattern)
-    return f"the pattern is too large: {size} with its repeats written out, at most {MAX_SIZE}" if size > MAX_SIZE else None
+def _pattern(pattern: str) -> str | None:
+    return pattern_problem(pattern, NOT_REGULAR, MAX_SIZE)
 
 
 def _extra(schema: Schema) -> str | None:
-    used = set(schema)
-    if isinstance(schema.get("type"), list) and used & (DIALECT.string | DIALECT.array | DIALECT.object):
-        return "several types with further keywords are not enforced"
-    ways = [keys for keys in ({"pattern"}, {"format"}, {"minLength", "maxLength"}) if keys & used]
-    if len(ways) > 1:
-        return "pattern, format and lengths together are not enforced"
-    if isinstance(schema.get("pattern"), str):
-        if can_match(schema["pattern"], OUTSIDE_STRINGS):
-            return "a pattern that can match quotes, backslashes or control characters is not enforced"
-        return _pattern_problem(schema["pattern"])
     largest = max(
         [size for name in ("minLength", "maxLength", "minItems", "maxItems") if isinstance(size := schema.get(name), int)] or [0]
     )
     if largest > MAX_SIZE:
         return f"a size over {MAX_SIZE} takes too long to compile"
-    if "prefixItems" in used and used & {"minItems", "maxItems", "items"}:
+    if "prefixItems" in schema and schema.keys() & {"minItems", "maxItems", "items"}:
         return "prefixItems with other keywords is not enforced"
     return _object(schema)
 
@@ -108,5 +83,8 @@ DIALECT = Dialect(
     object=frozenset({"properties", "required", "additionalProperties"}),
     formats=frozenset({"uuid"}),
     is_recursive=False,
+    several_types=False,
+    pattern=lambda pattern: string_problem(pattern) or _pattern(pattern),
     extra=_extra,
 )
+suits = suits_by(rejection)

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pegboard.interfaces.structured_output import Constraint, StructuredOutputNeed
-from pegboard_chat.parsing.json_schema import Dialect, Schema, problem, restrictions, subschemas
+from pegboard.interfaces.structured_output import Constraint
+from pegboard_chat.parsing.json_schema import Dialect, Schema, problem, restrictions, subschemas, suits_by
 from pegboard_chat.parsing.regex_syntax import features
 
 FORMATS = frozenset(
@@ -36,15 +36,6 @@ MAX_LENGTH = 128
 
 BAD_FEATURES = frozenset({"inner anchor", "excessive length"})
 """Features of regular expressions that are ignored with a warning. Other features are errors when compiling."""
-
-
-def suits(need: StructuredOutputNeed) -> list[str]:
-    """For `pegboard plugins why`: reasons against a constraint that is given with its text."""
-    if need.constraint is None or need.text is None:
-        return []
-    text = need.text if isinstance(need.text, str) else json.dumps(need.text)
-    reason = rejection(Constraint(need.constraint, text))  # type: ignore[arg-type]  # unknown kinds stop at `supports`
-    return [] if reason is None else [reason]
 
 
 def rejection(constraint: Constraint) -> str | None:
@@ -109,11 +100,8 @@ def _regex(pattern: str) -> str | None:
 
 
 def _extra(schema: Schema) -> str | None:
-    """Combinations of keywords of which the library ignores one, and patterns."""
-    used = set(schema)
-    ways = [keys for keys in ({"pattern"}, {"format"}, {"minLength", "maxLength"}) if keys & used]
-    if len(ways) > 1:
-        return "pattern, format and lengths together are not enforced"
+    """Combinations of keywords of which the library ignores one."""
+    used = schema.keys()
     if max(schema.get("minLength", 0), schema.get("maxLength", 0)) > MAX_LENGTH:
         return f"a length over {MAX_LENGTH} takes too long to compile"
     if "multipleOf" in used:
@@ -125,8 +113,7 @@ def _extra(schema: Schema) -> str | None:
         return "minItems and maxItems without type or items are not enforced"
     if isinstance(schema.get("items"), list):
         return "items as a list is not enforced"
-    patterns = [schema["pattern"]] if isinstance(schema.get("pattern"), str) else []
-    return next((reason for reason in map(_regex, patterns) if reason), None)
+    return None
 
 
 DIALECT = Dialect(
@@ -135,5 +122,7 @@ DIALECT = Dialect(
     array=frozenset({"items", "prefixItems", "minItems", "maxItems"}),
     object=frozenset({"properties", "required", "additionalProperties"}),
     formats=FORMATS,
+    pattern=_regex,
     extra=_extra,
 )
+suits = suits_by(rejection)
