@@ -44,7 +44,6 @@ EXCEPTIONS = {
     "EngineConfig.trust_remote_code": "a name of vLLM's that is always refused, in its own file",
     "ModelFamilySpec.implementation": "gives a default to the field of Spec: a family is data",
     "StructuredOutputNeed.constraint": "`pegboard plugins why structured_output --need constraint=…` asks with it",
-    "StructuredOutputNeed.text": "`pegboard plugins why structured_output --need text=…` asks with it",
     "StructuredOutputSetup.load": "read by its property vocabulary, in its own file",
     "StepTimes.prepare_s": "a part of StepTimes.total_s, which is read",
     "TransferReport.saved": "KV connectors fill it",

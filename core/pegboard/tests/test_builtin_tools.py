@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,10 +22,10 @@ SOURCE = """
 from pegboard.interfaces.builtin_tool import BuiltinToolSpec
 
 CLIENT = BuiltinToolSpec(
-    api="1.0", implementation="acme_tools_{number}:Tool", options="acme_tools_{number}:Options",
-    supports={{"type": frozenset({{"mcp", "web_search"}})}}, flags=frozenset({{"tool_servers"}}),
+    api="1.0", implementation="acme_tools:Tool", options="acme_tools:Options",
+    supports={"type": frozenset({"mcp", "web_search"})}, flags=frozenset({"tool_servers"}),
 )
-OWN = BuiltinToolSpec(api="1.0", implementation="acme_tools_{number}:Tool", supports={{"type": frozenset({{"mcp"}})}})
+OWN = BuiltinToolSpec(api="1.0", implementation="acme_tools:Tool", supports={"type": frozenset({"mcp"})})
 
 
 class Tool:
@@ -53,26 +51,21 @@ def __getattr__(name):
 """
 
 Make = Callable[..., tuple[Registry, Settings]]
-numbers = iter(range(1000))
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def make(fake_distributions: FakeDistributions) -> Make:
     """A client of tool servers and a plugin with a tool of its own."""
-    number = next(numbers)  # a module's name can be imported once
-    module = f"acme_tools_{number}"
-    monkeypatch.syspath_prepend(str(tmp_path))
 
     def make(*, has_client: bool = True, plugins: dict[str, Any] | None = None, **server: Any) -> tuple[Registry, Settings]:
         names = {"own": "OWN", **({"client": "CLIENT"} if has_client else {})}
-        fakes = FakeDistributions(tmp_path)
-        points = {"builtin_tool": {name: f"{module}:{spec}" for name, spec in names.items()}}
-        fakes.add("acme-tools", points, {module: SOURCE.format(number=number)})
+        points = {"builtin_tool": {name: f"acme_tools:{spec}" for name, spec in names.items()}}
+        fake_distributions.add("acme-tools", points, {"acme_tools": SOURCE})
         config = PluginConfig(**(plugins or {}))
-        return Registry(fakes.scan(), PluginPolicy.from_config(config)), Settings(server=ServerConfig(**server), plugins=config)
+        registry = Registry(fake_distributions.scan(), PluginPolicy.from_config(config))
+        return registry, Settings(server=ServerConfig(**server), plugins=config)
 
-    yield make
-    sys.modules.pop(module, None)
+    return make
 
 
 class TestFakeBuiltinTool(BuiltinToolContract):

@@ -15,7 +15,7 @@ from pegboard.cli.main import commands, main
 from pegboard.config.schema import SECTIONS, settings_of
 from pegboard.errors import ConfigError, UsageError
 from pegboard.plugins import discovery
-from pegboard_testing.fake_distributions import FakeDistributions, spec_source
+from pegboard_testing.fake_distributions import spec_source
 
 
 def parse(*words: str):
@@ -239,18 +239,13 @@ class Greet:
 
 
 @pytest.fixture
-def fakes(tmp_path, monkeypatch):
+def fakes(fake_distributions, monkeypatch):
     """Installed distributions: one with the command `greet`."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    fakes = FakeDistributions(tmp_path)
     spec = spec_source("command", implementation="greet_command:Greet")
-    fakes.add("acme-greet", {"command": {"greet": "greet_spec:SPEC"}}, {"greet_spec": spec, "greet_command": GREET})
-    monkeypatch.setattr(discovery, "scan", fakes.scan)
-    yield fakes
-    for name in set(sys.modules) - before:
-        if name.startswith("greet_"):
-            del sys.modules[name]
+    points = {"command": {"greet": "greet_spec:SPEC"}}
+    fake_distributions.add("acme-greet", points, {"greet_spec": spec, "greet_command": GREET})
+    monkeypatch.setattr(discovery, "scan", fake_distributions.scan)
+    return fake_distributions
 
 
 def test_an_authors_own_command(fakes, capsys):

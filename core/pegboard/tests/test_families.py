@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from pegboard.errors import PluginNotFound
 from pegboard.interfaces.model_family import ModelFamilyNeed
 from pegboard.plan.families import Family, choose_family, choose_parser
 from pegboard.plugins.registry import Registry
-from pegboard_testing.fake_distributions import FakeDistributions
 
 PLUGINS = """
 from pegboard.interfaces.model_family import ModelFamilySpec
@@ -30,22 +27,20 @@ PARSER = OutputParserSpec(api="1.0", implementation="acme_families:nothing")
 
 
 @pytest.fixture
-def registry(tmp_path, monkeypatch):
+def registry(fake_distributions):
     """A registry with the given families installed, and the parsers `calls` and `thoughts`."""
 
     def make(**families: str) -> Registry:
-        fakes = FakeDistributions(tmp_path / "site")
         points = {
             "model_family": {name: f"acme_families:{variable}" for name, variable in families.items()},
             "tool_parser": {"calls": "acme_families:PARSER"},
             "reasoning_parser": {"thoughts": "acme_families:PARSER"},
         }
-        fakes.add("acme-families", points, {"acme_families": PLUGINS})
-        (tmp_path / "site" / "acme_templates").mkdir()
-        (tmp_path / "site" / "acme_templates" / "toy.jinja").write_text("family template")
-        monkeypatch.syspath_prepend(str(tmp_path / "site"))
-        monkeypatch.delitem(sys.modules, "acme_families", raising=False)
-        return Registry(fakes.scan())
+        fake_distributions.add("acme-families", points, {"acme_families": PLUGINS})
+        templates = fake_distributions.root / "acme_templates"
+        templates.mkdir()
+        (templates / "toy.jinja").write_text("family template")
+        return Registry(fake_distributions.scan())
 
     return make
 

@@ -13,7 +13,6 @@ from pegboard.interfaces.api import Prompt
 from pegboard.plugins.registry import Registry
 from pegboard_testing.echo_engine import echo_plan
 from pegboard_testing.fake_client import BOS, EOS, ByteTokenizer
-from pegboard_testing.fake_distributions import FakeDistributions
 
 BUILDER = RequestBuilder(echo_plan(max_model_len=16), ByteTokenizer())
 
@@ -138,13 +137,11 @@ def even_only(params):
 """
 
 
-def test_logits_processors_judge_the_parameters(tmp_path, monkeypatch):
-    fakes = FakeDistributions(tmp_path)
+def test_logits_processors_judge_the_parameters(fake_distributions):
     points = {"logits_processor": {"evens": "acme_evens:EVENS", "any": "acme_evens:ANY"}}
-    fakes.add("acme-evens", points, {"acme_evens": JUDGE})
-    monkeypatch.syspath_prepend(tmp_path)
+    fake_distributions.add("acme-evens", points, {"acme_evens": JUDGE})
     plan = echo_plan(logits_processors=["evens", "any"])
-    builder = RequestBuilder(plan, ByteTokenizer(), Registry(fakes.scan()))
+    builder = RequestBuilder(plan, ByteTokenizer(), Registry(fake_distributions.scan()))
     for extra in (None, {}, {"step": 4}):
         builder.build(as_prompt("a"), SamplingParams(extra_args=extra), "r")
     with pytest.raises(RequestError, match="evens: step must be even, got 3") as caught:

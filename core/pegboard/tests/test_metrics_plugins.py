@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,11 +17,11 @@ from pegboard_testing.fake_distributions import FakeDistributions
 SOURCE = """
 from pegboard.interfaces.metrics import MetricsSpec
 
-HERE = "acme_sinks_{number}:Sink"
+HERE = "acme_sinks:Sink"
 E = MetricsSpec(api="1.0", implementation=HERE)
 A = MetricsSpec(api="1.0", implementation=HERE, process="api")
 T = MetricsSpec(
-    api="1.0", implementation=HERE, options="acme_sinks_{number}:Options", flags=frozenset({{"requests", "traces"}})
+    api="1.0", implementation=HERE, options="acme_sinks:Options", flags=frozenset({"requests", "traces"})
 )
 
 
@@ -46,27 +44,21 @@ def __getattr__(name):
 """
 
 Make = Callable[..., tuple[Registry, Settings]]
-numbers = iter(range(1000))
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def make(fake_distributions: FakeDistributions) -> Make:
     """Three sinks: for the engine, for the API process, for traces."""
-    number = next(numbers)  # a module's name can be imported once
-    module = f"acme_sinks_{number}"
-    monkeypatch.syspath_prepend(str(tmp_path))
 
     def make(*, has_traces: bool = True, plugins: dict[str, Any] | None = None, **engine: Any) -> tuple[Registry, Settings]:
         names = {"engine": "E", "api": "A", **({"spans": "T"} if has_traces else {})}
-        fakes = FakeDistributions(tmp_path)
-        points = {"metrics": {name: f"{module}:{spec}" for name, spec in names.items()}}
-        fakes.add("acme-sinks", points, {module: SOURCE.format(number=number)})
+        points = {"metrics": {name: f"acme_sinks:{spec}" for name, spec in names.items()}}
+        fake_distributions.add("acme-sinks", points, {"acme_sinks": SOURCE})
         config = PluginConfig(**{"enable": ["metrics:engine", "metrics:api"], **(plugins or {})})
-        registry = Registry(fakes.scan(), PluginPolicy.from_config(config))
+        registry = Registry(fake_distributions.scan(), PluginPolicy.from_config(config))
         return registry, Settings(EngineConfig(**engine), plugins=config)
 
-    yield make
-    sys.modules.pop(module, None)
+    return make
 
 
 def names_of(registry: Registry, settings: Settings) -> dict[str, list[str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import sys
 
 import pytest
 
@@ -14,7 +13,6 @@ from pegboard.errors import ConfigError, ModelError, PluginNotFound
 from pegboard.plan.engine_plan import make_tokenizer, max_model_len, resolve
 from pegboard.plugins import discovery
 from pegboard.plugins.registry import Registry
-from pegboard_testing.fake_distributions import FakeDistributions
 
 PLUGINS = """
 import json
@@ -70,9 +68,8 @@ CONFIG = {
 
 
 @pytest.fixture
-def model(tmp_path, monkeypatch):
+def model(tmp_path, monkeypatch, fake_distributions):
     """Write a toy model with the given config; its plugins are all that is installed."""
-    fakes = FakeDistributions(tmp_path / "site")
     points = {
         "model_source": {"disk": "acme_plugins:DISK"},
         "weight_loader": {"toy": "acme_plugins:TOY", "other": "acme_plugins:OTHER"},
@@ -80,11 +77,9 @@ def model(tmp_path, monkeypatch):
         "quantization": {"none": "acme_plugins:NONE"},
         "tokenizer": {"bytes": "acme_plugins:BYTES"},
     }
-    fakes.add("acme-plugins", points, {"acme_plugins": PLUGINS})
-    scan = fakes.scan()
+    fake_distributions.add("acme-plugins", points, {"acme_plugins": PLUGINS})
+    scan = fake_distributions.scan()
     monkeypatch.setattr(discovery, "scan", lambda: scan)
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    monkeypatch.delitem(sys.modules, "acme_plugins", raising=False)
 
     def write(*, weights: str = "model.toy", data: bytes = b"TOY!rest", **changes):
         folder = tmp_path / "model"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -23,16 +22,10 @@ def broken(facts): return Broken("library damaged")
 
 
 @pytest.fixture
-def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDistributions]:
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "command_parts.py").write_text(PARTS)
-    fakes = FakeDistributions(tmp_path)
-    monkeypatch.setattr(discovery, "scan", fakes.scan)
-    yield fakes
-    for name in set(sys.modules) - before:
-        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
-            del sys.modules[name]
+def fakes(fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> FakeDistributions:
+    fake_distributions.write(command_parts=PARTS)
+    monkeypatch.setattr(discovery, "scan", fake_distributions.scan)
+    return fake_distributions
 
 
 def run(*arguments: str) -> int:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from pegboard.errors import PluginBroken
@@ -38,14 +34,10 @@ def suits_two(need, more): return []
 
 
 @pytest.fixture
-def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDistributions]:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "contract_parts.py").write_text(PARTS)
-    fakes = FakeDistributions(tmp_path)
-    monkeypatch.setattr(discovery, "scan", fakes.scan)
-    yield fakes
-    for name in ("contract_parts", "contract_spec"):
-        sys.modules.pop(name, None)
+def fakes(fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> FakeDistributions:
+    fake_distributions.write(contract_parts=PARTS)
+    monkeypatch.setattr(discovery, "scan", fake_distributions.scan)
+    return fake_distributions
 
 
 def check(fakes: FakeDistributions, head: str = "", **fields: object) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -20,21 +19,15 @@ MakeHooks = Callable[..., Hooks]
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeHooks]:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    fakes = FakeDistributions(tmp_path)
-    modules = []
-
+def make(fake_distributions: FakeDistributions) -> MakeHooks:
     def build(**sources: str) -> Hooks:
         for name, source in sources.items():
-            modules.append(f"hooks_{name}")
             value = f"hooks_{name}:HOOKS" if "HOOKS =" in source else f"hooks_{name}"
-            fakes.add(f"acme-{name}", {"hooks": {name: value}}, {f"hooks_{name}": source})
-        return Hooks(Registry(fakes.scan(), PluginPolicy(enable=tuple(f"hooks:{name}" for name in sources if name != "off"))))
+            fake_distributions.add(f"acme-{name}", {"hooks": {name: value}}, {f"hooks_{name}": source})
+        policy = PluginPolicy(enable=tuple(f"hooks:{name}" for name in sources if name != "off"))
+        return Hooks(Registry(fake_distributions.scan(), policy))
 
-    yield build
-    for name in modules:
-        sys.modules.pop(name, None)
+    return build
 
 
 GOOD = "seen = []\ndef pegboard_role_started(role): seen.append(role)\n"

@@ -45,15 +45,13 @@ def here(facts):
 
 
 @pytest.fixture
-def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDistributions:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    fakes = FakeDistributions(tmp_path)
+def fakes(fake_distributions: FakeDistributions) -> FakeDistributions:
     fields = {"implementation": "locked_parts:implementation", "options": "locked_parts:Options", "supports": {"head_dim": True}}
     source = spec_source("attention", "A", probe="locked_parts:here", **fields)
     source += spec_source("attention", "B", tier="reference", **fields)
     points = {"attention": {"a": "locked_specs:A", "b": "locked_specs:B"}}
-    fakes.add("acme", points, {"locked_specs": source, "locked_parts": MODULE})
-    return fakes
+    fake_distributions.add("acme", points, {"locked_specs": source, "locked_parts": MODULE})
+    return fake_distributions
 
 
 def child(fakes: FakeDistributions, lock: PluginLock) -> subprocess.CompletedProcess[bytes]:

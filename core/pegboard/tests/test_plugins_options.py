@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from pegboard.errors import ConfigError
@@ -29,15 +25,11 @@ class Options(BaseModel):
 
 
 @pytest.fixture
-def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDistributions]:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    fakes = FakeDistributions(tmp_path)
+def fakes(fake_distributions: FakeDistributions) -> FakeDistributions:
     source = spec_source("sampler", options="fast_options:Options") + spec_source("sampler", "PLAIN")
     modules = {"fast_specs": source, "fast_options": MODEL}
-    fakes.add("acme", {"sampler": {"Fast.one": "fast_specs:SPEC", "plain": "fast_specs:PLAIN"}}, modules)
-    yield fakes
-    for name in modules:
-        sys.modules.pop(name, None)
+    fake_distributions.add("acme", {"sampler": {"Fast.one": "fast_specs:SPEC", "plain": "fast_specs:PLAIN"}}, modules)
+    return fake_distributions
 
 
 def resolved(fakes: FakeDistributions, values: dict[str, object], name: str = "Fast.one") -> dict[str, object]:

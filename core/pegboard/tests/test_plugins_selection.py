@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -39,14 +37,9 @@ number = 7
 
 
 @pytest.fixture
-def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDistributions]:
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "probes.py").write_text(PROBES)
-    yield FakeDistributions(tmp_path)
-    for name in set(sys.modules) - before:
-        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
-            del sys.modules[name]
+def fakes(fake_distributions: FakeDistributions) -> FakeDistributions:
+    fake_distributions.write(probes=PROBES)
+    return fake_distributions
 
 
 def add(fakes: FakeDistributions, kind: str, name: str, distribution: str = "", **fields: object) -> None:

@@ -7,6 +7,7 @@ registry = Registry(fakes.scan())      # import needs the folder on sys.path
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -39,8 +40,13 @@ class FakeDistributions:
             lines.append(f"[{kind if kind.startswith('pegboard.') else f'pegboard.{kind}.v1'}]")
             lines += [f"{point} = {value}" for point, value in points.items()]
         (info / "entry_points.txt").write_text("\n".join(lines) + "\n", "utf-8")
-        for module, source in (modules or {}).items():
+        self.write(**(modules or {}))
+
+    def write(self, **modules: str) -> None:
+        """Modules that belong to no distribution, by name: their source."""
+        for module, source in modules.items():
             (self.root / f"{module}.py").write_text(source, "utf-8")
+        importlib.invalidate_caches()
 
     def scan(self) -> Scan:
         """What discovery finds in this folder only."""

@@ -5,6 +5,7 @@ Loaded by every pytest run where pegboard-testing is installed, so it imports no
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,13 +38,16 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 @pytest.fixture
 def fake_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["FakeDistributions"]:
-    """A folder on sys.path in which a test installs fake plugin distributions."""
+    """A folder on sys.path in which a test installs fake plugin distributions. Their modules are forgotten after the test."""
     from pegboard_testing.fake_distributions import FakeDistributions
 
     root = tmp_path / "site"
     root.mkdir()
     monkeypatch.syspath_prepend(str(root))
     yield FakeDistributions(root)
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(str(root)):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")
