@@ -26,6 +26,7 @@ NEEDS_EXTRA = {
     ("pegboard", "options"): ("pegboard.plugins.options",),  # reached after a plugin has imported pydantic for its own options
     ("pegboard-testing", "torch"): (
         "pegboard_testing.contract_attention",
+        "pegboard_testing.contract_float_weight",
         "pegboard_testing.contract_platform",
         "pegboard_testing.contract_quantization",
         "pegboard_testing.contract_sampler",

@@ -1,4 +1,4 @@
-"""A float weight multiplies like the plain matrix whatever layout it is kept in, and comes back bit for bit."""
+"""The weights in oneDNN's layout."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import platform
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pegboard_kernel_cpu import onednn_weight
 from pegboard_kernel_cpu.onednn_weight import OneDNNBlockWeight, OneDNNFloatWeight
 from pegboard_kernel_cpu.plugin import FLOAT_WEIGHT_ONEDNN
@@ -15,78 +13,32 @@ from pegboard_kernel_cpu.probe import probe_onednn
 
 from pegboard.interfaces.spec import Absent, Ok, ProbeFacts
 from pegboard.ops.blocks import Blocks
+from pegboard_testing.contract_float_weight import FloatWeightContract
 from pegboard_testing.contract_generic import check_entry, installed_entry
 
 pytestmark = pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="oneDNN's layout is for x86")
 
 
-def filled(values: torch.Tensor, is_table: bool = False) -> OneDNNFloatWeight:
-    weight = OneDNNFloatWeight(tuple(values.shape), values.dtype, "cpu", is_table)
-    weight.plain().copy_(values)
-    weight.finish()
-    return weight
+class TestOneDNNFloatWeight(FloatWeightContract):
+    weight_class = OneDNNFloatWeight
 
+    def test_one_copy_unless_the_plain_one_is_needed(self) -> None:
+        values = torch.randn(64, 64)
+        alone, both = self.filled(values), self.filled(values, is_table=True)
+        alone.bind()
+        assert alone.nbytes == values.nbytes
+        assert both.nbytes == values.nbytes
+        address = both.plain().data_ptr()
+        both.bind()
+        assert both.plain().data_ptr() == address
+        assert both.nbytes == 2 * values.nbytes
 
-@settings(max_examples=40, deadline=None)
-@given(rows=st.integers(0, 40), out=st.integers(1, 70), width=st.integers(1, 70), seed=st.integers(0, 99), is_table=st.booleans())
-def test_product_and_values(rows: int, out: int, width: int, seed: int, is_table: bool) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    values, x = torch.randn(out, width, generator=generator), torch.randn(rows, width, generator=generator)
-    weight = filled(values, is_table)
-    product = weight.bind()(x)
-    assert product.shape == (rows, out)
-    torch.testing.assert_close(product.double(), x.double() @ values.double().T, rtol=1e-4, atol=1e-4)
-    assert torch.equal(weight.dense(), values)
-
-
-def test_inputs_that_are_views() -> None:
-    values, wide = torch.randn(24, 32), torch.randn(9, 80)
-    call = filled(values).bind()
-    for x in (wide[:, :32], wide[::2, 7:39], wide.T[:32].T):
-        torch.testing.assert_close(call(x), x @ values.T, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("is_table", [False, True])
-def test_new_values_reach_callables_already_bound(is_table: bool) -> None:
-    weight = filled(torch.randn(16, 8), is_table)
-    call = weight.bind()
-    values = torch.randn(16, 8)
-    weight.plain()[:8] = values[:8]
-    weight.plain()[8:] = values[8:]
-    weight.finish()
-    x = torch.randn(3, 8)
-    torch.testing.assert_close(call(x), x @ values.T, rtol=1e-4, atol=1e-4)
-    assert torch.equal(weight.dense(), values)
-
-
-def test_one_copy_unless_the_plain_one_is_needed() -> None:
-    values = torch.randn(64, 64)
-    alone, both = filled(values), filled(values, is_table=True)
-    alone.bind()
-    assert alone.nbytes == values.nbytes
-    assert both.nbytes == values.nbytes
-    address = both.plain().data_ptr()
-    both.bind()
-    assert both.plain().data_ptr() == address
-    assert both.nbytes == 2 * values.nbytes
-
-
-def test_rows_of_a_table_are_looked_up() -> None:
-    weight = filled(torch.randn(16, 8), is_table=True)
-    look_up, ids = weight.bind_lookup(), torch.tensor([15, 0, 3, 3])
-    weight.bind()
-    assert torch.equal(look_up(ids), weight.plain()[ids])
-    weight.plain().fill_(2.0)
-    weight.finish()
-    assert torch.equal(look_up(ids), torch.full((4, 8), 2.0))
-
-
-def test_a_large_table_is_not_held_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn_weight, "COPY_LIMIT_BYTES", 100)
-    values, x = torch.randn(64, 64), torch.randn(2, 64)
-    weight = filled(values, is_table=True)
-    torch.testing.assert_close(weight.bind()(x), x @ values.T, rtol=1e-4, atol=1e-4)
-    assert weight.nbytes == values.nbytes
+    def test_a_large_table_is_not_held_twice(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(onednn_weight, "COPY_LIMIT_BYTES", 100)
+        values, x = torch.randn(64, 64), torch.randn(2, 64)
+        weight = self.filled(values, is_table=True)
+        torch.testing.assert_close(weight.bind()(x), x @ values.T, rtol=1e-4, atol=1e-4)
+        assert weight.nbytes == values.nbytes
 
 
 def test_blocks_are_held_the_same_way() -> None:

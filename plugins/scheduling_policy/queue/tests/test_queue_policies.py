@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,26 +11,11 @@ from pegboard_scheduling_policy_queue.priority import PriorityPolicy
 
 from pegboard.config.limits import NO_LIMIT
 from pegboard.interfaces.scheduling_policy import RequestStatus, SchedulingPolicySetup, StepLoad
+from pegboard_testing.contract_scheduling_policy import View
 from pegboard_testing.fake_limits import fake_limits
 
 SETUP = SchedulingPolicySetup(fake_limits(max_num_batched_tokens=512, max_num_seqs=8))
 LOAD = StepLoad(num_decodes=1, num_prefills=1, num_waiting=1, kv_usage=0.5)
-
-
-@dataclass(eq=True)
-class View:
-    """Equal and unhashable on purpose: a policy must compare by identity."""
-
-    request_id: str = "a"
-    index: int = 0
-    status: RequestStatus = RequestStatus.WAITING
-    priority: int = 0
-    arrival_s: float = 0.0
-    num_prompt_tokens: int = 1
-    num_tokens: int = 1
-    num_computed_tokens: int = 0
-    num_preemptions: int = 0
-    lora: None = None
 
 
 def _is_same(found, expected) -> bool:

@@ -1,0 +1,69 @@
+"""Contract tests of a float weight: core's own, and every kernel `float_weight.*`. A package's test file:
+
+class TestMyWeight(FloatWeightContract):
+    weight_class = MyFloatWeight
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pegboard.ops.linear import FloatWeight
+
+
+class FloatWeightContract:
+    """A float weight multiplies like the matrix that was written, whatever layout it is kept in, and comes back bit for bit."""
+
+    weight_class: ClassVar[type[FloatWeight]]
+
+    def filled(self, values: torch.Tensor, is_table: bool = False) -> FloatWeight:
+        """A finished weight of these values, [out, in]."""
+        weight = self.weight_class(tuple(values.shape), values.dtype, "cpu", is_table)
+        weight.plain().copy_(values)
+        weight.finish()
+        return weight
+
+    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    @given(
+        rows=st.integers(0, 40), out=st.integers(1, 70), width=st.integers(1, 70), seed=st.integers(0, 99), is_table=st.booleans()
+    )
+    def test_product_and_values(self, rows: int, out: int, width: int, seed: int, is_table: bool) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        values, x = torch.randn(out, width, generator=generator), torch.randn(rows, width, generator=generator)
+        weight = self.filled(values, is_table)
+        product = weight.bind()(x)
+        assert product.shape == (rows, out)
+        torch.testing.assert_close(product.double(), x.double() @ values.double().T, rtol=1e-4, atol=1e-4)
+        assert torch.equal(weight.dense(), values)
+
+    def test_inputs_that_are_views(self) -> None:
+        values, wide = torch.randn(24, 32), torch.randn(9, 80)
+        call = self.filled(values).bind()
+        for x in (wide[:, :32], wide[::2, 7:39], wide.T[:32].T):
+            torch.testing.assert_close(call(x), x @ values.T, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("is_table", [False, True])
+    def test_new_values_reach_callables_already_bound(self, is_table: bool) -> None:
+        weight = self.filled(torch.randn(16, 8), is_table)
+        call = weight.bind()
+        values = torch.randn(16, 8)
+        weight.plain()[:8] = values[:8]
+        weight.plain()[8:] = values[8:]
+        weight.finish()
+        x = torch.randn(3, 8)
+        torch.testing.assert_close(call(x), x @ values.T, rtol=1e-4, atol=1e-4)
+        assert torch.equal(weight.dense(), values)
+
+    def test_rows_of_a_table_are_looked_up(self) -> None:
+        weight = self.filled(torch.randn(16, 8), is_table=True)
+        look_up, ids = weight.bind_lookup(), torch.tensor([15, 0, 3, 3])
+        weight.bind()
+        assert torch.equal(look_up(ids), weight.plain()[ids])
+        weight.plain().fill_(2.0)
+        weight.finish()
+        assert torch.equal(look_up(ids), torch.full((4, 8), 2.0))
