@@ -1,7 +1,7 @@
-"""The API process (A): the API plugins around an engine client, and the server around them.
+"""The API process (A): runs the HTTP server, which serves the API plugins with one engine client.
 
-With one API process it is the program itself (`pegboard serve`). With several (`--api-server-count`) each is a child that shares
-the listening socket and is connected to the parent's engine (`hub.py`); the kernel hands every new connection to
+With one API process, it is the program itself (`pegboard serve`). With several (`--api-server-count`), each is a child process.
+The children share the listening socket and connect to the parent's engine (`hub.py`). The kernel hands every new connection to
 one of them.
 """
 
@@ -39,8 +39,9 @@ async def serve_client(
     catch_signals: bool = True,
     share: Callable[[Sample], None] | None = None,
 ) -> int:
-    """Serve `client` through all enabled APIs until told to stop; the exit code of the program. on_loaded: called once the engine
-    is ready, just before the server takes the listener. share: sends what this process measures to the others of the server."""
+    """Serve `client` through all enabled APIs until told to stop. Returns the exit code of the program. on_loaded is called once
+    the engine is ready, just before the server takes the listener. share sends what this process measures to the other API
+    processes."""
     from pegboard_server.app import open_app
     from pegboard_server.gateway import Traffic
     from pegboard_server.server import run_server
@@ -70,7 +71,7 @@ async def serve_client(
 
 
 def _hooks(client: "AsyncLLM") -> tuple[Any, Any] | None:
-    """The enabled hooks and the role they are told; None when there are none."""
+    """Returns the enabled hooks and the role that is passed to them, or None when no hook is enabled."""
     if not client.registry.enabled_hooks():
         return None
     from pegboard.interfaces.hooks import Role
@@ -80,8 +81,9 @@ def _hooks(client: "AsyncLLM") -> tuple[Any, Any] | None:
 
 
 def run_child(index: int, count: int, plan_file: str, address: str, listener_fd: int) -> None:
-    """Body of one of `count` API processes: serves until the parent says stop. The parent handles signals. Exits with 1
-    when the engine died, and with 3 when it could not start. plan_file: the pickled plan. address: of the parent's hub."""
+    """The body of one of `count` API processes: serves until the parent says stop. The parent handles signals. Exits with 1 when
+    the engine died, and with 3 when serving could not start. plan_file holds the pickled plan. address is that of the parent's
+    hub."""
     from pegboard.engine.boundary.spawn import take_signals
 
     take_signals(signal.SIG_IGN)

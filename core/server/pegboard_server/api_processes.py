@@ -1,7 +1,7 @@
-"""Several API processes on one engine (`--api-server-count`): the parent starts them, passes messages, and ends them together.
+"""Several API processes on one engine (`--api-server-count`). The parent starts them, passes messages on, and ends them together.
 
-What each process counts by itself is per process: `max_running_requests` and metrics of HTTP. What the engine counts
-is shared: its queue limit, its metrics, its prefix cache.
+Each process counts for itself towards `max_running_requests`. The engine is shared, and with it the queue limit, the engine's
+metrics and the prefix cache.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 PATIENCE_S = 5.0
-"""How long API processes may take to leave, beyond the shutdown timeout."""
+"""How long API processes may take to exit after the shutdown timeout."""
 
 TERMINATED = frozenset({signal.SIGINT, signal.SIGTERM})
 
@@ -48,8 +48,8 @@ class ApiProcesses:
         self._hub = EngineHub(engine, self._count, self._announce, self._ended.set)
 
     async def run(self) -> int:
-        """Serve until SIGINT or SIGTERM; the exit code of the program: 1 when the engine or an API process died. Raises what
-        stopped the engine from starting."""
+        """Serve until SIGINT or SIGTERM. Returns the exit code of the program, which is 1 when the engine or an API process died.
+        Raises the error that stopped the engine from starting."""
         loop = asyncio.get_running_loop()
         before = {number: signal.getsignal(number) for number in TERMINATED}
         try:
@@ -73,7 +73,7 @@ class ApiProcesses:
         return self._outcome()
 
     def _listen(self) -> None:
-        """Before the children: they accept from the parent's queue of connections."""
+        """Start to listen. This happens before the children start, because they accept from the parent's queue of connections."""
         try:
             self._listener.listen(BACKLOG)
         except OSError as error:
@@ -105,7 +105,7 @@ class ApiProcesses:
         self._on_ready(address_of(self._listener, self._config))
 
     def _stop(self) -> None:
-        """Asked a second time, do not wait."""
+        """Stop. When asked a second time, kill the children instead of waiting for them."""
         if self._ended.is_set():
             for child in self._children:
                 child.kill()

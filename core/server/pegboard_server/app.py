@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 Tools = Mapping[str, Sequence[BuiltinTool]]
-"""Who serves a type of built-in tool, in the order in which they are asked."""
+"""Maps a type of built-in tool to the plugins that serve it, in the order in which they are asked."""
 
 
 async def open_app(
     client: "AsyncLLM", traffic: Traffic | None = None, publish: Callable[[Sample], None] | None = None
 ) -> Starlette:
-    """The application of all enabled APIs of `client`, with their built-in tools started. Raises PluginNotFound when no API is
-    enabled, ConfigError, PluginError."""
+    """Build the application of all APIs enabled for `client`, and start their built-in tools. Raises PluginNotFound when no API
+    is enabled, ConfigError, PluginError."""
     apis = build_apis(client, await start_tools(client.registry))
     return build_app(apis, client, client.plan.settings.server, traffic, publish)
 
 
 async def start_tools(registry: "Registry") -> Tools:
-    """The enabled plugins of built-in tools, built and started, by type of tool. Raises ConfigError, PluginError."""
+    """Build and start the enabled plugins of kind builtin_tool. Returns them by type of tool. Raises ConfigError, PluginError."""
     tools: dict[str, list[BuiltinTool]] = {}
     for entry in registry.enabled("builtin_tool"):
         tool: BuiltinTool = registry.build(entry, None)
@@ -64,8 +64,9 @@ async def start_tools(registry: "Registry") -> Tools:
 
 
 def build_apis(client: "AsyncLLM", tools: Tools) -> list[tuple[str, Any, Any]]:
-    """(name, api, spec) of every enabled api, the default ones first and in their order: the first one's error body answers
-    for paths that no api has. tools: who serves the built-in ones. Raises PluginNotFound when there is none."""
+    """Returns (name, api, spec) of every enabled api. The default ones come first, in their own order, because the error body of
+    the first api answers for paths that no api has. tools holds the plugins that serve built-in tools. Raises PluginNotFound when
+    no api is enabled."""
     registry = client.registry
     first = default_enabled("api")
     entries = sorted(registry.enabled("api"), key=lambda entry: first.index(entry.name) if entry.name in first else len(first))
@@ -84,9 +85,9 @@ def build_app(
     traffic: Traffic | None = None,
     publish: Callable[[Sample], None] | None = None,
 ) -> Starlette:
-    """One application of all `apis` (name, implementation, spec), first match wins. Paths that belong to none of them
-    answer in the error body of the first api. traffic: also given to `run_server`, which then drains it before it stops. publish:
-    takes a sample of `HTTP_METRICS` per request."""
+    """Build one application of all `apis` (name, implementation, spec). The first matching route wins. Paths that belong to no
+    api get the error body of the first api. traffic is also given to `run_server`, which drains it before it stops. publish
+    receives a sample of `HTTP_METRICS` for each request."""
     mounted = [MountedApi(name, api, spec, tuple(api.routes())) for name, api, spec in apis]
     traffic = traffic or Traffic(config.max_running_requests)
     gateway = Middleware(Gateway, mounted=mounted, client=client, config=config, traffic=traffic)
@@ -99,7 +100,7 @@ def build_app(
 
 
 def _refuse(mounted: Sequence[MountedApi]) -> Any:
-    """Handler of Starlette's own refusals: no such path, no such method."""
+    """Returns the handler of the errors that Starlette raises itself: unknown path, method not allowed."""
 
     async def refuse(request: Request, error: HTTPException) -> Response:
         path = get_route_path(request.scope)
@@ -115,8 +116,8 @@ def _refuse(mounted: Sequence[MountedApi]) -> Any:
 
 
 def _outer_middleware(config: ServerConfig) -> list[Middleware]:
-    """The middleware around the gateway, outermost first. It is outside, so that refusals also carry CORS headers and a browser's
-    preflight needs no key. Raises ConfigError for a name that is not middleware."""
+    """The middleware around the gateway, outermost first. It is outside the gateway, so that refusals also carry CORS headers and
+    a browser's preflight needs no key. Raises ConfigError for a name that is not middleware."""
     found = [_named(name) for name in config.middleware]
     if config.allowed_origins:
         found.append(
@@ -132,7 +133,7 @@ def _outer_middleware(config: ServerConfig) -> list[Middleware]:
 
 
 def _named(name: str) -> Middleware:
-    """A class (called with the application), or an async function of (request, call_next)."""
+    """The middleware called `name`: a class (called with the application), or an async function of (request, call_next)."""
     module, _, attribute = name.replace(":", ".").rpartition(".")
     try:
         found: Any = getattr(import_module(module), attribute)

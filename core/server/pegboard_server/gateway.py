@@ -1,7 +1,7 @@
-"""What every request passes on its way in, and every error on its way out, whichever API it belongs to.
+"""Every request passes the gateway on its way in, and every error on its way out, whichever API it belongs to.
 
-In plain ASGI: how many requests are in work, the request id, the API key, the checks of a body before it is read, and turning
-exceptions into the API family's error body. It knows no route.
+It is plain ASGI. It counts the requests in work, sets the request id, checks the API key, checks the body before reading it, and
+turns exceptions into the API family's error body. It does not know any route.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ TRACED = ("traceparent", "tracestate")
 REQUEST_ID = re.compile(r"[!-~]{1,256}")
 
 LINGER_S, LINGER_BYTES = 2.0, 16 * 1024 * 1024
-"""How long, and how much, is still read of a body that was refused."""
+"""How many seconds and bytes are still read of a body that was refused."""
 
 
 class Unauthorized(RequestError):
-    """No API key, or a wrong one."""
+    """The API key is missing or wrong."""
 
     status = 401
 
 
 class BodyTooLarge(RequestError):
-    """The request body is over `max_body_bytes`."""
+    """The request body is larger than `max_body_bytes`."""
 
     status = 413
 
@@ -56,15 +56,15 @@ class HeadTooLarge(RequestError):
 
 
 class Stopping(RequestError):
-    """The server stops and takes nothing new, or stops before it has an answer (HTTP 503)."""
+    """The server is stopping: it takes no new requests, or it stops before it has an answer (HTTP 503)."""
 
     status = 503
 
 
 class Traffic:
-    """Shared by the gateway, which counts, and the server, which stops. Used on one event loop.
+    """The requests in work. The gateway counts them, and the server uses the count when it stops. Used on one event loop.
 
-    max_running: requests in work at once; more are refused, so that a flood costs answers and not memory.
+    max_running is the limit of requests in work at once. More are refused, so that a flood of requests does not fill the memory.
     """
 
     def __init__(self, max_running: int) -> None:
@@ -74,8 +74,8 @@ class Traffic:
         self._change = asyncio.Event()
 
     def enter(self, *, is_public: bool) -> None:
-        """Count a request in. Public paths (health checks) are always let in, except while stopping, which is their answer.
-        Raises Stopping, Overloaded."""
+        """Count a request in. Public paths (health checks) are exempt from the limit, but not from stopping: a 503 tells the
+        health check that the server stops. Raises Stopping, Overloaded."""
         if self.is_stopping:
             raise Stopping("the server is stopping and takes no new requests")
         if self.num_running >= self.max_running and not is_public:
@@ -83,17 +83,17 @@ class Traffic:
         self.num_running += 1
 
     def leave(self) -> None:
-        """Count it out."""
+        """Count a request out."""
         self.num_running -= 1
         self._change.set()
 
     def stop(self) -> None:
-        """Let nothing in from now on."""
+        """Refuse all requests from now on."""
         self.is_stopping = True
         self._change.set()
 
     async def wait_until_idle(self) -> None:
-        """Until no request is in work."""
+        """Wait until no request is in work."""
         while self.num_running:
             self._change.clear()
             await self._change.wait()
@@ -101,7 +101,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class MountedApi:
-    """An enabled api and the routes it brought."""
+    """An enabled api and its routes."""
 
     name: str
     api: Api
@@ -110,7 +110,7 @@ class MountedApi:
 
 
 def owner_of(mounted: Sequence[MountedApi], scope: Scope) -> MountedApi | None:
-    """The api whose route the path is, whatever the method; else the first, if there is any."""
+    """The api that has a route for the path, whatever the method. Otherwise the first api, or None if there is none."""
     for entry in mounted:
         if any(route.matches(scope)[0] is not Match.NONE for route in entry.routes):
             return entry
@@ -125,7 +125,7 @@ def error_response(
 
 
 class Gateway:
-    """What every request passes on its way in, and every error on its way out."""
+    """The ASGI middleware that every request and every error passes."""
 
     def __init__(
         self, app: ASGIApp, *, mounted: Sequence[MountedApi], client: EngineClient, config: ServerConfig, traffic: Traffic
@@ -160,7 +160,7 @@ class Gateway:
             self._traffic.leave()
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One HTTP request."""
+        """Serve one HTTP request."""
         request_id = uuid.uuid4().hex
         started = False
 
@@ -182,12 +182,12 @@ class Gateway:
             self._check(scope, headers)
             await self.app(scope, self._limited(receive), send_back)
         except ClientDisconnect:
-            log.debug("request %s: the client left", request_id)
+            log.debug("request %s: the client disconnected", request_id)
         except asyncio.CancelledError:  # only the server cancels, at the end of the shutdown timeout; the answer stays incomplete
             log.warning("request %s was cut off: the server is stopping", request_id)
             if not started:
                 await self._answer(Stopping("the server is stopping"), scope, request_id)(scope, receive, send_back)
-        except Exception as error:  # the boundary to the api plugins: whatever comes out becomes an answer
+        except Exception as error:  # the boundary to the api plugins: every exception becomes a response
             if started:  # too late for an error body; the broken connection tells the client
                 log.exception("request %s failed after its answer had begun", request_id)
                 raise
@@ -198,14 +198,14 @@ class Gateway:
                 await response(scope, receive, send_back)
 
     def _check_head(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """The parser limits only a head that arrives in pieces."""
+        """Check the number and size of the headers. The HTTP parser only limits a head that arrives in several pieces."""
         if len(headers) > self._max_headers:
             raise HeadTooLarge(f"the request has {len(headers)} headers, at most {self._max_headers} are allowed")
         if sum(len(name) + len(value) for name, value in headers) > self._max_head_bytes:
             raise HeadTooLarge(f"the request's headers are over {self._max_head_bytes} bytes (h11_max_incomplete_event_size)")
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        """Refuse before anything is read: no key, a dead engine, a body of the wrong type or size."""
+        """Refuse a request before its body is read: no key, a dead engine, a body of the wrong type or size."""
         method, path = scope["method"], get_route_path(scope)
         if path in self._public or method == "OPTIONS":
             return
@@ -221,8 +221,8 @@ class Gateway:
             raise self._too_large(f"{int(length)} bytes")
 
     def _has_key(self, headers: dict[bytes, bytes]) -> bool:
-        """As a bearer token, or in the header x-api-key. Compares digests, all of them, so that time tells nothing about the
-        keys."""
+        """Check the key, given as a bearer token or in the header x-api-key. Compares the digests of all keys, so that the time
+        taken tells nothing about them."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         given = [key.strip()] if scheme.lower() == b"bearer" else []
         given += [headers[b"x-api-key"].strip()] if b"x-api-key" in headers else []
@@ -239,7 +239,8 @@ class Gateway:
             raise RequestError(f"Unsupported Media Type: Only {names} is allowed, got {given or 'no Content-Type'!r}")
 
     def _limited(self, receive: Receive) -> Receive:
-        """`receive` that stops reading once the body is over the limit (a length may be missing or wrong)."""
+        """Wrap `receive` so that it raises BodyTooLarge once the body is over the limit. Content-Length may be missing or
+        wrong."""
         num_bytes = 0
 
         async def limited() -> Message:
@@ -257,7 +258,7 @@ class Gateway:
         return BodyTooLarge(f"the request body is too large: {got}, at most {self._max_body_bytes} are allowed (max_body_bytes)")
 
     def _answer(self, error: Exception, scope: Scope, request_id: str) -> Response:
-        """The error body for `error`; what the user did not cause is logged."""
+        """Returns the response with the error body for `error`. Logs errors that the user did not cause."""
         owner = owner_of(self._mounted, scope)
         headers: dict[str, str] = {}
         parameter = None
@@ -293,8 +294,8 @@ def _request_id(headers: dict[bytes, bytes]) -> str | None:
 
 
 async def refuse_body(response: Response, receive: Receive, send: Send) -> None:
-    """Answer, then read a little more before the connection closes: a client that is still sending would otherwise be cut off
-    before it reads the answer."""
+    """Send the response, then read a little more of the body before the connection closes. Otherwise a client that is still
+    sending would be cut off before it reads the response."""
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
     num_bytes = 0

@@ -1,4 +1,5 @@
-"""What the HTTP server measures, under the names of prometheus-fastapi-instrumentator, which dashboards for vLLM read."""
+"""Metrics of the HTTP server. They have the names of prometheus-fastapi-instrumentator, because dashboards for vLLM read
+these."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pegboard.interfaces.metrics import Metric, Sample, series
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-"""Others count as "other": a label must not take any value a client thinks of."""
+"""Other methods count as "other", because a client must not be able to create any number of label values."""
 
 NO_ROUTE = "none"
-"""The handler of a path without a route."""
+"""The label `handler` of a path without a route."""
 
 COARSE_S = (0.1, 0.5, 1.0)
 FINE_S = (
@@ -28,15 +29,19 @@ def _metric(name: str, kind: str, text: str, labels: tuple[str, ...] = (), bucke
 
 HTTP_METRICS: tuple[Metric, ...] = (
     _metric("http_requests_total", "counter", "HTTP requests answered", ("method", "status", "handler")),
-    _metric("http_request_size_bytes", "summary", "Content-Length of requests; 0 where there is none", ("handler",)),
-    _metric("http_response_size_bytes", "summary", "Content-Length of answers; 0 for streams", ("handler",)),
+    _metric("http_request_size_bytes", "summary", "Content-Length of requests; 0 if the header is missing", ("handler",)),
+    _metric("http_response_size_bytes", "summary", "Content-Length of responses; 0 for streams", ("handler",)),
     _metric(
-        "http_request_duration_highr_seconds", "histogram", "From the head of a request to the end of its answer", (), FINE_S
+        "http_request_duration_highr_seconds",
+        "histogram",
+        "Time from the head of a request to the end of its response",
+        (),
+        FINE_S,
     ),
     _metric(
         "http_request_duration_seconds",
         "histogram",
-        "From the head of a request to the end of its answer, by route",
+        "Time from the head of a request to the end of its response, by route",
         ("handler", "method"),
         COARSE_S,
     ),
@@ -44,8 +49,8 @@ HTTP_METRICS: tuple[Metric, ...] = (
 
 
 class MeasuredApp:
-    """ASGI: measures every request to `app`. routes: whose path templates are the label `handler`. unmeasured: paths that are
-    left out. publish: takes one sample per request."""
+    """ASGI middleware that measures every request to `app`. routes: their path templates are the values of the label `handler`.
+    unmeasured: paths that are not measured. publish receives one sample per request."""
 
     def __init__(
         self,
@@ -100,7 +105,7 @@ class MeasuredApp:
         )
 
     def _handler(self, scope: Scope) -> str:
-        """The template of the route that answers, whatever the method."""
+        """The path template of the route that answers, whatever the method."""
         for route in self._routes:
             if route.matches(scope)[0] is not Match.NONE:
                 return str(getattr(route, "path", NO_ROUTE))

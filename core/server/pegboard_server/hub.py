@@ -1,8 +1,9 @@
-"""One engine process for several API processes. The parent holds the `EngineProcess` and passes messages on; each API process
-has a `HubEngine`, which `AsyncLLM` uses like an `EngineProcess`.
+"""One engine process for several API processes. The parent holds the `EngineProcess` and passes messages on. Each API process has
+a `HubEngine`, which `AsyncLLM` uses like an `EngineProcess`.
 
-Request ids are unique only within an API process, so they travel with its number appended ("abc@1"). The parent passes messages
-to the engine on unread and sorts the answers by that number. `Measured` and the end of the engine go to every API process.
+Request ids are unique only within an API process. Therefore the number of the process is appended to them on the way to the
+engine ("abc@1"). The parent passes messages to the engine without decoding them, and sorts the answers by that number. `Measured`
+and the end of the engine are sent to every API process.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ SHARED = b"shared:"
 """Prefix of a message that an API process sends to all others."""
 
 HELLO, SERVING, STOP = b"hello", b"serving", b"stop"
-"""HELLO: an API process is attached and waits for `Ready`. SERVING: it accepts connections. STOP: it should finish and leave."""
+"""HELLO: an API process is attached and waits for `Ready`. SERVING: it accepts connections. STOP: it must finish its requests and
+exit."""
 
 
 class EngineHub:
-    """The parent's side. Used on one event loop, after the engine was sent its plan.
+    """The parent's end of the connection. Used on one event loop, after the plan was sent to the engine.
 
-    on_serving: called when all `count` API processes accept connections. on_end: called when the engine has died or did not
+    on_serving is called when all `count` API processes accept connections. on_end is called when the engine has died or did not
     start; `failure` then says why.
     """
 
@@ -61,7 +63,7 @@ class EngineHub:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set_hwm(0)
-        self._socket.linger = 1000  # ms: the message about the engine's end should arrive
+        self._socket.linger = 1000  # ms: leaves time to deliver the message about the engine's end
         self.address = f"ipc://{Path(engine.folder) / 'apis'}"
         self._socket.bind(self.address)
 
@@ -73,7 +75,7 @@ class EngineHub:
         self._loop.call_soon(self._receive)
 
     def stop_apis(self) -> None:
-        """Tell every API process to finish its requests and leave."""
+        """Tell every API process to finish its requests and exit."""
         for index in range(self._count):
             self._send(index, STOP)
 
@@ -133,7 +135,7 @@ class EngineHub:
                 return
             self._to_all(encode(message))
             if isinstance(message, Measured) and len(self._waiting) < self._count:
-                self._early.append(encode(message))  # counts add up, so a process that attaches later needs the first ones too
+                self._early.append(encode(message))  # counters add up, so a process that attaches later needs these too
 
     def _died(self, error: EngineDeadError) -> None:
         self._end(error, encode(Dead(Failure.of(error))))
@@ -154,9 +156,10 @@ def _index_of(request_id: str) -> int:
 
 
 class HubEngine(EngineLink):
-    """An API process's side: the engine as `AsyncLLM` uses it. index: of `count` API processes.
+    """An API process's end of the connection: the engine as `AsyncLLM` uses it. index is the number of this process among `count`
+    API processes.
 
-    on_stop: called when the parent wants this process to leave.
+    on_stop is called when the parent wants this process to exit.
     """
 
     def __init__(self, address: str, index: int, count: int, on_stop: Callable[[], None]) -> None:
@@ -170,7 +173,7 @@ class HubEngine(EngineLink):
         self.send_encoded(HELLO)
 
     def send(self, message: ToEngine) -> None:
-        """Hand over a message; never blocks."""
+        """Queue a message for the engine. Never blocks."""
         if isinstance(message, Add):
             message = Add(msgspec.structs.replace(message.request, request_id=message.request.request_id + self._mark))
         elif isinstance(message, Abort):
@@ -180,7 +183,7 @@ class HubEngine(EngineLink):
         super().send(message)
 
     def share(self, sample: Sample) -> None:
-        """Send what was measured in this process to the sinks of the others: each then shows the whole server."""
+        """Send `sample` to the other API processes, so that the sinks of each process show the whole server."""
         self.send_encoded(SHARED + encode(Measured(sample)))
 
     def tell_serving(self) -> None:
@@ -188,7 +191,7 @@ class HubEngine(EngineLink):
         self.send_encoded(SERVING)
 
     def stop(self) -> None:
-        """Close the socket. The engine belongs to the parent and goes on."""
+        """Close the socket. The engine keeps running; it belongs to the parent."""
         if not self._socket.closed:
             self.close()
 

@@ -1,4 +1,5 @@
-"""What JSON APIs in OpenAI's style share: error bodies with vLLM's words for the type, endpoints, the choice of the model."""
+"""Shared code of JSON APIs in OpenAI's style: error bodies with vLLM's names for the error type, endpoints, the choice of the
+model."""
 
 from __future__ import annotations
 
@@ -26,16 +27,16 @@ BAD_REQUEST = "Bad Request"
 _TYPES_OF_HTTP = {400: BAD_REQUEST, 404: "Not Found"}
 
 MAX_NAME = 200
-"""Characters of a wrong model name that the error repeats."""
+"""The most characters of an unknown model name that the error message repeats."""
 
 
 def error_body(status: int, message: str, parameter: str | None, kind: str | None = None) -> dict[str, Any]:
-    """The body of an error, also used for errors inside a stream. `code` is the HTTP status. kind: the type, if not the one
-    that follows from the status. A missing or wrong key has vLLM's body, one word."""
+    """The body of an error, also used for errors inside a stream. `code` is the HTTP status. kind is the error type; by default
+    it follows from the status. A missing or wrong key gets the same one-word body as in vLLM."""
     if status == 401:
         return {"error": "Unauthorized"}
     default = _TYPES.get(status, "BadRequestError" if status < 500 else "InternalServerError")
-    if parameter is None:  # not a field is wrong, but the path or the media type
+    if parameter is None:  # the path or the media type is wrong, not a field
         default = _TYPES_OF_HTTP.get(status, default)
     return {"error": {"message": message, "type": kind or default, "param": parameter, "code": status}}
 
@@ -46,8 +47,8 @@ def error_event(status: int, message: str, parameter: str | None) -> bytes:
 
 
 def endpoint(answer: Callable[[Request], Awaitable[Response]], body_model: type[BaseModel] | None = None) -> Any:
-    """`answer` as a route's endpoint: a body that does not fit gets vLLM's type of error. body_model: what the body must be,
-    for /openapi.json."""
+    """Turn `answer` into a route's endpoint: a body that does not fit gets vLLM's error type. body_model describes the body in
+    /openapi.json."""
 
     async def call(http: Request) -> Response:
         try:
@@ -65,7 +66,7 @@ def json_response(body: Any, status: int = 200) -> Response:
 
 
 def served_model(client: EngineClient, name: str | None) -> str:
-    """`name` if it is served; the first served model when there is none. Raises UnknownModel."""
+    """Returns `name` if a model of this name is served, and the first served model when `name` is None. Raises UnknownModel."""
     names = [model.name for model in client.models()]
     if name is None:
         return names[0]

@@ -1,4 +1,5 @@
-"""The listening socket. It is bound before the model loads, so that a taken port shows at once, and answers 503 until then."""
+"""The listening socket. It is bound before the model loads, so that a port in use is reported at once. It answers 503 until the
+model is loaded."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ _ANSWER = (
 
 
 def bind_socket(config: ServerConfig) -> socket.socket:
-    """The bound socket, not listening yet. Raises ConfigError naming the setting."""
+    """Bind the socket. It does not listen yet. Raises ConfigError naming the setting."""
     return _bind_unix(config.uds) if config.uds else _bind_tcp(config.host, config.port)
 
 
@@ -59,7 +60,8 @@ def bind_error(error: OSError, host: str, port: int) -> ConfigError:
 
 
 def _bind_unix(path: str) -> socket.socket:
-    """The socket file of a dead server is replaced. A socket that answers, or any other file, is refused."""
+    """Bind a Unix socket. The socket file of a dead server is replaced. Raises ConfigError when a server still listens on it, or
+    when the file is not a socket."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(Path(path).stat().st_mode):
             raise ConfigError(f"uds {path!r} exists and is not a socket")
@@ -77,7 +79,7 @@ def _bind_unix(path: str) -> socket.socket:
 
 
 def address_of(listener: socket.socket, config: ServerConfig) -> str:
-    """What clients connect to: http://host:port with the real port, or unix:path."""
+    """The address for clients: http(s)://host:port with the real port, or unix:path."""
     if config.uds:
         return f"unix:{config.uds}"
     host, port = listener.getsockname()[:2]
@@ -86,10 +88,10 @@ def address_of(listener: socket.socket, config: ServerConfig) -> str:
 
 
 class LoadingAnswer:
-    """Answers every request with 503 while the model loads, so that a load balancer sees a server that is coming up.
+    """Answers every request with 503 while the model loads, so that a load balancer sees that the server is starting.
 
-    Serves `listener` from `open` until `close`; connections that come later wait for the server. A thread with plain sockets:
-    nothing has to be imported first, and all requests get one answer.
+    Serves `listener` from `open` until `close`. Connections that arrive later wait for the server. It is a thread with plain
+    sockets, so it needs no imports, and it gives the same answer to all requests.
     """
 
     def __init__(self, listener: socket.socket) -> None:
@@ -98,16 +100,16 @@ class LoadingAnswer:
         self._thread = threading.Thread(target=self._serve, name="pegboard-loading", daemon=True)
 
     def open(self) -> None:
-        """Start to listen."""
+        """Start listening."""
         self._listener.listen(128)
         self._thread.start()
 
     def close(self) -> None:
-        """Leave the listener to the server; may come again."""
+        """Leave the listener to the server. May be called more than once."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
-        with contextlib.suppress(OSError):  # it is closed when the start failed
+        with contextlib.suppress(OSError):  # the listener is already closed when startup failed
             self._listener.settimeout(None)
 
     def _serve(self) -> None:
@@ -119,11 +121,11 @@ class LoadingAnswer:
                 continue
             except OSError:
                 return
-            with connection, contextlib.suppress(OSError):  # a client that leaves early misses nothing
+            with connection, contextlib.suppress(OSError):  # a client that disconnects early needs no answer
                 self._answer(connection)
 
     def _answer(self, connection: socket.socket) -> None:
-        """Read the head and what has come of the body, answer, and end the connection."""
+        """Read the head and the part of the body that has arrived, answer, and end the connection."""
         deadline, head = time.monotonic() + PATIENCE_S, b""
         while b"\r\n\r\n" not in head and len(head) < HEAD_LIMIT_BYTES:
             left = deadline - time.monotonic()

@@ -1,4 +1,4 @@
-"""Log lines of the HTTP server: where they go, which paths get none, and generation requests in vLLM's words."""
+"""Log lines of the HTTP server: where they are written, which paths are not logged, and generation requests in vLLM's wording."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = get_logger(__name__)
 
 
 def apply_log_config(path: str) -> None:
-    """Configure logging from a JSON or YAML file in the form of `logging.config.dictConfig`. Raises ConfigError."""
+    """Configure logging from a JSON or YAML file in the format of `logging.config.dictConfig`. Raises ConfigError."""
     try:
         content = _read(Path(path).expanduser())
         logging.config.dictConfig(content)
@@ -36,7 +36,7 @@ def _read(path: Path) -> Any:
     try:
         import yaml
     except ImportError as error:
-        raise ValueError("reading YAML needs pyyaml (pip install pyyaml); JSON works without") from error
+        raise ValueError("reading YAML needs pyyaml (pip install pyyaml); JSON needs no extra package") from error
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -44,14 +44,15 @@ def _read(path: Path) -> Any:
 
 
 class _Quiet(logging.Filter):
-    """Drops access records of some paths."""
+    """Drops the access records of some paths."""
 
     def __init__(self, paths: frozenset[str]) -> None:
         super().__init__()
         self._paths = paths
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """uvicorn's access records carry (client, method, path, HTTP version, status)."""
+        """Returns False for a record of a quiet path. uvicorn's access records carry (client, method, path, HTTP version,
+        status)."""
         arguments = record.args
         if not isinstance(arguments, tuple) or len(arguments) < 3:
             return True
@@ -60,7 +61,7 @@ class _Quiet(logging.Filter):
 
 @contextlib.contextmanager
 def access_log(config: ServerConfig) -> Iterator[None]:
-    """uvicorn's records go where ours go, unless a configuration file says where; quiet paths are left out."""
+    """Send uvicorn's records to Pegboard's log handlers, unless a configuration file decides, and drop those of quiet paths."""
     logger = logging.getLogger("uvicorn")
     ours = logging.getLogger("pegboard").handlers
     if ours and config.log_config_file is None:
@@ -77,13 +78,13 @@ def access_log(config: ServerConfig) -> Iterator[None]:
 
 
 def logged(client: EngineClient, config: ServerConfig) -> EngineClient:
-    """`client` as api plugins should see it: itself, or one that logs, if `config` says so."""
+    """Returns the client for api plugins: `client` itself, or a `RequestLog` around it if `config` asks for one."""
     return cast(EngineClient, RequestLog(client, config)) if config.enable_log_requests else client
 
 
 class RequestLog:
-    """An engine client that logs every request: parameters at INFO, the prompt at DEBUG only, because it is the user's. What was
-    generated follows with `enable_log_outputs`. Everything else is the client's own."""
+    """An engine client that logs every request. Parameters are logged at INFO. The prompt is logged only at DEBUG, because it is
+    the user's. With `enable_log_outputs`, the generated text is logged too. All other methods are passed to the client."""
 
     def __init__(self, client: EngineClient, config: ServerConfig) -> None:
         self._client = client
@@ -94,13 +95,13 @@ class RequestLog:
         return getattr(self._client, name)
 
     def generate(self, prompt: Any, params: Any, request: Any) -> AsyncIterator[RequestOutput]:
-        """As the client's, logged."""
+        """Log the request, then generate with the client."""
         self._note(prompt, params, request)
         is_delta = params.output_kind is RequestOutputKind.DELTA
         return self._followed(self._client.generate(prompt, params, request), request.request_id, is_delta)
 
     def beam_search(self, prompt: Any, params: Any, request: Any) -> AsyncIterator[RequestOutput]:
-        """As the client's, logged."""
+        """Log the request, then search with the client."""
         self._note(prompt, params, request)
         return self._followed(self._client.beam_search(prompt, params, request), request.request_id, False)
 
@@ -116,7 +117,7 @@ class RequestLog:
     async def _followed(
         self, outputs: AsyncIterator[RequestOutput], request_id: str, is_delta: bool
     ) -> AsyncIterator[RequestOutput]:
-        """The outputs, and at the end of each completion its text."""
+        """Yields the outputs, and logs the text of each completion when it ends."""
         texts: dict[int, str] = {}
         async with contextlib.aclosing(cast(Any, outputs)) as stream:
             async for output in stream:

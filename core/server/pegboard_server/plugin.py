@@ -1,4 +1,4 @@
-"""The spec of the command `serve`."""
+"""Spec of the command `serve`."""
 
 from __future__ import annotations
 

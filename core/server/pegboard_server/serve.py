@@ -1,4 +1,4 @@
-"""`pegboard serve [model]`: the HTTP server with the engine in a process of its own."""
+"""`pegboard serve [model]`: the HTTP server, with the engine in its own process."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from pegboard.plan.engine_plan import EnginePlan
 
 MAX_QUEUED = 8192
-"""max_num_queued_reqs of a server that was told nothing: strangers fill this queue, and every one in it is memory."""
+"""The server's default for max_num_queued_reqs. Anyone can fill the queue of a server, and every queued request takes memory."""
 
 
 def make_parser(setup: CommandSetup) -> FlagParser:
-    """All flags of the command."""
+    """The parser with all flags of the command."""
     parser = setup.parser(
         prog="pegboard serve",
         usage="pegboard serve [MODEL] [--config FILE] [--SETTING VALUE ...]",
         description="Serve a model over HTTP. Options of plugins: --kind.name.field VALUE (see pegboard help kind.name). "
-        "--help=WORD shows the flags of a group (engine, server, plugins, vllm) or those that match.",
+        "--help=WORD shows the flags of a group (engine, server, plugins, vllm) or the flags that match WORD.",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="log every choice and why it was made (log level DEBUG)")
     parser.add_settings("server", "engine", "plugins")
@@ -40,13 +40,13 @@ def make_parser(setup: CommandSetup) -> FlagParser:
 
 
 class Serve:
-    """The command, as core builds it."""
+    """The command `serve`."""
 
     def __init__(self, options: None, setup: CommandSetup) -> None:
         self._parser = make_parser(setup)
 
     def run(self, words: Sequence[str]) -> int:
-        """Serve until told to stop; 1 when the engine died."""
+        """Serve until told to stop. Returns 1 when the engine died."""
         settings, arguments = self._parser.parse_settings(words, {"engine": {"max_num_queued_reqs": MAX_QUEUED}})
         check_server(settings.server)
         if arguments.verbose:
@@ -60,15 +60,15 @@ class Serve:
 
 
 def _on_terminate(signum: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM while starting: leave through the `finally` clauses, so that the engine process ends too."""
+    """Handle SIGTERM during startup: exit through the `finally` clauses, so that the engine process ends too."""
     sys.exit(128 + signum)
 
 
 def serve(settings: "Settings") -> int:
-    """Serve in this process, with SIGTERM already taken care of."""
+    """Serve in this process. The caller has already set the handler of SIGTERM."""
     from pegboard.engine.boundary.client import EngineProcess
 
-    engine = EngineProcess()  # first of all: it has seconds of imports to do
+    engine = EngineProcess()  # started first: its imports take seconds
     try:
         from pegboard_server.listener import LoadingAnswer, bind_socket
         from pegboard_server.logs import apply_log_config
@@ -118,4 +118,4 @@ def _serve_in_children(
 def _announce(plan: "EnginePlan", address: str) -> None:
     model = plan.settings.engine.model or plan.model_names[0]
     print(f"Serving {', '.join(plan.model_names)} on {address}")
-    print(f"If it is slow: pegboard plugins why --model {model} tells what was chosen, pegboard serve -v logs more", flush=True)
+    print(f"If it is slow: pegboard plugins why --model {model} shows what was chosen, pegboard serve -v logs more", flush=True)

@@ -1,10 +1,10 @@
-"""The HTTP server: signals, shutdown, and leaving when the engine has died. What it serves is built in `app`.
+"""The HTTP server: signals, shutdown, and exit when the engine has died. `app` builds the application that it serves.
 
 listener = bind_socket(config)                    # before the model loads: a taken port shows at once
 code = await run_server(app, config, listener=listener, health=client.health, on_ready=print, traffic=traffic)
 
-Asked to stop, the server lets running requests finish: it goes on answering, new requests with 503, until the last one is done or
-`shutdown_timeout_s` is over; then it closes.
+When asked to stop, the server lets running requests finish. New requests get 503. It closes when the last request is done, or
+after `shutdown_timeout_s`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CUT_OFF_S = 1.0
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers (they end the process before the engine is shut down)."""
+    """uvicorn without its signal handlers, which would end the process before the engine is shut down."""
 
     def __init__(self, config: uvicorn.Config, traffic: Traffic | None, timeout_s: float) -> None:
         super().__init__(config)
@@ -52,7 +52,7 @@ class _Server(uvicorn.Server):
         yield
 
     def stop(self) -> None:
-        """Finish what runs, within the shutdown timeout; asked a second time, do not wait."""
+        """Finish the running requests within the shutdown timeout. When asked a second time, do not wait."""
         if self._draining is not None or self._traffic is None:
             self.force_exit = self.should_exit or self._draining is not None
             self.should_exit = True
@@ -83,9 +83,10 @@ async def run_server(
     """Serve until SIGINT or SIGTERM, until `stop` is set, or until `health` says that the engine is dead.
 
     Returns the exit code of the program: 0, or 1 when the engine died. `on_ready` is called with the address once connections
-    are accepted. Running requests get `shutdown_timeout_s` to finish, then they are cancelled (and so aborted). Takes
-    ownership of `listener`. traffic: the application's; while the server drains, new requests get 503 (without it they are
-    not accepted). Raises ConfigError if the address cannot be listened on or the TLS files cannot be used.
+    are accepted. Running requests get `shutdown_timeout_s` to finish. After that they are cancelled, which aborts them in the
+    engine. Takes ownership of `listener`. With `traffic` (the application's), new requests get 503 while the server drains;
+    without it, new connections are not accepted. Raises ConfigError if the address cannot be used for listening, or if the TLS
+    files cannot be used.
     """
     listener = listener or bind_socket(config)
     try:
@@ -107,7 +108,7 @@ async def run_server(
     try:
         with access_log(config), _signals(server.stop) if catch_signals else contextlib.nullcontext():
             await asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if watching.done() and watching.exception() is not None:  # on_ready or health raised: stop, then say so
+            if watching.done() and watching.exception() is not None:  # on_ready or health raised: stop, then raise it
                 server.should_exit = True
             await serving
             await _cut_off(server)
@@ -126,7 +127,7 @@ async def run_server(
 
 
 async def _cut_off(server: _Server) -> None:
-    """End the requests that ran past the shutdown timeout, while the engine can still be told."""
+    """End the requests that ran past the shutdown timeout, while the engine still runs and can abort them."""
     tasks = list(server.server_state.tasks)
     for task in tasks:
         if not task.cancelling():  # uvicorn leaves them running when it was told not to wait
@@ -142,7 +143,8 @@ async def _watch(
     address: str,
     stop: asyncio.Event | None,
 ) -> bool:
-    """Announce readiness, then look after the engine. False: it died. True: asked to stop."""
+    """Call on_ready once the server accepts connections, then watch the engine. Returns False when the engine died and True when
+    asked to stop."""
     while not server.started:
         await asyncio.sleep(0.005)
     if on_ready is not None:
@@ -178,14 +180,14 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
         **tls_arguments(config),
     )
     made.load()
-    if config.uvicorn_log_level == "info":  # it would tell of its start and end, which we tell ourselves
+    if config.uvicorn_log_level == "info":  # uvicorn would log its start and end; Pegboard logs these itself
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     return made
 
 
 @contextlib.contextmanager
 def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on SIGINT and SIGTERM; does nothing outside the main thread, where signals cannot be caught."""
+    """Call `stop` on SIGINT and SIGTERM. Does nothing outside the main thread, where signals cannot be caught."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,6 +1,7 @@
-"""Connects the engine's streams with the client's connection: when one ends early, the other ends too.
+"""Connects the engine's streams with the client's connection: when one of them ends early, the other ends too.
 
-A client that disconnects cancels the work for it. Cancelled work closes the engine's stream, and closing it aborts the request.
+When a client disconnects, the work for it is cancelled. Cancelled work closes the engine's stream, and closing the stream aborts
+the request.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 EncodeError = Callable[[int, str, str | None], bytes]
-"""Status, message and field at fault → the event that tells the client."""
+"""Builds the error event for the client from the status, the message and the name of the wrong field."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Closes(Protocol):
-    """Something that runs until it is closed; closing it again is fine."""
+    """Something that runs until it is closed. It may be closed more than once."""
 
     async def aclose(self) -> None: ...
 
@@ -44,7 +45,8 @@ async def closed_on_error(running: Closes) -> AsyncIterator[None]:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. Cancels it and raises ClientDisconnect when the client leaves before. The body must be read."""
+    """Returns the result of `work`. When the client disconnects first, cancels `work` and raises ClientDisconnect. The body must
+    have been read."""
     task = asyncio.ensure_future(work)
     left = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -64,36 +66,37 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def first_of(items: AsyncGenerator[T, None]) -> T:
-    """The first item. A response that waits for it before it starts gives an error its proper status."""
+    """Returns the first item. A response that waits for it before it starts can give an error its proper status."""
     async for item in items:
         return item
     raise PegboardError("the engine ended the request without an output")
 
 
 async def chain(first: T, rest: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """`first`, then `rest`; whoever made `rest` closes it."""
+    """Yields `first`, then all of `rest`. The caller closes `rest`."""
     yield first
     async for item in rest:
         yield item
 
 
 async def exhaust(items: AsyncGenerator[Any, None]) -> None:
-    """Read to the end."""
+    """Read `items` to the end and drop them."""
     async with aclosing(items):
         async for _ in items:
             pass
 
 
 def named_event(event: Mapping[str, Any]) -> bytes:
-    """A server-sent event that is called as its `type`."""
+    """A server-sent event whose name is its `type`."""
     return f"event: {event['type']}\ndata: ".encode() + _encode(event) + b"\n\n"
 
 
 class EventStream(Response):
     """Server-sent events. An exception in `events` becomes an error event, written by `encode_error`.
 
-    outputs: what `events` reads. Both are closed at the end or when the client leaves, `outputs` by itself because closing a
-    generator that was never started runs none of its code; None = they go on when the client leaves. end: the last bytes.
+    outputs is the stream that `events` reads. Both are closed at the end, or when the client disconnects. `outputs` is closed
+    separately, because closing a generator that was never started does not run its code. With None, the outputs continue after
+    the client disconnects. end holds the last bytes of the response.
     """
 
     def __init__(
@@ -127,7 +130,7 @@ class EventStream(Response):
             await self._send_error(send, error, str(error))
         except OSError:  # the connection broke; the disconnect message is on its way
             raise
-        except Exception as error:  # our own mistake: the client gets an end of its stream, and the log gets the traceback
+        except Exception as error:  # a bug: end the client's stream and log the traceback
             log.exception("a stream failed")
             await self._send_error(send, error, f"the stream failed with {type(error).__name__}; see the log of the server")
         await send({"type": "http.response.body", "body": self._end, "more_body": False})

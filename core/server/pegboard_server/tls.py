@@ -1,4 +1,4 @@
-"""HTTPS: the key and certificates of the server, and loading them again when their files change."""
+"""HTTPS: loads the key and certificates of the server, and loads them again when their files change."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pegboard.log import get_logger
 log = get_logger(__name__)
 
 REFRESH_INTERVAL_S = 1.0
-"""How often the files are looked at."""
+"""Seconds between two checks of the files."""
 
 
 def tls_arguments(config: ServerConfig) -> dict[str, Any]:
-    """uvicorn's arguments; none without a certificate. Raises ConfigError naming the file that cannot be used."""
+    """uvicorn's TLS arguments, empty without a certificate. Raises ConfigError naming the file that cannot be used."""
     if config.ssl_certfile is None:
         return {}
     _check(config)
@@ -55,7 +55,7 @@ def _load(context: ssl.SSLContext, config: ServerConfig) -> None:
 
 
 def _no_password() -> str:
-    """A server must not stop to ask the terminal."""
+    """Raise an error. A server must not stop to ask for a password on the terminal."""
     raise ssl.SSLError("the key is encrypted; give one without a password")
 
 
@@ -65,8 +65,8 @@ def _files(config: ServerConfig) -> Mapping[str, Path]:
 
 
 async def keep_fresh(context: ssl.SSLContext, config: ServerConfig) -> None:
-    """Load the files into the live context whenever one changes; new connections use them. Runs until cancelled. Files that do
-    not fit together (a key replaced before its certificate) are logged, and looked at again after the next change."""
+    """Load the files into the live context whenever one of them changes. New connections use them. Runs until cancelled. Files
+    that do not belong together (a key replaced before its certificate) are logged, and checked again after the next change."""
     before = _stamps(config)
     while True:
         await asyncio.sleep(REFRESH_INTERVAL_S)
@@ -83,7 +83,7 @@ async def keep_fresh(context: ssl.SSLContext, config: ServerConfig) -> None:
 
 
 def _stamps(config: ServerConfig) -> list[tuple[int, int]]:
-    """Modification time and size of each file; zeros for one that is gone."""
+    """The modification time and size of each file; zeros for a missing file."""
     stamps = []
     for path in _files(config).values():
         try:

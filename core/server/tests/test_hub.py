@@ -1,4 +1,5 @@
-"""Several API processes on one engine process: every client gets its own answers, and all hear of the engine's end."""
+"""Several API processes on one engine process: every client gets its own answers, and all clients learn that the engine has
+ended."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ COUNT = 3
 
 
 class Clients:
-    """Three clients of one engine, in this process; each with the socket an API process would have."""
+    """Three clients of one engine in this process. Each has the same socket as an API process."""
 
     def __init__(self, **engine: object) -> None:
         self.plan = echo_plan(**engine)

@@ -1,4 +1,4 @@
-"""While the model loads: one answer for everybody, and nothing in the way of the server that follows."""
+"""While the model loads, every request gets the same answer, and the server that follows can use the port."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class TestServe(CommandContract):
 
 
 def test_terminated_while_starting_leaves_nothing(tmp_path: Path) -> None:
-    """SIGTERM before the server runs: the process ends by itself and takes the engine process along."""
+    """SIGTERM before the server runs: the process exits and ends the engine process too."""
     script = (
         "import sys, time\n"
         "from pegboard.cli.main import main\n"

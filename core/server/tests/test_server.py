@@ -1,4 +1,4 @@
-"""The gateway in front of the apis, and the transport: ports, shutdown, leaving with the engine."""
+"""The gateway in front of the apis, and the server: ports, shutdown, exit when the engine dies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ERRORS: dict[str, tuple[Exception, int]] = {
 
 
 class EchoApi:
-    """Echoes bodies, raises on demand."""
+    """Echoes bodies, and raises errors on demand."""
 
     def __init__(self, name: str, prefix: str = "") -> None:
         self.name, self.prefix = name, prefix
@@ -253,7 +253,7 @@ def test_taken_port_and_other_bad_addresses():
 
 
 def test_two_servers_that_bound_before_either_listened():
-    """Both may bind (SO_REUSEADDR); the second to listen gets the same error as one that comes late."""
+    """Both may bind (SO_REUSEADDR). The second one to listen gets the same error as a server that starts later."""
     app, engine = app_and_engine()
     first = bind_socket(config())
     port = first.getsockname()[1]
@@ -265,7 +265,7 @@ def test_two_servers_that_bound_before_either_listened():
 
 def test_unix_socket(tmp_path):
     path = str(tmp_path / "s")
-    bind_socket(config(uds=path)).close()  # leaves its file behind, as a killed server does
+    bind_socket(config(uds=path)).close()  # does not remove its file, like a killed server
     app, engine = app_and_engine()
     answers: list[bytes] = []
 

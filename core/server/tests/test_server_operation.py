@@ -1,4 +1,4 @@
-"""How a server is operated: draining, limits, health after the engine's death, HTTPS, CORS, middleware, logs."""
+"""Operation of a server: draining, limits, health after the engine's death, HTTPS, CORS, middleware, logs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ SPEC = ApiSpec(api="1.0", implementation="x:y", public_paths=("/health",))
 
 
 class SlowApi:
-    """/wait answers when `release` is set; /stream sends a part, then waits for the same. more: routes of a test."""
+    """An api for tests: /wait answers when `release` is set; /stream sends a part, then waits for `release`. more: more
+    routes."""
 
     def __init__(self, client: FakeEngineClient) -> None:
         self.client = client
@@ -79,7 +80,7 @@ class SlowApi:
 
 @asynccontextmanager
 async def running(api: SlowApi, *, health: Callable[[], Health] | None = None, **settings: Any):
-    """(port, stop event, task of the server) of a server that runs."""
+    """Runs a server. Yields its port, its stop event and its task."""
     config = ServerConfig(**{"port": 0, "uvicorn_log_level": "critical", "shutdown_timeout_s": 30.0, **settings})
     traffic = Traffic(config.max_running_requests)
     app = build_app([("slow", api, SPEC)], api.client, config, traffic)
@@ -97,7 +98,7 @@ async def running(api: SlowApi, *, health: Callable[[], Health] | None = None, *
 
 
 async def get(port: int, path: str, *, headers: str = "", tls: ssl.SSLContext | None = None) -> tuple[int, dict[str, str], bytes]:
-    """(status, headers, body) of a GET on a connection of its own."""
+    """Send a GET on a new connection. Returns (status, headers, body)."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls, server_hostname="localhost" if tls else None)
     writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n".encode())
     data = await asyncio.wait_for(reader.read(), 60)
@@ -163,7 +164,7 @@ def test_what_does_not_finish_in_time_is_cut_off() -> None:
 
 
 def test_health_is_503_after_the_engine_died() -> None:
-    """Over a real socket: what watches the engine is held back, so that the server is still there to be asked."""
+    """Over a real socket. The task that watches the engine is held back, so that the server still answers."""
 
     async def body(api: SlowApi) -> None:
         noticed = False
@@ -212,7 +213,8 @@ def test_headers_are_limited_in_number_and_size() -> None:
 
 
 def test_slow_readers_stall_nobody_and_fill_no_memory() -> None:
-    """Twenty clients ask for endless answers and never read: the server stops making them, and answers everyone else."""
+    """Twenty clients ask for endless answers and never read. The server stops producing them, and still answers all other
+    clients."""
 
     async def body(api: SlowApi) -> None:
         made = 0
@@ -222,7 +224,7 @@ def test_slow_readers_stall_nobody_and_fill_no_memory() -> None:
                 nonlocal made
                 while True:
                     made += 1
-                    await asyncio.sleep(0)  # as an engine would
+                    await asyncio.sleep(0)  # like an engine
                     yield b"x" * 65536
 
             return StreamingResponse(parts())
@@ -238,12 +240,12 @@ def test_slow_readers_stall_nobody_and_fill_no_memory() -> None:
                 await asyncio.get_running_loop().sock_sendall(client, b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n")
                 clients.append(client)
             before = -1
-            while before != made:  # until what the kernel takes is full
+            while before != made:  # until the kernel's buffers are full
                 before = made
                 for _ in range(5):
                     assert (await get(port, "/echo"))[0] == 200
                 await asyncio.sleep(0.05)
-            assert 20 <= made < 20 * 200, made  # some megabytes per client at most: the kernel's buffers
+            assert 20 <= made < 20 * 200, made  # the kernel's buffers take at most a few megabytes per client
             for client in clients:
                 client.close()
 
@@ -254,7 +256,7 @@ def test_slow_readers_stall_nobody_and_fill_no_memory() -> None:
 
 
 def make_certificate(folder: Path, name: str, authority: Path | None = None) -> tuple[str, str]:
-    """(key file, certificate file) for localhost, signed by itself or by an authority of this function."""
+    """Returns (key file, certificate file) for localhost, self-signed or signed by an authority that is created here."""
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl program to make certificates")
     key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
@@ -297,7 +299,7 @@ def test_new_certificates_are_loaded_while_it_runs(tmp_path: Path, monkeypatch: 
             trusting = ssl.create_default_context(cafile=new_certificate)
             with pytest.raises(ssl.SSLError):
                 await get(port, "/echo", tls=trusting)
-            Path(key).write_bytes(Path(new_key).read_bytes())  # for a moment the two do not fit
+            Path(key).write_bytes(Path(new_key).read_bytes())  # for a moment, key and certificate do not belong together
             await asyncio.sleep(0.1)
             Path(certificate).write_bytes(Path(new_certificate).read_bytes())
             while True:
@@ -328,7 +330,7 @@ def client_of(**settings: Any) -> TestClient:
 
 
 def test_cors() -> None:
-    """Off until origins are named; then a preflight needs no key, and refusals can be read by the page."""
+    """CORS is off until origins are named. After that, a preflight needs no key, and the page can read refusals."""
     preflight = {"Origin": "https://page", "Access-Control-Request-Method": "POST"}
     assert "access-control-allow-origin" not in client_of().get("/echo", headers={"Origin": "https://page"}).headers
     client = client_of(allowed_origins=["https://page"], api_key=["k"], allow_credentials=True, allowed_methods=["POST"])
@@ -371,7 +373,7 @@ def test_middleware_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def records() -> Iterator[list[logging.LogRecord]]:
-    """Everything logged below uvicorn and pegboard."""
+    """Everything that is logged under uvicorn and pegboard."""
     found: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = found.append  # type: ignore[method-assign]
@@ -402,7 +404,7 @@ def test_quiet_paths_leave_no_access_log(records: list[logging.LogRecord]) -> No
 
 @pytest.mark.parametrize("kind", [RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY])
 def test_requests_and_outputs_are_logged_when_asked(records: list[logging.LogRecord], kind: RequestOutputKind) -> None:
-    """The prompt is the user's: it is in the log at DEBUG only. Outputs come once per completion, whole."""
+    """The prompt is the user's, so it is logged only at DEBUG. Outputs are logged whole, once per completion."""
     engine = FakeEngineClient("the answer")
     assert logged(engine, ServerConfig()) is engine
     client = logged(engine, ServerConfig(enable_log_requests=True, enable_log_outputs=True, max_log_len=5))
@@ -451,7 +453,7 @@ def test_log_config_files_that_are_none(tmp_path: Path, name: str, content: str 
 
 
 def test_signals_are_left_alone_where_told() -> None:
-    """An API process among several leaves signals to its parent; outside the main thread there are none."""
+    """One of several API processes leaves signals to its parent. Outside the main thread, signals cannot be caught."""
     done = []
     thread = threading.Thread(target=lambda: done.append(asyncio.run(_serve_shortly())))
     thread.start()
