@@ -1,1 +1,1 @@
-"""Liveness and operations of a Pegboard server over HTTP."""
+"""Routes for operators: the health of the server, its settings, its plugins and its API description."""

@@ -1,4 +1,4 @@
-"""The api `admin`: what operators ask and do. Runs only when enabled."""
+"""The api `admin`: what operators ask a server and tell it to do. It runs only when enabled."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AdminApi:
         return error_body(status, message, parameter)
 
     async def _server_info(self, request: Request) -> Response:
-        """All settings and where each came from, and the machine. ?config_format=text (the default) or json."""
+        """All settings, where each came from, and the machine. ?config_format=text (the default) or json."""
         query = read_query(request, {"config_format": ("text", "json")})
         settings: Any = await self._client.control("settings")
         as_text = query.get("config_format", "text") == "text"
@@ -47,13 +47,15 @@ class AdminApi:
         return JSONResponse({"pegboard_config": _as_text(settings) if as_text else settings, "system_env": system})
 
     async def _reset_prefix_cache(self, request: Request) -> Response:
-        """Forget cached blocks. success false: requests hold some; ?reset_running_requests=true makes those recompute."""
+        """Empty the prefix cache. success is false when requests hold cached blocks; ?reset_running_requests=true makes those
+        recompute."""
         flags = read_flags(request, "reset_running_requests")
         is_reset = await self._client.control("reset_prefix_cache", **flags)
         return JSONResponse({"success": bool(is_reset)})
 
     async def _plugins(self, request: Request) -> Response:
-        """Installed plugins, and every choice between them with its reasons: of the API process, then of the engine."""
+        """The installed plugins, and every choice between them with its reasons: first those of the API process, then those of
+        the engine."""
         read_query(request, {})
         here: Any = await self._client.control("plugins")
         there: Any = await self._client.control("decisions")

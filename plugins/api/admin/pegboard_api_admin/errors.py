@@ -1,4 +1,4 @@
-"""The error body of operations routes: OpenAI's shape, so that one client reads them all."""
+"""The error body of the operators' routes. It has OpenAI's shape, so that one client can read all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The api `health`: what load balancers and hosting platforms ask. All but /load needs no API key."""
+"""The api `health`: the routes that load balancers and hosting platforms call. Only /load needs an API key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from pegboard_api_admin.errors import error_body
 
 
 class HealthApi:
-    """GET /health and GET or POST /ping: 200 while the engine lives, 503 after; no body. GET /version. GET /load."""
+    """GET /health and GET or POST /ping: 200 while the engine is alive, 503 after it has died, without a body. GET /version. GET
+    /load."""
 
     def __init__(self, options: None, setup: ApiSetup) -> None:
         self._client = setup.client
@@ -32,7 +33,7 @@ class HealthApi:
         return error_body(status, message, parameter)
 
     async def _health(self, request: Request) -> Response:
-        """200 while the engine lives, 503 after; no body."""
+        """200 while the engine is alive, 503 after it has died. The response has no body."""
         return Response(status_code=200 if self._client.health().is_alive else 503)
 
     async def _version(self, request: Request) -> Response:

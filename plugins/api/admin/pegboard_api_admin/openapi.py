@@ -1,7 +1,7 @@
 """The api `openapi`: GET /openapi.json, a description of all routes of this server.
 
-It is made from the routes themselves. A route's endpoint may carry `body_model`, the pydantic model of its JSON body, and its
-docstring is the summary; an endpoint without them is described by its path and method alone.
+The description is made from the routes themselves. A route's endpoint may have an attribute `body_model`, the pydantic model of
+its JSON body. The endpoint's docstring is the summary. An endpoint without them is described only by its path and method.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NO_BODY = frozenset({"HEAD", "OPTIONS"})
 
 
 class OpenApi:
-    """Describes what the other APIs serve."""
+    """Describes the routes of all enabled APIs."""
 
     def __init__(self, options: None, setup: ApiSetup) -> None:
         self._description: dict[str, Any] | None = None
@@ -43,7 +43,7 @@ class OpenApi:
 
 
 def describe(routes: Sequence[BaseRoute]) -> dict[str, Any]:
-    """An OpenAPI 3.1 document of all routes that are plain paths."""
+    """Build an OpenAPI 3.1 document of all routes that are plain paths."""
     schemas: dict[str, Any] = {}
     paths: dict[str, Any] = {}
     for route in routes:

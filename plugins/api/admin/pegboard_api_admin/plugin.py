@@ -1,4 +1,4 @@
-"""The specs of the apis `health`, `admin` and `openapi`."""
+"""Specs of the apis `health`, `admin` and `openapi`."""
 
 from __future__ import annotations
 

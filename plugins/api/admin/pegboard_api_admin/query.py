@@ -1,4 +1,4 @@
-"""Query strings of operations routes: checked, and nothing in them is ignored."""
+"""Checks the query strings of the operators' routes. Unknown parameters are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def read_query(request: Request, allowed: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """The values given, by name. allowed: the values each name may have. Raises RequestError."""
+    """Returns the given values by parameter name. allowed: the values that each parameter may have. Raises RequestError."""
     found = {}
     for name, value in request.query_params.multi_items():
         if name not in allowed:
@@ -25,5 +25,5 @@ def read_query(request: Request, allowed: Mapping[str, Sequence[str]]) -> dict[s
 
 
 def read_flags(request: Request, *names: str) -> dict[str, bool]:
-    """The flags given, by name. Raises RequestError."""
+    """Returns the given flags by name. Raises RequestError."""
     return {name: _FLAGS[value] for name, value in read_query(request, dict.fromkeys(names, tuple(_FLAGS))).items()}

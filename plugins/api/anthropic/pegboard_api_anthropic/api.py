@@ -24,7 +24,7 @@ from pegboard_server.streaming import EventStream, chain, exhaust, first_of, nam
 
 
 class AnthropicApi:
-    """Messages, whole and streamed, and their number of tokens."""
+    """Messages, whole and streamed, and counting their tokens."""
 
     def __init__(self, options: None, setup: ApiSetup) -> None:
         self._client = setup.client
@@ -40,7 +40,7 @@ class AnthropicApi:
         return error_body(status, message, parameter)
 
     async def _create(self, http: Request) -> Response:
-        """A message in answer to messages: whole, or with `stream` as server-sent events."""
+        """Answers a conversation with a message: whole, or with `stream` as server-sent events."""
         request = parse_body(await http.body(), MessagesRequest)
         model = self._served_model(request.model)
         name = f"msg_{uuid.uuid4().hex}"
@@ -48,7 +48,7 @@ class AnthropicApi:
         outputs = await self._chats.answer(_chat_request(request, request.cache_salt), self._params(request), options)
         message = Message(name, model)
         events = _events(message, outputs)
-        if request.stream:  # waiting for the first output gives an error its proper status
+        if request.stream:  # wait for the first output, so that an error gets its proper status
             first = await while_connected(http.receive, first_of(events))
             return EventStream(_encoded(chain(first, events)), events, _error_event)
         await while_connected(http.receive, exhaust(events))
@@ -68,7 +68,8 @@ class AnthropicApi:
         return name
 
     def _params(self, request: MessagesRequest) -> SamplingParams:
-        """The output is always read in pieces (DELTA), so that a whole message is the sum of its stream."""
+        """The sampling parameters. The output is always read in pieces (DELTA), so that a whole message is the sum of its
+        stream."""
         values = dict(self._client.default_params())
         limits = [limit for limit in (request.max_tokens, values.pop("max_tokens", None)) if limit is not None]
         given = {
@@ -100,7 +101,7 @@ def _chat_request(request: PromptFields, cache_salt: str | None = None) -> ChatR
 
 
 async def _events(message: Message, outputs: AsyncGenerator[ParsedOutput, None]) -> AsyncGenerator[list[StreamEvent], None]:
-    """Events as they come, those of one output together. Closing it aborts the request."""
+    """Yields the events of each output together. Closing it aborts the request."""
     async with aclosing(outputs):
         async for output in outputs:
             yield message.read(output)
@@ -129,7 +130,7 @@ _TYPES = {
 
 
 def error_body(status: int, message: str, parameter: str | None = None) -> dict[str, Any]:
-    """The body of an error, also that of the event `error` in a stream. The parameter is named in the message."""
+    """The body of an error, also used for the event `error` in a stream. The message names the parameter."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     if parameter is not None and parameter not in message:
         message = f"{parameter}: {message}"

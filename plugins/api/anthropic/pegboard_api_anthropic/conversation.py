@@ -1,4 +1,5 @@
-"""From the fields of a body to a conversation in OpenAI's shape: messages, tools, switches; and the form of the answer."""
+"""Turns the fields of a body into a conversation in OpenAI's shape: messages, tools, template switches, and the schema of the
+answer."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from pegboard.errors import RequestError
 from pegboard_api_anthropic.fields import PromptFields, ToolChoice, shown, wrong
 
 BILLING = "x-anthropic-billing-header"
-"""The beginning of a text block that Anthropic's tools put into the system prompt. It differs in every request, so it would
-defeat the prefix cache, and it means nothing to the model."""
+"""The beginning of a text block that Anthropic's tools put into the system prompt. The block is removed: it differs in every
+request, so it would defeat the prefix cache, and it means nothing to the model."""
 
 
 def read_messages(system: Any, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages in OpenAI's shape: tool results become messages of the role tool, before the user's text that comes with them.
-    Raises RequestError naming `messages.0.content`."""
+    """Messages in OpenAI's shape. Tool results become messages of the role tool; they are placed before the text that the user
+    sent with them. Raises RequestError naming `messages.0.content`."""
     found: list[dict[str, Any]] = []
     if system:
         text = _system_text(system, "system")
@@ -115,7 +116,7 @@ def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]
     for index, tool in enumerate(tools or ()):
         path = f"tools.{index}"
         if tool.get("type", "custom") != "custom":
-            message = f"{path}.type: {shown(tool['type'])} is not supported: the server runs no tools, clients do"
+            message = f"{path}.type: {shown(tool['type'])} is not supported: this API has no tools that the server runs"
             raise RequestError(message, parameter=f"{path}.type")
         name, schema = tool.get("name"), tool.get("input_schema")
         if not isinstance(name, str):
@@ -130,7 +131,7 @@ def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]
 
 
 def template_kwargs(request: PromptFields) -> dict[str, Any]:
-    """The switches of the chat template."""
+    """The values that the body sets in the chat template."""
     switches: dict[str, Any] = {}
     if request.thinking is not None:
         switches["enable_thinking"] = request.thinking.type != "disabled"
@@ -140,7 +141,7 @@ def template_kwargs(request: PromptFields) -> dict[str, Any]:
 
 
 def read_choice(given: ToolChoice | None) -> tuple[Any, str | None]:
-    """The choice in OpenAI's terms, and the tool that it names. Raises RequestError."""
+    """Returns the choice in OpenAI's terms and the name of the chosen tool. Raises RequestError."""
     if given is None:
         return None, None
     if given.type == "tool" and given.name is None:
@@ -149,7 +150,7 @@ def read_choice(given: ToolChoice | None) -> tuple[Any, str | None]:
 
 
 def structure(request: PromptFields) -> StructuredOutputsParams | None:
-    """The schema of the answer; None when the answer is free."""
+    """The JSON schema of the answer. Returns None when the body sets none."""
     form = request.output_config.format if request.output_config is not None else None
     if form is None:
         return None

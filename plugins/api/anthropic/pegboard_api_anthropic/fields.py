@@ -1,4 +1,5 @@
-"""The request bodies: every field that is supported, and those that say nothing about the answer. Others are refused by name."""
+"""The request bodies: every supported field, and the fields that do not change the answer. All other fields are refused by
+name."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class Fields(BaseModel):
 
 
 class ToolChoice(Fields):
-    """type: any = a tool must be used; tool = the one called `name` must be used."""
+    """any: the model must use a tool. tool: it must use the tool called `name`."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -26,7 +27,8 @@ class ToolChoice(Fields):
 
 
 class Thinking(Fields):
-    """A switch of the chat template. budget_tokens is not enforced; display: thinking is always shown."""
+    """Turns thinking on or off in the chat template. budget_tokens is not enforced. display is ignored: thinking is always
+    shown."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Count | None = None
@@ -34,14 +36,14 @@ class Thinking(Fields):
 
 
 class OutputConfig(Fields):
-    """effort goes to the chat template. format: {"type": "json_schema", "schema": …}."""
+    """effort is passed to the chat template. format: {"type": "json_schema", "schema": …}."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: dict[str, Any] | None = None
 
 
 class PromptFields(Fields):
-    """Fields that become the prompt. `conversation` checks messages, system and tools."""
+    """The fields that become the prompt. `conversation` checks messages, system and tools."""
 
     model: Annotated[str, Field(min_length=1)]
     messages: list[dict[str, Any]]
@@ -79,7 +81,7 @@ MAX_SHOWN = 60
 
 
 def parse_body(body: bytes, model: type[M]) -> M:
-    """A checked `model`. Raises RequestError naming the field as `messages.0.content`."""
+    """Returns the body as a checked `model`. Raises RequestError naming the wrong field, such as `messages.0.content`."""
     try:
         data = msgspec.json.decode(body) if body else None
     except (ValueError, RecursionError) as error:
@@ -97,7 +99,7 @@ def parse_body(body: bytes, model: type[M]) -> M:
 
 
 def shown(value: Any) -> str:
-    """A value, shortened."""
+    """Returns a value as text, shortened for an error message."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
 

@@ -1,4 +1,4 @@
-"""The message that answers a request: as one object, and as the events of a stream."""
+"""The message that answers a request, as one object or as the events of a stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pegboard_chat.chats import ParsedOutput
 
 
 class Message:
-    """Takes outputs, gives the events of the stream, and at the end the whole object."""
+    """Reads outputs and returns the events of the stream. At the end it also has the whole object."""
 
     def __init__(self, name: str, model: str) -> None:
         self._name = name
@@ -35,7 +35,7 @@ class Message:
         }
 
     def read(self, output: ParsedOutput) -> list[StreamEvent]:
-        """The events of one output; the first one also begins the message, the last one ends it."""
+        """Returns the events of one output. The first output also begins the message, and the last output ends it."""
         (completion,) = output.outputs
         news: list[StreamEvent] = []
         if not self._has_begun:
@@ -68,7 +68,7 @@ def _ending(completion: CompletionOutput, *, has_calls: bool) -> dict[str, str |
 StreamEvent = dict[str, Any]
 
 CALL_ID = "chatcmpl-tool-"
-"""The prefix of call ids that Pegboard made, because the model's format has none."""
+"""The prefix of call ids that Pegboard made because the model's format has no ids."""
 
 
 class Blocks:
@@ -81,7 +81,7 @@ class Blocks:
         self._parts: list[str] = []
 
     def read(self, events: Sequence[Event]) -> list[StreamEvent]:
-        """The events of one output."""
+        """Returns the events of one output."""
         news: list[StreamEvent] = []
         for event in events:
             match event:
@@ -136,7 +136,8 @@ class Blocks:
 
 
 def _input(text: str) -> dict[str, Any]:
-    """Arguments as an object. Text that is not JSON, because it was cut off, is passed on as Anthropic advises for such input."""
+    """The arguments as an object. Text that is not JSON (because it was cut off) is wrapped in an object, as Anthropic
+    advises."""
     try:
         value = json.loads(text or "{}")
     except ValueError:

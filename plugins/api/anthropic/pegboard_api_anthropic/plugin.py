@@ -1,4 +1,4 @@
-"""The spec of the api `anthropic`."""
+"""Spec of the api `anthropic`."""
 
 from __future__ import annotations
 

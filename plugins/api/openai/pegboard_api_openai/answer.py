@@ -1,4 +1,4 @@
-"""The common part of both kinds of answer: ids, the outputs of all prompts, the head of the object, usage, and the stream of
+"""Shared code of chat and text completions: ids, the outputs of all prompts, the head of the object, usage, and the stream of
 chunks."""
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from pegboard_server.json_api import error_event, json_response
 from pegboard_server.streaming import EventStream, chain, first_of, while_connected
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
-"""Outputs of several prompts of one HTTP request, each with the index of its prompt."""
+"""The outputs of all prompts of one HTTP request, each with the index of its prompt."""
 
 
 async def merge(streams: Sequence[AsyncIterator[RequestOutput]]) -> Outputs:
-    """All streams as they come. The first exception ends all; closing the result closes every stream."""
+    """Yield the outputs of all streams in the order in which they arrive. The first exception ends all streams. Closing the
+    result closes every stream."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:  # type: ignore[type-var]
             async for output in only:
@@ -64,7 +65,7 @@ async def _pump(index: int, stream: AsyncIterator[RequestOutput], news: "asyncio
 
 
 async def last_outputs(outputs: Outputs, num_prompts: int) -> list[RequestOutput]:
-    """The final output of every prompt."""
+    """Returns the final output of every prompt. Raises PegboardError when a prompt has none."""
     found: dict[int, RequestOutput] = {}
     async with aclosing(outputs):
         async for index, output in outputs:
@@ -80,8 +81,8 @@ DONE = b"data: [DONE]\n\n"
 
 
 class AnswerIds:
-    """The ids of one answer: X-Request-Id, else the body's request_id, else fresh. An id that a client chose may come twice at
-    the same time, so the engine gets it with a random suffix."""
+    """The ids of one answer. Its response id comes from X-Request-Id, else from the body's request_id, else from the server. A
+    client may use the same id for two requests at once, so the engine gets a client's id with a random suffix."""
 
     def __init__(self, prefix: str, http: Request, given: str | None) -> None:
         chosen = http.headers.get("x-request-id") or given
@@ -89,13 +90,13 @@ class AnswerIds:
         self._engine_id = f"{self.response_id}-{uuid.uuid4().hex[:8]}" if chosen else self.response_id
 
     def options(self, priority: int, prompt_index: int | None = None) -> RequestOptions:
-        """For the prompt at `prompt_index`; None when there is only one."""
+        """The options of the prompt at `prompt_index`. Pass None when there is only one prompt."""
         suffix = "" if prompt_index is None else f"-{prompt_index}"
         return RequestOptions(request_id=self._engine_id + suffix, priority=priority)
 
 
 class Usage:
-    """Counts tokens. with_details: report cached prompt tokens too."""
+    """Counts tokens. with_details: also report the number of cached prompt tokens."""
 
     def __init__(self, *, with_details: bool) -> None:
         self._with_details = with_details
@@ -103,7 +104,7 @@ class Usage:
         self._num_completion_tokens = 0
 
     def add(self, prompt_index: int, output: RequestOutput) -> None:
-        """Count an output's new tokens, and its prompt once."""
+        """Count the new tokens of an output. The prompt is counted once."""
         if prompt_index not in self._prompts:
             self._prompts[prompt_index] = (len(output.prompt_token_ids or ()), output.num_cached_tokens)
         for completion in output.outputs:
@@ -127,7 +128,7 @@ def usage_of(num_prompt_tokens: int, num_completion_tokens: int) -> dict[str, An
 
 
 class ChunkWriter:
-    """Events of one stream. The part that is the same in every chunk is encoded once."""
+    """Builds the events of one stream. The part that all chunks share is encoded once."""
 
     def __init__(self, request: GenerationFields, head: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         options = request.stream_options
@@ -137,19 +138,19 @@ class ChunkWriter:
         self._start = b"data: " + encode(head)[:-1] + b',"choices":['
 
     def chunk(self, choice: Mapping[str, Any], usage: Mapping[str, Any] | None = None, **more: Any) -> bytes:
-        """One choice's news. more: further fields of the chunk."""
+        """A chunk with one choice. more: further fields of the chunk."""
         if usage is not None:
             more["usage"] = usage
         end = b"]," + encode(more)[1:] if more else b"]}"
         return self._start + encode(choice) + end + b"\n\n"
 
     def usage_chunk(self, usage: Mapping[str, Any]) -> bytes:
-        """The last chunk: no choices, the usage of the whole request."""
+        """The last chunk: it has no choices, and the usage of the whole request."""
         return self._start + b'],"usage":' + encode(usage) + b"}\n\n"
 
 
 class Answer(ABC):
-    """The answer to one request, as one object (`whole`) or as events. A subclass says what a choice looks like."""
+    """The answer to one request, as one object (`whole`) or as events. A subclass defines the form of a choice."""
 
     kind: str
     chunk_kind: str
@@ -165,7 +166,7 @@ class Answer(ABC):
         self._num_tokens: Counter[int] = Counter()
 
     async def respond(self, http: Request, outputs: Outputs, num_prompts: int) -> Response:
-        """The response, after the first output of a stream, or after all outputs."""
+        """Returns the response: after the first output when it is streamed, otherwise after all outputs."""
         if self._fields.stream:
             first = await while_connected(http.receive, first_of(outputs))
             return EventStream(self.events(chain(first, outputs)), outputs, error_event, end=DONE)
@@ -189,7 +190,7 @@ class Answer(ABC):
         }
 
     async def events(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
-        """Chunks; those of one output are sent together."""
+        """Yields chunks. The chunks of one output are sent together."""
         writer = ChunkWriter(self._fields, {**self._head, "object": self.chunk_kind}, self.settings)
         async for prompt_index, output in outputs:
             self.prepare(output)
@@ -216,13 +217,13 @@ class Answer(ABC):
         self._num_tokens[index] += len(completion.token_ids)
 
     def usage_so_far(self, writer: ChunkWriter, prompt_index: int, index: int) -> dict[str, Any] | None:
-        """Usage of one choice, when every chunk is to have it."""
+        """The usage of one choice so far. Returns None unless every chunk must report usage."""
         if not writer.continuous:
             return None
         return usage_of(self._usage.num_prompt_tokens(prompt_index), self._num_tokens[index])
 
     def says_nothing(self, writer: ChunkWriter, text: str, completion: CompletionOutput, *, with_logprobs: bool) -> bool:
-        """True for an output that adds nothing: its text is held back, and the request does not ask about its tokens."""
+        """True when the output adds nothing to the stream: it has no text, and the request does not ask for its tokens."""
         if text or completion.finish_reason is not None:
             return False
         tells_tokens = with_logprobs or self._fields.return_token_ids or writer.continuous
@@ -230,7 +231,7 @@ class Answer(ABC):
 
 
 def prompt_logprobs(steps: Sequence[Step | None] | None) -> list[dict[str, Any] | None] | None:
-    """vLLM's shape: per prompt token {token id: {logprob, rank, decoded_token}}, the first null."""
+    """Logprobs in vLLM's shape: {token id: {logprob, rank, decoded_token}} for each prompt token; null for the first."""
     if steps is None:
         return None
     return [

@@ -22,7 +22,7 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 
 class OpenAIApi:
-    """Chat completions, completions and models, as OpenAI's API and vLLM's extensions define them."""
+    """Chat completions, text completions and models, as OpenAI's API and vLLM's extensions define them."""
 
     def __init__(self, options: None, setup: ApiSetup) -> None:
         self._client = setup.client
@@ -57,7 +57,7 @@ class OpenAIApi:
 
 def _by_body(chat: Answer, completion: Answer) -> Answer:
     async def invoke(http: Request) -> Response:
-        """A chat or a text completion, as the body says. SageMaker calls this route."""
+        """A chat or text completion, depending on the body. SageMaker calls this route."""
         given = decode_body(await http.body())
         if ("messages" in given) == ("prompt" in given):
             raise MalformedRequest(

@@ -46,7 +46,7 @@ class ChatRoute:
 
 
 class ChatAnswer(Answer):
-    """One choice per completion."""
+    """The answer to a chat completion. It has one choice per completion."""
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
@@ -72,7 +72,7 @@ class ChatAnswer(Answer):
         self._has_begun = False
         self._has_parsers = tool_choice != "none" or client.parsers().reasoning is not None
         self._is_named = tool_choice == "named"
-        self._hides_tokens = not request.include_reasoning and self._has_parsers  # they would tell what the reasoning was
+        self._hides_tokens = not request.include_reasoning and self._has_parsers  # the tokens would reveal the hidden reasoning
         self._calling: set[int] = set()
 
     def whole(self, finals: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class ChatAnswer(Answer):
         return chunks
 
     def _opening(self, writer: ChunkWriter, output: RequestOutput) -> list[bytes]:
-        """Per choice: who speaks, then the echo of the message that is continued."""
+        """The first chunks of each choice: its role, then the echo of the message that is continued."""
         more = {"prompt_token_ids": output.prompt_token_ids} if self._request.return_token_ids else {}
         chunks = []
         for index in range(self._request.n):
@@ -158,7 +158,7 @@ class ChatAnswer(Answer):
 
 
 def read_chat(request: TemplateFields, tools: Sequence[Mapping[str, Any]] | None) -> Chat:
-    """The conversation as the template gets it. Raises RequestError naming the field at fault."""
+    """Reads the conversation for the chat template. Raises RequestError naming the wrong field."""
     generation_prompt = request.add_generation_prompt
     return Chat(
         messages=read_messages(request.messages),
@@ -173,7 +173,7 @@ def read_chat(request: TemplateFields, tools: Sequence[Mapping[str, Any]] | None
 
 
 def read_request(request: ChatRequest) -> chats.ChatRequest:
-    """The conversation of a chat completion. Raises RequestError naming the field at fault."""
+    """Reads the conversation and the tool choice of a chat completion. Raises RequestError naming the wrong field."""
     tools = read_tools(request.tools)
     choice: Any = request.tool_choice
     name: str | None = None
@@ -195,8 +195,8 @@ def read_request(request: ChatRequest) -> chats.ChatRequest:
 
 
 def message_fields(events: Sequence[Event], *, echo: str, with_reasoning: bool) -> dict[str, Any]:
-    """content, reasoning (under both of its names) and tool_calls of a whole message. content: null when the answer is only
-    reasoning or calls."""
+    """Returns content, reasoning (under both of its names) and tool_calls of a whole message. content is null when the answer
+    consists only of reasoning or calls."""
     message = fold(events)
     reasoning = message.reasoning if with_reasoning and message.reasoning else None
     calls = [
@@ -210,7 +210,7 @@ def message_fields(events: Sequence[Event], *, echo: str, with_reasoning: bool) 
 
 
 def delta_fields(events: Sequence[Event], *, with_reasoning: bool) -> dict[str, Any]:
-    """What one output adds, as the fields of a delta; {} when it adds nothing that is shown."""
+    """Returns the fields of the delta for one output. The delta is empty when the output adds nothing visible."""
     content: list[str] = []
     reasoning: list[str] = []
     calls: dict[int, dict[str, Any]] = {}
@@ -236,6 +236,6 @@ def delta_fields(events: Sequence[Event], *, with_reasoning: bool) -> dict[str, 
 
 
 def finish_reason(engine_reason: str | None, *, has_calls: bool, is_named: bool) -> str | None:
-    """ "tool_calls" where the model has chosen to call and came to its end. A named call was no choice: "stop", as in OpenAI's
-    API."""
+    """Returns "tool_calls" when the model chose to call a tool and stopped by itself. A call that the request named is not the
+    model's choice, so its reason is "stop", as in OpenAI's API."""
     return "tool_calls" if engine_reason == "stop" and has_calls and not is_named else engine_reason

@@ -21,7 +21,7 @@ from pegboard_server.json_api import served_model
 
 
 class CompletionRoute:
-    """Generates for one or many prompts, and answers whole or as a stream."""
+    """Generates for one or many prompts. The answer is whole or a stream."""
 
     def __init__(self, client: EngineClient, settings: Mapping[str, Any]) -> None:
         self._client = client
@@ -47,7 +47,7 @@ class CompletionRoute:
         params: SamplingParams | BeamSearchParams,
         ids: AnswerIds,
     ) -> Outputs:
-        """Outputs of all prompts as they come."""
+        """Start to generate for all prompts. Returns the merged outputs."""
         streams = []
         for index, prompt in enumerate(prompts):
             options = ids.options(request.priority, index if len(prompts) > 1 else None)
@@ -65,7 +65,7 @@ def _prompt(request: CompletionRequest, value: str | list[int]) -> Prompt:
 
 
 class CompletionAnswer(Answer):
-    """Choice index = prompt index * n + completion index."""
+    """The answer to a text completion. Choice index = prompt index * n + completion index."""
 
     kind = "text_completion"
     chunk_kind = "text_completion"
@@ -88,8 +88,8 @@ class CompletionAnswer(Answer):
         self._has_begun = [False] * num_choices
 
     def prepare(self, output: RequestOutput) -> None:
-        """An echo with max_tokens 0 has run one token; only its prompt is shown. Raises PegboardError when the engine gave a
-        completion up."""
+        """Check the output. An echo with max_tokens 0 has generated one token, which is removed here. Raises PegboardError when
+        the engine failed to finish a completion."""
         if any(completion.finish_reason == "error" for completion in output.outputs):
             raise PegboardError(f"request {output.request_id} failed in the engine; the log of the server says why")
         if self._request.max_tokens != 0:
@@ -119,7 +119,8 @@ class CompletionAnswer(Answer):
         }
 
     def _echo(self, prompt_index: int, output: RequestOutput) -> str:
-        """The prompt's text, if it is asked for: as it came, or decoded if it came as ids or was cut."""
+        """Returns the prompt's text if the request asks for an echo, else "". The text is the client's, or it is decoded from the
+        token ids if the client sent ids or the prompt was truncated."""
         request = self._request
         if not request.echo:
             return ""
@@ -131,7 +132,8 @@ class CompletionAnswer(Answer):
     def _logprobs(
         self, output: RequestOutput, completion: CompletionOutput, offset: int, *, with_prompt: bool
     ) -> dict[str, Any] | None:
-        """offset: characters of this choice that were sent before. with_prompt: put the prompt's tokens in front."""
+        """Logprobs of a completion. offset: the number of characters of this choice that were sent before. with_prompt: start
+        with the prompt's tokens."""
         num_top = self._request.logprobs
         if num_top is None:
             return None
@@ -149,7 +151,7 @@ class CompletionAnswer(Answer):
         return [chunk for chunk in chunks if chunk]
 
     def _chunk(self, writer: ChunkWriter, prompt_index: int, output: RequestOutput, completion: CompletionOutput) -> bytes | None:
-        """None when there is nothing to say."""
+        """A chunk for one completion. Returns None when there is nothing to send."""
         request = self._request
         index = prompt_index * request.n + completion.index
         is_first = not self._has_begun[index]
@@ -178,7 +180,7 @@ EXPECTED = "a string, a list of strings, a list of token ids or a list of lists 
 
 
 def read_prompts(value: Any, limit: int) -> list[str] | list[list[int]]:
-    """The prompts in order, all texts or all token ids. Raises RequestError naming `prompt[i]`."""
+    """Reads the prompts in order. They are all texts or all token ids. Raises RequestError naming `prompt[i]`."""
     prompts: list[Any]
     if value is None:
         raise RequestError("prompt is required", parameter="prompt")
@@ -234,8 +236,9 @@ def _wrong(path: str, expected: str, got: Any) -> MalformedRequest:
 def completion_logprobs(
     token_ids: Sequence[int], steps: Sequence[Step | None], num_top: int, names: TokenNames, start: int, first_token: str = ""
 ) -> dict[str, Any]:
-    """Four parallel lists. num_top: alternatives to show in addition to the token itself, -1 = all. start: characters before
-    the first token. A step that is None (the first token of a prompt) has no logprob, only its text, `first_token`."""
+    """Returns four parallel lists. num_top: the number of alternatives to show in addition to the token itself; -1 = all. start:
+    the number of characters before the first token. A step that is None (the first token of a prompt) has no logprob; its text is
+    `first_token`."""
     offsets, tokens, chosen, top = [], [], [], []
     for token, step in zip(token_ids, steps, strict=True):
         entry = step.get(token) if step else None
@@ -249,7 +252,7 @@ def completion_logprobs(
 
 
 def _top(token: int, step: Step, num_top: int, names: TokenNames) -> dict[str, float]:
-    if num_top >= 0 and len(step) > num_top + (token in step):  # beam search gets more than the request asks for
+    if num_top >= 0 and len(step) > num_top + (token in step):  # beam search has more logprobs than the request asks for
         best = sorted(step, key=lambda other: -step[other].logprob)[:num_top]
         step = {other: step[other] for other in dict.fromkeys([token, *best]) if other in step}
     return {names.name(other, found.decoded_token): max(found.logprob, LOWEST) for other, found in step.items()}

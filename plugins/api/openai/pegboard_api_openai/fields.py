@@ -1,8 +1,6 @@
-"""The request bodies: every field that is supported. `parse_body` refuses all others by name.
-
-Types are strict: "5" is not an integer. Ranges are checked by SamplingParams; the bounds here are vLLM's, or keep numbers inside
-the integers of the engine.
-"""
+"""The request bodies: every supported field. `parse_body` refuses all other fields by name. Types are strict: "5" is not an
+integer. SamplingParams checks ranges. The bounds here are vLLM's, or they keep numbers inside the range of the engine's
+integers."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 
 
 class StreamOptions(BaseModel):
-    """include_usage: a last chunk with the usage. continuous_usage_stats: usage so far in every chunk."""
+    """include_usage: send a last chunk with the usage. continuous_usage_stats: report the usage so far in every chunk."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -27,7 +25,8 @@ class StreamOptions(BaseModel):
 
 
 class GenerationFields(BaseModel):
-    """Fields of both chat and text completions. None = not given; the default then is the model's, else SamplingParams'."""
+    """Fields of both chat and text completions. None means not given: then the model's default applies, else that of
+    SamplingParams."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -67,11 +66,11 @@ class GenerationFields(BaseModel):
     return_tokens_as_token_ids: bool = False
     vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
 
-    # The form of the answer: checked by `sampling.structure`.
+    # The structure of the answer; `sampling.structure` checks these fields.
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
 
-    # OpenAI's bookkeeping: it says nothing about the answer, so it is accepted and changes nothing.
+    # OpenAI's bookkeeping: accepted and ignored, because it does not concern the answer.
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: Literal[False] | None = None
@@ -81,7 +80,7 @@ class GenerationFields(BaseModel):
 
 
 class TemplateFields(BaseModel):
-    """Fields that the chat template turns into a prompt. messages are checked by `openai_format.read_messages`."""
+    """The fields that the chat template turns into a prompt. `openai_format.read_messages` checks messages."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -109,7 +108,7 @@ class ChatRequest(TemplateFields, GenerationFields):
 
 
 class CompletionRequest(GenerationFields):
-    """POST /v1/completions. prompt is checked by `completions.read_prompts`."""
+    """POST /v1/completions. `completions.read_prompts` checks prompt."""
 
     prompt: Any = None
     max_tokens: Int32 = 16

@@ -1,4 +1,4 @@
-"""The specs of the apis `openai`, `tokenize` and `tokenizer_info`."""
+"""Specs of the apis `openai`, `tokenize` and `tokenizer_info`."""
 
 from __future__ import annotations
 

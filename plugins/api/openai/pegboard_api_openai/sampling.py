@@ -1,5 +1,5 @@
-"""From request fields to SamplingParams: the request's value, else the model's default, else the default of SamplingParams.
-With `use_beam_search`, to BeamSearchParams."""
+"""Turns request fields into SamplingParams, or into BeamSearchParams with `use_beam_search`. A value comes from the request, else
+from the model's defaults, else from the defaults of SamplingParams."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ SAME = (
     "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens", "allowed_token_ids", "bad_words",
     "prompt_logprobs", "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens",
 )  # fmt: skip
-# Those that BeamSearchParams has too. Beam search accepts these, n and temperature, and no others.
+# The fields that BeamSearchParams also has. Beam search accepts only these, n and temperature.
 SAME_WITH_BEAMS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 
 
 def chat_params(request: ChatRequest, defaults: Mapping[str, Any]) -> SamplingParams | BeamSearchParams:
-    """Without a limit a chat runs to the end of the context. `top_logprobs` is SamplingParams' `logprobs`."""
+    """The parameters of a chat completion. Without a limit, a chat runs to the end of the model's length. `top_logprobs` becomes
+    `logprobs`. Raises RequestError."""
     top = request.top_logprobs
     if top is not None and top < -1:
         raise RequestError(f"top_logprobs must be at least 0, or -1 for all, got {top}", parameter="top_logprobs")
@@ -41,7 +42,8 @@ def chat_params(request: ChatRequest, defaults: Mapping[str, Any]) -> SamplingPa
 
 
 def completion_params(request: CompletionRequest, defaults: Mapping[str, Any]) -> SamplingParams | BeamSearchParams:
-    """Echo of 0 new tokens runs one token, which is not shown. An echoed prompt has logprobs when the output has."""
+    """The parameters of a text completion. An echo with 0 new tokens generates one token, which is not shown. An echoed prompt
+    has logprobs if the output has them. Raises RequestError."""
     max_tokens = request.max_tokens
     if max_tokens == 0:
         if not request.echo:
@@ -79,7 +81,7 @@ def _params(
 def _beam_params(request: GenerationFields, values: Mapping[str, Any], max_tokens: int) -> BeamSearchParams:
     if request.stream:
         raise RequestError(
-            "stream: true is not supported with use_beam_search: the best beam is known at the end", parameter="stream"
+            "stream: true is not supported with use_beam_search: the best beam is only known at the end", parameter="stream"
         )
     neutral = SamplingParams()
     other = [name for name in SAME if name in request.model_fields_set and name not in ("n", "temperature", *SAME_WITH_BEAMS)]
@@ -126,7 +128,7 @@ _KEYS = {
 def structure(
     response_format: Mapping[str, Any] | None, structured_outputs: Mapping[str, Any] | None
 ) -> StructuredOutputsParams | None:
-    """The constraint that the two fields ask for; None when the answer is free. Raises RequestError naming the field."""
+    """The constraint that the two fields ask for, or None when neither sets one. Raises RequestError naming the field."""
     form = _of_format(response_format) if response_format is not None else {}
     if structured_outputs is None:
         return StructuredOutputsParams(**form, parameter="response_format") if form else None
@@ -153,7 +155,7 @@ def _of_format(form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _schema(given: Any) -> dict[str, Any]:
-    """The schema in {"name": …, "schema": …, "strict": …}. The answer always follows it, whether strict or not."""
+    """Returns the schema in {"name": …, "schema": …, "strict": …}. The answer always follows the schema, whatever strict says."""
     where = "response_format.json_schema"
     if not isinstance(given, dict):
         raise MalformedRequest(f"{where}: expected an object with name and schema, got {given!r}", parameter="response_format")

@@ -22,8 +22,8 @@ from pegboard_server.json_api import endpoint, error_body, json_response, served
 
 
 class TokenizeRequest(TemplateFields):
-    """POST /tokenize: `prompt`, or `messages` with what belongs to a conversation. add_special_tokens: true for a prompt, false
-    for messages, because the template writes them itself."""
+    """POST /tokenize: `prompt`, or `messages` and the other fields of a conversation. add_special_tokens defaults to true for a
+    prompt. It defaults to false for messages, because the template writes special tokens itself."""
 
     model: str | None = None
     prompt: str | None = None
@@ -42,7 +42,7 @@ class DetokenizeRequest(BaseModel):
 
 
 class TokenizeApi:
-    """The tokenizer, for clients."""
+    """The apis /tokenize and /detokenize."""
 
     def __init__(self, options: None, setup: ApiSetup) -> None:
         self._client = setup.client
@@ -58,7 +58,7 @@ class TokenizeApi:
         return error_body(status, message, parameter)
 
     async def _tokenize(self, http: Request) -> Response:
-        """Token ids of a text, or of a conversation as the chat template renders it."""
+        """Returns the token ids of a text, or of a conversation that the chat template renders."""
         request = parse_body(await http.body(), TokenizeRequest)
         served_model(self._client, request.model)
         ids = await self._ids(request)
@@ -80,7 +80,7 @@ class TokenizeApi:
         return await to_thread.run_sync(lambda: tokenizer.encode(text, add_special_tokens=adds))
 
     async def _detokenize(self, http: Request) -> Response:
-        """The text of token ids, special tokens included."""
+        """Returns the text of token ids. Special tokens are included."""
         request = parse_body(await http.body(), DetokenizeRequest)
         served_model(self._client, request.model)
         decode = self._client.tokenizer().decode
@@ -89,7 +89,7 @@ class TokenizeApi:
 
 
 class TokenizerInfoApi:
-    """GET /tokenizer_info: a separate api, because not every operator wants to publish it."""
+    """GET /tokenizer_info. It is a separate api, because not every operator wants to publish it."""
 
     def __init__(self, options: None, setup: ApiSetup) -> None:
         self._client = setup.client
@@ -101,7 +101,7 @@ class TokenizerInfoApi:
         return error_body(status, message, parameter)
 
     async def _tokenizer_info(self, http: Request) -> Response:
-        """The tokenizer's class, size and special tokens, under the names of a tokenizer_config.json."""
+        """The tokenizer's class, size and special tokens, under the names that a tokenizer_config.json uses."""
         tokenizer = self._client.tokenizer()
         vocabulary = tokenizer.vocabulary()
 

@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: items in, items out, answers that are kept for the next turn."""
+"""OpenAI's Responses API. Input and output are items, and responses are stored for the next turn."""

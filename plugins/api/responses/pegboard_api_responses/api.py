@@ -1,4 +1,4 @@
-"""The api `responses`: POST /v1/responses, and the routes of stored responses."""
+"""The api `responses`: POST /v1/responses, and the routes for stored responses."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ log = get_logger(__name__)
 
 
 class ResponsesApi:
-    """Create (whole, streamed, in the background), retrieve, cancel, delete."""
+    """Creates (whole, streamed, in the background), retrieves, cancels and deletes responses."""
 
     def __init__(self, options: ResponsesOptions, setup: ApiSetup) -> None:
         self._client = setup.client
         self._chats = Chats(setup.client, setup.settings)
         self._options = options
         self._builtin_tools = setup.builtin_tools
-        is_alone = int(setup.settings.get("api_server_count") or 1) == 1  # the next request may reach another process
+        is_alone = int(setup.settings.get("api_server_count") or 1) == 1  # the next request may reach another API process
         self._store = ResponseStore(options, is_on=is_alone)
 
     def routes(self) -> Sequence[BaseRoute]:
@@ -59,7 +59,7 @@ class ResponsesApi:
         return error_body(status, message, parameter)
 
     async def _create(self, http: Request) -> Response:
-        """A response to `input`: whole, as server-sent events with `stream`, or later with `background`."""
+        """A response to `input`: whole, with `stream` as server-sent events, or with `background` written later."""
         request = parse_body(await http.body(), ResponsesRequest)
         self._check(request)
         turns = await self._start(request)
@@ -83,7 +83,7 @@ class ResponsesApi:
             raise MalformedRequest("stream_options needs stream: true", parameter="stream_options")
 
     def _before(self, request: ResponsesRequest) -> list[dict[str, Any]]:
-        """The conversation up to the response `previous_response_id`."""
+        """Returns the conversation up to and including the response `previous_response_id`."""
         if request.previous_response_id is None:
             return []
         stored = self._store.get(request.previous_response_id, "previous_response_id")
@@ -123,11 +123,11 @@ class ResponsesApi:
         return turns
 
     async def _events(self, turns: Turns, request: ResponsesRequest) -> AsyncGenerator[list[StreamEvent], None]:
-        """Events as they come. An answer that has ended is stored."""
+        """Yields events as they arrive. Stores the response when it has ended."""
         async with aclosing(turns.events()) as events:
             async for news in events:
                 yield news
-        if request.store and self._store.is_on and not request.background:  # the background task stores its own
+        if request.store and self._store.is_on and not request.background:  # the background task stores its response itself
             self._keep(turns)
 
     def _keep(self, turns: Turns, task: "asyncio.Task[None] | None" = None, events: EventLog | None = None) -> None:
@@ -139,7 +139,7 @@ class ResponsesApi:
         self._store.put(stored, num_bytes + (events.num_bytes if events is not None else 0))
 
     def _in_background(self, turns: Turns, request: ResponsesRequest, events: EventLog | None) -> dict[str, Any]:
-        """Write it in a background task, which adds its events to `events`. Returns the response so far."""
+        """Write the response in a background task, which adds its events to `events`. Returns the response so far."""
         answer = turns.answer
 
         async def write() -> None:
@@ -151,7 +151,7 @@ class ResponsesApi:
             except asyncio.CancelledError:
                 answer.cancel()
                 raise
-            except Exception as error:  # the task ends here, so nothing else would report it
+            except Exception as error:  # the task ends here; without this, nobody would see the error
                 log.error("response %s failed: %s", answer.name, error, exc_info=not isinstance(error, PegboardError))
                 answer.fail(error)
             finally:
@@ -163,7 +163,7 @@ class ResponsesApi:
         return answer.whole()
 
     async def _retrieve(self, http: Request) -> Response:
-        """A stored response; with `stream=true` its events after number `starting_after`."""
+        """A stored response. With `stream=true`, its events after number `starting_after`."""
         is_stream, after = read_query(http)
         stored = self._store.get(http.path_params["id"], "response_id")
         if not is_stream:
@@ -175,7 +175,7 @@ class ResponsesApi:
         return EventStream(stored.events.read(after), None, error_event)
 
     async def _cancel(self, http: Request) -> Response:
-        """Stop writing a response in the background."""
+        """Stop writing a background response."""
         stored = self._store.get(http.path_params["id"], "response_id")
         if not stored.response["background"]:
             raise RequestError("only a response with background: true can be cancelled", parameter="response_id")
@@ -185,7 +185,7 @@ class ResponsesApi:
         return json_response(self._store.get(http.path_params["id"], "response_id").now())
 
     async def _delete(self, http: Request) -> Response:
-        """Forget a response; one that is being written is cancelled."""
+        """Delete a response. A response that is still being written is cancelled."""
         name = http.path_params["id"]
         stored = self._store.get(name, "response_id")
         if stored.task is not None:
@@ -196,7 +196,7 @@ class ResponsesApi:
 
 
 async def _encoded(events: AsyncGenerator[list[StreamEvent], None]) -> AsyncGenerator[bytes, None]:
-    """Server-sent events, those of one output together."""
+    """Yields server-sent events. Those of one output are sent together."""
     encode = EventEncoder()
     async with aclosing(events):
         async for news in events:
@@ -209,7 +209,8 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def read_query(http: Request) -> tuple[bool, int]:
-    """Whether to stream, and after the event of which number (-1 = from the first event). Raises RequestError."""
+    """Returns whether to stream, and the number of the event to start after (-1: start from the first event). Raises
+    RequestError."""
     given = dict(http.query_params.multi_items())
     unknown = next((name for name in given if name not in (STREAM, AFTER, OBFUSCATION)), None)
     if unknown is not None:

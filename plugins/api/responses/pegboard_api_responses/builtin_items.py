@@ -1,6 +1,7 @@
-"""Calls of tools that the server runs: as output items with OpenAI's events, and as messages of a conversation.
+"""Calls of built-in tools, which the server runs: as output items with OpenAI's events, and as messages of a conversation.
 
-The model writes a call; then it is asked (its arguments are complete); then it is answered or given up.
+The model writes a call. When its arguments are complete, the server runs it (`asked`). Then the call is answered (`answer`), or
+it is given up (`give_up`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pegboard_api_responses.open_items import CALL_ID, OWN_ID, OpenItem, StreamE
 
 
 class BuiltinCall(OpenItem):
-    """One call. taken: ids that other items of the response have."""
+    """One call. taken: the ids of the response's other items."""
 
     prefix = ""
     running = "in_progress"
@@ -34,15 +35,15 @@ class BuiltinCall(OpenItem):
 
     @property
     def text(self) -> str:
-        """The arguments as the model wrote them: JSON, if they are valid."""
+        """The arguments as the model wrote them. They are JSON if they are valid."""
         return "".join(self._parts)
 
     def arguments(self) -> dict[str, Any] | None:
-        """None if the model did not write a JSON object."""
+        """The arguments, or None if the model did not write a JSON object."""
         return read_arguments(self.text)
 
     def end(self, status: str) -> list[StreamEvent]:
-        """The model has ended the call. One that was cut off is given up at once."""
+        """The model has ended the call. A call that was cut off is given up at once."""
         news = self.asked()
         if status != "completed":
             return [*news, *self.give_up()]
@@ -53,13 +54,13 @@ class BuiltinCall(OpenItem):
         raise AssertionError(f"{type(self).__name__} overrides asked")
 
     def answer(self, output: ToolOutput) -> list[StreamEvent]:
-        """The call has run: fill in the item and end it."""
+        """The call has run. Fill in the item and end it."""
         self.output = output
         self.item.update(output.fields)
         return [self.event(f"{self.item['type']}.completed"), *super().end("failed" if output.is_error else "completed")]
 
     def give_up(self) -> list[StreamEvent]:
-        """The call is not run, because the answer was cut off or cancelled."""
+        """End the item of a call that is not run, because the answer was cut off or cancelled."""
         return super().end("incomplete")
 
 
@@ -93,7 +94,7 @@ class McpCall(BuiltinCall):
 
 
 class CodeInterpreterCall(BuiltinCall):
-    """Its code comes as one delta, when the arguments are complete."""
+    """A call of the code interpreter. Its code is sent as one delta, when the arguments are complete."""
 
     prefix = "ci"
     running = "interpreting"
@@ -123,7 +124,7 @@ class CodeInterpreterCall(BuiltinCall):
 
 
 class WebSearchCall(BuiltinCall):
-    """Its action is known when the arguments are complete, so it appears only then."""
+    """A web search. Its item is sent when the arguments are complete, because only then its action is known."""
 
     prefix = "ws"
     running = "searching"
@@ -153,7 +154,7 @@ class WebSearchCall(BuiltinCall):
 
 
 class IgnoredCall(BuiltinCall):
-    """A call that is not run: no item and no events, only history."""
+    """A call that is not run. It has no item and no events, but it stays in the conversation."""
 
     def asked(self) -> list[StreamEvent]:
         return []
@@ -171,11 +172,11 @@ FORMS: dict[str, Any] = {
     "code_interpreter_call": CodeInterpreterCall,
     "web_search_call": WebSearchCall,
 }
-"""Item type → its class."""
+"""The class for each item type."""
 
 
 def read_arguments(text: str) -> dict[str, Any] | None:
-    """A JSON object; None when the text is not one. Empty text means no arguments."""
+    """Parse a JSON object. Returns None when the text is not a JSON object. Empty text means no arguments."""
     try:
         value = msgspec.json.decode(text or "{}")
     except (ValueError, RecursionError):
@@ -188,7 +189,7 @@ def read_arguments(text: str) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A call and its answer, as the model saw both. arguments: JSON text."""
+    """A call and its result, as the model saw them. arguments is JSON text."""
 
     call_id: str
     name: str
@@ -201,7 +202,7 @@ NO_RESULT = "(the result was not sent back)"
 
 
 def exchange_of(call: BuiltinCall) -> Exchange | None:
-    """None for a call that was never answered."""
+    """Returns the call and its result, or None for a call that was never answered."""
     if call.output is None:
         return None
     arguments = call.text if call.arguments() is not None else msgspec.json.encode({"invalid": call.text}).decode()
@@ -209,9 +210,9 @@ def exchange_of(call: BuiltinCall) -> Exchange | None:
 
 
 def read_exchange(item: Mapping[str, Any], functions: Sequence[ToolFunction]) -> Exchange | None:
-    """The call and the answer in an item that a client sent back; None if it was not answered. Functions are named as this
-    request's tools name them, else as tool servers do. The item of a search does not hold its results. Raises ValueError naming
-    the field."""
+    """Returns the call and the result of an item that a client sent back, or None if the call was not answered. A function is
+    named after this request's tools. If they do not have it, it is named as a tool server names it. The item of a web search does
+    not hold its results. Raises ValueError naming the field."""
     if item.get("status") in ("in_progress", "incomplete", "calling", "interpreting", "searching"):
         return None
     kind = item["type"]

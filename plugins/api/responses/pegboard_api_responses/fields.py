@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses: every field that is supported, or that is known and refused."""
+"""The body of POST /v1/responses: all supported fields, and the known fields that are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class ReasoningFields(BaseModel):
-    """effort goes to the chat template. summary: the reasoning is never summarized, so only "auto" and null are accepted."""
+    """effort is passed to the chat template. summary: only "auto" and null are accepted, because the reasoning is never
+    summarized."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -25,7 +26,7 @@ class ReasoningFields(BaseModel):
 
 
 class TextFields(BaseModel):
-    """format: {"type": "text" | "json_object" | "json_schema", …}; the last with name and schema."""
+    """format: {"type": "text" | "json_object" | "json_schema", …}. A json_schema also has a name and a schema."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -34,7 +35,7 @@ class TextFields(BaseModel):
 
 
 class ResponsesStreamOptions(BaseModel):
-    """Deltas are never padded, so only false is accepted."""
+    """Only false is accepted, because deltas are never padded."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -42,8 +43,8 @@ class ResponsesStreamOptions(BaseModel):
 
 
 class ResponsesRequest(BaseModel):
-    """`history.read_input` checks input, `tools.read_tools` checks tools, and `request.chat_request` checks tool_choice. The
-    output of code is shown whether or not `include` asks for it."""
+    """The fields of the body. `history.read_input` checks input, `tools.read_tools` checks tools, and `request.chat_request`
+    checks tool_choice. The output of the code interpreter is always shown, whether or not `include` asks for it."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -92,7 +93,7 @@ class ResponsesRequest(BaseModel):
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,256}$")] | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
 
-    # OpenAI's bookkeeping: returned in the response, changes nothing.
+    # OpenAI's bookkeeping: returned in the response, otherwise ignored.
     metadata: dict[str, str] | None = None
     user: str | None = None
     safety_identifier: str | None = None

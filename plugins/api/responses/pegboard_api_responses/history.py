@@ -1,4 +1,4 @@
-"""From items to the messages of the chat template, and from an answer's items to the messages of the next turn."""
+"""Turns items into messages for the chat template, and the items of an answer into messages of the next turn."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pegboard_chat.request_body import shown
 
 UNFINISHED = ("in_progress", "incomplete")
 LISTED = "mcp_list_tools"
-"""An item that lists a server's tools; it is skipped, because the request's own `tools` list them."""
+"""The type of an item that lists a server's tools. It is skipped, because the request's own `tools` list them."""
 
 
 def read_input(value: str | Sequence[Mapping[str, Any]], functions: Sequence[ToolFunction] = ()) -> list[dict[str, Any]]:
-    """Messages of `input`. Reasoning, text and calls that follow one another are one message of the assistant, as templates
-    want them. functions: those of the request's built-in tools. Raises MalformedRequest naming `input[i].field`."""
+    """Returns the messages of `input`. Consecutive reasoning, text and calls become one message of the assistant, because
+    templates expect that. functions: those of the request's built-in tools. Raises MalformedRequest naming `input[i].field`."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     messages: list[dict[str, Any]] = []
@@ -30,7 +30,7 @@ def read_input(value: str | Sequence[Mapping[str, Any]], functions: Sequence[Too
 
 
 def is_unfinished(value: str | Sequence[Mapping[str, Any]]) -> bool:
-    """True if the last item is a message of the assistant that is to be continued."""
+    """True if the last item is an unfinished message of the assistant, which the model must continue."""
     if isinstance(value, str) or not value:
         return False
     last = value[-1]
@@ -40,7 +40,8 @@ def is_unfinished(value: str | Sequence[Mapping[str, Any]]) -> bool:
 def conversation(
     instructions: str | None, before: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """All messages of a prompt, checked. Instructions apply to one response; `before` has none of earlier ones."""
+    """Returns all messages of a prompt, checked. Instructions apply to one response only, so `before` does not contain earlier
+    instructions."""
     system = [{"role": "system", "content": instructions}] if instructions else []
     return read_messages([*system, *before, *messages])
 
@@ -57,7 +58,7 @@ def as_messages(items: Sequence[Mapping[str, Any] | BuiltinCall]) -> list[dict[s
 
 
 def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], path: str, functions: Sequence[ToolFunction] = ()) -> None:
-    """One item: a message of its own, or a part of the assistant's message before it."""
+    """Add one item: as a new message, or as a part of the assistant's message before it."""
     kind = item.get("type") or ("message" if "role" in item else None)
     if kind == "message":
         _add_message(messages, item, path)
@@ -92,7 +93,7 @@ def _add_call(messages: list[dict[str, Any]], call_id: str, name: str, arguments
 
 
 def _add_exchange(messages: list[dict[str, Any]], exchange: Exchange | None) -> None:
-    """A call that the server ran, and what it answered."""
+    """Add a call that the server ran and its result."""
     if exchange is not None:
         _add_call(messages, exchange.call_id, exchange.name, exchange.arguments)
         messages.append({"role": "tool", "tool_call_id": exchange.call_id, "content": exchange.output})
@@ -110,14 +111,15 @@ def _add_message(messages: list[dict[str, Any]], item: Mapping[str, Any], path: 
 
 
 def _without_notes(part: Any) -> Any:
-    """A part without what answers say about their text."""
+    """Returns a part of an answer without its annotations and logprobs."""
     if not isinstance(part, dict) or part.get("type") != "output_text":
         return part
     return {name: value for name, value in part.items() if name not in ("annotations", "logprobs")}
 
 
 def _join(messages: list[dict[str, Any]], field: str, text: str) -> None:
-    """Into the assistant's message if it lacks the field and has not gone on to something that comes later."""
+    """Set the field in the assistant's last message. Starts a new message if the last one already has this field, or a field that
+    comes later."""
     last = messages[-1] if messages else {}
     later = {"reasoning": ("reasoning", "content", "tool_calls"), "content": ("content", "tool_calls")}[field]
     if last.get("role") == "assistant" and not any(name in last for name in later):
@@ -127,14 +129,14 @@ def _join(messages: list[dict[str, Any]], field: str, text: str) -> None:
 
 
 def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """The assistant's message at the end, a new one if it is not his turn."""
+    """Returns the assistant's message at the end of the conversation. Adds one if the last message is not the assistant's."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant"})
     return messages[-1]
 
 
 def _reasoning_text(item: Mapping[str, Any], path: str) -> str:
-    """Its content, else its summary."""
+    """The text of the reasoning's content, else of its summary."""
     if item.get("encrypted_content"):
         raise MalformedRequest(f"{path}.encrypted_content is not supported: send the reasoning's content", parameter=path)
     for name in ("content", "summary"):

@@ -1,4 +1,5 @@
-"""From events to items, and to the events of OpenAI's stream about them. The whole answer is the stream's items."""
+"""Turns events into output items and into the events of OpenAI's stream. A whole answer consists of the same items as the
+stream."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from pegboard_api_responses.open_items import FunctionCallItem, MessageItem, Ope
 class Items:
     """The items of one response, as they grow.
 
-    with_reasoning: False drops it. builtin: functions that the server runs, by what the model may call them. max_builtin: how
-    many calls of these may become items. `written` holds what the conversation goes on with: the items, reasoning that is not
-    shown, and calls that were ignored. `pending` holds the calls that wait to be run.
+    with_reasoning: False drops the reasoning. builtin: the functions that the server runs, by the names that the model may use.
+    max_builtin: how many calls of these may become items. `written` holds the items that the conversation continues with. It also
+    has reasoning that is not shown, and calls that were ignored. `pending` holds the calls that wait to be run.
     """
 
     def __init__(
@@ -37,7 +38,8 @@ class Items:
         self._open: OpenItem | None = None
 
     def read(self, events: Sequence[Event], logprobs: Sequence[dict[str, Any]] | None = None) -> list[StreamEvent]:
-        """What one output changes. logprobs: of its tokens; they belong to its text, if it has any."""
+        """Returns the stream's events for one output. logprobs are those of the output's tokens. They are attached to its text,
+        if it has any."""
         news: list[StreamEvent] = []
         for event in events:
             match event:
@@ -60,8 +62,8 @@ class Items:
         return news
 
     def finish(self, *, is_complete: bool) -> list[StreamEvent]:
-        """The end of an output. is_complete: False when the answer was cut off, and with it the item that was being written and
-        the calls that wait to be run."""
+        """End an output. is_complete is False when the answer was cut off: then the item that was being written is incomplete,
+        and pending calls are given up."""
         news: list[StreamEvent] = []
         self._close(news, "completed" if is_complete else "incomplete")
         if not is_complete:
@@ -83,7 +85,7 @@ class Items:
         return call
 
     def _switch(self, kind: str, news: list[StreamEvent]) -> None:
-        """Go on in an open item of this kind, or open one."""
+        """Continue the open item if it is of this kind, otherwise open a new one."""
         if self._open is None or self._open.item["type"] != kind:
             self._close(news)
             self._begin(MessageItem(len(self.items)) if kind == "message" else ReasoningItem(len(self.items)), news)

@@ -1,4 +1,4 @@
-"""Output items while they are being written, and the events of OpenAI's stream about each."""
+"""Output items while they are being written, and the events of OpenAI's stream for each of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from uuid import uuid4
 StreamEvent = dict[str, Any]
 
 CALL_ID = "chatcmpl-tool-"
-"""The prefix of call ids that Pegboard made, because the model's format has none."""
+"""The prefix of call ids that Pegboard made because the model's format has no ids."""
 OWN_ID = re.compile(r"[A-Za-z0-9]{1,64}")
 
 
 class OpenItem:
-    """An item that is being written. `item` gets its text at the end."""
+    """An item that is being written. `item` gets its text when it ends."""
 
     def __init__(self, index: int, item_id: str, kind: str, **fields: Any) -> None:
         self.item: dict[str, Any] = {"id": item_id, "type": kind, "status": "in_progress", **fields}

@@ -1,4 +1,4 @@
-"""The spec of the api `responses`."""
+"""Spec of the api `responses`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the fields of a body to the conversation, the sampling parameters and the structure of the answer."""
+"""Turns the fields of a body into the conversation, the sampling parameters and the structure of the answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STRUCTURES = ("json", "regex", "choice", "grammar", "json_object", "structural_t
 
 
 def chat_request(request: ResponsesRequest, chat: Chat, tools: Tools, chats: Chats) -> ChatRequest:
-    """The conversation of the first turn. Raises RequestError naming `tool_choice` or `tools`."""
+    """Reads the conversation of the first turn. Raises RequestError naming `tool_choice` or `tools`."""
     choice: Any = request.tool_choice
     name, shapes = None, tools.shapes
     if isinstance(choice, dict) and choice.get("type") == "function":
@@ -58,7 +58,7 @@ def chat_request(request: ResponsesRequest, chat: Chat, tools: Tools, chats: Cha
 
 
 def response_params(request: ResponsesRequest, defaults: Mapping[str, Any]) -> SamplingParams:
-    """The output is always read in pieces (DELTA), so that a whole answer is the sum of its stream."""
+    """The sampling parameters. The output is always read in pieces (DELTA), so that a whole answer is the sum of its stream."""
     if request.top_logprobs is not None and LOGPROBS not in request.include:
         raise MalformedRequest(f"top_logprobs needs include: ['{LOGPROBS}']", parameter="top_logprobs")
     values = dict(defaults)

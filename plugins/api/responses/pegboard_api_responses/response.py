@@ -1,4 +1,4 @@
-"""The object `response` and its usage."""
+"""The `response` object and its usage."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from pegboard_chat.openai_format import TokenNames, chat_logprobs
 
 
 class ResponseAnswer:
-    """One response while it is being written: takes outputs, gives the events of the stream, and at any time the whole object.
+    """One response while it is being written. It reads outputs and returns the events of the stream; the whole object is
+    available at any time.
 
-    It is written in turns: if the model has called tools that the server runs (`items.pending`), another output follows.
-    finish_reason: why the output of this turn has ended; None while it goes on.
+    It is written in turns: when the model has called tools that the server runs (`items.pending`), another turn follows.
+    finish_reason is the reason why the output of this turn has ended, or None while it continues.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class ResponseAnswer:
         return self._status not in ("queued", "in_progress")
 
     def whole(self) -> dict[str, Any]:
-        """The object as it is now; `output` also holds the item that is being written."""
+        """The object as it is now. `output` includes the item that is being written."""
         usage = {
             "input_tokens": self._num_input_tokens,
             "input_tokens_details": {"cached_tokens": self._num_cached_tokens, "cache_write_tokens": 0},
@@ -96,12 +97,12 @@ class ResponseAnswer:
         return {**self._fixed, **self._more, "status": self._status, "output": output, "usage": usage_now}
 
     def begin(self) -> list[StreamEvent]:
-        """The first events."""
+        """Returns the first events."""
         self._status = "in_progress"
         return [{"type": f"response.{name}", "response": self.whole()} for name in ("created", "in_progress")]
 
     def read(self, output: ParsedOutput) -> list[StreamEvent]:
-        """The events of one output."""
+        """Returns the events of one output."""
         (completion,) = output.outputs
         events = output.events[completion.index]
         before_input, before_cached = self._counted
@@ -120,12 +121,12 @@ class ResponseAnswer:
         return news
 
     def next_turn(self) -> None:
-        """Another output follows."""
+        """Prepare for the output of another turn."""
         self.finish_reason = None
         self._counted = (self._num_input_tokens, self._num_cached_tokens)
 
     def end(self, finish_reason: str | None = None) -> StreamEvent:
-        """End the response. finish_reason: used instead of the last output's."""
+        """End the response. finish_reason replaces that of the last output."""
         reason = finish_reason or self.finish_reason
         if reason == "stop":
             return self._end("completed")
@@ -141,7 +142,7 @@ class ResponseAnswer:
         return self._end("failed")
 
     def cancel(self) -> None:
-        """End it as cancelled."""
+        """End the response as cancelled."""
         self.items.finish(is_complete=False)
         self._end("cancelled")
 

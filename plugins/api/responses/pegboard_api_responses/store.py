@@ -1,4 +1,5 @@
-"""Stored responses, in memory and within bounds: the oldest is removed first. Also the events of background responses."""
+"""Stored responses, kept in memory within limits: the oldest is removed first. It also keeps the events of background
+responses."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from pegboard_server.streaming import named_event
 
 
 class EventEncoder:
-    """Numbers the events of one response from 0."""
+    """Encodes the events of one response and numbers them from 0."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -29,8 +30,8 @@ class EventEncoder:
 
 
 class EventLog:
-    """The events of a response that is written in the background. It has any number of readers. Each begins where it wants to,
-    and may leave at any time."""
+    """The events of a response that is written in the background. Any number of readers can read them. Each reader may start at
+    any event and stop at any time."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -47,7 +48,7 @@ class EventLog:
         self._wake()
 
     def end(self) -> None:
-        """No more events follow."""
+        """Tell the readers that no more events follow."""
         self._has_ended = True
         self._wake()
 
@@ -56,7 +57,7 @@ class EventLog:
         self._news = asyncio.Event()
 
     async def read(self, after: int = -1) -> AsyncGenerator[bytes, None]:
-        """The events after number `after`: those that exist at once, then the others as they come."""
+        """Yields the events after number `after`: first those that exist, then the others as they arrive."""
         start = after + 1
         while True:
             if start < len(self._events):
@@ -70,16 +71,16 @@ class EventLog:
 
 
 class UnknownResponse(RequestError):
-    """There is no such response in the store."""
+    """The store does not have this response."""
 
     status = 404
 
 
 @dataclass(slots=True)
 class Stored:
-    """response: the object; messages: the conversation up to and with it, without instructions. While `task` writes it in the
-    background, `live` returns the response so far. events: set if it is, or was, streamed in the background. num_bytes: its
-    approximate size."""
+    """A stored response. `response` is the object. `messages` is the conversation up to and including it, without instructions.
+    While `task` writes it in the background, `live` returns the response so far. events is set for a response that is, or was,
+    streamed in the background. num_bytes is its approximate size."""
 
     response: Mapping[str, Any]
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -94,7 +95,7 @@ class Stored:
 
 
 class ResponseStore:
-    """Responses by id. Those that are being written in the background stay until they are done."""
+    """Responses by id. A response that is written in the background is not removed until it is done."""
 
     def __init__(self, options: ResponsesOptions, *, is_on: bool = True) -> None:
         self.is_on = is_on and options.max_stored > 0
@@ -103,7 +104,7 @@ class ResponseStore:
         self._num_bytes = 0
 
     def put(self, stored: Stored, num_bytes: int) -> None:
-        """Store it, in place of one with the same id, and remove the oldest beyond the bounds."""
+        """Store a response. It replaces one with the same id. Then remove the oldest ones over the limits."""
         name = str(stored.response["id"])
         known = self._stored.pop(name, None)
         if known is not None:
@@ -121,7 +122,7 @@ class ResponseStore:
                 self.delete(name)
 
     def get(self, name: str, parameter: str) -> Stored:
-        """Raises UnknownResponse naming `parameter`."""
+        """Returns the response with this id. Raises UnknownResponse naming `parameter`."""
         if not self.is_on:
             why = "max_stored is 0, or several API processes share the address"
             raise UnknownResponse(f"this server keeps no responses ({why}); send the whole conversation", parameter=parameter)
@@ -131,7 +132,7 @@ class ResponseStore:
         return stored
 
     def delete(self, name: str) -> None:
-        """Remove it; unknown ids are ignored."""
+        """Remove a response. Unknown ids are ignored."""
         stored = self._stored.pop(name, None)
         if stored is not None:
             self._num_bytes -= stored.num_bytes

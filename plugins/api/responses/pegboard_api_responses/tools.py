@@ -1,4 +1,4 @@
-"""The tools of a request: functions that the client runs, and built-in ones that the server runs."""
+"""The tools of a request: functions that the client runs, and built-in tools that the server runs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pegboard_chat.request_body import shown
 log = get_logger(__name__)
 
 Served = Mapping[str, Sequence[BuiltinTool]]
-"""By type of tool, the plugins that serve it, in the order in which they are asked."""
+"""Maps a type of tool to the plugins that serve it, in the order in which they are asked."""
 
 
 class Tools:
-    """All tools of one request. shapes: as the template and the parsers get them. builtin: functions that the server runs, by
-    name. entries: the entry of the request's `tools` that each of them came from, by name."""
+    """All tools of one request. shapes: the functions in the form for the chat template and the parsers. builtin: the functions
+    that the server runs, by name. entries: for each of these names, the entry of the request's `tools` that it came from."""
 
     def __init__(self, options: ResponsesOptions) -> None:
         self.shapes: list[dict[str, Any]] = []
@@ -56,7 +56,8 @@ class Tools:
         self._names.add(name)
 
     def callable_names(self) -> dict[str, ToolFunction]:
-        """Built-in functions by every name that the model may use: gpt-oss, which knows some of them, writes `browser.search`."""
+        """Returns the built-in functions by every name that the model may use. gpt-oss knows some of them and writes
+        `browser.search`."""
         dotted = {f"{function.server}.{function.tool}": function for function in self.builtin.values()}
         return {**{name: function for name, function in dotted.items() if name not in self._names}, **self.builtin}
 
@@ -65,7 +66,8 @@ class Tools:
         return [shape for shape in self.shapes if shape["function"]["name"] not in self.builtin]
 
     def chosen(self, choice: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The functions from which a tool_choice such as {"type": "mcp", "server_label": …} forces one."""
+        """Returns the functions that the model may choose from when tool_choice selects a built-in tool, such as {"type": "mcp",
+        "server_label": …}."""
         name = choice.get("name")
         entries = [entry for entry in self.entries.values() if entry.get("type") == choice.get("type")]
         if choice.get("server_label") is not None:
@@ -79,7 +81,7 @@ class Tools:
         ]
 
     async def run(self, call: BuiltinCall) -> ToolOutput:
-        """Never raises: errors are reported to the model."""
+        """Run a call. Never raises: errors are reported to the model."""
         name, arguments = call.function.name, call.arguments()
         if arguments is None:
             return ToolOutput(f"{name} was not run: its arguments are not a JSON object", is_error=True)
@@ -91,7 +93,7 @@ class Tools:
             return ToolOutput(f"{name} gave no answer within {timeout_s:g} s", is_error=True)
         except PegboardError as error:
             return ToolOutput(f"{name} failed: {error}", is_error=True)
-        except Exception as error:  # the plugin's fault: one broken call must not end the response
+        except Exception as error:  # a plugin's bug in one call must not end the response
             log.warning("built-in tool %s failed", name, exc_info=error)
             return ToolOutput(f"{name} failed with {type(error).__name__}", is_error=True)
         limit = self._options.max_tool_output_chars
@@ -111,7 +113,7 @@ class Tools:
 
 
 def read_tools(given: Sequence[Mapping[str, Any]] | None, served: Served, options: ResponsesOptions, response_id: str) -> Tools:
-    """The tools of a request. Raises MalformedRequest or RequestError naming `tools[i].field`."""
+    """Reads the tools of a request. Raises MalformedRequest or RequestError naming `tools[i].field`."""
     tools = Tools(options)
     for index, tool in enumerate(given or ()):
         path, kind = f"tools[{index}]", tool.get("type")

@@ -23,7 +23,7 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The part that stays the same in all turns. messages: the conversation before this response."""
+    """The inputs that stay the same in all turns. messages: the conversation before this response."""
 
     chats: Chats
     request: ResponsesRequest
@@ -32,7 +32,7 @@ class Plan:
 
 
 class Turns:
-    """Writes one response: `start`, perhaps `wait`, then `events` to its end; `aclose` in any case."""
+    """Writes one response. Call `start`, optionally `wait`, then read `events` to its end; call `aclose` in any case."""
 
     def __init__(self, plan: Plan, answer: ResponseAnswer, params: SamplingParams, chat_request: ChatRequest) -> None:
         self.answer = answer
@@ -49,11 +49,11 @@ class Turns:
         return [*self._plan.messages, *as_messages(self.answer.items.written)]
 
     async def start(self) -> None:
-        """Write the prompt of the first turn."""
+        """Render the prompt of the first turn and start generating."""
         self._outputs = await self._generate(self._chat_request, self._params)
 
     async def wait(self) -> None:
-        """Wait for the first output: before the response begins, an error still gets its proper status."""
+        """Wait for the first output. An error that is raised before the response begins can still get its proper status."""
         assert self._outputs is not None, "started"
         self._first = await first_of(self._outputs)
 
@@ -64,8 +64,8 @@ class Turns:
         await self._plan.tools.close()
 
     async def events(self) -> AsyncGenerator[list[StreamEvent], None]:
-        """Events as they come, those of one output together. A stream reports errors as events. Otherwise PegboardError is
-        raised, unless tools have already run: then the response reports it."""
+        """Yields events as they arrive, those of one output together. A streamed response reports errors as events. Otherwise
+        PegboardError is raised; only when tools have already run, the response reports it."""
         yield self.answer.begin()
         try:
             while True:
@@ -102,14 +102,14 @@ class Turns:
             yield output
 
     def _goes_on(self) -> bool:
-        """True if the model waits only for the server's answers. A call that was ignored is answered once; after that the
-        functions are withdrawn."""
+        """True if the next turn should follow: the model waits for results of the server's tools, and for none of the client's.
+        Ignored calls are answered once. After that, the built-in functions are removed from the request."""
         items = self.answer.items
         waits = bool(items.pending) or (items.num_ignored > 0 and not self._is_withdrawn)
         return waits and self.answer.finish_reason == "stop" and not items.num_client_calls
 
     async def _next_turn(self) -> bool:
-        """Generate the next turn; False when no tokens are left for it."""
+        """Start the next turn. Returns False when no tokens are left for it."""
         plan, answer, limit = self._plan, self.answer, self._params.max_tokens
         left = None if limit is None else limit - answer.num_output_tokens
         if left is not None and left < 1:
