@@ -1,1 +1,1 @@
-"""The command `bench`: latency and throughput of the engine, load on a server, start-up time."""
+"""The command `bench`: latency and throughput of the engine, a load test of a server, and start-up time."""

@@ -1,4 +1,4 @@
-"""`pegboard bench WHAT`: finds the measurement."""
+"""`pegboard bench WHAT`: selects the measurement and runs it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MEASUREMENTS = {
     "serve": "a running server under load: time to first token, between tokens, throughput",
     "startup": "seconds until a model is loaded, in fresh processes",
 }
-"""Measurement → one line for the list."""
+"""Maps each measurement to its line in the list."""
 
 
 class Bench:
-    """The command, as core builds it."""
+    """The command `bench`."""
 
     def __init__(self, options: None, setup: CommandSetup) -> None:
         self._setup = setup
@@ -29,7 +29,11 @@ class Bench:
         what = words[0] if words else "--help"
         if what in ("-h", "--help"):
             lines = [f"  {name:<11} {text}" for name, text in MEASUREMENTS.items()]
-            print("\n".join(["usage: pegboard bench WHAT [...]", "", *lines, "", "pegboard bench WHAT --help explains one."]))
+            print(
+                "\n".join(
+                    ["usage: pegboard bench WHAT [...]", "", *lines, "", "pegboard bench WHAT --help shows the flags of one."]
+                )
+            )
             return 0 if words else 2
         if what not in MEASUREMENTS:
             near = get_close_matches(what, MEASUREMENTS, 1)

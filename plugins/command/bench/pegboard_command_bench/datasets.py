@@ -1,5 +1,5 @@
-"""The requests of the measurements: random prompts, conversations of a ShareGPT file, or prompts of a JSONL file. All are
-seeded."""
+"""The requests of the measurements: random prompts, conversations of a ShareGPT file, or prompts of a JSONL file. The seed
+decides all random choices."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 DATASETS = ("random", "sharegpt", "custom", "prefix_repetition")
 
 SHAREGPT_MAX_PROMPT, SHAREGPT_MAX_TOTAL, SHAREGPT_MIN = 1024, 2048, 4
-"""Bounds for the conversations taken from a ShareGPT file, in tokens."""
+"""Limits for the conversations taken from a ShareGPT file, in tokens."""
 
 DEFAULT_OUTPUT_LEN = 256
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """One request of a measurement. prompt_len: in tokens of the given tokenizer."""
+    """One request of a measurement. prompt_len is in tokens of the given tokenizer."""
 
     prompt: str
     prompt_len: int
@@ -35,22 +35,22 @@ class BenchRequest:
 
 
 def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int = 1000) -> None:
-    """The flags that choose and shape a dataset."""
+    """Add the flags that choose and shape a dataset."""
     group = parser.add_argument_group("dataset")
-    group.add_argument("--dataset-name", choices=DATASETS, default="random", help="what is asked (default %(default)s)")
+    group.add_argument("--dataset-name", choices=DATASETS, default="random", help="the requests to send (default %(default)s)")
     group.add_argument("--dataset-path", metavar="FILE", help="sharegpt: JSON; custom: JSONL of {prompt, output_tokens}")
     group.add_argument("--num-prompts", type="number", default=num_prompts, help="requests (default %(default)s)")
     group.add_argument("--dataset-seed", "--data-seed", type=int, default=0, help="seed of the data (default %(default)s)")
-    group.add_argument("--disable-shuffle", action="store_true", help="take a file's entries in their order")
+    group.add_argument("--disable-shuffle", action="store_true", help="use a file's entries in their order")
     group.add_argument("--no-oversample", action="store_true", help="do not repeat entries to reach --num-prompts")
     group.add_argument("--input-len", type="number", help="tokens per prompt, for the random datasets")
     group.add_argument("--output-len", type="number", help="tokens per output, for every dataset")
     group.add_argument("--random-input-len", type="number", default=1024, help="random: tokens per prompt (default %(default)s)")
     group.add_argument("--random-output-len", type="number", default=128, help="random: tokens per output (default %(default)s)")
-    group.add_argument("--random-range-ratio", type=float, default=0.0, help="random: lengths vary by ± this part")
-    group.add_argument("--random-prefix-len", type="number", default=0, help="random: tokens all prompts share at the start")
-    group.add_argument("--sharegpt-output-len", type="number", help="sharegpt: tokens per output; default as in the file")
-    group.add_argument("--custom-output-len", type="number", help="custom: tokens per output where the file has no number")
+    group.add_argument("--random-range-ratio", type=float, default=0.0, help="random: lengths vary by ± this fraction")
+    group.add_argument("--random-prefix-len", type="number", default=0, help="random: tokens that all prompts share at the start")
+    group.add_argument("--sharegpt-output-len", type="number", help="sharegpt: tokens per output (default: as in the file)")
+    group.add_argument("--custom-output-len", type="number", help="custom: tokens per output for entries without a number")
     for name, default in (("prefix-len", 256), ("suffix-len", 256), ("num-prefixes", 10), ("output-len", 128)):
         group.add_argument(
             f"--prefix-repetition-{name}", type="number", default=default, help="prefix_repetition (default %(default)s)"
@@ -58,7 +58,7 @@ def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int = 100
 
 
 def make_requests(arguments: Any, tokenizer: "Tokenizer") -> list[BenchRequest]:
-    """The requests that the flags describe. Raises UsageError, PegboardError for a file that cannot be used."""
+    """Returns the requests that the flags describe. Raises UsageError, and PegboardError for a file that cannot be used."""
     makers: dict[str, Callable[[Any, Tokenizer, np.random.Generator], list[BenchRequest]]] = {
         "random": _random,
         "sharegpt": _sharegpt,
@@ -70,20 +70,21 @@ def make_requests(arguments: Any, tokenizer: "Tokenizer") -> list[BenchRequest]:
     rng = np.random.default_rng(arguments.dataset_seed)
     requests = makers[arguments.dataset_name](arguments, tokenizer, rng)[: arguments.num_prompts]
     if not requests:
-        raise PegboardError(f"dataset {arguments.dataset_name} of {arguments.dataset_path} has no request that can be used")
+        raise PegboardError(f"dataset {arguments.dataset_name} of {arguments.dataset_path} has no usable request")
     if arguments.no_oversample:
         return requests
     return [requests[index % len(requests)] for index in range(arguments.num_prompts)]
 
 
 def random_ids(rng: np.random.Generator, count: int, vocab_size: int) -> list[int]:
-    """Token ids away from the low ids, where control tokens live."""
+    """Returns random token ids. They are not low ids, which are often control tokens."""
     low = min(1000, vocab_size // 2)
     return [int(token) for token in rng.integers(low, max(low + 1, min(vocab_size, 10_000)), count)]
 
 
 def _text_of(tokenizer: "Tokenizer", ids: Sequence[int], allowed: Sequence[int], rng: np.random.Generator) -> tuple[str, int]:
-    """A text of (nearly always) as many tokens as `ids`: decoding and encoding merges some, so the text is cut or filled up."""
+    """Returns a text with as many tokens as `ids` in nearly all cases. Decoding and encoding merges some tokens, so the text is
+    cut or extended."""
     want, ids = len(ids), list(ids)
     text = tokenizer.decode(ids, skip_special_tokens=True)
     for _ in range(10):
@@ -121,7 +122,7 @@ def _random(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) ->
 
 
 def _prefix_repetition(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) -> list[BenchRequest]:
-    """Prompts in groups that share their beginning, in random order."""
+    """Prompts in groups that share a prefix, in random order."""
     allowed, num_prefixes = _ordinary_ids(tokenizer), max(1, arguments.prefix_repetition_num_prefixes)
     prefixes = [list(map(int, rng.choice(allowed, arguments.prefix_repetition_prefix_len))) for _ in range(num_prefixes)]
     requests = []
@@ -145,7 +146,7 @@ def _read(path: str | None, name: str) -> str:
 
 
 def _sharegpt(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) -> list[BenchRequest]:
-    """The first two turns of each conversation: what was asked, and how long the answer was."""
+    """Reads the first two turns of each conversation: the question, and the length of the answer."""
     try:
         entries = json.loads(_read(arguments.dataset_path, "sharegpt"))
     except ValueError as error:

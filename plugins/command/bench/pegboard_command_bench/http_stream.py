@@ -1,4 +1,5 @@
-"""A small HTTP/1.1 client on asyncio streams: one request per connection, the answer as lines while they arrive."""
+"""A small HTTP/1.1 client on asyncio streams. It sends one request per connection and reads the lines of the response as they
+arrive."""
 
 from __future__ import annotations
 
@@ -12,19 +13,19 @@ from urllib.parse import urlsplit
 from pegboard.errors import PegboardError
 
 LINE_LIMIT = 2**24
-"""Longest line of an answer, in bytes."""
+"""The longest line of a response, in bytes."""
 
 
 @dataclass
 class Answer:
-    """status and headers (lower-cased names) of an answer, and its body, which can be read once."""
+    """A response: its status, its headers (with lower-case names) and its body, which can be read once."""
 
     status: int
     headers: dict[str, str]
     _reader: asyncio.StreamReader = field(repr=False)
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """The body as it arrives, without the chunks' framing. Raises PegboardError when it ends too early."""
+        """Yields the body as it arrives, without the framing of chunks. Raises PegboardError when the body ends too early."""
         if "chunked" in self.headers.get("transfer-encoding", ""):
             while size := int((await self._reader.readline() or b"0").split(b";")[0], 16):
                 try:
@@ -39,7 +40,7 @@ class Answer:
                 yield part
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """The body's lines as they become complete."""
+        """Yields the lines of the body as they become complete."""
         rest = b""
         async for part in self.parts():
             *lines, rest = (rest + part).split(b"\n")
@@ -56,8 +57,8 @@ class Answer:
 async def request(
     method: str, url: str, headers: Mapping[str, str], body: bytes = b"", *, verify: bool = True
 ) -> AsyncIterator[Answer]:
-    """Send one request; the connection closes with the context. verify: check the certificate of https. Raises OSError,
-    PegboardError for an answer that is not HTTP."""
+    """Send one request. The connection closes with the context. verify: check the certificate of an https server. Raises OSError,
+    and PegboardError for a response that is not HTTP."""
     parts = urlsplit(url)
     context: ssl.SSLContext | None = None
     if parts.scheme == "https":

@@ -1,4 +1,4 @@
-"""`pegboard bench latency`: how long one batch of equal requests takes."""
+"""`pegboard bench latency`: measures the time of one batch of equal requests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def main(words: Sequence[str], setup: CommandSetup) -> int:
-    """Measure and print; the prefix cache is off unless it is asked for, because every iteration is the same batch."""
-    parser = engine_parser(setup, "latency", "Measure the seconds that one batch of equal requests takes.")
+    """Measure and print the result. The prefix cache is off by default, because every iteration runs the same batch."""
+    parser = engine_parser(setup, "latency", "Measure the time of one batch of equal requests, in seconds.")
     parser.add_argument("--input-len", type="number", default=32, help="tokens of each prompt (default %(default)s)")
     parser.add_argument("--output-len", type="number", default=128, help="tokens of each output (default %(default)s)")
     parser.add_argument("--batch-size", type="number", default=8, help="requests (default %(default)s)")
@@ -28,7 +28,7 @@ def main(words: Sequence[str], setup: CommandSetup) -> int:
     parser.add_argument("--use-beam-search", action="store_true", help="beam search with n beams")
     parser.add_argument("--num-iters-warmup", type="number", default=10, help="batches before measuring (default %(default)s)")
     parser.add_argument("--num-iters", type="number", default=30, help="batches measured (default %(default)s)")
-    parser.add_argument("--disable-detokenize", action="store_true", help="do not turn tokens into text")
+    parser.add_argument("--disable-detokenize", action="store_true", help="do not detokenize the outputs")
     defaults = {"engine": {"enable_prefix_caching": False, "disable_log_stats": True}}
     settings, arguments = parser.parse_settings(words, defaults)
     if arguments.num_iters < 1:

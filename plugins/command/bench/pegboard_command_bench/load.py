@@ -1,4 +1,4 @@
-"""Puts a running server under load: sends each request at its time and records what comes back and when."""
+"""Puts a running server under load: sends each request at its time, and records when each part of its answer arrives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pegboard_command_bench.http_stream import request
 
 @dataclass(frozen=True)
 class Target:
-    """Where requests go. is_chat: to the chat route. extra: fields of every body."""
+    """The server that is measured. is_chat: use the chat route. extra: fields of every body."""
 
     url: str
     model: str
@@ -32,7 +32,8 @@ class Target:
 
 @dataclass
 class Measured:
-    """One request. Seconds; ttft 0.0 and itl empty when nothing came. start_s: on the clock of perf_counter."""
+    """The measurement of one request. Times are in seconds. Without tokens, ttft is 0.0 and itl is empty. start_s is a time of
+    perf_counter."""
 
     prompt_len: int
     start_s: float = 0.0
@@ -47,8 +48,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """When requests are sent. rate: per second, infinite = all at once. burstiness: shape of the gamma distribution of the
-    intervals (1 = Poisson, larger = more even). ramp: "linear" or "exponential" from `start` to `end` requests per second."""
+    """The times at which requests are sent. rate: requests per second; infinite = all at once. burstiness: the shape of the gamma
+    distribution of the intervals (1 = Poisson, larger = more even). ramp: "linear" or "exponential" from `start` to `end`
+    requests per second."""
 
     rate: float = float("inf")
     burstiness: float = 1.0
@@ -57,7 +59,7 @@ class Arrivals:
     end: float = 0.0
 
     def times(self, count: int, rng: np.random.Generator) -> list[float]:
-        """Seconds after the beginning, ascending."""
+        """Returns the send times in ascending order, in seconds after the start."""
         rates = [self._rate(index / max(count, 1)) for index in range(count)]
         gaps = np.array(
             [0.0 if rate == float("inf") else rng.gamma(self.burstiness, 1 / (rate * self.burstiness)) for rate in rates]
@@ -78,7 +80,7 @@ class Arrivals:
 async def run_load(
     target: Target, requests: Sequence[BenchRequest], arrivals: Arrivals, *, max_concurrency: int | None, seed: int, show: bool
 ) -> tuple[list[Measured], float]:
-    """Send everything. Returns the measurements in the order of `requests`, and the seconds in total."""
+    """Send all requests. Returns the measurements in the order of `requests`, and the total time in seconds."""
     from tqdm import tqdm
 
     gate = asyncio.Semaphore(max_concurrency) if max_concurrency else None
@@ -101,7 +103,7 @@ async def run_load(
 
 
 async def send(target: Target, asked: BenchRequest) -> Measured:
-    """One streamed request. An error is recorded in `Measured.error`."""
+    """Send one streamed request. An error is recorded in `Measured.error`."""
     body: dict[str, Any] = {
         "model": target.model, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0.0, **target.extra,
     }  # fmt: skip
@@ -163,7 +165,7 @@ async def _follow(measured: Measured, events: AsyncIterator[dict[str, Any]]) -> 
 
 
 def _text_of(choice: Mapping[str, Any]) -> str | None:
-    """Text of an event with tokens; None for one without (a role, a finish reason alone)."""
+    """Returns the text of an event that has tokens. Returns None for an event without tokens (only a role or a finish reason)."""
     if "text" in choice:
         return choice["text"] if choice["text"] or choice.get("finish_reason") is None else None
     delta = choice.get("delta") or {}
@@ -172,7 +174,7 @@ def _text_of(choice: Mapping[str, Any]) -> str | None:
 
 
 async def wait_until_ready(target: Target, asked: BenchRequest, patience_s: float, note: Callable[[str], None]) -> None:
-    """One request that must succeed, tried again for `patience_s`. Raises PegboardError."""
+    """Send one request that must succeed. It is tried again for `patience_s` seconds. Raises PegboardError."""
     deadline = time.perf_counter() + patience_s
     while True:
         measured = await send(target, asked)

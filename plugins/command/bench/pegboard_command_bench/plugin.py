@@ -1,4 +1,4 @@
-"""The spec of the command `bench`."""
+"""Spec of the command `bench`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the measurements share: engine flags, percentiles, and results as JSON."""
+"""Shared code of the measurements: engine flags, percentiles, and results as JSON."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ PERCENTAGES = (10, 25, 50, 75, 90, 99)
 
 
 def engine_parser(setup: CommandSetup, what: str, description: str) -> FlagParser:
-    """A parser with the engine's flags; those of the measurement are added by the caller."""
+    """Returns a parser with the engine's flags. The caller adds the flags of the measurement."""
     parser = setup.parser(
         prog=f"pegboard bench {what}",
         usage=f"pegboard bench {what} [MODEL] [--FLAG VALUE ...] [--SETTING VALUE ...]",
         description=description,
     )
-    parser.add_argument("--output-json", metavar="FILE", help="also write the result there")
+    parser.add_argument("--output-json", metavar="FILE", help="also write the result to this file")
     parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
     parser.add_settings("engine", "plugins")
     return parser
 
 
 def percentiles(values: Sequence[float], percentages: Sequence[float] = PERCENTAGES) -> dict[str, float]:
-    """{"50": …}, linearly interpolated; zeros for no values."""
+    """Returns the percentiles as {"50": …}, linearly interpolated; all are zero when there are no values."""
     found = np.percentile(values, percentages) if len(values) else np.zeros(len(percentages))
     return {percent_name(p): float(value) for p, value in zip(percentages, found, strict=True)}
 
@@ -40,7 +40,7 @@ def percent_name(percentage: float) -> str:
 
 
 def write_json(path: str, result: Any) -> None:
-    """Write the result as JSON. Raises PegboardError when it cannot be written."""
+    """Write the result as JSON. Raises PegboardError when the file cannot be written."""
     try:
         target = Path(path).expanduser()
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`pegboard bench serve`: a running server under load, any server with the OpenAI routes."""
+"""`pegboard bench serve`: measures a running server under load. It works with any server that has the OpenAI routes."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ ENDPOINTS = {
     "openai": "/v1/completions",
     "openai-chat": "/v1/chat/completions",
 }
-"""Backend (vLLM's names) → its route."""
+"""Maps a backend (vLLM's names) to its route."""
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 
 DETAILED = ("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "generated_texts", "errors")
-"""Result fields with one entry per request, saved with --save-detailed only."""
+"""Fields of the result with one entry per request. They are saved only with --save-detailed."""
 
 
 def make_parser(setup: CommandSetup) -> FlagParser:
-    """All flags of the command."""
+    """The parser with all flags of the command."""
     parser = setup.parser(prog="pegboard bench serve", description="Measure a running server under load.")
-    parser.add_argument("--backend", choices=ENDPOINTS, default="openai", help="kind of route (default %(default)s)")
-    parser.add_argument("--base-url", help="as http://host:port; instead of --host and --port")
+    parser.add_argument("--backend", choices=ENDPOINTS, default="openai", help="kind of route to measure (default %(default)s)")
+    parser.add_argument("--base-url", help="http://host:port, instead of --host and --port")
     parser.add_argument("--host", default="127.0.0.1", help="(default %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="(default %(default)s)")
-    parser.add_argument("--endpoint", help="route; default by the backend")
+    parser.add_argument("--endpoint", help="path of the route (default: by the backend)")
     parser.add_argument("--header", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="headers of every request")
     parser.add_argument("--insecure", action="store_true", help="do not check the certificate of https")
-    parser.add_argument("--model", help="name of the model; default the first one served")
-    parser.add_argument("--tokenizer", help="reference that the tokenizer is taken from; default what the server serves")
+    parser.add_argument("--model", help="name of the model (default: the first one served)")
+    parser.add_argument("--tokenizer", help="model reference of the tokenizer (default: the model that the server serves)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the arrival times (default %(default)s)")
     _add_load_flags(parser)
     _add_result_flags(parser)
@@ -57,15 +57,19 @@ def make_parser(setup: CommandSetup) -> FlagParser:
 
 def _add_load_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("load")
-    group.add_argument("--request-rate", type=float, default=float("inf"), help="requests per second; default all at once")
-    group.add_argument("--burstiness", type=float, default=1.0, help="shape of the intervals; 1 = Poisson (default %(default)s)")
+    group.add_argument("--request-rate", type=float, default=float("inf"), help="requests per second (default: all at once)")
+    group.add_argument(
+        "--burstiness", type=float, default=1.0, help="burstiness of the intervals; 1 = Poisson (default %(default)s)"
+    )
     group.add_argument("--max-concurrency", type="number", help="most requests at once")
     group.add_argument("--ramp-up-strategy", choices=("linear", "exponential"), help="let the rate grow during the run")
     group.add_argument("--ramp-up-start-rps", type=float, help="requests per second at the start of the ramp")
-    group.add_argument("--ramp-up-end-rps", type=float, help="requests per second at its end")
+    group.add_argument("--ramp-up-end-rps", type=float, help="requests per second at the end of the ramp")
     group.add_argument("--num-warmups", type="number", default=0, help="requests before measuring (default %(default)s)")
     group.add_argument("--ready-check-timeout-sec", type=float, default=0.0, help="how long to wait for the server")
-    group.add_argument("--ignore-eos", action="store_true", help="outputs have the length that was asked for")
+    group.add_argument(
+        "--ignore-eos", action="store_true", help="ignore the end of sequence, so that outputs have the requested length"
+    )
     group.add_argument("--extra-body", type=json.loads, default={}, metavar="JSON", help="fields of every request")
     for name in SAMPLING:
         flag = f"--{name.replace('_', '-')}"
@@ -76,19 +80,24 @@ def _add_result_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("result")
     group.add_argument("--percentile-metrics", default="ttft,tpot,itl", help="of ttft,tpot,itl,e2el (default %(default)s)")
     group.add_argument("--metric-percentiles", default="99", help="as 50,90,99 (default %(default)s)")
-    group.add_argument("--goodput", nargs="+", metavar="METRIC:MS", help="count requests that stay below, as ttft:200 tpot:50")
+    group.add_argument(
+        "--goodput",
+        nargs="+",
+        metavar="METRIC:MS",
+        help="count the requests that stay below these milliseconds, such as ttft:200 tpot:50",
+    )
     group.add_argument("--save-result", action="store_true", help="write the result as JSON")
     group.add_argument("--save-detailed", action="store_true", help="also save the values of each request")
-    group.add_argument("--append-result", action="store_true", help="as one more line of the file")
+    group.add_argument("--append-result", action="store_true", help="append the result to the file as one line")
     group.add_argument("--result-dir", help="where; default here")
-    group.add_argument("--result-filename", help="default by backend, rate, model and time")
-    group.add_argument("--label", help="name in the result and its file name; default the backend")
+    group.add_argument("--result-filename", help="name of the file (default: from backend, rate, model and time)")
+    group.add_argument("--label", help="name in the result and in its file name (default: the backend)")
     group.add_argument("--metadata", nargs="+", default=[], metavar="KEY=VALUE", help="more fields of the result")
     group.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
 
 
 def main(words: Sequence[str], setup: CommandSetup) -> int:
-    """Measure and print; 1 when no request succeeded."""
+    """Measure and print the result. Returns 1 when no request succeeded."""
     arguments = make_parser(setup).parse(words)
     wanted = Wanted.parsed(arguments.percentile_metrics, arguments.metric_percentiles, arguments.goodput)
     arrivals = _arrivals(arguments)
@@ -158,7 +167,8 @@ async def _run(arguments: Any, arrivals: Arrivals, wanted: Wanted, setup: Comman
 
 
 async def _served(base: str, headers: dict[str, str], arguments: Any) -> dict[str, Any]:
-    """The wanted model, or the first one, as the server lists it; tried for as long as the server may take."""
+    """Returns id and root of the wanted model, or of the first one that the server lists. Tries again for
+    --ready-check-timeout-sec seconds. Raises PegboardError."""
     for attempt in range(int(arguments.ready_check_timeout_sec) + 1):
         if attempt:
             await asyncio.sleep(1)
@@ -180,15 +190,15 @@ async def _served(base: str, headers: dict[str, str], arguments: Any) -> dict[st
 
 
 def _tokenizer(setup: CommandSetup, reference: str) -> "Tokenizer":
-    """The tokenizer of a model reference. Raises PegboardError."""
+    """Returns the tokenizer of a model reference. Raises PegboardError."""
     try:
         return setup.tokenizer(reference)
     except PegboardError as error:
-        raise PegboardError(f"no tokenizer to count with: {error}; give one with --tokenizer") from error
+        raise PegboardError(f"no tokenizer to count tokens with: {error}; name one with --tokenizer") from error
 
 
 def _about(arguments: Any, result: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of the run, before its results."""
+    """The parameters of the run. They come before its results."""
     about = {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
         "endpoint_type": arguments.backend,

@@ -1,4 +1,4 @@
-"""The result of a load test under vLLM's names, computed from the measurements of each request."""
+"""The result of a load test under vLLM's names. It is computed from the measurements of each request."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ TITLES = {
     "itl": ("ITL", "Inter-token Latency"),
     "e2el": ("E2EL", "End-to-end Latency"),
 }
-"""Metric → short name and headline."""
+"""Maps a metric to its short name and its headline."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """metrics: of TITLES. percentages: 0 to 100. goodput: metric → milliseconds that a good request stays below."""
+    """What to report. metrics: those of TITLES. percentages: 0 to 100. goodput: maps a metric to the milliseconds that a good
+    request stays below."""
 
     metrics: tuple[str, ...] = ("ttft", "tpot", "itl")
     percentages: tuple[float, ...] = (99.0,)
@@ -31,7 +32,7 @@ class Wanted:
 
     @classmethod
     def parsed(cls, metrics: str, percentages: str, goodput: Sequence[str] | None) -> "Wanted":
-        """From flags: "ttft,tpot", "50,99", ["ttft:100"]. Raises UsageError."""
+        """Reads the flags "ttft,tpot", "50,99", ["ttft:100"]. Raises UsageError."""
         names = tuple(name.strip() for name in metrics.split(",") if name.strip())
         unknown = [name for name in names if name not in TITLES]
         if unknown:
@@ -39,7 +40,7 @@ class Wanted:
         try:
             wanted = tuple(float(part) for part in percentages.split(","))
         except ValueError:
-            raise UsageError(f"--metric-percentiles {percentages!r}: expected numbers, as 50,99") from None
+            raise UsageError(f"--metric-percentiles {percentages!r}: expected numbers, such as 50,99") from None
         if not all(0 <= value <= 100 for value in wanted):
             raise UsageError(f"--metric-percentiles {percentages!r}: expected numbers from 0 to 100")
         return cls(names, wanted, _goodput(goodput) if goodput else None)
@@ -50,7 +51,7 @@ def _goodput(pairs: Sequence[str]) -> dict[str, float]:
     for pair in pairs:
         name, _, value = pair.partition(":")
         if name not in ("ttft", "tpot", "e2el"):
-            raise UsageError(f"--goodput {pair!r}: expected ttft, tpot or e2el and milliseconds, as ttft:200")
+            raise UsageError(f"--goodput {pair!r}: expected ttft, tpot or e2el and milliseconds, such as ttft:200")
         try:
             found[name] = float(value)
         except ValueError:
@@ -59,7 +60,7 @@ def _goodput(pairs: Sequence[str]) -> dict[str, float]:
 
 
 def summarize(measured: Sequence[Measured], duration_s: float, wanted: Wanted) -> dict[str, Any]:
-    """The result of a run. Lists have one entry per request, in order; a failed one has zeros."""
+    """Computes the result of a run. Lists have one entry per request, in order. A failed request has zeros."""
     good = [one for one in measured if one.success]
     series = {
         "ttft": [one.ttft for one in good],
@@ -112,7 +113,7 @@ def _num_good(good: Sequence[Measured], limits: Mapping[str, float]) -> int:
 
 
 def _peaks(good: Sequence[Measured], first_s: float) -> dict[str, Any]:
-    """The busiest second: the most tokens received and the most requests running in any second."""
+    """Returns the most tokens that were received, and the most requests that were running, in any one second."""
     tokens: dict[int, int] = {}
     running: dict[int, int] = {}
     for one in good:
@@ -130,7 +131,7 @@ def _peaks(good: Sequence[Measured], first_s: float) -> dict[str, Any]:
 
 
 def table(result: Mapping[str, Any], wanted: Wanted) -> str:
-    """The printed result, as vLLM's table."""
+    """Returns the text of the result, as in vLLM's table."""
 
     def line(text: str, value: Any) -> str:
         return f"{text:<40} {value:<10.2f}" if isinstance(value, float) else f"{text:<40} {value:<10}"

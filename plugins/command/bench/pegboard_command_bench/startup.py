@@ -1,6 +1,7 @@
-"""`pegboard bench startup`: how long it takes until a model is loaded, each time in a fresh process.
+"""`pegboard bench startup`: measures the time until a model is loaded, each time in a fresh process.
 
-Cold: the checkpoint's files are not in the operating system's file cache, where it can be asked to drop them. Warm: they are.
+Cold: the files of the checkpoint are not in the operating system's file cache, if the system can be asked to drop them. Warm:
+they are in the cache.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ llm = LLM.from_settings(pickle.load(sys.stdin.buffer))
 print("seconds", time.perf_counter() - started)
 llm.shutdown()
 """
-"""What a fresh process runs: from the first import of Pegboard to an engine that can take requests."""
+"""The code of a fresh process. It measures from the first import of Pegboard until the engine can take requests."""
 
 
 def main(words: Sequence[str], setup: CommandSetup) -> int:
-    """Measure and print. Nothing is compiled at start, so the compilation times are 0."""
+    """Measure and print the result. Pegboard compiles nothing at start-up, so the compilation times are 0."""
     parser = engine_parser(setup, "startup", "Measure the seconds until a model is loaded, in fresh processes.")
     parser.add_argument("--num-iters-cold", type="number", default=3, help="starts with cold files (default %(default)s)")
     parser.add_argument("--num-iters-warmup", type="number", default=1, help="starts before the warm ones (default %(default)s)")
@@ -41,7 +42,7 @@ def main(words: Sequence[str], setup: CommandSetup) -> int:
         raise UsageError("--num-iters-cold and --num-iters-warm must be at least 1")
     from tqdm import tqdm
 
-    files = setup.model_files(settings)  # fetches the model, so that no download is measured
+    files = setup.model_files(settings)  # download the model now, so that no download is measured
     total = arguments.num_iters_cold + arguments.num_iters_warmup + arguments.num_iters_warm
     with tqdm(total=total, desc="Starts", file=sys.stderr, disable=arguments.disable_tqdm) as bar:
         cold = [_start(settings, bar, files) for _ in range(arguments.num_iters_cold)]
@@ -69,7 +70,7 @@ def _phase(name: str, values: list[float]) -> dict[str, Any]:
 
 
 def _forget(files: Iterable[Path]) -> None:
-    """Ask the operating system to drop the files from its cache. It may not do so."""
+    """Ask the operating system to drop the files from its cache. It may ignore this."""
     if not hasattr(os, "posix_fadvise"):
         return
     for path in files:

@@ -1,4 +1,4 @@
-"""`pegboard bench throughput`: many requests at once, in this process."""
+"""`pegboard bench throughput`: measures many requests at once, in this process."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from pegboard_command_bench.datasets import BenchRequest, add_dataset_flags, mak
 from pegboard_command_bench.results import engine_parser, write_json
 
 BACKENDS = ("vllm", "vllm-chat")
-"""vLLM's names: completions of the prompts as they are, or as a user's message through the chat template."""
+"""The backends, with vLLM's names: complete the prompts as they are, or send each as a user's message through the chat
+template."""
 
 
 def main(words: Sequence[str], setup: CommandSetup) -> int:
-    """Measure and print. Outputs have the length that was asked for: the end of sequence is ignored."""
+    """Measure and print the result. The end of sequence is ignored, so that outputs have the requested length."""
     parser = engine_parser(setup, "throughput", "Measure tokens per second for many requests at once.")
-    parser.add_argument("--backend", choices=BACKENDS, default="vllm", help="vllm-chat: through the chat template")
+    parser.add_argument(
+        "--backend", choices=BACKENDS, default="vllm", help="vllm-chat: send the prompts through the chat template"
+    )
     parser.add_argument("--n", type="number", default=1, help="completions per request (default %(default)s)")
-    parser.add_argument("--async-engine", action="store_true", help="run the engine in its own process, as the server does")
-    parser.add_argument("--disable-detokenize", action="store_true", help="do not turn tokens into text")
+    parser.add_argument("--async-engine", action="store_true", help="run the engine in its own process, like the server")
+    parser.add_argument("--disable-detokenize", action="store_true", help="do not detokenize the outputs")
     add_dataset_flags(parser)
     settings, arguments = parser.parse_settings(words, {"engine": {"disable_log_stats": True}})
     run = _run_async if arguments.async_engine else _run
@@ -55,7 +58,7 @@ def _params(request: BenchRequest, arguments: Any) -> Any:
 
 
 def _run(settings: Any, arguments: Any) -> tuple[float, int, int, int]:
-    """(seconds, prompt tokens, output tokens, requests)."""
+    """Returns (seconds, prompt tokens, output tokens, requests)."""
     from pegboard import LLM
 
     with LLM.from_settings(settings) as llm:
@@ -105,7 +108,7 @@ def _run_async(settings: Any, arguments: Any) -> tuple[float, int, int, int]:
 
 
 def _prompt(client: Any, request: BenchRequest, arguments: Any) -> Any:
-    """The prompt as text, or as the ids of a rendered conversation."""
+    """Returns the prompt as text, or as the token ids of a rendered conversation."""
     if arguments.backend != "vllm-chat":
         return request.prompt
     from pegboard.interfaces.tokenizer import Chat

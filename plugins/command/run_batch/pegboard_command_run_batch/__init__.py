@@ -1,1 +1,1 @@
-"""The command `run-batch`: a file of requests in, a file of answers out."""
+"""The command `run-batch`: answers a file of requests with a file of responses."""

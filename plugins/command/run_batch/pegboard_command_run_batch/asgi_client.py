@@ -1,4 +1,4 @@
-"""Calls an ASGI application in this process: requests without a socket."""
+"""Calls an ASGI application in this process, without a socket."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 
 async def post(app: ASGIApp, path: str, body: bytes, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
-    """POST a JSON body; (status, body of the answer). Exceptions of the application are passed on."""
+    """POST a JSON body. Returns (status, body of the response). Exceptions of the application are passed on."""
     given = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
     scope: Scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
@@ -22,7 +22,7 @@ async def post(app: ASGIApp, path: str, body: bytes, headers: dict[str, str] | N
 
     async def receive() -> Message:
         nonlocal is_sent
-        if is_sent:  # only code that watches for a disconnect asks again; this client stays
+        if is_sent:  # only code that watches for a disconnect receives again; this client does not disconnect
             await asyncio.Event().wait()
         is_sent = True
         return {"type": "http.request", "body": body, "more_body": False}

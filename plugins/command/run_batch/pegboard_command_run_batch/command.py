@@ -1,7 +1,9 @@
-"""`pegboard run-batch`: the requests of a file in OpenAI's batch format, answered by the APIs as over HTTP, but in this process.
+"""`pegboard run-batch`: answers the requests of a file in OpenAI's batch format. The API plugins answer them as over HTTP, but in
+this process.
 
-A line is {"custom_id": …, "method": "POST", "url": "/v1/chat/completions", "body": {…}}; any route of an enabled API plugin can
-be used. An error in one line becomes that line's answer; the rest goes on. Answers are in the order of the lines.
+A line is {"custom_id": …, "method": "POST", "url": "/v1/chat/completions", "body": {…}}. Any route of an enabled API plugin can
+be used. An error in one line becomes the answer of that line, and the other lines continue. Answers are in the order of the
+lines.
 """
 
 from __future__ import annotations
@@ -31,11 +33,12 @@ SERVER_SETTINGS = (
 )  # fmt: skip
 
 NUM_AT_ONCE = 512
-"""Requests handed to the engine before the oldest must have its answer: keeps the engine busy and the memory small."""
+"""The most requests in work at once. When it is reached, the next one waits for the oldest answer. This keeps the engine busy and
+the memory use small."""
 
 
 def make_parser(setup: CommandSetup) -> FlagParser:
-    """All flags of the command."""
+    """The parser with all flags of the command."""
     parser = setup.parser(
         prog="pegboard run-batch",
         usage="pegboard run-batch -i INPUT -o OUTPUT [MODEL] [--SETTING VALUE ...]",
@@ -43,8 +46,8 @@ def make_parser(setup: CommandSetup) -> FlagParser:
     )
     parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="requests: a path, or a URL (--allow-urls)")
     parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="answers: a path, or a URL that takes PUT")
-    parser.add_argument("--output-tmp-dir", metavar="DIR", help="where answers for a URL are kept until they are sent")
-    parser.add_argument("--allow-urls", action="store_true", help="let input and output be http:// or https:// URLs")
+    parser.add_argument("--output-tmp-dir", metavar="DIR", help="folder for the answers until they are sent to a URL")
+    parser.add_argument("--allow-urls", action="store_true", help="allow http:// and https:// URLs for input and output")
     parser.add_argument("--enable-metrics", action="store_true", help="also serve /metrics on --host and --port")
     parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
     parser.add_settings("server", "engine", "plugins", only={"server": SERVER_SETTINGS})
@@ -52,13 +55,13 @@ def make_parser(setup: CommandSetup) -> FlagParser:
 
 
 class RunBatch:
-    """The command, as core builds it."""
+    """The command `run-batch`."""
 
     def __init__(self, options: None, setup: CommandSetup) -> None:
         self._setup = setup
 
     def run(self, words: Sequence[str]) -> int:
-        """Answer everything; 0 also when lines were wrong."""
+        """Answer all requests. Returns 0 even when some of them failed."""
         settings, arguments = make_parser(self._setup).parse_settings(words)
         check_allowed(arguments.input_file, "--input-file", arguments.allow_urls)
         check_allowed(arguments.output_file, "--output-file", arguments.allow_urls)
@@ -98,7 +101,8 @@ async def _serve(app: "ASGIApp", settings: Any, client: Any, stop: asyncio.Event
 
 
 async def answer_all(app: "ASGIApp", source: Path, target: IO[str], *, show_progress: bool) -> tuple[int, int]:
-    """Write one answer per line of `source` that is not blank; (how many, how many of them failed)."""
+    """Write one answer for each line of `source` that is not blank. Returns the number of requests, and the number of those that
+    failed."""
     from tqdm import tqdm
 
     with source.open(encoding="utf-8", errors="replace") as file:
@@ -135,7 +139,7 @@ def _lines(source: Path) -> Iterator[str]:
 
 
 def _write(target: IO[str], answer: dict[str, Any]) -> bool:
-    """True when the answer is an error."""
+    """Write one answer. Returns True when it is an error."""
     target.write(json.dumps(answer, ensure_ascii=False) + "\n")
     return answer["error"] is not None
 
@@ -161,7 +165,7 @@ async def _answer(app: "ASGIApp", line: str, known_ids: set[str]) -> dict[str, A
 
 
 class _BadLine(PegboardError):
-    """A line that is not a request."""
+    """A line of the file is not a valid request."""
 
 
 def _parse(line: str) -> dict[str, Any]:
@@ -172,7 +176,7 @@ def _parse(line: str) -> dict[str, Any]:
     if not isinstance(request, dict):
         raise _BadLine(f"the line is not a JSON object but a {type(request).__name__}")
     if not isinstance(request.get("custom_id"), str):
-        raise _BadLine(f"custom_id must be a text, got {request.get('custom_id')!r}")
+        raise _BadLine(f"custom_id must be text, got {request.get('custom_id')!r}")
     return request
 
 
@@ -187,7 +191,7 @@ def _check(request: dict[str, Any], known_ids: set[str]) -> None:
         raise _BadLine(f"method must be 'POST', got {request.get('method')!r}")
     url = request.get("url")
     if not isinstance(url, str) or not url.startswith("/") or not url.isascii():
-        raise _BadLine(f"url must be the path of a route, as /v1/chat/completions, got {url!r}")
+        raise _BadLine(f"url must be the path of a route, such as /v1/chat/completions, got {url!r}")
     body = request.get("body")
     if not isinstance(body, dict):
         raise _BadLine("body must be a JSON object: the request as it would be sent")

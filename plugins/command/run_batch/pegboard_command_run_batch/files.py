@@ -1,4 +1,4 @@
-"""Where a batch comes from and goes to: a local file, or a URL where the user has allowed that."""
+"""The files of a batch: a local file, or a URL if the user has allowed URLs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_allowed(text: str, flag: str, allowed: bool) -> None:
 
 @contextlib.contextmanager
 def opened_input(source: str) -> Iterator[Path]:
-    """A local file with the content of `source`. Raises PegboardError."""
+    """Yields a local file with the content of `source`. Raises PegboardError."""
     if not is_url(source):
         path = Path(source).expanduser()
         if not path.is_file():
@@ -49,9 +49,9 @@ def opened_input(source: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def opened_output(target: str, folder: str | None) -> Iterator[IO[str]]:
-    """A file to write, which becomes `target` when all went well. A path is written under another name in the same
-    folder and then renamed. For a URL the file lies in `folder` (default: that for temporary files) and is sent with PUT. Raises
-    PegboardError."""
+    """Yields a file to write. When the block ends without an error, its content becomes `target`. For a path, the file has
+    another name in the same folder and is then renamed. For a URL, the file is in `folder` (default: the system's folder for
+    temporary files) and is sent with PUT. Raises PegboardError."""
     if is_url(target):
         with tempfile.NamedTemporaryFile("w+", prefix="pegboard-batch-", suffix=".jsonl", dir=folder, encoding="utf-8") as file:
             yield file

@@ -1,4 +1,4 @@
-"""The spec of the command `run-batch`."""
+"""Spec of the command `run-batch`."""
 
 from __future__ import annotations
 

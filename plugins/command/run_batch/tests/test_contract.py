@@ -1,4 +1,4 @@
-"""The command keeps the contracts of its kind and of all plugins."""
+"""The command passes the contract tests of its kind and of all plugins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`pegboard chat` and `pegboard complete`: a conversation with a running server, or text continued by it, streamed."""
+"""`pegboard chat` has a conversation with a running server. `pegboard complete` lets it continue text. Both stream the
+answers."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from pegboard_command_talk.remote_server import RemoteServer
 
 
 class ChatCommand:
-    """The command, as core builds it."""
+    """The command `chat`."""
 
     def __init__(self, options: None, setup: CommandSetup) -> None:
         self._setup = setup
@@ -24,7 +25,7 @@ class ChatCommand:
 
 
 class CompleteCommand:
-    """The command, as core builds it."""
+    """The command `complete`."""
 
     def __init__(self, options: None, setup: CommandSetup) -> None:
         self._setup = setup
@@ -34,9 +35,9 @@ class CompleteCommand:
 
 
 def chat(words: Sequence[str], setup: CommandSetup) -> int:
-    """One message with --quick, else a conversation until end of input."""
+    """Send one message with --quick, otherwise have a conversation until the input ends."""
     parser = _make_parser(setup, "Chat with a running server.")
-    parser.add_argument("--system-prompt", metavar="TEXT", help="what the conversation starts with")
+    parser.add_argument("--system-prompt", metavar="TEXT", help="system prompt of the conversation")
     arguments = parser.parse(words)
     server = RemoteServer(arguments.url, arguments.api_key, arguments.model_name)
     messages: list[dict[str, Any]] = []
@@ -50,7 +51,7 @@ def chat(words: Sequence[str], setup: CommandSetup) -> int:
         try:
             reply.show(server.stream("/chat/completions", {"messages": messages, **limit, **reply.options}))
         except BaseException:
-            messages.pop()  # the conversation goes on as if this message had not been sent
+            messages.pop()  # the conversation continues as if this message had not been sent
             raise
         messages.append({"role": "assistant", "content": reply.text})
 
@@ -58,7 +59,7 @@ def chat(words: Sequence[str], setup: CommandSetup) -> int:
 
 
 def complete(words: Sequence[str], setup: CommandSetup) -> int:
-    """One text with --quick, else every line of the input by itself."""
+    """Complete one text with --quick, otherwise complete each line of the input separately."""
     arguments = _make_parser(setup, "Complete text with a running server.").parse(words)
     server = RemoteServer(arguments.url, arguments.api_key, arguments.model_name)
     limit = {} if arguments.max_tokens is None else {"max_tokens": arguments.max_tokens}
@@ -71,11 +72,11 @@ def complete(words: Sequence[str], setup: CommandSetup) -> int:
 
 
 def _make_parser(setup: CommandSetup, description: str) -> FlagParser:
-    """The flags both commands have."""
+    """Add the flags that both commands have."""
     parser = setup.parser(prog=f"pegboard {setup.word}", description=description)
     parser.add_argument("--url", default="http://localhost:8000/v1", help="base URL of the server (default %(default)s)")
-    parser.add_argument("--model-name", help="model to use; default the first one served")
-    parser.add_argument("--api-key", default=env.client_key(), help="key to send; default PEGBOARD_API_KEY, OPENAI_API_KEY")
+    parser.add_argument("--model-name", help="model to use (default: the first one served)")
+    parser.add_argument("--api-key", default=env.client_key(), help="API key to send (default: PEGBOARD_API_KEY, OPENAI_API_KEY)")
     parser.add_argument("-q", "--quick", metavar="TEXT", help="send this one text, print the answer and exit")
     parser.add_argument("--max-tokens", type=int, help="most tokens to generate")
     parser.add_argument("--stats", action="store_true", help="after each answer, print how fast it was")
@@ -83,8 +84,8 @@ def _make_parser(setup: CommandSetup, description: str) -> FlagParser:
 
 
 class Reply:
-    """One streamed answer: shown as it comes, and kept. options: what the request must ask for. Ctrl-C ends the answer, not the
-    program."""
+    """One streamed answer. It is shown as it arrives, and kept. options: fields that the request must have. Ctrl-C ends the
+    answer, not the program."""
 
     def __init__(self, with_stats: bool) -> None:
         self.text = ""
@@ -110,7 +111,7 @@ class Reply:
             self._tell()
 
     def _pieces(self, events: Iterator[dict[str, Any]]) -> Iterator[tuple[bool, str]]:
-        """(part of the answer, text): reasoning is shown and not remembered."""
+        """Returns (part of the answer, text to show). Reasoning is shown, but it is not part of the answer."""
         for event in events:
             if event.get("usage"):
                 self._num_tokens = event["usage"].get("completion_tokens")
@@ -138,12 +139,13 @@ class Reply:
 
 
 def _run(quick: str | None, answer: Callable[[str], None]) -> int:
-    """Answer one text, or read lines and answer each, until end of input (Ctrl-D) or Ctrl-C at the prompt."""
+    """Answer one text, or read lines and answer each of them, until the input ends (Ctrl-D) or Ctrl-C is pressed at the
+    prompt."""
     if quick is not None:
         answer(quick)
         return 0
     if sys.stdin.isatty():
-        print("Ctrl-D leaves, Ctrl-C stops an answer.")
+        print("Ctrl-D exits, Ctrl-C stops an answer.")
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "")

@@ -1,4 +1,4 @@
-"""The specs of the commands `chat` and `complete`."""
+"""Specs of the commands `chat` and `complete`."""
 
 from __future__ import annotations
 

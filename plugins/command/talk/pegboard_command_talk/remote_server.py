@@ -1,4 +1,4 @@
-"""A running server as `pegboard chat` and `pegboard complete` see it: HTTP and server-sent events, standard library only."""
+"""A running server, called over HTTP with the standard library only. It streams server-sent events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ TIMEOUT_S = 600.0
 
 
 class RemoteServer:
-    """url: the base of the OpenAI routes, as in http://localhost:8000/v1. model None: the first one served."""
+    """url: the base of the OpenAI routes, such as http://localhost:8000/v1. model: None means the first one that the server
+    lists."""
 
     def __init__(self, url: str, api_key: str | None, model: str | None) -> None:
         parts = urlsplit(url)
@@ -65,7 +66,7 @@ class RemoteServer:
 
 
 class _closing:
-    """Close the response, and its connection with it, also when the reader stops half-way."""
+    """Close the response and its connection, even when the reader stops before the end."""
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
         self._response = response

@@ -1,4 +1,4 @@
-"""`chat` and `complete` against a server that answers with what it was sent."""
+"""`chat` and `complete` with a server that sends the received text back."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def complete(words):
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Streams the request's own last text back, in two pieces."""
+    """Streams the last text of the request back, in two pieces."""
 
     def log_message(self, *arguments):
         pass
