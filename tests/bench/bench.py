@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def measure(peers: Peers, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything, as one tree of numbers by side and server."""
+    """Run all measurements. Returns one tree of numbers by side and server."""
     quick, times = arguments.quick, 1 if arguments.quick else 5
     result: dict[str, Any] = {"quick": quick, "num_rounds": arguments.rounds, "load_before": os.getloadavg()[0], "failed": {}}
     note("memory and imports")
@@ -74,7 +74,8 @@ def measure(peers: Peers, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _peers(arguments: argparse.Namespace, model: Path) -> Peers:
-    """The peers that were named, then those found below --peers. Also writes the model in their formats if that is missing."""
+    """Returns the peers that were named, and those found in the --peers folder. Also writes the model in their formats if it is
+    missing."""
     folder: Path | None = arguments.prepare_peers or arguments.peers
 
     def found(named: str | None, *below: str) -> str | None:
@@ -110,14 +111,18 @@ def _peers(arguments: argparse.Namespace, model: Path) -> Peers:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--quick", action="store_true", help="a small run, under a minute without peers; its numbers only show that all works")
-    add("--model", help="model reference of the Q4_1 rows; a GGUF file; default the default model")
-    add("--q4-0", type=Path, metavar="FILE", help="the same model in Q4_0; default one is written into --out")
+    add(
+        "--quick",
+        action="store_true",
+        help="a small run, under a minute without peers; its numbers only show that everything works",
+    )
+    add("--model", help="model reference of the Q4_1 rows, a GGUF file (default: the default model)")
+    add("--q4-0", type=Path, metavar="FILE", help="the same model in Q4_0 (default: it is written into --out)")
     add("--set", action="append", default=[], metavar="NAME=JSON", help="an engine setting of Pegboard")
-    add("--rounds", type=int, help="measured rounds; default 3, quick 1")
+    add("--rounds", type=int, help="measured rounds (default: 3, quick: 1)")
     add("--only", action="append", choices=PARTS, help="measure only this part (can be repeated)")
-    add("--prepare-peers", type=Path, metavar="DIR", help="install the peers from PyPI below DIR first, and measure them")
-    add("--peers", type=Path, metavar="DIR", help="measure the peers that --prepare-peers installed below DIR")
+    add("--prepare-peers", type=Path, metavar="DIR", help="first install the peers from PyPI into DIR, then measure them")
+    add("--peers", type=Path, metavar="DIR", help="measure the peers that --prepare-peers installed into DIR")
     add("--peer-llama", metavar="PYTHON", help="Python of an environment with llama-cpp-python")
     add("--llama-server", metavar="PROGRAM", help="llama.cpp's llama-server, for the rows of servers")
     add("--peer-openvino", metavar="PYTHON", help="Python of an environment with openvino-genai")
@@ -127,9 +132,9 @@ def _parse() -> argparse.Namespace:
         "--peer-model",
         type=Path,
         metavar="DIR",
-        help="the model as vLLM and transformers read it; default one is written into --out",
+        help="the model as vLLM and transformers read it (default: it is written into --out)",
     )
-    add("--out", type=Path, default=Path("build/bench"), metavar="DIR", help="where bench.json, bench.md and the pictures go")
+    add("--out", type=Path, default=Path("build/bench"), metavar="DIR", help="folder for bench.json, bench.md and the pictures")
     arguments = parser.parse_args()
     arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
     arguments.only = arguments.only or list(PARTS)

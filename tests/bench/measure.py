@@ -20,7 +20,8 @@ Names = list[tuple[str, str]]
 
 
 def measure_sides(peers: Peers, wanted: Names, num_rounds: int, quick: bool, failed: dict[str, str]) -> dict[str, Any]:
-    """Numbers by the side's name. A peer that fails goes into `failed` with its reason; Pegboard must not."""
+    """Measure all sides. Returns the numbers by the side's name. A peer that fails is listed in `failed` with its reason.
+    Pegboard must not fail."""
     sides: list[Side] = []
     try:
         for name, format in wanted:
@@ -85,8 +86,9 @@ def _round(side: Side, index: int, quick: bool) -> dict[str, dict[str, float]]:
 
 
 def measure_servers(peers: Peers, num_rounds: int, quick: bool, failed: dict[str, str]) -> dict[str, Any]:
-    """Numbers by the server's name and format. One server runs at a time and is restarted in every round, so start and memory are
-    also medians. The curve over the number of clients is measured once, for the first format. quick: only that format."""
+    """Measure all servers. Returns the numbers by the server's name and format. One server runs at a time. It is restarted in
+    every round, so start-up time and memory are medians too. The curve over the number of clients is measured once, for the first
+    format. quick: only that format."""
     found: dict[str, list[dict[str, Any]]] = {}
     wanted = [(name, format) for name, format in peers.serving() if format == "q4_1" or not quick]
     for index in range(1, num_rounds + 1):
@@ -113,7 +115,7 @@ def measure_servers(peers: Peers, num_rounds: int, quick: bool, failed: dict[str
 
 
 def _serve(peers: Peers, name: str, format: str, index: int, quick: bool) -> dict[str, Any]:
-    """One server from its start to its end."""
+    """Measure one server from its start to its end."""
     server = peers.serve(name, format, SERVING_CLIENTS)
     try:
         server.load(workload.ramp(400 + index, 1, quick=True), 1)
@@ -129,7 +131,7 @@ def _server_medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _curve(peers: Peers, name: str, format: str, quick: bool) -> dict[str, dict[str, float]]:
-    """Loads by the number of clients."""
+    """Returns the loads by the number of clients."""
     clients = QUICK_CLIENTS if quick else CLIENTS
     server: Server = peers.serve(name, format, clients[-1])
     try:
@@ -140,7 +142,7 @@ def _curve(peers: Peers, name: str, format: str, quick: bool) -> dict[str, dict[
 
 
 def measure_host(peers: Peers, quick: bool) -> dict[str, Any]:
-    """Parts of Pegboard's decode steps by batch size, on the Q4_1 file."""
+    """Returns the parts of Pegboard's decode steps by batch size, on the Q4_1 file."""
     note("parts of a decode step")
     side = peers.start("pegboard", "q4_1")
     try:
@@ -150,5 +152,5 @@ def measure_host(peers: Peers, quick: bool) -> dict[str, Any]:
 
 
 def note(text: str) -> None:
-    """Progress, to stderr."""
+    """Print progress to stderr."""
     print(f"[bench] {text}", file=sys.stderr, flush=True)

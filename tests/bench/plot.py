@@ -26,7 +26,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Axis:
-    """label with its unit; a logarithmic axis from low to high, with these ticks."""
+    """One axis: a label with its unit; a logarithmic scale from low to high, with these ticks."""
 
     label: str
     low: float
@@ -34,7 +34,7 @@ class Axis:
     ticks: Sequence[float]
 
     def place(self, value: float) -> float:
-        """0 at `low`, 1 at `high`."""
+        """The place of a value on the axis: 0 at `low`, 1 at `high`."""
         return math.log(value / self.low) / math.log(self.high / self.low)
 
 
@@ -118,7 +118,7 @@ def log_axis(label: str, values: Iterable[float], powers_of_two: bool = False) -
 
 
 def throughput(result: Mapping[str, Any]) -> Figure:
-    """Output tokens per second over the number of clients."""
+    """Plots output tokens per second over the number of clients."""
     curves = _curves(result, "tokens_per_s")
     figure = _over_clients("Throughput of the servers", "output tokens/s", curves)
     for (name, points), color in zip(curves.items(), COLORS, strict=False):
@@ -127,7 +127,7 @@ def throughput(result: Mapping[str, Any]) -> Figure:
 
 
 def latency(result: Mapping[str, Any]) -> Figure:
-    """Time between tokens over the number of clients: percentiles 50 and 99."""
+    """Plots the time between tokens over the number of clients: percentiles 50 and 99."""
     middle, late = _curves(result, "itl_ms_p50"), _curves(result, "itl_ms_p99")
     figure = _over_clients("Time between tokens", "milliseconds", {**middle, **{f"{name} late": late[name] for name in late}})
     for name, color in zip(middle, COLORS, strict=False):
@@ -137,7 +137,7 @@ def latency(result: Mapping[str, Any]) -> Figure:
 
 
 def roofline(result: Mapping[str, Any]) -> Figure:
-    """One stream's decoding against memory."""
+    """Plots the decoding speed of one stream over the bytes of weights it reads, with the line of the memory bandwidth."""
     machine = result["machine"]
     megabytes = {format: count / 1e6 for format, count in machine["bytes_per_token"].items()}
     found: dict[str, list[tuple[float, float]]] = {}
@@ -157,7 +157,7 @@ def roofline(result: Mapping[str, Any]) -> Figure:
 
 
 def draw(result: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write every picture for which there are numbers."""
+    """Write every picture that has numbers."""
     folder.mkdir(parents=True, exist_ok=True)
     has_curves = any("curve" in server for server in result["servers"].values())
     figures: dict[str, Callable[[Mapping[str, Any]], Figure]] = {"roofline": roofline}

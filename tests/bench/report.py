@@ -1,4 +1,4 @@
-"""The rows as a Markdown table."""
+"""Writes the rows as a Markdown table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REACHED = {True: "yes", False: "no", None: "–"}
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """One line per row; peers that were not measured have no column."""
+    """The table: one line per row. Peers that were not measured have no column."""
     found = result["rows"]
     peers = [peer for peer in PEERS if any(peer in row["peers"] for row in found)]
     head = ["workload", "measure", "Pegboard", *peers, "ratio", "target", "reached"]
@@ -30,7 +30,7 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def circumstances(result: Mapping[str, Any]) -> str:
-    """A paragraph on what the numbers were measured on."""
+    """A paragraph about the machine and the conditions of the measurement."""
     machine = result["machine"]
     sentences = [
         f"{machine['cpu']}, {machine['cores']} cores ({machine['flags'] or 'no vector instructions that matter'}), "
@@ -48,7 +48,7 @@ def circumstances(result: Mapping[str, Any]) -> str:
 
 
 def step_line(result: Mapping[str, Any]) -> str:
-    """Parts of a decode step in milliseconds."""
+    """A table of the parts of a decode step, in milliseconds."""
     lines = []
     for batch_size, shares in result["host"].items():
         parts = ", ".join(f"{name} {value:.2f}" for name, value in shares["milliseconds"].items())

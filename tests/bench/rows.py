@@ -1,4 +1,4 @@
-"""The numbers as rows of one table, each with its goal."""
+"""Turns the numbers into rows of one table, each with its goal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLUMNS = {
     "vllm": "vLLM",
     "transformers": "transformers",
 }
-"""Column of the table by the first word of a side's or server's name."""
+"""The column of the table for the first word of a side's or server's name."""
 
 OWN, OWN_ZERO, OWN_FLOAT = "pegboard q4_1", "pegboard q4_0", "pegboard float32"
 QUANTIZED = ("llama.cpp q4_1", "openvino q4_1", "vllm float32", "transformers float32")
@@ -26,8 +26,8 @@ Sense = Literal["≥", "≤"]
 
 @dataclass(frozen=True)
 class Goal:
-    """value `sense` factor · reference. against: a side of the row, BEST for the best of them, or a text that says what
-    `reference` is. An absolute goal has no reference, and `factor` is the number to reach."""
+    """The goal: value `sense` factor · reference. against: a side of the row, BEST for the best of them, or a text that says what
+    `reference` is. An absolute goal has no reference; then `factor` is the number to reach."""
 
     sense: Sense
     factor: float
@@ -37,8 +37,8 @@ class Goal:
 
 @dataclass(frozen=True)
 class Row:
-    """ratio: Pegboard's value over that of `against`. target: the goal as text, "" without one. reached: None if Pegboard, or the
-    side that it is compared with, was not measured."""
+    """One row. ratio: Pegboard's value over that of `against`. target: the goal as text, "" without a goal. reached: None if
+    Pegboard, or the side that it is compared with, was not measured."""
 
     workload: str
     measure: str
@@ -84,7 +84,7 @@ QUESTIONS = (
 
 
 def rows(result: Mapping[str, Any]) -> list[Row]:
-    """Rows for everything that was measured."""
+    """Returns the rows for everything that was measured."""
     found = [row for question in QUESTIONS for row in _answers(question, result["sides"])]
     found += _prefix(result)
     found += _serving(result)
@@ -94,12 +94,12 @@ def rows(result: Mapping[str, Any]) -> list[Row]:
 
 
 def as_data(found: list[Row]) -> list[dict[str, Any]]:
-    """Rows for a JSON file."""
+    """Returns the rows for a JSON file."""
     return [asdict(row) for row in found]
 
 
 def _answers(question: Question, numbers: Mapping[str, Any]) -> Iterator[Row]:
-    """One row per goal, or one row that compares with the best peer."""
+    """Returns one row per goal, or one row that compares with the best peer."""
 
     def value(name: str) -> float | None:
         number = numbers.get(name, {}).get(question.section, {}).get(question.key)
@@ -118,7 +118,7 @@ def make_row(
     goal: Goal | None = None,
     is_higher_better: bool = True,
 ) -> Row:
-    """Compare and judge. peers: by name of the side."""
+    """Compare Pegboard with the goal. peers: the values of the other sides, by name."""
     best = (max if is_higher_better else min)(peers.items(), key=lambda peer: peer[1], default=None)
     columns = {COLUMNS[name.split()[0]]: number for name, number in peers.items()}
     if goal is None:
@@ -199,7 +199,7 @@ def _start(result: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _alone(result: Mapping[str, Any]) -> Iterator[Row]:
-    """Rows that are not compared with any peer."""
+    """Returns the rows that are not compared with any peer."""
     for batch_size, limit in (("1", 8), ("32", 5)):
         shares = result["host"].get(batch_size)
         measure = "outside kernels, % of a step"

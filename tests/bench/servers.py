@@ -1,4 +1,5 @@
-"""Servers as the user starts them: when they answer, how they stream to several clients at once, and what memory they take."""
+"""Servers as a user starts them: the time until they answer, their streams to several clients at once, and the memory that they
+take."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ class ServerFailed(Exception):
 
 
 class Server:
-    """One server process. health_s: from its start to the first HTTP answer on /health, whatever its status; first_token_s: to
-    the first streamed token. `--port` and a free port are appended to the command."""
+    """One server process. health_s: seconds from its start to the first HTTP answer on /health, whatever its status.
+    first_token_s: seconds to the first streamed token. `--port` and a free port are appended to the command."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self.port = _free_port()
@@ -59,7 +60,8 @@ class Server:
         self._log.close()
 
     def load(self, workload: Workload, concurrency: int) -> dict[str, float]:
-        """Stream all requests from `concurrency` clients; each sends its next request when the previous one is answered."""
+        """Stream all requests from `concurrency` clients. Each client sends its next request when the previous one is
+        answered."""
         started = time.perf_counter()
         answers = asyncio.run(self._load(workload, concurrency))
         seconds = time.perf_counter() - started
@@ -86,7 +88,7 @@ class Server:
         return answers
 
     async def _stream(self, body: bytes) -> list[float]:
-        """Times at which each piece of text arrived."""
+        """Stream one request. Returns the times at which its pieces of text arrived."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**20)
         head = f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
         times: list[float] = []
@@ -103,7 +105,8 @@ class Server:
         return times
 
     def _wait(self, method: str, path: str, body: str | None, started: float) -> float:
-        """Seconds since `started` at which the request is first answered: with any status, or with a token if it has a body."""
+        """Wait until the server answers. Returns the seconds since `started` until the first answer: with any status, or with a
+        token if the request has a body."""
         while True:
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
             try:
@@ -112,7 +115,7 @@ class Server:
                 if body is None or (answer.status == 200 and answer.readline().startswith(b"data: {")):
                     return time.perf_counter() - started
             except (OSError, http.client.HTTPException):
-                pass  # no one listens yet, or the server does not speak HTTP yet
+                pass  # the server does not listen yet, or does not answer with HTTP yet
             finally:
                 connection.close()
             if self.process.poll() is not None or time.perf_counter() - started > PATIENCE_S:
@@ -126,8 +129,8 @@ class Server:
 
 
 class MemoryWatch:
-    """Samples the memory of a process and all its descendants while the block runs. For pages that two processes share, rss_mib
-    counts both and pss_mib only one; both are the largest sums seen."""
+    """Samples the memory of a process and all its descendants while the block runs. rss_mib counts pages that two processes share
+    in both, and pss_mib counts them once. Both are the largest sums seen."""
 
     def __init__(self, pid: int) -> None:
         self.pid, self.rss_mib, self.pss_mib = pid, 0.0, 0.0
@@ -152,19 +155,19 @@ class MemoryWatch:
 
 
 def measure_server(server: Server, workload: Workload, concurrency: int) -> dict[str, Any]:
-    """One load, with the memory that it took."""
+    """Measure one load and the memory that it takes."""
     with MemoryWatch(server.process.pid) as memory:
         numbers = server.load(workload, concurrency)
     return {**numbers, "rss_mib": memory.rss_mib, "pss_mib": memory.pss_mib}
 
 
 def median_of(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Median by key."""
+    """Returns the median by key."""
     return {key: statistics.median(values[key] for values in rounds) for key in rounds[0]}
 
 
 def _memory_kib(pid: int) -> tuple[int, int]:
-    """RSS and PSS of a process; zeros if it has just ended."""
+    """Returns RSS and PSS of a process, or zeros if it has just ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -174,7 +177,7 @@ def _memory_kib(pid: int) -> tuple[int, int]:
 
 
 def _percentile(values: list[float], percent: int) -> float:
-    """Percentile by nearest rank."""
+    """Returns a percentile by nearest rank."""
     return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)]
 
 

@@ -24,7 +24,8 @@ class SideFailed(Exception):
 
 
 class Side:
-    """name: of the peer and the format of its weights. start_s: seconds from the start of the process to its first token."""
+    """One side. name: the peer and the format of its weights. start_s: seconds from the start of the process to its first
+    token."""
 
     def __init__(self, name: str, python: str, script: str, arguments: list[str], environment: Mapping[str, str] | None = None):
         self.name = name
@@ -56,11 +57,11 @@ class Side:
         return self._read()
 
     def peak_rss_mib(self) -> float:
-        """Largest resident memory so far, summed over the process and its children."""
+        """The largest resident memory so far, summed over the process and its children."""
         return sum(map(_peak_rss_kib, process_tree(self._process.pid))) / 1024
 
     def stop(self) -> None:
-        """End the process; its log is removed."""
+        """End the process and remove its log."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -74,7 +75,7 @@ class Side:
         Path(self._log.name).unlink(missing_ok=True)
 
     def _read(self) -> dict[str, Any]:
-        """The next JSON line; skips lines that libraries print to stdout."""
+        """Returns the next JSON line. Skips lines that libraries print to stdout."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
@@ -90,7 +91,7 @@ class Side:
 
 
 def process_tree(pid: int) -> list[int]:
-    """pid and all processes below it."""
+    """Returns pid and all processes below it."""
     found = [pid]
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         try:

@@ -21,7 +21,7 @@ MAX_SEQUENCES = 32
 
 
 class Context:
-    """A llama.cpp context for `num_sequences` requests at once, each up to `length` tokens."""
+    """A llama.cpp context for `num_sequences` requests at once, each with up to `length` tokens."""
 
     def __init__(self, model: Any, num_sequences: int, length: int) -> None:
         settings = llama_cpp.llama_context_default_params()
@@ -36,7 +36,7 @@ class Context:
         self.batch = llama_cpp.llama_batch_init(BATCH_TOKENS, 0, 1)
 
     def run(self, prompts: list[list[int]], max_tokens: list[int], on_token: Callable[[], None] = lambda: None) -> None:
-        """Complete all prompts greedily; the memory of earlier calls is dropped."""
+        """Complete all prompts greedily. The KV cache of earlier calls is dropped."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.handle), True)
         waiting = list(range(len(prompts)))[::-1]
         free, running = list(range(self.num_sequences)), dict[int, Request]()
@@ -53,7 +53,7 @@ class Context:
                     free.append(sequence)
 
     def _step(self, running: dict[int, Request]) -> list[int]:
-        """Compute one batch; returns the sequences that got a token."""
+        """Compute one batch. Returns the sequences that got a token."""
         batch, count, samples = self.batch, 0, []
         for sequence, request in sorted(running.items(), key=lambda entry: len(entry[1].tokens)):
             taken = request.tokens[: BATCH_TOKENS - count]
@@ -78,7 +78,8 @@ class Context:
 
 
 class Request:
-    """tokens: tokens not yet computed. position: position of the first of them. left: number of tokens still to be sampled."""
+    """One sequence. tokens: those that are not yet computed. position: the position of the first of them. left: the number of
+    tokens still to be sampled."""
 
     def __init__(self, prompt: list[int], max_tokens: int) -> None:
         self.tokens, self.position, self.left = list(prompt), 0, max_tokens

@@ -23,7 +23,7 @@ class TokenTimes:
         self.times.append(time.perf_counter())
 
     def end(self) -> None:
-        """Nothing is buffered."""
+        """Nothing is buffered, so there is nothing to do."""
 
 
 def main() -> None:

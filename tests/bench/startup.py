@@ -1,4 +1,4 @@
-"""How long starting takes: the imports, and the command's help. Servers are measured in servers.py."""
+"""Measures start-up: the imports, and the command's help. Servers are measured in servers.py."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ PEGBOARD = str(Path(sys.executable).parent / "pegboard")
 
 
 def import_ms(module: str, times: int) -> float:
-    """Median milliseconds of `import module` in a fresh interpreter, without the interpreter's own start."""
+    """Returns the median milliseconds of `import module` in a fresh interpreter, without the interpreter's own start."""
     code = f"import time; t = time.perf_counter(); import {module}; print(1e3 * (time.perf_counter() - t))"
     return statistics.median(float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(times))
 
 
 def help_ms(times: int) -> float:
-    """Median milliseconds of `pegboard --help`, the whole process."""
+    """Returns the median milliseconds of `pegboard --help`, for the whole process."""
     return statistics.median(_run_ms([PEGBOARD, "--help"]) for _ in range(times))
 
 

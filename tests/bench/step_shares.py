@@ -1,4 +1,4 @@
-"""Where the time of a decode step goes: puts timers around the parts of the engine, from outside."""
+"""Measures the shares of a decode step. It puts timers around the parts of the engine, without changing the engine's code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pegboard import LLM, SamplingParams
 
 
 class Timer:
-    """Seconds spent in a method of one object since the last `take`."""
+    """Measures the seconds spent in a method of one object since the last `take`."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.seconds = 0.0
@@ -68,13 +68,13 @@ def measure_shares(llm: LLM, prompts: list[list[int]], max_tokens: list[int]) ->
 
 
 def _kernel_library() -> Any:
-    """The compiled kernels of this process; None when it has none. Every call of them goes through `run`."""
+    """Returns the compiled kernels of this process, or None when it has none. Every call of them passes through `run`."""
     module = sys.modules.get("pegboard_kernel_cpu.library")
     return module._current if module is not None else None
 
 
 def _run(engine: Any, timers: dict[str, Timer], prompts: list[list[int]], max_tokens: list[int]) -> list[dict[str, float]]:
-    """Seconds per part of every step in which all requests decoded."""
+    """Returns the seconds per part of every step in which all requests decoded."""
     for index, (prompt, count) in enumerate(zip(prompts, max_tokens, strict=True)):
         params = SamplingParams(temperature=0.8, top_p=0.95, seed=index, max_tokens=count, ignore_eos=True)
         engine.add_request(f"shares-{index}", prompt, params)

@@ -38,7 +38,7 @@ SCHEMA = {
 
 
 def measure(backend: str | None) -> dict[str, float]:
-    """Median milliseconds per step by part."""
+    """Returns the median milliseconds per step, by part."""
     config = {"backend": backend} if backend else {}
     with LLM(max_model_len=1024, max_num_seqs=ROWS, structured_outputs_config=config) as llm:
         sampler = llm.llm_engine.engine._executor.worker.running.sampler

@@ -1,4 +1,4 @@
-"""The measurements, tried with sides and servers that compute nothing."""
+"""The measurements, tested with sides and servers that compute nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ serve(generate, lambda prompt, max_tokens: [time.perf_counter() + index for inde
 
 
 class Fakes:
-    """Stands for `peers.Peers`."""
+    """A stand-in for `peers.Peers`."""
 
     def __init__(self, folder: Path) -> None:
         self.server, self.side = folder / "server.py", folder / "side.py"

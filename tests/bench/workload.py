@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 FIRST_ID, LAST_ID = 1000, 40000
-"""Token ids are drawn from here: plain words, no control tokens."""
+"""Token ids are drawn from this range: plain words, no control tokens."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests of one measurement: prompts[i] gets exactly max_tokens[i] tokens."""
+    """The requests of one measurement: prompts[i] gets exactly max_tokens[i] tokens."""
 
     prompts: list[list[int]]
     max_tokens: list[int]
@@ -26,12 +26,13 @@ class Workload:
         return sum(self.max_tokens)
 
     def job(self, kind: str) -> dict[str, Any]:
-        """The workload as a message to a side."""
+        """Returns the workload as a message to a side."""
         return {"job": kind, **asdict(self)}
 
 
 def mixed(seed: int, quick: bool = False) -> Workload:
-    """32 prompts of 32 to 512 tokens, 64 to 128 tokens out; quick: 8 prompts of 16 to 64, 8 to 16 out."""
+    """A batch: 32 prompts of 32 to 512 tokens, with outputs of 64 to 128 tokens. quick: 8 prompts of 16 to 64 tokens, with
+    outputs of 8 to 16."""
     rng = random.Random(seed)
     count, inputs, outputs = (8, (16, 64), (8, 16)) if quick else (32, (32, 512), (64, 128))
     prompts = [_tokens(rng, rng.randint(*inputs)) for _ in range(count)]
@@ -39,14 +40,14 @@ def mixed(seed: int, quick: bool = False) -> Workload:
 
 
 def single(seed: int, quick: bool = False) -> Workload:
-    """One prompt of 128 tokens, 128 out; quick: 32 and 16."""
+    """One prompt of 128 tokens, with an output of 128 tokens. quick: 32 and 16."""
     rng = random.Random(seed)
     return Workload([_tokens(rng, 32 if quick else 128)], [16 if quick else 128])
 
 
 def shared_prefix(seed: int, quick: bool = False) -> tuple[Workload, Workload]:
-    """Twice 16 requests over the same 1,500 tokens, each with 16 tokens of its own at the end, 16 tokens out; all prompts
-    differ. The first workload finds nothing cached. quick: 4 requests over 192 tokens."""
+    """Two times 16 requests over the same 1,500 tokens. Each request ends with 16 tokens of its own and gets an output of 16
+    tokens. All prompts differ. The first workload finds nothing in the cache. quick: 4 requests over 192 tokens."""
     rng = random.Random(seed)
     count, length = (4, 192) if quick else (16, 1500)
     prefix = _tokens(rng, length)
@@ -61,7 +62,7 @@ def steady(seed: int, batch_size: int = 32, quick: bool = False) -> Workload:
 
 
 def ramp(seed: int, concurrency: int, quick: bool = False) -> Workload:
-    """Three requests per client, at least 6: 128 tokens in, 64 out; quick: 32 and 8."""
+    """Three requests per client, at least 6, with prompts of 128 tokens and outputs of 64. quick: 32 and 8."""
     rng = random.Random(seed)
     count, inputs, outputs = max(6, 3 * concurrency), 32 if quick else 128, 8 if quick else 64
     return Workload([_tokens(rng, inputs) for _ in range(count)], [outputs] * count)

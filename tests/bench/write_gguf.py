@@ -20,7 +20,7 @@ FILE_TYPES = {name: getattr(LlamaFileType, f"MOSTLY_{name}") for name in ("Q4_0"
 
 
 def write_as(source: Path, target: Path, name: str) -> None:
-    """`target` is written completely or not at all."""
+    """Write the file. `target` is written completely or not at all."""
     kind = GGMLQuantizationType[name]
     reader = GGUFReader(source)
     part = target.with_name(target.name + ".part")

@@ -19,7 +19,7 @@ from pegboard.plan.engine_plan import resolve
 
 
 def write(source: Path, target: Path) -> None:
-    """`target` becomes a directory that transformers and vLLM load."""
+    """Write the directory. transformers and vLLM can load it."""
     from gguf import GGUFReader
     from gguf.quants import dequantize
     from safetensors.torch import save_file
@@ -47,8 +47,8 @@ def main() -> None:
 
 
 def _pairs_to_halves(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """GGUF rotates neighboring channels together, Hugging Face rotates channel i with i + head_dim / 2. Reorder the rows of each
-    head."""
+    """Reorder the rows of each head. GGUF rotates neighboring channels together, but Hugging Face rotates channel i with i +
+    head_dim / 2."""
     columns = weight.shape[1]
     return weight.view(-1, head_dim // 2, 2, columns).swapaxes(1, 2).reshape(-1, columns)
 

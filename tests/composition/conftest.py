@@ -25,7 +25,7 @@ SIZES = {
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Distribution name → wheel, of core and every plugin of the repository."""
+    """Distribution name → its wheel, for core and every plugin of the repository."""
     folder = tmp_path_factory.mktemp("wheels")
     places = ("core/*", "plugins/*/*", "kernels/*", "contrib/*/*")
     projects = [project for place in places for project in sorted(ROOT.glob(f"{place}/pyproject.toml"))]
@@ -35,13 +35,13 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def layers(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Layers:
-    """Sets of our distributions over the third-party packages they declare."""
+    """Makes sets of our distributions over the third-party packages that they declare."""
     return Layers(wheels, tmp_path_factory.mktemp("layers"))
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama with random weights and a byte-level tokenizer of single bytes."""
+    """A Llama with random weights, and a byte-level tokenizer whose tokens are single bytes."""
     import torch
     from safetensors.torch import save_file
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

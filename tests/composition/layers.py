@@ -1,7 +1,6 @@
-"""Installations without installing: a thin layer with our wheels unpacked, over links to exactly the third-party packages that
-those wheels declare. A child interpreter sees only the standard library, the layer and the links, so both a missing
-`dependencies` entry and a missing plugin show.
-"""
+"""Installations without `pip install`: a thin layer with our unpacked wheels, over links to exactly the third-party packages that
+those wheels declare. A child interpreter sees only the standard library, the layer and the links. Therefore a missing entry in
+`dependencies` shows, and so does a missing plugin."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ TIMEOUT_S = 120
 
 
 def build_wheel(pyproject: Path, folder: Path) -> Path:
-    """The wheel of one distribution, as `pip wheel` without isolation would build it."""
+    """Build the wheel of one distribution, like `pip wheel` without isolation."""
     path: Path = make_wheel_in(pyproject, folder).file
     return path
 
 
 @dataclass(frozen=True)
 class Installation:
-    """Folders for sys.path, ours first."""
+    """Folders for sys.path, with our folder first."""
 
     path: tuple[Path, ...]
 
@@ -41,25 +40,26 @@ class Installation:
         return subprocess.run(self.command(code), capture_output=True, text=True, timeout=TIMEOUT_S, cwd=cwd)
 
     def output(self, code: str, cwd: Path | None = None) -> str:
-        """stdout of `code`, which must succeed."""
+        """Returns the stdout of `code`, which must succeed."""
         result = self.run(code, cwd)
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout.strip()
 
     def pegboard(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The command line."""
+        """Run the command `pegboard`."""
         return self.run(f"from pegboard.cli.main import main; sys.exit(main({list(arguments)!r}))")
 
 
 class Layers:
-    """Makes installations; wheels are unpacked and packages linked once per set."""
+    """Makes installations. Wheels are unpacked and packages are linked once per set."""
 
     def __init__(self, wheels: dict[str, Path], folder: Path) -> None:
         self.wheels, self.folder = wheels, folder
         self.made: dict[tuple[str, ...], Installation] = {}
 
     def with_required(self, names: Iterable[str]) -> set[str]:
-        """Our distributions `names`, those of our distributions that they require, and core: what pip would install."""
+        """Returns our distributions `names`, those of our distributions that they require, and core: everything that pip would
+        install."""
         found: set[str] = set()
         waiting = ["pegboard", *names]
         while waiting:
@@ -70,14 +70,14 @@ class Layers:
         return found
 
     def requirements(self, name: str) -> list[Requirement]:
-        """What one of our distributions requires, from its wheel."""
+        """Returns the requirements of one of our distributions, from its wheel."""
         with zipfile.ZipFile(self.wheels[name]) as wheel:
             (file,) = (inner for inner in wheel.namelist() if inner.endswith(".dist-info/METADATA"))
             lines = wheel.read(file).decode().splitlines()
         return [Requirement(line.partition(": ")[2]) for line in lines if line.startswith("Requires-Dist: ")]
 
     def with_plugins(self) -> set[str]:
-        """Our distributions that register plugins."""
+        """Returns our distributions that register plugins."""
         found = set()
         for name, path in self.wheels.items():
             with zipfile.ZipFile(path) as wheel:
@@ -87,7 +87,8 @@ class Layers:
         return found
 
     def of(self, names: Iterable[str], *more: str) -> Installation:
-        """Our distributions `names`, those of our distributions that they require, and the third-party requirements `more`."""
+        """Install our distributions `names`, those of our distributions that they require, and the third-party requirements
+        `more`."""
         key = (*sorted(self.with_required(names)), *more)
         if key not in self.made:
             place = self.folder / str(len(self.made))

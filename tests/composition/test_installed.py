@@ -1,4 +1,4 @@
-"""One real installation: a virtual environment, pip and the wheels."""
+"""One real installation, with a virtual environment, pip and the wheels."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def app(registry: Registry, name: str, example: Example) -> TestClient:
 
 
 def texts(items: list[Any]) -> tuple[str, str]:
-    """(reasoning, answer) of a response."""
+    """Returns (reasoning, answer) of a response."""
     parts = {"reasoning": "", "message": ""}
     for item in items:
         if item["type"] in parts:

@@ -1,4 +1,4 @@
-"""Every kind can be removed: the rest works, or says which kind is missing and what to install."""
+"""Every kind can be removed: the rest works, or it says which kind is missing and what to install."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MINIMAL = {
     "sampler": "pegboard-sampler-torch",
     "scheduling_policy": "pegboard-scheduling-policy-queue",
 }
-"""One distribution per kind that generating needs."""
+"""One distribution for each kind that generating needs."""
 
 GENERATE = """
 import json
@@ -38,7 +38,7 @@ else:
 
 
 def generate(installation: Installation, model: object) -> dict[str, object]:
-    """What LLM gives for the model in this installation: its tokens, or the error."""
+    """Returns the tokens that LLM generates for the model in this installation, or its error."""
     return dict(json.loads(installation.output(GENERATE.format(model=str(model))).splitlines()[-1]))
 
 
@@ -98,8 +98,8 @@ def test_the_minimal_set_generates(layers: Layers, checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("kind", MINIMAL)
 def test_what_is_taken_away_is_named(layers: Layers, checkpoint: Path, kind: str) -> None:
-    """The minimal set minus one gives a PluginError with the kind and the distribution to install: never another error, and never
-    a silent replacement."""
+    """The minimal set without one distribution gives a PluginError with the kind and the distribution to install. It never gives
+    another error, and a missing plugin is never replaced silently."""
     left = [name for other, name in MINIMAL.items() if other != kind]
     answer = generate(layers.of(left), checkpoint)
     assert "error" in answer, f"without {kind} it still generates: {answer}"
@@ -118,7 +118,7 @@ def test_a_server_without_routes_does_not_start(layers: Layers, checkpoint: Path
 
 
 def test_the_set_of_the_readme_is_whole(layers: Layers, checkpoint: Path) -> None:
-    """What newcomers are told to install answers requests, and its own checks find no problem."""
+    """The set of distributions that newcomers are told to install answers requests, and its own checks find no problem."""
     command = (ROOT / "README.md").read_text("utf-8").partition("    pip install pegboard \\\n")[2].partition("\n\n")[0]
     told = layers.of(command.replace("\\", " ").split())
     assert "tokens" in generate(told, checkpoint)
@@ -139,6 +139,7 @@ def test_everything_together_gives_the_same_tokens(layers: Layers, checkpoint: P
 
 @pytest.mark.parametrize("kind", ["weight_loader", "tokenizer", "quantization"])
 def test_another_plugin_of_the_kind_is_no_excuse(layers: Layers, checkpoint: Path, kind: str) -> None:
-    """Everything minus the plugin that fits: other plugins of its kind remain, and the error still says what to install."""
+    """Everything is installed except the plugin that fits. Other plugins of its kind remain, and the error still says what to
+    install."""
     message = str(generate(layers.of(set(layers.wheels) - {MINIMAL[kind]}), checkpoint).get("error"))
     assert kind.replace("_", " ") in message.replace("_", " ") and f"pip install {MINIMAL[kind]}" in message, message

@@ -1,6 +1,5 @@
-"""What the commands in the pages need: installed example plugins, the real model, and a server. The tests import `pages` and
-`page_server`.
-"""
+"""Fixtures for the commands in the pages: installed example plugins, the real model, and a server. The tests import `pages` and
+`page_server`."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from pages import ROOT
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment of the commands: the example plugins are installed, by pip, without a network."""
+    """The environment of the commands. The example plugins are installed by pip, without a network."""
     target = tmp_path_factory.mktemp("examples")
     projects = [str(path.parent) for path in sorted(ROOT.glob("examples/plugins/*/pyproject.toml"))]
     options = [

@@ -1,4 +1,4 @@
-"""`pegboard serve` as the pages start it."""
+"""Starts `pegboard serve` with the flags that the pages show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PATIENCE_S = 120
 """How long a command may take before its test fails."""
 
 HUB_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-"""The model in the pages, which also exists as a local file."""
+"""The model in the pages. It also exists as a local file."""
 
 
 class Server:

@@ -23,8 +23,8 @@ PROGRAMS = ("pegboard", "make", "pip", "python")
 
 @dataclass(frozen=True)
 class Block:
-    """language: that of the fence, "" when indented. source: the file a fence was taken from, by a line "From `file`:" before
-    it."""
+    """A block of code. language: that of the fence, "" when the block is indented. source: the file that a fence was taken from,
+    named by a line "From `file`:" before it."""
 
     page: Path
     line: int
@@ -39,7 +39,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """One shell line of a page. output: what the page shows below it, None when it shows nothing."""
+    """One shell line of a page. output: the text that the page shows below it, or None when it shows none."""
 
     block: Block
     words: tuple[str, ...]
@@ -51,7 +51,7 @@ class Command:
 
 @cache
 def blocks(page: Path) -> tuple[Block, ...]:
-    """All code blocks of a page, in order."""
+    """Returns all code blocks of a page, in order."""
     lines = page.read_text("utf-8").splitlines()
     found: list[Block] = []
     source: str | None = None
@@ -77,7 +77,7 @@ def blocks(page: Path) -> tuple[Block, ...]:
 
 
 def commands(page: Path) -> Iterator[Command]:
-    """The shell lines of indented blocks, and those after "$ " in `console` fences with the output shown."""
+    """Returns the shell lines of indented blocks, and those after "$ " in `console` fences with the output shown."""
     for block in blocks(page):
         if block.language == "console":
             for part in re.split(r"^\$ ", block.text, flags=re.M)[1:]:
@@ -90,17 +90,17 @@ def commands(page: Path) -> Iterator[Command]:
 
 
 def all_commands(*programs: str) -> list[Command]:
-    """Commands of all pages that start with one of `programs`."""
+    """Returns the commands of all pages that start with one of `programs`."""
     return [command for page in [*PAGES, *PACKAGE_PAGES] for command in commands(page) if command.words[0] in programs]
 
 
 def prose(page: Path) -> str:
-    """A page without its fences."""
+    """Returns a page without its fences."""
     return re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
 
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:
-    """(file, anchor) of every link to a file of the repository; "" = no anchor."""
+    """Returns (file, anchor) of every link to a file of the repository; "" = no anchor."""
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if "://" not in target:
             name, _, anchor = target.partition("#")
@@ -108,6 +108,6 @@ def links(page: Path) -> Iterator[tuple[Path, str]]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Anchors of a page's headings, as code hosts make them."""
+    """Returns the anchors of a page's headings, in the form that code hosts use."""
     headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

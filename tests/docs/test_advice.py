@@ -1,4 +1,5 @@
-"""Every command, flag and package that a message, a comment of a data file or a docstring of the product names does exist."""
+"""Every command, flag and package exists that is named by a message, by a comment of a data file, or by a docstring of the
+product."""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ from pegboard.interfaces import KINDS
 from pegboard.plugins.registry import Registry
 
 GAP = "\N{REPLACEMENT CHARACTER}"
-"""Stands in a text for what an f-string fills in."""
+"""Stands for the value that an f-string fills in."""
 
 SOURCES = [path for project in PROJECTS for path in sorted(project.parent.glob("pegboard*/**/*.py"))]
 DATA = [path for project in PROJECTS for path in sorted(project.parent.glob("pegboard*/**/*.toml"))]
 
 ACTIONS = {"plugins": {"list", "show", "why", "doctor"}, "bench": {"latency", "throughput", "serve", "startup"}}
-"""Commands whose second word is a command again."""
+"""Commands that are followed by a second word."""
 
 FOREIGN = {
     **dict.fromkeys(("--find-links", "--index-url", "--no-index", "--disable-pip-version-check", "--no-deps"), "pip"),
@@ -32,14 +33,15 @@ FOREIGN = {
     **dict.fromkeys(("--flag", "--no-flag"), "stand for any flag"),
     "--no-such-flag-of-pegboard": "must not exist",
 }
-"""Flags that are not ours → whose they are."""
+"""Flags of other programs → the name of the program."""
 
 PROSE = {"import", "has", "is", "serves"}
-"""Words after "pegboard" that make it the name of the package."""
+"""Words that may follow "pegboard" where it is the name of the package."""
 
 
 def texts(path: Path) -> Iterator[str]:
-    """The strings of a source file, f-strings with a gap for each value; the comments and strings of a data file."""
+    """Returns the strings of a source file. An f-string has a gap for each value. Of a data file, returns the whole text with its
+    comments."""
     if path.suffix != ".py":
         yield path.read_text("utf-8")
         return
@@ -66,7 +68,7 @@ def findings(pattern: str, wrong: Callable[[re.Match[str]], bool]) -> list[str]:
 
 @cache
 def flags() -> frozenset[str]:
-    """Every flag of every command: those of the settings, and those that the sources declare."""
+    """Returns every flag of every command: those of the settings, and those that the sources declare."""
     parser = FlagParser(prog="pegboard word")
     parser.add_settings("server", "engine", "plugins")
     declared = {
@@ -85,13 +87,15 @@ def words() -> set[str]:
 
 
 def test_commands_exist() -> None:
-    """`pegboard plugins` and `pegboard bench` alone are no commands: they need one more word."""
+    """`pegboard plugins` and `pegboard bench` alone are not commands, because they need one more word."""
 
     def wrong(match: re.Match[str]) -> bool:
         word, more = match[1], match[2]
         if word == GAP or word in PROSE:
             return False
-        needs_more = word in ACTIONS and match.string.strip() != match[0].strip()  # a text of its own is a parser's `prog`
+        needs_more = (
+            word in ACTIONS and match.string.strip() != match[0].strip()
+        )  # a text that is only a command is a parser's `prog`
         return word not in words() or (needs_more and more not in (*ACTIONS[word], GAP, "WHAT", "…", "--help"))
 
     found = findings(rf"(?<![\w/.\[-])pegboard ([a-z{GAP}][a-z-]*)[ \n]?((?<=[ \n])[\w{GAP}…-]+)?", wrong)
@@ -99,7 +103,7 @@ def test_commands_exist() -> None:
 
 
 def test_flags_exist() -> None:
-    """A flag with dots is an option of a plugin: its kind exists."""
+    """A flag with dots is an option of a plugin. Its kind must exist."""
 
     def wrong(match: re.Match[str]) -> bool:
         name = match[0].rstrip(".-").replace("_", "-")
@@ -113,7 +117,7 @@ def test_flags_exist() -> None:
 
 
 def test_packages_exist() -> None:
-    """What `pip install` names is a distribution of this repository, or what one of them requires."""
+    """`pip install` names a distribution of this repository, or a requirement of one of them."""
     projects = [tomllib.loads(path.read_text("utf-8"))["project"] for path in PROJECTS]
     required = [text for project in projects for text in project.get("dependencies", ())]
     required += [text for project in projects for extra in project.get("optional-dependencies", {}).values() for text in extra]

@@ -1,4 +1,4 @@
-"""Every command in the pages works. Commands are executed if possible; otherwise the things that they name are checked."""
+"""Every command in the pages works. Commands are executed if possible. For the others, the things that they name are checked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def runs(command: list[str], **more: object) -> subprocess.CompletedProcess[str]
 
 
 def unique(commands: list[Command]) -> list[Command]:
-    """One of each wording."""
+    """One command of each wording."""
     return list({command.words: command for command in commands}.values())
 
 
@@ -37,14 +37,14 @@ def test_the_pages_have_commands_of_every_program() -> None:
 
 @pytest.mark.parametrize("command", unique(all_commands("make")), ids=str)
 def test_make(command: Command) -> None:
-    """The target and everything it needs exist. (They are not run: `make test` is what runs this.)"""
+    """The target and everything that it needs exist. The targets are not run, because `make test` runs them."""
     result = runs(["make", "-n", *command.words[1:]], cwd=ROOT)
     assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("command", unique(all_commands("pip")), ids=str)
 def test_pip_install(command: Command) -> None:
-    """The installed thing is a distribution of this repository, with the extra it names, or a folder with a project."""
+    """The page installs a distribution of this repository, with an extra that it has, or a folder with a project."""
     projects = {(project := tomllib.loads(path.read_text("utf-8"))["project"])["name"]: project for path in PROJECTS}
     assert command.words[1] == "install"
     for word in command.words[2:]:
@@ -65,7 +65,7 @@ def test_python() -> None:
 
 @pytest.mark.parametrize("command", unique(OTHER), ids=str)
 def test_pegboard(command: Command, environment: dict[str, str], tmp_path: Path) -> None:
-    """It runs, and if the page shows output, its output is the same."""
+    """The command runs. If the page shows output, its output is the same."""
     result = runs(list(command.words), env=environment, cwd=tmp_path)
     if command.output is None:
         assert result.returncode == 0, result.stderr
@@ -94,7 +94,7 @@ def test_pegboard_loads_a_server(command: Command, server: Server, environment: 
 @pytest.mark.real_model
 @pytest.mark.parametrize("command", unique(OFFLINE), ids=str)
 def test_pegboard_without_a_server(command: Command, smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    """Batch files are those that the pages show as JSON."""
+    """The batch files have the JSON that the pages show."""
     (line,) = (block.text for block in blocks(ROOT / "docs/serving.md") if block.language == "json")
     (tmp_path / "requests.jsonl").write_text(line, "utf-8")
     words = [str(smollm2_gguf) if word == HUB_MODEL else word for word in command.words]
@@ -110,7 +110,8 @@ def test_pegboard_without_a_server(command: Command, smollm2_gguf: Path, environ
 def test_pegboard_serve(
     command: Command, smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """It starts, and stops when told to. The model in the pages is replaced by the local one, and a tool server by a real one."""
+    """The server starts, and it stops when told to. The model in the pages is replaced by the local one, and a tool server by a
+    real one."""
     words = [str(smollm2_gguf) if word == HUB_MODEL or word.endswith(".gguf") else word for word in command.words]
     if "--tool-server" in words:
         words[words.index("--tool-server") + 1] = request.getfixturevalue("tool_server")
@@ -124,7 +125,7 @@ def test_pegboard_serve(
 
 
 def minimal_set() -> str:
-    """The distributions of the README's first `pip install`, without core, as an allow list."""
+    """Returns the distributions of the README's first `pip install`, without core, as an allow list."""
     first = next(command for command in all_commands("pip") if command.block.page.name == "README.md")
     return ",".join(word for word in first.words[2:] if word != "pegboard")
 

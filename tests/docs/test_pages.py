@@ -1,4 +1,4 @@
-"""What the pages say about the repository is true: links, files, generated parts, lists."""
+"""The statements of the pages about the repository are true: links, files, generated parts, lists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pegboard_testing.authoring.reference import main as reference
 
 CORE = ROOT / "core/pegboard/pegboard"
 HANDED_OUT = {"EngineClient", "RequestView"}
-"""What core implements and plugins only call or look at."""
+"""Interfaces that core implements and that plugins only call or read."""
 DECISIONS = sorted((ROOT / "docs/decisions").glob("*.md"))
 
 
@@ -34,8 +34,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, *PACKAGE_PAGES], ids=name)
 def test_named_files_exist(page: Path) -> None:
-    """Anything in backticks that looks like a file of the repository is one. Text that begins with a slash is a route. Decision
-    pages are left out, because they name files as they were at the time."""
+    """Every text in backticks that looks like a file of the repository is a file. A text that begins with a slash is a route.
+    Decision pages are left out, because they name the files of their time."""
     named = re.findall(r"`([\w.-][\w./-]*\.(?:py|md|toml|json))`", prose(page))
     missing = [path for path in named if not _is_here(path, page)]
     assert not missing, f"{name(page)} names files that are not there: {missing}"

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.real_model
 
 
 def run(name: str, temp: Path) -> str:
-    """What the example prints. It must succeed, print nothing unexpected and leave no files."""
+    """Returns the output of the example. It must succeed, print nothing unexpected and leave no files."""
     env = {**os.environ, "TMPDIR": str(temp)}
     ended = subprocess.run([sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=240, env=env)
     assert ended.returncode == 0, ended.stderr
@@ -26,7 +26,7 @@ def run(name: str, temp: Path) -> str:
 
 
 def test_demo(smollm2_gguf: Path, tmp_path: Path) -> None:
-    """The greedy answer of the default model, then the numbers."""
+    """The example prints the greedy answer of the default model, then the numbers."""
     printed = run("demo.py", tmp_path)
     question = re.search(r"^> (.+)$", printed, re.M)
     assert question and len(printed.partition(question[1])[2].split()) > 20
@@ -41,5 +41,5 @@ def test_offline_generate(smollm2_gguf: Path, tmp_path: Path) -> None:
 
 
 def test_fetch_default_model(smollm2_gguf: Path, tmp_path: Path) -> None:
-    """Prints the path of the model, where it is found again."""
+    """The example finds the model in the cache and prints its path."""
     assert Path(run("fetch_default_model.py", tmp_path).strip()) == smollm2_gguf

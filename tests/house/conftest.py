@@ -1,4 +1,4 @@
-"""The house rules import `members` from beside them."""
+"""Makes this folder importable, because the tests here import `members` and other modules from it."""
 
 import sys
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""What core declares (fields, flags, methods, actions), and who reads it: found in the sources, by name.
+"""Finds what core declares (fields, flags, methods, actions) and which code reads it. It searches the sources by name.
 
-A name is matched in folders that mention its class only, so that `rows` of one class is not read by `rows` of another.
-Sources are all product code. Tests do not count. pegboard_testing counts only for kinds that no plugin fills: there a fake is
-the only implementation.
+A name is searched only in folders that mention its class, so that `rows` of one class does not count as read when the code reads
+`rows` of another. The sources are all product code, without tests. pegboard_testing counts only for kinds without a plugin in
+this repository: for them, a fake is the only implementation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DECLARING = (
     CORE / "config/limits.py",
     CORE / "config/schema.py",
 )
-"""Files whose classes are looked at."""
+"""The files whose classes are checked."""
 SUFFIXES = ("Spec", "Need", "Setup", "Config", "Limits")
 NAMES = {"Batch", "NewRequest", "StepOutput", "BlockDelta", "TransferReport", "StepTimes", "Checkpoint", "EngineRequest",
          "RequestDelta", "AttentionInputs", "AttentionLayer", "SampleStep", "Sampled", "DraftStep", "Drafts"}  # fmt: skip
@@ -39,12 +39,12 @@ CARRIERS = {
     "StepTimes": ("StepOutput",),
     "TransferReport": ("KVConnectorWorker",),
 }
-"""Class → others through which it is reached: a folder that mentions one of them may read it without naming it."""
+"""Class → other classes that lead to it. A folder that mentions one of those may read the class without naming it."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """One declared field. has_default: it may be left out when an object is made. position: its place in the constructor."""
+    """One declared field. has_default: the constructor does not require it. position: its place in the constructor."""
 
     owner: str
     name: str
@@ -68,7 +68,7 @@ def product_files() -> list[Path]:
 
 @cache
 def fields() -> list[Field]:
-    """Of every Spec, Need, Setup and setting, of the limits, and of what travels between engine and workers."""
+    """The fields of every Spec, Need, Setup and settings class, of the limits, and of the messages between engine and workers."""
     found = []
     for file in DECLARING:
         for node in tree_of(file).body if file.exists() else ():
@@ -91,13 +91,13 @@ def words_of(path: Path) -> frozenset[str]:
 
 @cache
 def filled_kinds() -> frozenset[str]:
-    """Kinds that a plugin of this repository is of."""
+    """The kinds that have a plugin in this repository."""
     return frozenset(kind for member in members() for kind, _, _ in member.entry_points)
 
 
 @cache
 def places(owner: str, file: Path) -> list[Path]:
-    """Files in folders that mention a class, which is declared in `file`."""
+    """The files in folders that mention a class, which is declared in `file`."""
     is_fake = file.parent.name == "interfaces" and file.stem in KINDS and file.stem not in filled_kinds()
     files = all_files() if is_fake else product_files()
     if owner in ("Spec", "Need"):
@@ -109,8 +109,8 @@ def places(owner: str, file: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Uses:
-    """What one file does with names. read: attributes that are loaded, keys that are looked up. written: attributes that are
-    stored, keywords of calls. given: (callee, number of positional arguments) of calls."""
+    """How one file uses names. read: attributes that are loaded, and keys that are looked up. written: attributes that are
+    stored, and keywords of calls. given: (callee, number of positional arguments) of calls."""
 
     read: frozenset[str]
     written: frozenset[str]
@@ -142,18 +142,18 @@ def uses(path: Path) -> Uses:
 
 
 def is_read(field: Field) -> bool:
-    """Outside its own file."""
-    if field.owner.endswith("Need"):  # selection compares all fields of a need; one that nobody asks for is dead
+    """True if a file other than the field's own reads it."""
+    if field.owner.endswith("Need"):  # selection compares all fields of a need; a field that no code sets is dead
         return is_set(field)
     return any(field.name in uses(path).read for path in places(field.owner, field.file) if path != field.file)
 
 
 def is_set(field: Field) -> bool:
-    """Some code gives it a value, at least when the object is made."""
+    """True if some code gives the field a value, at least when an object is made."""
     (own,) = (node for node in tree_of(field.file).body if isinstance(node, ast.ClassDef) and node.name == field.owner)
     calls = [node for node in ast.walk(own) if isinstance(node, ast.Call) and ast.unparse(node.func) == "cls"]
     if any(len(call.args) > field.position or field.name in {one.arg for one in call.keywords} for call in calls):
-        return True  # a class method that makes one
+        return True  # a class method makes the object
     for path in places(field.owner, field.file):
         if path == field.file:
             continue
@@ -167,7 +167,7 @@ def is_set(field: Field) -> bool:
 
 
 def flag_words() -> Iterator[tuple[str, str]]:
-    """(spec class, word) of every flag that a spec may carry: the closed list of its kind."""
+    """Yields (spec class, word) for every flag that a spec may have: the closed list of its kind."""
     for kind in KINDS.values():
         module, _, name = kind.spec.partition(":")
         yield from ((name, word) for word in sorted(getattr(import_module(module), name).FLAGS))
@@ -175,7 +175,7 @@ def flag_words() -> Iterator[tuple[str, str]]:
 
 @cache
 def text_constants() -> dict[str, str]:
-    """NAME → "text" of every constant of core that is a single word."""
+    """NAME → "text" for every constant of the product code that is a string."""
     found = {}
     for path in product_files():
         for node in tree_of(path).body:
@@ -186,7 +186,7 @@ def text_constants() -> dict[str, str]:
 
 @cache
 def flags_read() -> frozenset[str]:
-    """Words that product code looks for among the flags of a spec."""
+    """The words that product code looks for among the flags of a spec."""
     found: set[str] = set()
     for path in product_files():
         for node in ast.walk(tree_of(path)):
@@ -199,7 +199,7 @@ def flags_read() -> frozenset[str]:
 
 
 def _text(node: ast.expr) -> str:
-    """A constant, or the value of a named one."""
+    """The value of a constant, also when the code uses its name."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     name = ast.unparse(node).rpartition(".")[2]
@@ -207,7 +207,7 @@ def _text(node: ast.expr) -> str:
 
 
 def actions() -> Iterator[str]:
-    """The words that `Engine.control` takes: keys of its table of actions."""
+    """The actions that `Engine.control` accepts: the keys of its table of actions."""
     for path in sorted((CORE / "engine").rglob("*.py")):
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
@@ -229,7 +229,7 @@ def strings_of(path: Path) -> frozenset[str]:
 
 
 def called_on_workers() -> Iterator[str]:
-    """Methods that core names in `executor.call("method")`."""
+    """The methods that core names in `executor.call("method")`."""
     for path in sorted((CORE / "engine").rglob("*.py")):
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("executor.call"):

@@ -1,4 +1,4 @@
-"""Which module imports which, read from the sources: every import counts, wherever it stands."""
+"""Which module imports which, read from the sources. Every import counts, wherever it is in the file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from members import members, tree_of
 
 
 def imported_modules(path: Path) -> Iterator[tuple[str, int, tuple[str, ...]]]:
-    """(module, line, names taken from it) of every import of a file. Sources use absolute imports only."""
+    """Yields (module, line, imported names) for every import of a file. Sources must use absolute imports only."""
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno, ()) for alias in node.names)
@@ -21,14 +21,15 @@ def imported_modules(path: Path) -> Iterator[tuple[str, int, tuple[str, ...]]]:
 
 
 def module_name(path: Path, root: Path) -> str:
-    """Dotted name of a source file; root: the folder that holds the package."""
+    """The dotted name of a source file. root: the folder that holds the package."""
     parts = path.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @cache
 def modules() -> dict[str, set[str]]:
-    """Every module of this repository → the modules it imports: `from a import b` is a.b where that is a module, else a."""
+    """Every module of this repository → the modules that it imports. `from a import b` imports a.b if that is a module, else
+    a."""
     files = {module_name(path, member.folder): path for member in members() for path in member.sources()}
     graph: dict[str, set[str]] = {}
     for name, path in files.items():
@@ -43,7 +44,8 @@ def modules() -> dict[str, set[str]]:
 
 
 def cycles(graph: dict[str, set[str]]) -> list[frozenset[str]]:
-    """Groups of nodes that reach each other (strongly connected components of two or more), by Tarjan's algorithm."""
+    """Returns the groups of nodes that reach each other (strongly connected components of two or more nodes). Uses Tarjan's
+    algorithm."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []

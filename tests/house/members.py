@@ -1,4 +1,4 @@
-"""The distributions of this repository, read from their pyproject files, and what their sources import."""
+"""The distributions of this repository, read from their pyproject files, and the imports of their sources."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CORE = ROOT / "core/pegboard/pegboard"
 
 @dataclass(frozen=True)
 class Member:
-    """One distribution. folder: where its pyproject lies; module: its import package."""
+    """One distribution. folder: the folder of its pyproject.toml. module: the name of its import package."""
 
     folder: Path
     name: str
@@ -27,7 +27,7 @@ class Member:
 
     @property
     def is_core(self) -> bool:
-        """One of the distributions below `core/`, which plugins may import."""
+        """True for the distributions below `core/`."""
         return self.folder.parent.name == "core"
 
     @property
@@ -36,7 +36,7 @@ class Member:
 
     @property
     def entry_points(self) -> list[tuple[str, str, str]]:
-        """(kind, name, value) of every plugin it registers."""
+        """(kind, name, value) of every plugin that it registers."""
         groups = self.metadata.get("entry-points", {})
         return [
             (group.split(".")[1], name, value)
@@ -51,7 +51,7 @@ class Member:
 
 @cache
 def members() -> list[Member]:
-    """Core first, then all plugins by path."""
+    """All distributions: core first, then the plugins sorted by path."""
     places = ("core/pegboard", "core/[!p]*", "plugins/*/*", "kernels/*", "contrib/*/*")
     files = [file for place in places for file in sorted(ROOT.glob(f"{place}/pyproject.toml"))]
     found = []
@@ -84,7 +84,7 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """(module, line) of every absolute import in a file, function-local and type-only ones included."""
+    """Yields (module, line) for every absolute import in a file. Function-local and type-only imports are included."""
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -93,7 +93,7 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def documentation(tree: ast.Module) -> Iterator[ast.Expr]:
-    """The docstrings of a module, its classes and its functions."""
+    """Yields the docstrings of a module, its classes and its functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
             first = node.body[0]
@@ -106,7 +106,7 @@ NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, to
 
 @cache
 def code_lines(path: Path) -> int:
-    """Lines of a file that hold code: blank lines, comments and docstrings are not counted."""
+    """Returns the number of code lines of a file: without blank lines, comments and docstrings."""
     tokens = tokenize.generate_tokens(io.StringIO(text_of(path)).readline)
     lines = {line for token in tokens if token.type not in NOT_CODE for line in range(token.start[0], token.end[0] + 1)}
     for node in documentation(tree_of(path)):

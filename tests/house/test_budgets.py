@@ -1,5 +1,5 @@
-"""What must stay quick and light, measured in fresh interpreters: processor time, the best of several runs, so that a busy
-machine does not matter much. Time by the clock is what `make bench` measures."""
+"""Start-up must stay quick and light. It is measured in fresh interpreters, in processor time, as the best of several runs, so
+that a busy machine has little effect. `make bench` measures wall-clock time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_api_process_imports_no_torch() -> None:
 
 
 def processor_seconds(*command: str) -> float:
-    """Of a program that must succeed."""
+    """The processor time of a program that must succeed, in seconds."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)

@@ -1,4 +1,4 @@
-"""Nothing is declared that nothing reads."""
+"""Every declaration has code that reads it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ UNREAD: set[str] = {
     "LoRAResolverSetup.base_model",
     "WeightLoaderSpec.weights_optional",
 }  # fmt: skip
-"""Fields without a reader, to be read or deleted. Only shrinks."""
+"""Fields that no code reads. Read or delete them. This list may only shrink."""
 UNSET: set[str] = {
     "ModelSourceSetup.offline",
 }  # fmt: skip
-"""Fields that are read and never set, to be set or deleted. Only shrinks."""
+"""Fields that are read but never set. Set or delete them. This list may only shrink."""
 EXCEPTIONS = {
     "BuiltinToolNeed.type": "`pegboard plugins why builtin_tool --need type=…` asks with it",
     "EngineConfig.structured_outputs_config": "read by a function of its own file, which checks it",
@@ -52,15 +52,16 @@ EXCEPTIONS = {
 }
 """Fields that no other file of the product reads or sets → why they stay."""
 UNCALLED_METHODS: set[str] = set()
-"""Methods of the worker that nothing calls. Only shrinks."""
+"""Methods of the worker that no code calls. This list may only shrink."""
 MISSING_METHODS: set[str] = set()
-"""Methods that the engine calls on workers, which they do not have. Only shrinks."""
+"""Methods that the engine calls on workers and that workers do not have. This list may only shrink."""
 UNASKED_ACTIONS: set[str] = {"stats", "call"}
-"""Control actions that no product code asks for. Only shrinks."""
+"""Control actions that no product code uses. This list may only shrink."""
 
 
 def check(what: str, found: set[Any], known: set[Any]) -> None:
-    """Nothing but what is known. What is known and no longer so shows in `test_lists_hold_what_is_so`."""
+    """Fails for everything that is found and not known. Known entries that are no longer found fail in
+    `test_lists_hold_what_is_so`."""
     more = sorted(map(str, found - known))
     assert not more, f"{what}: {', '.join(more)}"
 
@@ -70,7 +71,8 @@ def unread() -> set[str]:
 
 
 def unset() -> set[str]:
-    """Settings are set by users, specs by plugins; the fields of a need count as read where they are set."""
+    """Fields that are read and never set. Users set settings, and plugins set specs. A field of a need counts as read where it is
+    set."""
     optional = [field for field in fields() if field.has_default and not field.owner.endswith(("Spec", "Config", "Need"))]
     return {str(field) for field in optional if is_read(field) and not is_set(field)} - set(EXCEPTIONS)
 
@@ -106,7 +108,7 @@ def test_every_flag_is_looked_for() -> None:
 
 @pytest.mark.parametrize("field", ["flags", "supports"])
 def test_unknown_words_in_a_spec_are_refused(field: str, fake_distributions: FakeDistributions) -> None:
-    """By every kind, when the spec is loaded."""
+    """Every kind refuses unknown words when the spec is loaded."""
     wrong = {"flags": frozenset({"quikc"}), "supports": {"quikc": True}}[field]
     for kind in KINDS:
         module = f"acme_{kind}_{field}"
@@ -136,7 +138,7 @@ def test_every_control_action_is_asked_for() -> None:
 
 
 def test_lists_hold_what_is_so() -> None:
-    """So that they only shrink."""
+    """Entries that are no longer true must be removed, so that the lists only shrink."""
     idle = {str(field) for field in fields() if not is_read(field) or not is_set(field)}
     gone: set[Any] = set(EXCEPTIONS) - idle
     gone |= (UNREAD - unread()) | (UNSET - unset())
@@ -147,7 +149,7 @@ def test_lists_hold_what_is_so() -> None:
 
 
 def test_something_is_looked_at() -> None:
-    """The search finds what there is."""
+    """The search finds the known declarations."""
     assert len(fields()) > 300
     names = {str(field) for field in fields()}
     assert {"Spec.tier", "Limits.max_num_seqs", "Batch.rows", "ServerConfig.port", "AttentionSetup.layers"} <= names

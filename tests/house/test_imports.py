@@ -1,4 +1,4 @@
-"""Who may import whom."""
+"""Which modules may import which."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from import_graph import cycles, imported_modules, modules
 from members import ROOT, Member, imports, members, plugins
 
 PUBLIC = ("interfaces", "layers", "ops", "data", "errors", "log", "env")
-"""What a plugin may import of the package `pegboard`."""
+"""The parts of the package `pegboard` that a plugin may import."""
 SERVER_KINDS = {"api", "command"}
-"""Kinds whose plugins may import pegboard_server."""
+"""The kinds whose plugins may import pegboard_server."""
 LAZY_KINDS = {"command"}
-"""Kinds whose plugins may use the names of the package `pegboard` itself, such as `from pegboard import LLM`."""
+"""The kinds whose plugins may use the names of the package `pegboard` itself, such as `from pegboard import LLM`."""
 CYCLES_WITH_A_REASON: dict[frozenset[str], str] = {
     frozenset(
         {"pegboard.plugins.choosing", "pegboard.plugins.registry"}
     ): "the gates that `Registry.choose` runs take the registry",
 }
-"""Files of one folder that import each other → why that is right."""
+"""Files of one folder that import each other → why this is allowed."""
 
 
 def test_rows_of_core() -> None:
@@ -33,7 +33,7 @@ def test_rows_of_core() -> None:
 
 
 def allowed(member: Member) -> tuple[str, ...]:
-    """Packages and modules of core that the product code of a distribution may import, with what is inside them."""
+    """The packages and modules of core that the product code of a distribution may import, including their submodules."""
     kinds = {kind for kind, _, _ in member.entry_points}
     return (
         *(f"pegboard.{name}" for name in PUBLIC),
@@ -43,7 +43,7 @@ def allowed(member: Member) -> tuple[str, ...]:
 
 
 def is_allowed(module: str, member: Member, names: Iterable[str] = ()) -> bool:
-    """May `member` import `module`? names: what it takes from it, for `from pegboard import LLM`."""
+    """Returns whether `member` may import `module`. names: the names that it imports from it, for `from pegboard import LLM`."""
     core = {other.module for other in members() if other.is_core}
     others = {other.module for other in plugins()} - {member.module}
     top = module.partition(".")[0]
@@ -76,7 +76,7 @@ def test_pegboard_chat_imports_what_a_plugin_may() -> None:
 
 
 def test_core_imports_no_plugin() -> None:
-    """Nor does the package `pegboard` import the other distributions below core/."""
+    """The package `pegboard` does not import the other distributions below core/ either."""
     names = {member.module for member in plugins()}
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {module}"
@@ -93,7 +93,7 @@ def test_core_imports_no_plugin() -> None:
 
 
 def test_no_files_import_each_other() -> None:
-    """Type-only and function-local imports count; the imports of a parent package that Python does by itself do not."""
+    """Type-only and function-local imports count. Imports of a parent package that Python makes by itself do not count."""
     wrong = []
     for cycle in cycles(modules()):
         folders = {name.rpartition(".")[0] for name in cycle}
@@ -103,7 +103,7 @@ def test_no_files_import_each_other() -> None:
 
 
 def test_listed_cycles_are_cycles() -> None:
-    """So that the list only shrinks."""
+    """Entries that are no longer cycles must be removed, so that the list only shrinks."""
     gone = set(CYCLES_WITH_A_REASON) - set(cycles(modules()))
     assert not gone, f"no longer so, remove from the list: {sorted(map(sorted, gone))}"
 

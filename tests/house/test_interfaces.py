@@ -1,4 +1,4 @@
-"""The contract with plugins: its size, its words, and that a change of it is noticed."""
+"""The interfaces for plugins: their size, their documentation, and a snapshot that shows every change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pegboard_testing.authoring import snapshot
 FILES = sorted(snapshot.INTERFACES.glob("*.py"))
 MAX_METHODS = 7
 HANDED_OUT = {"EngineClient", "Kind", "WorkerLike"}
-"""Objects that core implements and hands to plugins; they are not counted."""
+"""Objects that core implements and passes to plugins. They are not counted."""
 
 
 def protocols(path: Path) -> list[ast.ClassDef]:
@@ -28,7 +28,7 @@ def protocols(path: Path) -> list[ast.ClassDef]:
 
 
 def test_signatures_change_only_on_purpose() -> None:
-    """After a wanted change: `make docs`, a line in the changelog, and the contract tests of the kind in the same commit."""
+    """An intended change needs `make docs`, a line in the changelog, and the contract tests of the kind in the same commit."""
     assert snapshot.main(["--check"]) == 0, "an interface changed; run `make docs` if that is wanted"
 
 

@@ -1,4 +1,5 @@
-"""Core never spells a plugin's name, a device family, a file ending or a model family; what it must say about plugins is data."""
+"""Core must not spell the name of a plugin, device family, file ending or model family. It reads such names from the plugins'
+data."""
 
 from __future__ import annotations
 
@@ -18,33 +19,34 @@ WORDS = {
     "priority": "a field of requests",
     "torch": "the library, where its version or its presence is reported",
 }
-"""Plugin names that mean something else in core → what. Choosing a plugin by them is what `test_choices_are_data` looks for."""
+"""Plugin names that mean something else in core → their meaning there. `test_choices_are_data` finds code that chooses a plugin
+by such a name."""
 OFFENDERS: set[tuple[str, str]] = {
     ("worker/adapters.py", ".safetensors"),
 }
-"""(file, word) to be removed. Only shrinks: a new one is an error, and so is one of the list that is gone."""
+"""(file, word) pairs to be removed. The list may only shrink: new pairs are errors, and so are pairs that no longer occur."""
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("layers/rope.py", "llama"): "`llama3` is the name of a rope scaling formula in Hugging Face configs",
 }
-"""(file, word) that stays → why."""
+"""(file, word) pairs that stay → the reason."""
 
 DEVICES = re.compile(r"(?<![\w-])(cpu|cuda|rocm|hip|xpu|tpu|hpu|npu|mps|metal|x86|arm64|amx|avx|neon)(?![a-z])(?!_flags)", re.I)
 ENDINGS = re.compile(r"\.(gguf|safetensors|bin|pt|pth|ckpt|onnx|model|tekken|jinja)\b(?!\.)")
 ORDINARY_FAMILIES = {"openai", "step", "seed", "pythonic"}
-"""Folders of plugins/family whose names are also ordinary words, or a vendor whose protocol is meant."""
+"""Folders of plugins/family whose names are also ordinary words, or the name of a vendor whose protocol is meant."""
 
 
 def families() -> re.Pattern[str]:
-    """The vendors below plugins/family."""
+    """A pattern that matches the vendors below plugins/family."""
     names = {path.parent.name for path in ROOT.glob("plugins/family/*/pyproject.toml")} - ORDINARY_FAMILIES
     return re.compile(rf"\b({'|'.join(sorted(names))})\d*\b", re.I)
 
 
 def strings(path: Path) -> Iterator[tuple[str, int]]:
-    """String constants that are not docstrings."""
+    """Yields the string constants that are not docstrings, with their lines."""
     tree = tree_of(path)
     said = {id(node.value) for node in documentation(tree)}
-    said |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # the words under a constant
+    said |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # the docstring of a constant
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
             yield node.value, node.lineno
@@ -55,7 +57,7 @@ def core_sources() -> list[Path]:
 
 
 def spelled(text: str, names: set[str], vendors: re.Pattern[str]) -> set[str]:
-    """What a string of core should not say."""
+    """Returns the words of a text that core must not spell."""
     found = {text} & names
     for pattern in (DEVICES, vendors):
         found |= {match.group(1).lower() for match in pattern.finditer(text)}
@@ -64,7 +66,7 @@ def spelled(text: str, names: set[str], vendors: re.Pattern[str]) -> set[str]:
 
 @cache
 def spelled_words() -> dict[tuple[str, str], int]:
-    """(file, word) → a line where it stands."""
+    """(file, word) → a line where the word occurs."""
     names = {name for member in plugins() for _, name, _ in member.entry_points} - set(WORDS)
     names |= {member.name for member in plugins()}
     vendors = families()
@@ -83,7 +85,7 @@ def test_core_spells_no_plugin_device_file_or_family() -> None:
 
 
 def test_lists_hold_what_is_so() -> None:
-    """So that they only shrink."""
+    """Entries that no longer occur must be removed, so that the lists only shrink."""
     gone = (OFFENDERS | set(EXCEPTIONS)) - set(spelled_words())
     assert not gone, f"no longer so, remove from the lists: {sorted(gone)}"
 
@@ -98,7 +100,7 @@ def test_what_is_found() -> None:
 
 
 def literal_choices(tree: ast.AST) -> Iterator[int]:
-    """Lines where a plugin is looked up by a literal name."""
+    """Yields the lines where a plugin is looked up by a literal name."""
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
@@ -109,7 +111,7 @@ def literal_choices(tree: ast.AST) -> Iterator[int]:
 
 
 def test_choices_are_data() -> None:
-    """`find(kind, "name")`, `choose(…, explicit="name")` and their like never get a literal name."""
+    """`find(kind, "name")`, `choose(…, explicit="name")` and similar calls never get a literal name."""
     sources = {path: tree_of(path) for path in core_sources()}
     wrong = [f"{path.relative_to(ROOT)}:{line}" for path, tree in sources.items() for line in literal_choices(tree)]
     assert not wrong, "\n".join(wrong)

@@ -1,4 +1,4 @@
-"""Every output parser of this repository has examples, so that the contract tests run on it."""
+"""Every output parser of this repository has examples, because the contract tests run on them."""
 
 from __future__ import annotations
 

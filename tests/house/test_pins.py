@@ -1,4 +1,4 @@
-"""What a fresh environment installs is what was tested: everything that is reached from the requirements has a pin."""
+"""A fresh environment installs the tested versions: every distribution that the requirements reach has a pin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def lines(name: str) -> list[str]:
 
 
 def needs(requirement: Requirement) -> list[Requirement]:
-    """What a distribution requires here, with the extras that are asked for."""
+    """Returns the requirements of a distribution on this platform, with the requested extras."""
     found = [Requirement(text) for text in distribution(requirement.name).requires or ()]
     extras = {"", *requirement.extras}
     return [one for one in found if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in extras)]
@@ -51,7 +51,7 @@ def test_the_tests_run_with_what_is_pinned() -> None:
 
 
 def test_what_members_need_is_among_the_requirements() -> None:
-    """`make setup` installs members without their dependencies."""
+    """`make setup` installs the distributions of this repository without their dependencies."""
     known = everything()
     for member in members():
         wanted = map(Requirement, member.metadata.get("dependencies", []))

@@ -1,4 +1,4 @@
-"""How much code one streamed chat request runs through, counted while it runs."""
+"""Counts the code that one streamed chat request runs through, while it runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from members import CORE, text_of
 from request_files import MAIN_LINE, TOUR, Trace, core_files, main_line, traced
 
 MAX_CORE_FILES = 24
-"""Files of core/pegboard/pegboard that one request enters, in the API process and the engine process together."""
+"""Files of core/pegboard/pegboard that one request enters in the API process and the engine process together."""
 MAX_MAIN_LINE_FILES = 8
 MAX_MAIN_LINE_LINES = 2_500
 
@@ -27,15 +27,15 @@ def test_a_request_runs_through_few_files(trace: Trace) -> None:
 
 @pytest.mark.real_model
 def test_both_processes_are_watched(trace: Trace) -> None:
-    """Else a smaller number would mean nothing."""
+    """The main line is part of the trace. Otherwise a smaller number would mean nothing."""
     main = {CORE / name for name in MAIN_LINE}
-    assert main <= trace.api | trace.engine, "the main line is not what a request runs through"
+    assert main <= trace.api | trace.engine, "a request does not run through these files of the main line"
     assert main & trace.api and main & trace.engine
 
 
 @pytest.mark.real_model
 def test_the_tour_lists_these_files(trace: Trace) -> None:
-    """The numbers of plugins depend on the machine (which kernels it can run); those of core do not."""
+    """The number of plugins depends on the machine (on the kernels that it can run). The number of core files does not."""
     assert "\n".join(core_files(trace)) in TOUR.read_text("utf-8"), "run python tests/house/request_files.py --write"
 
 

@@ -1,9 +1,8 @@
-"""A distribution imports only what it declares. What is declared is read from the installed metadata.
+"""A distribution imports only what it declares. The declarations are read from the installed metadata.
 
-The rule: a requirement without an extra allows any import. A requirement of an extra allows an import that works without it:
-inside `try` with `except ImportError`, or for type checkers only.
-`NEEDS_EXTRA` names the folders that are of use only with an
-extra, where it counts as any other requirement.
+A requirement without an extra allows any import. A requirement of an extra allows only imports that the file works without:
+inside `try` with `except ImportError`, or for type checkers only. `NEEDS_EXTRA` lists the folders that are only useful with an
+extra. There, the requirements of the extra count like any other.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 NEEDS_EXTRA = {
     ("pegboard", "torch"): ("pegboard.worker", "pegboard.layers", "pegboard.ops"),
-    ("pegboard", "options"): ("pegboard.plugins.options",),  # reached after a plugin has imported pydantic for its own options
+    ("pegboard", "options"): ("pegboard.plugins.options",),  # only imported after a plugin has imported pydantic for its options
     ("pegboard-testing", "torch"): (
         "pegboard_testing.contract_attention",
         "pegboard_testing.contract_float_weight",
@@ -46,7 +45,7 @@ ERRORS = {"ImportError", "ModuleNotFoundError", "Exception"}
 
 
 def found_imports(tree: ast.AST, is_guarded: bool = False) -> Iterator[tuple[str, int, bool]]:
-    """(module, line, whether the file works without it) of every absolute import."""
+    """Yields (module, line, whether the file works without it) for every absolute import."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno, is_guarded) for alias in node.names)
@@ -69,14 +68,14 @@ def found_imports(tree: ast.AST, is_guarded: bool = False) -> Iterator[tuple[str
 
 @cache
 def providers() -> dict[str, set[str]]:
-    """Top-level module → distributions that install it."""
+    """Top-level module → the distributions that install it."""
     found = {module: set(map(canonicalize_name, names)) for module, names in packages_distributions().items()}
-    return {**found, **{member.module: {member.name} for member in members()}}  # editable ones list no modules
+    return {**found, **{member.module: {member.name} for member in members()}}  # editable distributions list no modules
 
 
 def declared(member: Member) -> dict[str, set[str]]:
-    """Required distribution → extras of `member` that require it, "" when it is always required. What is required with an extra,
-    such as pegboard[torch], brings along what that extra requires."""
+    """Required distribution → the extras of `member` that require it; "" when it is always required. A requirement with an extra,
+    such as pegboard[torch], also brings the requirements of that extra."""
     found: dict[str, set[str]] = {}
     extras = distribution(member.name).metadata.get_all("Provides-Extra") or []
     for requirement in map(Requirement, distribution(member.name).requires or ()):
@@ -89,7 +88,7 @@ def declared(member: Member) -> dict[str, set[str]]:
 
 
 def brought_by(requirement: Requirement) -> Iterator[str]:
-    """The distributions that the extras of a requirement require."""
+    """Yields the distributions that the extras of a requirement require."""
     for extra in requirement.extras:
         for inner in map(Requirement, distribution(requirement.name).requires or ()):
             if inner.marker and inner.marker.evaluate({"extra": extra}) and not inner.marker.evaluate({"extra": ""}):
@@ -97,7 +96,7 @@ def brought_by(requirement: Requirement) -> Iterator[str]:
 
 
 def undeclared(member: Member, path: Path) -> Iterator[str]:
-    """What a file imports that its distribution does not declare."""
+    """Yields the imports of a file that its distribution does not declare."""
     name, requirements = module_name(path, member.folder), declared(member)
     for module, line, is_guarded in found_imports(tree_of(path)):
         top = module.partition(".")[0]
@@ -118,7 +117,7 @@ def test_imports_are_declared(member: Member) -> None:
 
 @pytest.mark.parametrize("member", members(), ids=lambda member: member.name)
 def test_the_installed_metadata_is_that_of_the_project(member: Member) -> None:
-    """After a change of a pyproject.toml: `make setup`."""
+    """After a change of a pyproject.toml, run `make setup`."""
     extras = member.metadata.get("optional-dependencies", {})
     project = {canonicalize_name(Requirement(text).name) for text in member.metadata.get("dependencies", [])}
     project |= {canonicalize_name(Requirement(text).name) for texts in extras.values() for text in texts}

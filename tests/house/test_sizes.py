@@ -1,4 +1,4 @@
-"""Files and functions fit in a head."""
+"""Limits on the size of files and functions, and of core as a whole."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import subprocess
 from members import CORE, ROOT, Member, code_lines, core_members, members, text_of, tree_of
 
 MAX_CODE_LINES = 10_735
-"""Code lines of core/pegboard/pegboard: blank lines, comments and docstrings are not counted. Why it is not 10,500 yet:
-docs/decisions/2026-11-22-the-house.md."""
+"""The limit of code lines of core/pegboard/pegboard, without blank lines, comments and docstrings.
+docs/decisions/2026-11-22-the-house.md says why it is not 10,500 yet."""
 MAX_LINES = 500
 AIMED_CODE_LINES = 300
 NUM_LONG_FILES = 1
-"""Files of core/pegboard/pegboard that are longer than aimed at."""
+"""The number of files of core/pegboard/pegboard that are longer than the aim."""
 MAX_FUNCTION_LINES = 80
 FORBIDDEN_FILES = {"utils.py", "helpers.py", "common.py", "misc.py"}
 FORBIDDEN_SUFFIXES = (
@@ -34,7 +34,7 @@ FORBIDDEN_SUFFIXES = (
 
 
 def table(member: Member) -> list[str]:
-    """Code lines and files of every folder of a distribution, and their sums."""
+    """Lists the code lines and files of every folder of a distribution, and their sums."""
     root = member.folder / member.module
     folders: dict[str, list[int]] = {}
     for path in member.sources():
@@ -45,7 +45,7 @@ def table(member: Member) -> list[str]:
 
 
 def test_core_is_small() -> None:
-    """The table is printed when the test fails, and with `pytest -s`."""
+    """Prints the table when the test fails, and with `pytest -s`."""
     print("\n code files folder", *(line for member in core_members() for line in table(member)), sep="\n")
     count = sum(map(code_lines, CORE.rglob("*.py")))
     assert count <= MAX_CODE_LINES, f"core/pegboard has {count:,} code lines, the limit is {MAX_CODE_LINES:,}"
@@ -90,7 +90,7 @@ def test_class_names_say_what_a_thing_is() -> None:
 
 
 def test_nothing_tells_where_it_was_written() -> None:
-    """No absolute path of a developer's machine in a tracked file."""
+    """Tracked files must not contain an absolute path of a developer's machine."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     pattern = re.compile(r"(?<![\w.])/(?:work|home|root|Users)/\w")
     bad = []

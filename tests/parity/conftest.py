@@ -35,8 +35,8 @@ COMMON = {"vocab_size": VOCAB_SIZE, "bos_token_id": 0, "eos_token_id": 1, "pad_t
 
 
 def make_model(model_type: str, **values: Any) -> Any:
-    """A tiny transformers model; values replace the common sizes, None drops one. Every tensor is random, also those of norms and
-    biases, so that none can be forgotten."""
+    """A tiny transformers model. values replace the common sizes; None drops one. Every tensor is random, also those of norms and
+    biases, so that a missing one shows."""
     chosen = {name: value for name, value in {**COMMON, **SIZES, **values}.items() if value is not None}
     config = AutoConfig.for_model(model_type, **chosen)
     torch.manual_seed(7)
@@ -50,20 +50,20 @@ def make_model(model_type: str, **values: Any) -> Any:
 
 @dataclass
 class Reference:
-    """A transformers model, and its checkpoint on disk."""
+    """A transformers model and its checkpoint on disk."""
 
     directory: Path
     model: Any
 
     def logprobs(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """[n] ids → [n, V] log-softmax of the logits after each token."""
+        """[n] token ids → [n, V]: the log-softmax of the logits after each token."""
         with torch.no_grad():
             return self.model(torch.tensor([list(token_ids)])).logits[0].float().log_softmax(-1)
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Reference]:
-    """write(model_type, **config values): make a tiny model and write its checkpoint as safetensors."""
+    """write(model_type, **config values) makes a tiny model and writes its checkpoint as safetensors."""
 
     def make(model_type: str, **values: Any) -> Reference:
         model = make_model(model_type, **values)
@@ -95,7 +95,8 @@ def random_prompts(lengths: Sequence[int] = PROMPT_LENGTHS) -> list[list[int]]:
 
 
 def open_llm(directory: Path, **settings: Any) -> LLM:
-    """Small blocks, and steps so small that prompts are computed in chunks, together with each other and with decodes."""
+    """Settings with small blocks, and with steps so small that prompts are computed in chunks, together with each other and with
+    decodes."""
     chosen = {
         "skip_tokenizer_init": True,
         "dtype": "float32",
@@ -110,7 +111,7 @@ def open_llm(directory: Path, **settings: Any) -> LLM:
 
 
 def check_parity(reference: Reference, lengths: Sequence[int] = PROMPT_LENGTHS, **settings: Any) -> None:
-    """Logprobs of the whole vocabulary after every token of every prompt and output, and every greedy choice."""
+    """Compares the logprobs of the whole vocabulary after every token of every prompt and output, and every greedy choice."""
     prompts = random_prompts(lengths)
     params = SamplingParams(
         max_tokens=NUM_OUTPUT_TOKENS, temperature=0, prompt_logprobs=-1, logprobs=-1, ignore_eos=True, detokenize=False

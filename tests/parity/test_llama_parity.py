@@ -62,15 +62,15 @@ def test_linear_scaling_beyond_the_trained_length(write: Any, check_parity: Any)
 
 
 def test_dynamic_scaling_at_full_length(write: Any, check_parity: Any) -> None:
-    """transformers computes the base from the longest text of a step; ours is always that of the longest text allowed. They must
-    agree on a text of that length: 2 · 32 tokens, 55 of them prompt and 9 output."""
+    """transformers computes the base from the longest text of a step. Pegboard always computes it from the longest allowed text.
+    They must agree on a text of that length: 2 · 32 tokens, 55 of them prompt and 9 output."""
     rope = {"rope_theta": 500.0, "rope_type": "dynamic", "factor": 2.0}
     check_parity(write("llama", rope_parameters=rope, max_position_embeddings=32), lengths=(55,))
 
 
 @pytest.mark.parametrize("original", [32, 64])
 def test_longrope(write: Any, check_parity: Any, original: int) -> None:
-    """transformers uses the long divisors for texts beyond the original length; we use them for models that allow longer
+    """transformers uses the long divisors for texts beyond the original length. Pegboard uses them for models that allow longer
     texts."""
     rope = {
         "rope_theta": 500.0,

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 PEER = os.environ.get("PEGBOARD_PEER_VLLM")
 FILES = sorted(ROOT.glob("plugins/*/*/tests/examples.py"))
 NOT_THERE = {("tool_parser", "minimax")}
-"""A parser from older versions."""
+"""A parser of older versions."""
 BEHIND = {("reasoning_parser", "openai_gptoss"): ("tool_parser", "openai")}
 """The peer's parser also reads calls, so ours is combined with the tool parser."""
 PARSERS = [(file, *key) for file in FILES for key in load_examples(file) if key not in NOT_THERE]
@@ -86,8 +86,8 @@ def theirs(peer: subprocess.Popen[str], file: Path, kind: str, name: str) -> lis
 
 
 def shape(content: str, reasoning: str, calls: list[tuple[str, str]]) -> tuple[Any, ...]:
-    """What is compared: arguments as JSON values (as text when they are not JSON), text without white space at its ends and
-    around calls."""
+    """The compared values: arguments as JSON values (as text when they are not JSON), and text without white space at its ends
+    and around calls."""
 
     def value(text: str) -> Any:
         try:

@@ -14,7 +14,7 @@ from pegboard import LLM, SamplingParams
 PROMPTS = [[7, 30, 101, 12, 5], list(range(3, 60))]
 PARAMS = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=-1, detokenize=False)
 SIZES = {"hidden_size": 64, "intermediate_size": 80}
-"""Heads and attention are whole blocks of 32 columns; the last matrix of the feed-forward block is not and stays plain."""
+"""Heads and attention are whole blocks of 32 columns. The last matrix of the feed-forward block is not, and stays plain."""
 
 
 def logprobs(llm: LLM) -> torch.Tensor:

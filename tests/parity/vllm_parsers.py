@@ -20,7 +20,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def make_tokenizer(markers: list[str]) -> Any:
-    """Bytes as tokens, and each marker as one."""
+    """A vocabulary with bytes as tokens, and each marker as one token."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -71,7 +71,7 @@ class Job:
         return {"content": content or "", "reasoning": reasoning or "", "calls": found}
 
     def stream(self, example: dict[str, Any]) -> dict[str, Any]:
-        """Token by token, as the server does it."""
+        """Parses token by token, like the server."""
         parser, request = self.parser_and_request(example)
         ids, prompt = self.ids(example["text"]), self.ids(example["prompt_end"])
         parser.set_prompt_token_ids(prompt)

@@ -1,4 +1,5 @@
-"""The effect of computing with quantized weights and activations: perplexity and greedy choices on text, compared with float32.
+"""Measures the effect of computing with quantized weights and activations: perplexity and greedy choices on text, compared with
+float32.
 
     python tests/real_model/quality.py [MODEL] [--tokens 20000] [--setting quantization=rtn_int8 …]
 
@@ -36,7 +37,7 @@ MODULES = (
 
 @dataclass(frozen=True)
 class Scores:
-    """Per scored token: its log-probability and the token that would have been chosen greedily."""
+    """Returns, for each scored token, its log-probability and the token that greedy sampling would have chosen."""
 
     logprobs: tuple[float, ...]
     choices: tuple[int, ...]
@@ -48,8 +49,8 @@ class Scores:
 
 @dataclass(frozen=True)
 class Comparison:
-    """num_tokens scored; perplexities; share of positions with equal greedy choice; standard error of `change` for this number of
-    scored tokens."""
+    """The comparison: num_tokens scored; both perplexities; the share of positions with equal greedy choice; the standard error
+    of `change` for this number of scored tokens."""
 
     num_tokens: int
     exact: float
@@ -67,7 +68,7 @@ class Comparison:
 
     @property
     def may_be_good(self) -> bool:
-        """Too few tokens to show that a limit is missed."""
+        """There are too few tokens to show that a limit is missed."""
         slack = math.sqrt(MIN_AGREEMENT * (1 - MIN_AGREEMENT) / self.num_tokens)
         return abs(self.change) <= MAX_PERPLEXITY_CHANGE + 2 * self.error and self.agreement >= MIN_AGREEMENT - 2 * slack
 
@@ -80,13 +81,13 @@ class Comparison:
 
 
 def docstrings() -> str:
-    """Prose that exists on every machine."""
+    """Returns prose that exists on every machine."""
     texts = []
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
     for name in MODULES.split():
         found = find_spec(name)
         if found is None or found.origin is None:
-            continue  # another version of Python
+            continue  # a module that this version of Python does not have
         tree = ast.parse(Path(found.origin).read_text("utf-8"))
         texts += [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)]
     return "\n\n".join(text for text in texts if len(text) > 200)
@@ -126,7 +127,7 @@ def compare(model: str, num_tokens: int, **settings: Any) -> Comparison:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Perplexity and greedy choices, quantized against float32.")
-    parser.add_argument("model", nargs="?", help="model reference; default the default model")
+    parser.add_argument("model", nargs="?", help="model reference (default: the default model)")
     parser.add_argument("--tokens", type=int, default=20_000, help="tokens of text")
     parser.add_argument("--setting", action="append", default=[], metavar="NAME=VALUE", help="setting of the quantized side")
     arguments = parser.parse_args()

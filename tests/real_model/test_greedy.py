@@ -51,8 +51,8 @@ def conversations() -> list[list[dict[str, str]]]:
 
 
 def transformers_model(path: Path) -> Any:
-    """transformers' Llama with the file's weights, read by the `gguf` package. The file holds Q and K rows interleaved for
-    rotary pairs; transformers needs halves, so the rows of each head are put back in that order."""
+    """transformers' Llama with the file's weights, read by the `gguf` package. The file holds the rows of Q and K interleaved for
+    rotary pairs, but transformers needs halves. So the rows of each head are put back in that order."""
     from gguf import GGUFReader
     from gguf.quants import dequantize
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -99,8 +99,8 @@ def outputs(llm: LLM) -> list[Any]:
 
 
 def test_same_tokens_as_transformers(smollm2_gguf: Path, outputs: list[Any]) -> None:
-    """Every output token is the most likely one under transformers, given the prompt and the tokens before it; by induction
-    that is transformers' own greedy output."""
+    """Every output token is the most likely one under transformers, given the prompt and the tokens before it. By induction, this
+    is transformers' own greedy output."""
     reference = transformers_model(smollm2_gguf)
     for output in outputs:
         prompt, answer = output.prompt_token_ids, output.outputs[0].token_ids
@@ -110,7 +110,7 @@ def test_same_tokens_as_transformers(smollm2_gguf: Path, outputs: list[Any]) -> 
 
 
 def test_one_by_one_as_together(llm: LLM, outputs: list[Any]) -> None:
-    """A request gives the same alone (and from the prefix cache, which the batch has filled) as in the batch."""
+    """A request has the same output alone as in the batch. Alone, it also reads the prefix cache that the batch has filled."""
     for conversation, together in zip(conversations()[:6], outputs, strict=False):
         alone = llm.chat(conversation, GREEDY, use_tqdm=False)[0]
         assert alone.outputs[0].token_ids == together.outputs[0].token_ids
@@ -138,7 +138,7 @@ def test_same_tokens_however_cut(smollm2_gguf: Path, outputs: list[Any], setting
 
 
 def test_an_llm_nobody_refers_to_is_stopped(smollm2_gguf: Path) -> None:
-    """With a step in flight: its thread must end before the interpreter does."""
+    """A step is in flight. Its thread must end before the interpreter does."""
 
     def step_threads() -> set[threading.Thread]:
         return {thread for thread in threading.enumerate() if thread.name == "pegboard-steps"}

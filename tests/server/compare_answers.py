@@ -1,7 +1,5 @@
 """Compares two servers' answers to the same request: status, error, JSON shape, finish reasons, usage, token ids, text, logprobs.
-
-What may differ, and why, is `KNOWN`; docs/vllm.md lists the same for readers.
-"""
+`KNOWN` lists what may differ, and why. docs/vllm.md lists the same for readers."""
 
 from __future__ import annotations
 
@@ -15,12 +13,12 @@ import httpx
 from request_generator import Case
 
 TOLERANCE = 0.02
-"""Tolerance of a logprob: two programs add floats in different orders."""
+"""Tolerance of a logprob. Two programs add floats in different orders."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """status, and the body, which is an object, the list of a stream's events, or text."""
+    """An answer: its status, and its body, which is an object, the list of a stream's events, or text."""
 
     status: int
     body: Any
@@ -43,7 +41,7 @@ def ask(url: str, case: Case, client: httpx.Client) -> Answer:
 
 @dataclass(frozen=True)
 class Difference:
-    """where: a path inside the answer."""
+    """One difference. where: its place inside the answer."""
 
     where: str
     ours: Any
@@ -59,7 +57,7 @@ def _short(value: Any) -> str:
 
 
 def differences(case: Case, ours: Answer, theirs: Answer) -> list[Difference]:
-    """All differences except the known ones."""
+    """Returns all differences except the known ones."""
     found = _differences(ours, theirs)
     return [item for item in found if not any(known.explains(case, item, ours, theirs) for known in KNOWN)]
 
@@ -81,7 +79,7 @@ def _message(answer: Answer) -> Any:
 
 
 def _errors(ours: Any, theirs: Any) -> Iterator[Difference]:
-    """Each server has its own messages; everything else is compared."""
+    """Compares two errors. Each server has its own messages; everything else is compared."""
     here, there = (body.get("error") if isinstance(body, dict) else None for body in (ours, theirs))
     if not isinstance(here, dict) or not isinstance(there, dict):
         yield Difference("error", ours, theirs)
@@ -92,8 +90,8 @@ def _errors(ours: Any, theirs: Any) -> Iterator[Difference]:
 
 
 VOLATILE = ("id", "created", "permission", "owned_by", "root", "version", "system_fingerprint", "created_cache_tokens")
-"""Fields that differ between any two answers, that name the server, or that vLLM added after the version that is followed
-here."""
+"""Fields that differ between any two answers, that name the server, or that vLLM added after the version that Pegboard
+follows."""
 
 
 def _values(path: str, ours: Any, theirs: Any) -> Iterator[Difference]:
@@ -122,7 +120,7 @@ def _is_nothing(value: Any) -> bool:
 
 
 def _joined(events: list[Any]) -> dict[str, Any]:
-    """The content of a stream, however it was cut into events."""
+    """Returns the content of a stream, however it was cut into events."""
     choices: dict[int, dict[str, Any]] = {}
     for event in events[:-1]:
         for choice in event.get("choices", []):
@@ -163,12 +161,12 @@ class Known:
 
 
 def _is_refusal(ours: Answer, *words: str) -> bool:
-    """Refused here, with one of `words` in the message."""
+    """Pegboard refuses the request, with one of `words` in the message."""
     return ours.status == 400 and any(word in str(_message(ours)) for word in words)
 
 
 def _names_a_field(case: Case, item: Difference, ours: Answer, theirs: Answer) -> bool:
-    """We name a field of the request, or a place inside it, and never "body"."""
+    """Pegboard names a field of the request, or a place inside it, and never "body"."""
     root = str(item.ours).partition("[")[0].partition(".")[0]
     return item.where == "error.param" and (item.ours is None or root in {*case.changed, "prompt", "messages", "tokens"})
 

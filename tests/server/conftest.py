@@ -1,4 +1,4 @@
-"""One server on the real model for the whole session, and room for short-lived ones. The tests import `server_process`."""
+"""One server on the real model for the whole session, and servers for single tests. The tests import `server_process`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server_process import Server, install_probe
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests here need the model, and /proc to see what a server leaves."""
+    """All tests here need the model. They also need /proc, to see which processes a server leaves."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.real_model)
@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a third-party api plugin that shows the engine's numbers."""
+    """The folder of a third-party api plugin that reports the engine's numbers."""
     return install_probe(tmp_path_factory.mktemp("probe"))
 
 

@@ -116,7 +116,7 @@ ROUTES: list[tuple[str, int, dict[str, Any], dict[str, tuple[list[Any], list[Any
 
 @dataclass(frozen=True)
 class Case:
-    """One request. body: an object, or bytes to be sent as they are. changed: the fields that were drawn."""
+    """One request. body: an object, or bytes that are sent as they are. changed: the fields that were drawn."""
 
     method: str
     path: str
@@ -131,12 +131,13 @@ class Case:
         return json.dumps(self.body).encode()
 
     def value(self, name: str) -> Any:
-        """A field of the body, None when there is none."""
+        """Returns a field of the body, or None when the body does not have it."""
         return self.body.get(name) if isinstance(self.body, dict) else None
 
 
 def generate(number: int, seed: int = 0) -> list[Case]:
-    """`number` requests: the unusual ones first, then every value of every field once (if there is room), then mixtures."""
+    """Yields `number` requests: first the unusual ones, then every value of every field once (if there is room), then
+    mixtures."""
     chance = random.Random(seed)
     single = [
         Case("POST", path, {**base, name: value}, changed=(name,))

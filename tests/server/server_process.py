@@ -1,4 +1,5 @@
-"""A separate `pegboard serve` for tests: starts it, reads its numbers through a probe, stops it, and checks what it leaves."""
+"""A separate `pegboard serve` for tests: starts it, reads its numbers through a probe, stops it, and checks that it leaves
+nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ PATIENCE_S = 120.0
 """How long anything may take before a test fails. A passing test never waits this long."""
 
 MODEL = "smol"
-"""The name the model is served under."""
+"""The name under which the model is served."""
 
 SIZES = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "536870912", "--max-num-seqs", "64")
 
@@ -63,7 +64,7 @@ def install_probe(folder: Path) -> Path:
 
 
 HTTP = httpx.Client(timeout=PATIENCE_S, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
-"""For simple requests, each on its own connection."""
+"""A client for simple requests, each on its own connection."""
 
 
 def free_port() -> int:
@@ -73,7 +74,7 @@ def free_port() -> int:
 
 
 def wait_until(condition: Callable[[], Any], what: str) -> Any:
-    """The first true result of `condition`. Fails naming `what` when there is none for a long time."""
+    """Returns the first true result of `condition`. Fails naming `what` when there is none for a long time."""
     deadline = time.monotonic() + PATIENCE_S
     while not (result := condition()):
         assert time.monotonic() < deadline, f"waited in vain until {what}"
@@ -118,7 +119,7 @@ class Server:
         return self.status("/health") == 200
 
     def status(self, path: str) -> int | None:
-        """The status of a GET; None when there is no answer."""
+        """Returns the status of a GET, or None when there is no answer."""
         try:
             return HTTP.get(self.url + path).status_code
         except httpx.TransportError:
@@ -133,7 +134,7 @@ class Server:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0, http_client=http)
 
     def stats(self) -> dict[str, Any]:
-        """The engine's current numbers (needs the probe)."""
+        """Returns the engine's current numbers. This needs the probe."""
         return dict(HTTP.get(f"{self.url}/probe/stats").raise_for_status().json())
 
     def wait_until_idle(self) -> None:
@@ -147,14 +148,14 @@ class Server:
         return int(stats["num_requests_running"] + stats["num_requests_waiting"] + stats["num_steps_in_flight"])
 
     def engine_pid(self) -> int:
-        """The engine's process, among the server's children."""
+        """Returns the engine's process, which is one of the server's children."""
         children = [pid for pid, parent, _ in processes() if parent == self.process.pid]
         engines = [pid for pid in children if b"pegboard.engine.boundary.process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert len(engines) == 1, f"children {children}, of which engines {engines}"
         return engines[0]
 
     def signal_group(self, number: signal.Signals) -> None:
-        """Sends what a terminal sends on Ctrl-C, or a supervisor on stop."""
+        """Sends the signal that a terminal sends on Ctrl-C, or a supervisor to stop it."""
         os.killpg(self.process.pid, number)
 
     def wait(self) -> int:
@@ -170,7 +171,7 @@ class Server:
         return [pid for pid, _, group in processes() if group == self.process.pid]
 
     def stop(self) -> int:
-        """Exit code after SIGTERM; processes that do not end are killed."""
+        """Returns the exit code after SIGTERM. Processes that do not end are killed."""
         if self.process.poll() is None:
             self.process.terminate()
         try:
@@ -187,12 +188,12 @@ class Server:
 
 
 def processes() -> Sequence[tuple[int, int, int]]:
-    """(pid, parent's pid, process group) of every process that is not a zombie."""
+    """Yields (pid, parent's pid, process group) of every process that is not a zombie."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             text = stat.read_text()
-        except OSError:  # it ended while we looked
+        except OSError:  # the process ended in the meantime
             continue
         state, parent, group = text.rpartition(")")[2].split()[:3]
         if state not in "ZX":

@@ -157,7 +157,7 @@ def test_bench_of_nothing(tmp_path: Path) -> None:
 
 
 def test_bench_offline(smollm2_gguf: Path, tmp_path: Path) -> None:
-    """Latency and throughput in short runs: the fields that dashboards and scripts read."""
+    """Latency and throughput in short runs give the fields that dashboards and scripts read."""
     sizes = [str(smollm2_gguf), *SIZES, "--disable-tqdm", "--output-json", str(tmp_path / "result.json")]
     words = ["--num-iters", "2", "--num-iters-warmup", "1", "--batch-size", "2", "--input-len", "8", "--output-len", "3"]
     ended = cli("bench", "latency", *sizes, *words)
@@ -183,7 +183,7 @@ StartServer = Callable[..., Server]
 
 
 def api_processes(server: Server) -> list[int]:
-    """The children of the server that are API processes."""
+    """Returns the children of the server that are API processes."""
     children = [pid for pid, parent, _ in processes() if parent == server.process.pid]
     return sorted(pid for pid in children if b"pegboard_server.api_process" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
@@ -204,7 +204,7 @@ def test_two_api_processes_answer_alike_and_end_together(start_server: StartServ
 
 @pytest.mark.parametrize("victim", ["engine or api", "parent"])
 def test_one_of_them_killed(start_server: StartServer, victim: str) -> None:
-    """When any process dies, all of them end."""
+    """When any process dies, all other processes end too."""
     server = start_server("--api-server-count", "2")
     if victim == "parent":
         server.process.kill()

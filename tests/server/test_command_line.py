@@ -1,4 +1,4 @@
-"""`pegboard` as its users type it: with a running server, and with mistakes. A mistake gives one line, never a traceback."""
+"""`pegboard` as users type it: with a running server, and with mistakes. A mistake gives one line, never a traceback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pegboard.plugins.discovery import scan_path
 
 
 def check_one_line(stderr: str) -> str:
-    """The one line that says what is wrong (besides log lines)."""
+    """Returns the one line that names the mistake, without log lines."""
     assert "Traceback" not in stderr
     (line,) = [line for line in stderr.splitlines() if line.startswith("pegboard: error: ")]
     return line
@@ -71,7 +71,7 @@ def test_wrong_usage(words: list[str], told: str) -> None:
 def test_what_stops_the_start_is_told(
     smollm2_gguf: Path, tmp_path: Path, words: list[str], env: dict[str, str], told: str
 ) -> None:
-    """Exit status 1 and one line that names the cause; no process and no file stays."""
+    """Exit status 1 and one line that names the cause. No process and no file remains."""
     env = dict(env)
     if env.get("PEGBOARD_PLUGINS") == "ALL BUT THE SAMPLER":
         names = {entry.distribution for entry in scan_path(sys.path).entries if entry.kind != "sampler"}
@@ -85,7 +85,7 @@ def test_what_stops_the_start_is_told(
 
 
 def test_deep_temporary_folder(tmp_path: Path) -> None:
-    """The path of a socket has at most about a hundred bytes; a deeper folder is not used for it."""
+    """The path of a socket can have about a hundred bytes. A deeper folder is not used for it."""
     deep = tmp_path / ("deep" * 30)
     deep.mkdir()
     ended = cli("serve", "nowhere.gguf", TMPDIR=str(deep))

@@ -41,12 +41,12 @@ def connect(server: Server, data: bytes) -> socket.socket:
 
 
 def close(connection: socket.socket) -> None:
-    """An orderly end: FIN."""
+    """Close the connection in an orderly way, with FIN."""
     connection.close()
 
 
 def reset(connection: socket.socket) -> None:
-    """An abrupt end: RST, as from a client that crashed."""
+    """Close the connection abruptly, with RST, like a client that crashed."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
 
@@ -69,14 +69,14 @@ def test_leaving_mid_stream(server: Server, leave: Callable[[socket.socket], Non
 @pytest.mark.parametrize("leave", [close, reset])
 @pytest.mark.parametrize("more", [{}, {"n": 3}, {"stream": True}], ids=["one", "n", "stream"])
 def test_leaving_while_waiting(server: Server, leave: Callable[[socket.socket], None], more: dict[str, Any]) -> None:
-    """The answer has not begun: it is not streamed, or the first token of the stream is still to come."""
+    """The clients disconnect before the answer begins: it is not streamed, or the first token of the stream is still to come."""
     connection = connect(server, request_bytes({**ENDLESS, **more}))
     wait_until(lambda: running(server) > 0, "the request runs")
     leave(connection)
 
 
 def test_leaving_from_the_queue(server: Server) -> None:
-    """More requests than may run at once, so that some have never been scheduled when their clients disconnect."""
+    """More requests are sent than may run at once, so that some have never been scheduled when their clients disconnect."""
     with contextlib.ExitStack() as connections:
         for number in range(80):
             body = {**ENDLESS, "prompt": f"Story {number}:", "stream": bool(number % 2)}
@@ -91,7 +91,7 @@ def test_leaving_before_the_request_is_complete(server: Server, keep: int) -> No
 
 
 def test_leaving_right_after_the_request(server: Server) -> None:
-    """At any stage of the server's work: reading, tokenizing, adding."""
+    """The clients disconnect at any stage of the server's work: reading, tokenizing, adding."""
     for _ in range(20):
         connect(server, request_bytes({**ENDLESS, "stream": True})).close()
         reset(connect(server, request_bytes(ENDLESS)))

@@ -21,7 +21,7 @@ StartServer = Callable[..., Server]
 
 @contextmanager
 def running_stream(server: Server, body: dict[str, Any] = LONG) -> Iterator[Iterator[str]]:
-    """The lines of a stream that has begun."""
+    """Returns the lines of a stream that has begun."""
     with httpx.Client(timeout=120) as http, http.stream("POST", f"{server.url}/v1/completions", json=body) as response:
         assert response.status_code == 200
         lines = response.iter_lines()
@@ -34,7 +34,7 @@ def events_of(lines: Iterator[str]) -> list[str]:
 
 
 def test_killed_engine(start_server: StartServer) -> None:
-    """Streams end with an error event, waiting clients get an error, and /health reports the failure. The server then ends at
+    """Streams end with an error event, waiting clients get an error, and /health reports the failure. The server then exits at
     once with an error, because there is nothing to wait for."""
     server = start_server("--shutdown-timeout-s", "600")
     engine = server.engine_pid()
@@ -56,8 +56,8 @@ def test_killed_engine(start_server: StartServer) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopped_while_streaming(start_server: StartServer, number: signal.Signals) -> None:
-    """Short requests finish, long ones are cut off after the timeout, and the exit code is 0. Ctrl-C goes to the whole group,
-    including the engine; a supervisor signals only the server."""
+    """Short requests finish, long ones are cut off after the timeout, and the exit code is 0. Ctrl-C is sent to the whole process
+    group, including the engine. A supervisor signals only the server."""
     server = start_server("--shutdown-timeout-s", "4")
     with running_stream(server, {**LONG, "n": 16}) as long, running_stream(server, {**LONG, "max_tokens": 6}) as short:
         if number == signal.SIGINT:
@@ -105,14 +105,14 @@ def test_stopped_while_starting(smollm2_gguf: Any, tmp_path: Any, number: signal
     with Server(smollm2_gguf, tmp_path) as server:
         wait_until(lambda: STAGES[stage](server), stage)
         server.signal_group(number)
-        # 0 if it had come further than it seemed; a shell also shows an end by the signal as 128 + number
+        # 0 if the server had already started; a shell shows an end by the signal as 128 + number
         assert server.wait() in (128 + number, -number, 0)
         server.check_nothing_left()
     assert "Traceback" not in server.log.read_text()
 
 
 def test_taken_port(server: Server, smollm2_gguf: Any, tmp_path: Any) -> None:
-    """One clear line, and the server that has the port continues."""
+    """The second server prints one clear line. The server that has the port continues."""
     ended = cli("serve", str(smollm2_gguf), *SIZES, "--port", str(server.port), TMPDIR=str(tmp_path))
     assert ended.returncode == 1 and f"port {server.port} on 127.0.0.1 is already in use" in ended.stderr
     assert "Traceback" not in ended.stderr and list(tmp_path.iterdir()) == []
@@ -120,7 +120,8 @@ def test_taken_port(server: Server, smollm2_gguf: Any, tmp_path: Any) -> None:
 
 
 def test_start_up_prints_five_lines(start_server: StartServer) -> None:
-    """Model, device, KV cache, address, and what to look at when it is slow. The table of choices is one flag away."""
+    """The server prints the model, the device, the KV cache, the address, and a hint for when it is slow. A flag prints the table
+    of choices."""
     server = start_server()
     wait_until(lambda: server.log.read_text().count("\n") >= 5, "everything is printed")
     model, device, cache, address, advice = server.log.read_text().splitlines()

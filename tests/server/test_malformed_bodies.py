@@ -1,5 +1,5 @@
-"""A thousand bodies that are wrong in some way: each is refused with an error object (or is valid after all and answered), and
-none has a lasting effect."""
+"""A thousand bodies that are wrong in some way. Each is refused with an error object, or it is valid after all and answered. None
+has a lasting effect."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ LITERALS = [
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) inside a body."""
+    """Yields every (container, key) inside a body."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [place for key, inner in items for place in [(value, key), *places(inner)]]
 
@@ -76,7 +76,7 @@ def mutate_value(chance: random.Random, body: dict[str, Any]) -> None:
 
 
 def encoded(chance: random.Random, body: dict[str, Any]) -> bytes:
-    """The body as bytes: mostly JSON, otherwise damaged in a way that JSON text cannot express."""
+    """Returns the body as bytes: mostly JSON, otherwise damaged in a way that JSON text cannot express."""
     kind = chance.choice(["plain"] * 8 + ["cut", "byte", "literal", "literal", "deep", "encoding", "noise", "other"])
     data = json.dumps(body).encode()
     if kind == "cut":
@@ -103,7 +103,7 @@ def encoded(chance: random.Random, body: dict[str, Any]) -> bytes:
 
 
 def make_body(seed: int) -> tuple[str, bytes]:
-    """(path, body) number `seed`."""
+    """Returns the path and the body of number `seed`."""
     chance = random.Random(seed)
     path = chance.choice(list(VALID))
     body = copy.deepcopy(VALID[path])
@@ -120,7 +120,7 @@ def make_body(seed: int) -> tuple[str, bytes]:
 
 
 def check_answer(response: httpx.Response, path: str, body: bytes) -> int:
-    """The status, after checking that a client can read the answer."""
+    """Returns the status, after checking that a client can read the answer."""
     told = f"{path} {body[:600]!r} → {response.status_code} {response.text[:600]}"
     if response.status_code == 200:
         if response.headers["content-type"].startswith("text/event-stream"):
@@ -199,14 +199,14 @@ def test_body_over_the_limit_is_refused_unread(server: Server) -> None:
     ids=["tls", "http2", "no http", "long header", "zero byte", "negative length", "two lengths", "bad chunk"],
 )
 def test_what_is_no_http(server: Server, data: bytes) -> None:
-    """Refused, or the connection is closed; the next client gets its answer."""
+    """The request is refused, or the connection is closed. The next client gets its answer."""
     answer = answer_to(server, data)
     assert answer == b"" or answer.startswith(b"HTTP/1.1 4"), answer
     assert server.status("/health") == 200
 
 
 def answer_to(server: Server, data: bytes) -> bytes:
-    """Everything that arrives until the answer is complete or the server closes the connection."""
+    """Returns everything that arrives until the answer is complete or the server closes the connection."""
     received = b""
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection, contextlib.suppress(ConnectionError):
         connection.sendall(data)

@@ -14,7 +14,7 @@ from server_process import HTTP, MODEL, Server, wait_until
 
 COMMON = {"model_name", "engine", "le", "status"}
 Values = dict[tuple[str, str], float]
-"""(name of the sample, value of its own label) → value."""
+"""Maps (name of the sample, value of its own label) to its value."""
 
 
 def scrape(server: Server) -> Values:
@@ -68,7 +68,7 @@ def test_scrapes_while_serving(server: Server) -> None:
 
 
 class Collector(ThreadingHTTPServer):
-    """Takes spans over HTTP and keeps them by request id."""
+    """Receives spans over HTTP and keeps them by request id."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Receive)

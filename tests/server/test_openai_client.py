@@ -1,4 +1,5 @@
-"""The official openai client with the real server: the server understands its requests, and it can read the answers."""
+"""The official openai client with the real server. The server understands the client's requests, and the client can read the
+answers."""
 
 from __future__ import annotations
 

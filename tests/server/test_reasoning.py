@@ -81,7 +81,7 @@ def test_forced_calls_come_behind_the_reasoning(client: openai.OpenAI, choice: A
 
 
 def test_structured_answers_come_behind_the_reasoning(client: openai.OpenAI, thinking: Server) -> None:
-    """In every API, each with its own names for both."""
+    """Every API returns reasoning and answer under its own names."""
     schema = PARAMETERS["add"]
     form: Any = {"type": "json_schema", "name": "sum", "schema": schema}
     response = client.responses.create(**GREEDY, input=TURNS, max_output_tokens=80, text={"format": form})

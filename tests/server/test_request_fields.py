@@ -1,4 +1,4 @@
-"""Fields beyond OpenAI's, on the real model: each one changes the answer as it says."""
+"""Fields beyond OpenAI's, on the real model. Each one changes the answer as documented."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def post(server: Server, path: str, body: dict[str, Any], status: int = 200) -> 
 
 @pytest.fixture
 def complete(server: Server) -> Complete:
-    """The first choice of a greedy completion; `whole=True` gives the answer."""
+    """Returns the first choice of a greedy completion, or the whole answer with `whole=True`."""
 
     def ask(*, whole: bool = False, status: int = 200, **fields: Any) -> dict[str, Any]:
         body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "return_token_ids": True, **fields}

@@ -1,4 +1,4 @@
-"""What clients may do to a server: thousands of connections, readers that do not read, bodies that are too large."""
+"""Extreme clients of a server: thousands of connections, readers that do not read, bodies that are too large."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ def answer_of(server: Server) -> str:
 
 
 def num_sockets(server: Server) -> int:
-    """File descriptors that the server has open."""
+    """Returns the file descriptors that the server has open."""
     from pathlib import Path
 
     return len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
 
 
 def test_two_thousand_connections_opened_and_dropped(server: Server) -> None:
-    """Some send nothing, some half a request, some a whole one; some close, some reset. Nothing remains of them."""
+    """Some clients send nothing, some send half a request, some send a whole one; some close, some reset. Nothing remains of
+    them."""
     before = num_sockets(server)
     whole = json.dumps({**BODY, "stream": True, "max_tokens": 900, "ignore_eos": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
@@ -39,7 +40,7 @@ def test_two_thousand_connections_opened_and_dropped(server: Server) -> None:
 
     async def one(number: int) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        # every 40th asks for tokens; the others leave before that
+        # every 40th client asks for tokens; the others disconnect before
         writer.write(sent[5] if number % 40 == 0 else sent[number % 5])
         await writer.drain()
         if number % 2:
@@ -60,7 +61,7 @@ def test_two_thousand_connections_opened_and_dropped(server: Server) -> None:
 
 
 def test_slow_readers_do_not_stall_others(server: Server) -> None:
-    """Eight clients request long streams and read nothing; another client still gets correct answers."""
+    """Eight clients request long streams and read nothing. Another client still gets correct answers."""
     alone = answer_of(server)
     long = {**BODY, "stream": True, "max_tokens": 300, "ignore_eos": True, "n": 2, "temperature": 1, "logprobs": 5}
     payload = json.dumps(long).encode()
@@ -81,7 +82,8 @@ def test_slow_readers_do_not_stall_others(server: Server) -> None:
 
 
 def test_ten_megabytes_are_refused_early(server: Server) -> None:
-    """With a length, it is refused before the body is sent; without one, as soon as the limit of 8 MiB is exceeded."""
+    """A body with a length is refused before it is sent. A body without one is refused as soon as it exceeds the limit of 8
+    MiB."""
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         client.sendall(head + b"Content-Length: 10000000\r\n\r\n")

@@ -1,5 +1,5 @@
-"""Bodies made from the server's own /openapi.json, for every route of every api: no answer is a 5xx, none is missing, every
-refusal is an error object, and nothing is left in the engine."""
+"""Bodies made from the server's own /openapi.json, for every route of every api. No answer is a 5xx, none is missing, every
+refusal is an error object, and the engine is idle afterwards."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ NUM_EXAMPLES = int(os.environ.get("PEGBOARD_TEST_FUZZ_EXAMPLES", "15"))
 """Number of bodies per operation."""
 
 LIMITS = {"max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 16}
-"""Limits on what a body may ask of a small CPU; the test is about the shape of the body."""
+"""Limits on the work that a body may request from a small CPU. The test is about the shape of the body."""
 
 
 PLAIN: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "prompt": "Hello", "input": "Hello", "tools": None}
-"""Random text is hardly ever a valid message; with these values the other fields are checked."""
+"""Random text is hardly ever a valid message. With these values, the other fields are checked too."""
 
 
 @pytest.fixture(scope="module")
 def open_server(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory, probe: Path) -> Iterator[Server]:
-    """Enable everything that is installed."""
+    """Enable all installed plugins."""
     flags = ("--plugins-enable", "api:admin", "api:tokenizer_info", "api:probe", "--max-num-queued-reqs", "256")
     with Server(smollm2_gguf, tmp_path_factory.mktemp("fuzzed"), *flags, probe=probe) as running:
         yield running.wait_until_ready()

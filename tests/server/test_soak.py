@@ -1,4 +1,5 @@
-"""The short version of tests/soak: mixed load with aborts, then nothing is left. Only the long version checks memory."""
+"""The short version of tests/soak: mixed load with aborts, and nothing is left afterwards. Only the long version checks
+memory."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from soak import SHORT, put_under_load
 
 SECONDS = 12
 SHORT_GROWTH = 1.25
-"""Within seconds, memory still grows to its normal size; a leak in every request would be far larger."""
+"""Within seconds, memory still grows to its normal size. A leak in every request would be far larger."""
 
 
 def test_mixed_load_with_aborts_leaves_nothing(server: Server) -> None:

@@ -17,14 +17,14 @@ from tool_schemas import PARAMETERS, tool
 
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0}
 COLD = {"temperature": 0}
-"""For Anthropic's client, which no longer has such an argument."""
+"""An argument that Anthropic's client no longer has."""
 ASK = [{"role": "user", "content": "Use a tool. Anna from Paris wants 3 of them at 10:30."}]
 
 
 @pytest.fixture(scope="module")
 def calling(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that reads calls in the format of Hermes; this model's template does not support tools, so no family recommends
-    it."""
+    """A server that reads calls in the format of Hermes. This model's template does not support tools, so no family recommends
+    the format."""
     with Server(smollm2_gguf, tmp_path_factory.mktemp("calling"), "--tool-call-parser", "hermes") as running:
         yield running.wait_until_ready()
     running.check_nothing_left()
@@ -47,7 +47,7 @@ def check(name: str, arguments: str) -> None:
 
 
 async def forced_call(client: openai.AsyncOpenAI, name: str, choice: Any) -> None:
-    """One tool, forced: whole and streamed give the same valid arguments."""
+    """One tool is forced. The whole answer and the stream have the same valid arguments."""
     fields: dict[str, Any] = {
         **GREEDY,
         "messages": ASK,
@@ -95,7 +95,7 @@ def test_one_of_several_tools_in_one_call_only(client: openai.OpenAI) -> None:
 
 
 def test_a_conversation_of_two_turns(client: openai.OpenAI) -> None:
-    """The client's own stream helper assembles the call; the answer to its result is text."""
+    """The client's own stream helper assembles the call. The answer to its result is text."""
     messages: list[Any] = list(ASK)
     with client.chat.completions.stream(
         messages=messages, tools=[tool("get_weather")], tool_choice="required", parallel_tool_calls=False, **GREEDY
@@ -116,7 +116,7 @@ def test_a_conversation_of_two_turns(client: openai.OpenAI) -> None:
 
 
 def test_calls_of_the_models_choice_are_read(client: openai.OpenAI) -> None:
-    """The prompt shows the model how to call; the parser reads what the model repeats."""
+    """The prompt shows the model how to call. The parser reads the text that the model repeats."""
     text = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
     messages: list[Any] = [{"role": "user", "content": f"Repeat exactly this and nothing else: {text}"}]
     messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Again."}]
@@ -132,7 +132,7 @@ def test_calls_of_the_models_choice_are_read(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("is_strict", [False, True])
 def test_strict_tools_hold_calls_of_the_models_choice(client: openai.OpenAI, is_strict: bool) -> None:
-    """The call that the model repeats violates the tool's schema; with `strict` it cannot."""
+    """The call that the model repeats violates the tool's schema. With `strict`, the model cannot write it."""
     schema = {
         "type": "object",
         "properties": {"a": {"enum": [7, 8]}, "note": {"type": "string", "maxLength": 8}},
@@ -161,7 +161,7 @@ def test_strict_tools_hold_calls_of_the_models_choice(client: openai.OpenAI, is_
     ],
 )
 def test_strict_tools_hold_calls_that_are_not_json(smollm2_gguf: Path, tmp_path: Path, parser: str, text: str) -> None:
-    """The call that the model repeats breaks the tool's schema."""
+    """The call that the model repeats violates the tool's schema."""
     schema = {
         "type": "object",
         "properties": {"a": {"enum": [7, 8]}, "note": {"enum": ["x y", "z"]}, "more": {"type": "integer", "maximum": 3}},
@@ -188,7 +188,7 @@ def response_tool(name: str) -> Any:
 
 
 def test_a_loop_of_responses(client: openai.OpenAI) -> None:
-    """Call, result, answer; each turn sends only what is new. Streams give the same as whole responses."""
+    """Call, result, answer. Each turn sends only new items. Streams have the same content as whole responses."""
     fields: dict[str, Any] = {**GREEDY, "tools": [response_tool("get_weather")], "max_output_tokens": 60}
     fields["parallel_tool_calls"] = False
     first = client.responses.create(input="What is the weather in Paris?", tool_choice="required", **fields)

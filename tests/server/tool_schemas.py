@@ -1,5 +1,5 @@
-"""Twenty tools whose arguments take the shapes that JSON schemas commonly ask for. All are bounded, because a small model must
-come to an end."""
+"""Twenty tools whose arguments have the common shapes of JSON schemas. All are bounded, because a small model must come to an
+end."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 
 def tool(name: str) -> dict[str, Any]:
-    """The tool in the form for chats."""
+    """Returns the tool in the form for chats."""
     return {"type": "function", "function": {"name": name, "description": f"Calls {name}.", "parameters": PARAMETERS[name]}}

@@ -32,7 +32,7 @@ WORDS = ["the", "a", "river", "light", "system", "of", "stone", "to", "runs", "a
 
 @dataclass(frozen=True)
 class Sizes:
-    """Lengths to choose from: words of a prompt, tokens of an output."""
+    """Lengths to draw from: words of a prompt, tokens of an output."""
 
     words: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -51,7 +51,7 @@ class Soak:
     wrong: list[str] = field(default_factory=list)
 
     def growth(self) -> float:
-        """Memory at the end over memory after the first quarter, as medians of the second and the last quarter."""
+        """Memory at the end divided by memory after the first quarter. They are medians of the last and of the second quarter."""
         end = self.memory[-1][0]
         early = [size for at, size in self.memory if 0.25 * end <= at < 0.5 * end]
         late = [size for at, size in self.memory if at >= 0.75 * end]
@@ -59,19 +59,19 @@ class Soak:
 
 
 def memory_of(server: Server) -> int:
-    """Resident bytes of the server's process group."""
+    """Returns the resident bytes of the server's process group."""
     total = 0
     for pid, _, group in processes():
         if group == server.process.pid:
             try:
                 total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
-            except OSError:  # it ended while we looked
+            except OSError:  # the process ended in the meantime
                 continue
     return total
 
 
 def make_request(chance: random.Random, sizes: Sizes) -> tuple[str, dict[str, Any]]:
-    """(path, body): completions and chats, short and long, streamed or not, with all kinds of optional fields; some are
+    """Returns (path, body): completions and chats, short and long, streamed or not, with all kinds of optional fields. Some are
     refused."""
     prompt = " ".join(chance.choices(WORDS, k=chance.choice(sizes.words)))
     body: dict[str, Any] = {
@@ -92,7 +92,8 @@ def make_request(chance: random.Random, sizes: Sizes) -> tuple[str, dict[str, An
 
 
 async def worker(http: httpx.AsyncClient, soak: Soak, chance: random.Random, sizes: Sizes) -> None:
-    """One client: sends request after request until cancelled; it abandons every third before the answer is complete."""
+    """One client. It sends request after request until it is cancelled. It abandons every third request before the answer is
+    complete."""
     while True:
         path, body = make_request(chance, sizes)
         patience = chance.uniform(0.01, 1.0) if chance.random() < 0.33 else None

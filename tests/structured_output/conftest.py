@@ -1,4 +1,4 @@
-"""The vocabulary of the real model, and every installed backend with it."""
+"""Fixtures: the vocabulary of the real model, and every installed backend with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which backends an engine tries, and how `pegboard plugins why` explains it."""
+"""The backends that an engine tries, and how `pegboard plugins why` explains the choice."""
 
 from __future__ import annotations
 

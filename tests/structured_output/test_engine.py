@@ -101,7 +101,7 @@ def test_what_leaves_no_token_is_said(llm: LLM) -> None:
 
 
 def test_the_grammar_starts_behind_the_reasoning(llm: LLM) -> None:
-    """However the model writes the end marker: here as several tokens that only together make the text."""
+    """The model may write the end marker in any way. Here it writes several tokens that only together make the text."""
     tokenizer = llm.get_tokenizer()
     end = tokenizer.encode("</think>", add_special_tokens=False)
     thought = tokenizer.encode("I think so</think>", add_special_tokens=False)

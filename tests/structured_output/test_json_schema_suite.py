@@ -25,13 +25,13 @@ SUITE = os.environ.get("PEGBOARD_TEST_JSON_SCHEMA_SUITE")
 FOLDER = Path(SUITE or ".") / "tests" / "draft2020-12"
 BACKENDS = ("xgrammar", "guidance", "outlines", "lm-format-enforcer")
 REMOTE = "localhost:1234"
-"""Schemas that refer to documents elsewhere."""
+"""Schemas that refer to other documents."""
 
 needs_suite = pytest.mark.skipif(SUITE is None, reason="set PEGBOARD_TEST_JSON_SCHEMA_SUITE")
 
 
 def groups() -> Iterator[tuple[str, Any, list[dict[str, Any]]]]:
-    """(name, schema, tests) of the whole suite, without those that need other documents."""
+    """Yields (name, schema, tests) of the whole suite, without those that need other documents."""
     for path in sorted(FOLDER.glob("*.json")):
         for group in json.loads(path.read_text("utf-8")):
             if REMOTE not in json.dumps(group["schema"]):
@@ -39,7 +39,7 @@ def groups() -> Iterator[tuple[str, Any, list[dict[str, Any]]]]:
 
 
 def spellings(value: Any) -> list[str]:
-    """Ways to write a JSON text, as models do."""
+    """Returns the ways in which models may write a JSON text."""
     return [json.dumps(value, ensure_ascii=False), json.dumps(value, ensure_ascii=False, separators=(",", ":"))]
 
 

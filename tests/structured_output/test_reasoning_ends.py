@@ -1,5 +1,5 @@
-"""What the switches of the chat template mean for the answer: whether it begins with reasoning, and whether a grammar waits for
-the end of reasoning. The same as in vLLM."""
+"""The effect of the chat template's switches on the answer: whether it begins with reasoning, and whether a grammar waits for the
+end of reasoning. The effect is the same as in vLLM."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_all_samples_obey(backend: StructuredOutput, setup_: StructuredOutputSet
 
 
 def test_masks_agree_where_constraints_are_simple(registry_and_setup: tuple[Registry, StructuredOutputSetup]) -> None:
-    """Four implementations with one meaning: at every place of a walk they allow the same tokens, except tokens with parts of
+    """Four implementations give the same answer: at every place of a walk they allow the same tokens, except tokens with parts of
     characters, which one backend never allows."""
     registry, setup = registry_and_setup
     backends = [registry.build(registry.find("structured_output", name), setup) for name in BACKENDS]

@@ -1,4 +1,5 @@
-"""Strict calls drawn at random from each parser's grammar and read by the parser: the arguments always fit the tool's schema."""
+"""Strict calls are drawn at random from each parser's grammar and read by the parser. The arguments always fit the tool's
+schema."""
 
 from __future__ import annotations
 
@@ -38,11 +39,11 @@ WORDS = (
     b"-1", b" a", b"city", b"\n\n", "é".encode(), b"\xf0\x9f", b"<b>",
 )  # fmt: skip
 SIZE = 257 + len(WORDS)
-"""Every byte, the end of an output, and some longer tokens."""
+"""A vocabulary of every byte, the end of an output, and some longer tokens."""
 BACKENDS = ("xgrammar", "guidance")
 PARSERS = sorted({point.name for point in entry_points(group="pegboard.tool_parser.v1")})
 PATIENCE = 60
-"""Number of tokens after which a text ends wherever it may."""
+"""After this number of tokens, a text ends at the first place where it may."""
 
 CITY = {
     "type": "object",
@@ -144,8 +145,8 @@ def strict(name: str, schema: dict[str, Any], is_strict: bool = True) -> dict[st
 
 
 def ways_out(form: Any) -> Iterator[bytes]:
-    """What ends a value: words that it must not contain, with the newline that may belong to them, and what ends JSON values.
-    "ab" matches the pattern in the schemas."""
+    """The texts that end a value: words that it must not contain, with the newline that may belong to them, and the texts that
+    end JSON values. "ab" matches the pattern in the schemas."""
     yield from (b'"', b"'", b"}", b"]", b")", b"ab")
     for inner in form.values() if isinstance(form, dict) else form if isinstance(form, list) else ():
         yield from ways_out(inner)
@@ -157,7 +158,7 @@ def ways_out(form: Any) -> Iterator[bytes]:
 def drawn(
     backend: StructuredOutput, grammar: Grammar, start: list[int], ways: list[bytes], seed: int, size: int = SIZE
 ) -> list[int]:
-    """Token ids that begin with `start` and continue from random logits under the masks, up to where they may end."""
+    """Returns token ids that begin with `start` and continue from random logits under the masks, until the text may end."""
     rng = np.random.default_rng(seed)
     ids = list(start)
     assert grammar.accept(ids) == len(ids)
@@ -182,7 +183,7 @@ def drawn(
 
 
 def decoded(ids: list[int], texts: Sequence[bytes] = (b"", *WORDS)) -> str:
-    """texts: texts of the tokens that are not single bytes."""
+    """texts: the texts of the tokens that are not single bytes."""
     return b"".join(bytes([id]) if id < END else texts[id - END] for id in ids).decode(errors="replace")
 
 
@@ -292,7 +293,7 @@ def special_tokens(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_markers_that_are_special_tokens(registry: Registry, name: str) -> None:
-    """Grammars of guidance support them by their ids; xgrammar says that it does not."""
+    """Grammars of guidance support special tokens by their ids. xgrammar reports that it does not."""
     texts = special_tokens(name)
     token_ids = {text: END + 1 + i for i, text in enumerate(texts)}
     size = END + 1 + len(texts)
@@ -405,7 +406,7 @@ NOT_EXPRESSED: dict[str, Any] = {
 @pytest.mark.parametrize("schema", NOT_EXPRESSED)
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "deepseek_v32", "pythonic", "functiongemma"])
 def test_what_cannot_be_kept_is_refused_or_kept(registry: Registry, name: str, schema: str) -> None:
-    """Some formats support some of these."""
+    """Some formats support only some of these."""
     tools = [strict("f", {"type": "object", **NOT_EXPRESSED[schema]})]
     parser = parser_of(registry, name, tools)
     can = {

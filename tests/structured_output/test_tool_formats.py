@@ -1,5 +1,5 @@
-"""Calls that the model chooses to make must follow their tools' schemas: each parser's constraint on the backends that accept
-it."""
+"""Calls that the model chooses to make must follow their tools' schemas. Each parser's constraint is tested on the backends that
+accept it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pegboard_chat.parsing import fold
 END_TOKEN = 256
 BACKENDS = ("xgrammar", "guidance")
 NO_CONSTRAINT = {"openai"}
-"""Its parser uses the model's own library."""
+"""The parser uses the model's own library."""
 PARSERS = sorted({point.name for point in entry_points(group="pegboard.tool_parser.v1")})
 
 CITY = {
@@ -56,7 +56,7 @@ def made_parser(registry: Registry, name: str) -> Any:
 
 
 def taken(backend: StructuredOutput, grammar: Grammar, text: str) -> int:
-    """How many bytes of `text` the grammar accepts; one more when the text may end there."""
+    """Returns the number of bytes of `text` that the grammar accepts, plus one when the text may end there."""
     data = text.encode()
     accepted = grammar.accept(list(data))
     if accepted < len(data):
