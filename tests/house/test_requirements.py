@@ -35,6 +35,7 @@ NEEDS_EXTRA = {
         "pegboard_testing.fake_parts",
     ),
     ("pegboard-testing", "server"): (
+        "pegboard_testing.contract_api",
         "pegboard_testing.contract_metrics",
         "pegboard_testing.authoring.metrics_page",
         "pegboard_testing.served_app",

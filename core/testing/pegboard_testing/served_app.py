@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +30,25 @@ def make_app(
     config = ServerConfig(**settings)
     setup = ApiSetup(client, msgspec.structs.asdict(config), builtin_tools=builtin_tools or {})
     return build_app(make_apis(setup), client, config)
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> None:
+    """Wait until the condition is true. Raises AssertionError naming `what` after 20 s."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
+        time.sleep(0.005)
+
+
+@contextmanager
+def posted(address: str, path: str, body: Mapping[str, Any]) -> Iterator[socket.socket]:
+    """A connection to a server on which `body` has been sent as JSON; the client leaves at the end of the block."""
+    host, port = address.removeprefix("http://").split(":")
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head.encode() + content)
+        yield connection
 
 
 @contextmanager

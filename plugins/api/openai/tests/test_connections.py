@@ -1,11 +1,9 @@
-"""Behind a real socket: the official client, many clients at once, and clients that leave."""
+"""A real socket: the official client, many clients at once, and a server that stops."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
-import time
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from typing import Any
 
 import openai
@@ -14,21 +12,10 @@ from pegboard_api_openai.answer import merge
 
 from pegboard.errors import RequestError
 from pegboard_testing.fake_client import FakeEngineClient
+from pegboard_testing.served_app import posted, wait_for
 
 TEXT = "Hello, wörld 🌍!"
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
-
-
-def wait_for(condition, what: str) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, f"timed out waiting for {what}"
-        time.sleep(0.005)
-
-
-def post(path: str, body: bytes) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
 
 
 def test_official_client(serve):
@@ -80,36 +67,11 @@ def test_many_clients_at_once(serve):
     assert len(engine.requests) == 64 and not engine.aborted and not engine.running
 
 
-@pytest.mark.parametrize("path", ["chat/completions", "completions"])
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("delay_s", [0.01, 30.0])
-def test_client_that_leaves_aborts(serve, path, stream, delay_s):
-    """Between tokens, and while the first token is far away."""
-    engine = FakeEngineClient("x" * 3000, delay_s=delay_s)
-    body = (
-        b'{"messages":[{"role":"user","content":"x"}],' if path.startswith("chat") else b'{"prompt":["x","y"],"max_tokens":3000,'
-    )
-    body += b'"stream":true}' if stream else b'"stream":false}'
-    num_requests = 1 if path.startswith("chat") else 2
-    with serve(engine) as address:
-        host, port = address.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))) as client:
-            client.sendall(post(f"/v1/{path}", body))
-            wait_for(lambda: len(engine.running) == num_requests, "the request to run")
-            if stream and delay_s < 1:
-                assert client.recv(100).startswith(b"HTTP/1.1 200")
-        wait_for(lambda: len(engine.aborted) == num_requests, "the abort")
-        assert not engine.running
-
-
 def test_shutdown_aborts_what_does_not_finish_in_time(serve):
     engine = FakeEngineClient("x", delay_s=60)
-    body = b'{"prompt":"x","stream":true}'
-    with socket.socket() as client:
+    with ExitStack() as stack:
         with serve(engine) as address:
-            host, port = address.removeprefix("http://").split(":")
-            client.connect((host, int(port)))
-            client.sendall(post("/v1/completions", body))
+            stack.enter_context(posted(address, "/v1/completions", {"prompt": "x", "stream": True}))
             wait_for(lambda: engine.running, "the request to run")
         assert len(engine.aborted) == 1 and not engine.running
 

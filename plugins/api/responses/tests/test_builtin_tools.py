@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import socket
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import msgspec
 import openai
 import pytest
 from hypothesis import given, settings
@@ -20,15 +18,13 @@ from pegboard_api_responses.plugin import RESPONSES
 from pydantic import TypeAdapter
 from starlette.testclient import TestClient
 
-from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup
 from pegboard.interfaces.builtin_tool import ToolOutput
 from pegboard.interfaces.tokenizer import Chat, Rendered
-from pegboard_server.app import build_app
 from pegboard_testing.fake_builtin_tool import TYPES, FakeBuiltinTool, FakeToolSession
 from pegboard_testing.fake_client import ByteTokenizer, FakeEngineClient
 from pegboard_testing.fake_parsers import FakeReasoningParser, FakeToolParser
-from pegboard_testing.served_app import serving
+from pegboard_testing.served_app import make_app, posted, serving, wait_for
 
 CALC = {"type": "mcp", "server_label": "calc"}
 CODE = {"type": "code_interpreter"}
@@ -50,6 +46,10 @@ class RecordingTokenizer(ByteTokenizer):
         return super().render(chat)
 
 
+def apis(setup: ApiSetup, **options: Any) -> Any:
+    return [("responses", ResponsesApi(ResponsesOptions(**options), setup), RESPONSES)]
+
+
 class Server:
     """The api `responses` around a fake engine, with the fake of built-in tools."""
 
@@ -59,10 +59,8 @@ class Server:
         self.engine = FakeEngineClient(lambda prompt, index: turns[min(prompt.count("tool: "), len(turns) - 1)], **engine)
         self.tokenizer = self.engine._tokenizer = RecordingTokenizer()
         self.tool = FakeBuiltinTool()
-        config = ServerConfig()
-        setup = ApiSetup(self.engine, msgspec.structs.asdict(config), builtin_tools={kind: [self.tool] for kind in TYPES})
-        api = ResponsesApi(ResponsesOptions(**(options or {})), setup)
-        self.client = TestClient(build_app([("responses", api, RESPONSES)], self.engine, config), raise_server_exceptions=False)
+        app = make_app(partial(apis, **(options or {})), self.engine, {kind: [self.tool] for kind in TYPES})
+        self.client = TestClient(app, raise_server_exceptions=False)
 
     def __enter__(self) -> "Server":
         self.client.__enter__()
@@ -381,22 +379,11 @@ def test_a_conversation_that_grows_too_long_fails_and_keeps_its_items(monkeypatc
         assert events[-1]["type"] == "response.failed" and kinds(events[-1]["response"]) == ["web_search_call"]
 
 
-def apis(setup: ApiSetup) -> Any:
-    return [("responses", ResponsesApi(ResponsesOptions(), setup), RESPONSES)]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_in_the_background_and_cancelled_while_a_tool_runs():
     with Server(ADD, ANSWER) as server:
         started = server.create(background=True)
         path = f"/v1/responses/{started['id']}"
-        wait_for(lambda: server.client.get(path).json()["status"] == "completed")
+        wait_for(lambda: server.client.get(path).json()["status"] == "completed", "the answer")
         assert kinds(server.client.get(path).json())[2] == "mcp_call"
         events = server.create(background=True, stream=True)
         assert plain(events[-1]["response"]["output"]) == plain(server.client.get(path).json()["output"])
@@ -404,7 +391,7 @@ def test_in_the_background_and_cancelled_while_a_tool_runs():
         assert "tool" in [message["role"] for message in server.messages()]
     with Server(ADD + "<call calc_wait>{}</call>", ANSWER) as server:
         started = server.create(background=True)
-        wait_for(lambda: bool(server.tool.sessions and server.tool.sessions[0].calls))
+        wait_for(lambda: server.tool.sessions and server.tool.sessions[0].calls, "the call")
         cancelled = server.client.post(f"/v1/responses/{started['id']}/cancel").json()
         assert cancelled["status"] == "cancelled"
         assert [item["status"] for item in cancelled["output"]] == ["completed", "completed", "completed", "incomplete"]
@@ -415,16 +402,10 @@ def test_in_the_background_and_cancelled_while_a_tool_runs():
 def test_a_client_that_leaves_cancels_the_tool(stream: bool):
     tool = FakeBuiltinTool()
     engine = FakeEngineClient("<call calc_wait>{}</call>", tool_parser=FakeToolParser)
-    body = json.dumps({"input": "x", "tools": [CALC], "stream": stream}).encode()
     with serving(apis, engine, {"mcp": [tool]}) as address:
-        host, port = address.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))) as client:
-            head = (
-                f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-            )
-            client.sendall(head.encode() + body)
-            wait_for(lambda: bool(engine.requests) and not engine.running)
-        wait_for(lambda: tool.sessions[0].num_closed == 1)
+        with posted(address, "/v1/responses", {"input": "x", "tools": [CALC], "stream": stream}):
+            wait_for(lambda: engine.requests and not engine.running, "the call")
+        wait_for(lambda: tool.sessions[0].num_closed == 1, "the end of the session")
     assert tool.sessions[0].num_cancelled == 1 and len(engine.requests) == 1
 
 
