@@ -6,7 +6,7 @@ Standard library only at import; jinja2 is imported when the first template is c
 
 from __future__ import annotations
 
-from pegboard_chat.chat_template import ChatTemplate, check_continuation, named_templates
+from pegboard_chat.chat_template import ChatTemplate, named_templates
 from pegboard_chat.text_stream import ByteTextStream, OffsetTextStream
 
-__all__ = ["ByteTextStream", "ChatTemplate", "OffsetTextStream", "check_continuation", "named_templates"]
+__all__ = ["ByteTextStream", "ChatTemplate", "OffsetTextStream", "named_templates"]

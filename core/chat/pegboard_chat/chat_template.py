@@ -38,7 +38,6 @@ class ChatTemplate:
 
     def render(self, chat: Chat) -> str:
         """Text of the prompt. Raises RequestError if there is no template, or it refuses the chat or fails on it."""
-        check_continuation(chat)
         source = self._choose(chat)
         compiled = _compile(source)
         if clash := sorted(_RESERVED & chat.template_kwargs.keys()):
@@ -80,16 +79,6 @@ class ChatTemplate:
         names = ", ".join(sorted(self._sources))
         raise RequestError(
             f"the model has the chat templates {names} and no default; name one in chat_template", parameter="chat_template"
-        )
-
-
-def check_continuation(chat: Chat) -> None:
-    """Raises RequestError for a chat that both continues its last message and starts a new one."""
-    if chat.continue_final_message and chat.add_generation_prompt:
-        raise RequestError(
-            "continue_final_message and add_generation_prompt cannot both be true: an answer either continues the last "
-            "message or starts a new one",
-            parameter="continue_final_message",
         )
 
 

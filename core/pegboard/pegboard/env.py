@@ -61,6 +61,12 @@ def hub_token() -> str | None:
     return os.environ.get("HF_TOKEN") or None
 
 
+def hub_offline() -> bool:
+    """HF_HUB_OFFLINE, or TRANSFORMERS_OFFLINE: 1, on, yes or true = download nothing, use the models that are there."""
+    value = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return value.upper() in {"1", "ON", "YES", "TRUE"}
+
+
 def strict() -> bool:
     """PEGBOARD_STRICT: 1 makes every plugin failure fatal, also those that would only be quarantined."""
     value = os.environ.get("PEGBOARD_STRICT", "0")

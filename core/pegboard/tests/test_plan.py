@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from contextlib import nullcontext
 
 import pytest
 
@@ -17,6 +18,7 @@ from pegboard.plugins.registry import Registry
 PLUGINS = """
 import json
 from pathlib import Path
+from pegboard.errors import ModelError
 from pegboard.interfaces.model import ModelSpec
 from pegboard.interfaces.model_source import LocalFiles, ModelSourceSpec
 from pegboard.interfaces.quantization import QuantizationSpec
@@ -36,6 +38,8 @@ class Disk:
         self.setup = setup
 
     def fetch(self, reference, wanted, progress):
+        if self.setup.offline:
+            raise ModelError("not in the cache, and nothing is downloaded")
         progress("weights", 1, 2)
         return LocalFiles(Path(reference.name))
 
@@ -167,6 +171,18 @@ def test_what_cannot_work_is_said_early(model, changes, settings, error, words):
         return
     with pytest.raises(error, match=words):
         resolve(engine_settings(model(**changes), settings))
+
+
+@pytest.mark.parametrize(
+    ("hub", "transformers", "offline"),
+    [("1", "", True), ("0", "", False), ("", "yes", True), ("true", "0", True), ("0", "1", False), ("", "", False)],
+)
+def test_the_hubs_variables_switch_downloads_off(model, monkeypatch, hub, transformers, offline):
+    """As huggingface_hub reads them: the first that is not empty counts."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", hub)
+    monkeypatch.setenv("TRANSFORMERS_OFFLINE", transformers)
+    with pytest.raises(ModelError, match="nothing is downloaded") if offline else nullcontext():
+        resolve(engine_settings(model(), {}))
 
 
 def test_asking_for_another_quantization_than_the_checkpoints(model):

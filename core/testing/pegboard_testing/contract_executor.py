@@ -67,11 +67,9 @@ class RecordingWorker:
 
 
 class ExecutorContract:
-    """Every executor passes these. Override `executor`; `world_size` for one that needs several ranks, override `worker_plan`
-    with what its child processes need to build a RecordingWorker."""
+    """Every executor passes these. Override `executor`, and `world_size` for one that needs several ranks."""
 
     world_size = 1
-    worker_plan: Any = None
 
     def executor(self, setup: ExecutorSetup) -> Executor:
         """A new executor, not started."""
@@ -80,7 +78,7 @@ class ExecutorContract:
     @pytest.fixture
     def started(self) -> Any:
         """An executor that is stopped after the test, as the engine does."""
-        executor = self.executor(ExecutorSetup(self.world_size, RecordingWorker, self.worker_plan))
+        executor = self.executor(ExecutorSetup(RecordingWorker))
         executor.start()
         yield executor
         executor.stop()
@@ -92,7 +90,7 @@ class ExecutorContract:
         return int(output.rows[0])
 
     def test_start_reports_every_rank_in_order(self) -> None:
-        executor = self.executor(ExecutorSetup(self.world_size, RecordingWorker, self.worker_plan))
+        executor = self.executor(ExecutorSetup(RecordingWorker))
         try:
             ready = executor.start()
             assert [(r.rank, r.kv_memory_bytes) for r in ready] == [(rank, 1000 + rank) for rank in range(self.world_size)]
@@ -105,10 +103,9 @@ class ExecutorContract:
             def load(self) -> WorkerReady:
                 raise ModelError("weights are damaged")
 
-        executor = self.executor(ExecutorSetup(self.world_size, Broken, self.worker_plan))
-        if self.worker_plan is None:  # a class that is defined here cannot be sent to another process
-            with pytest.raises(ModelError, match="weights are damaged"):
-                executor.start()
+        executor = self.executor(ExecutorSetup(Broken))
+        with pytest.raises(ModelError, match="weights are damaged"):
+            executor.start()
         executor.stop()
 
     def test_steps_run_in_the_order_of_submission(self, started: Executor) -> None:
@@ -159,9 +156,9 @@ class ExecutorContract:
     def test_stop_may_come_again_and_at_any_time(self) -> None:
         """Before the start, with steps in flight, and twice. An orderly stop does not count as a death."""
         deaths: list[WorkerDeath] = []
-        never_started = self.executor(ExecutorSetup(self.world_size, RecordingWorker, self.worker_plan))
+        never_started = self.executor(ExecutorSetup(RecordingWorker))
         never_started.stop()
-        executor = self.executor(ExecutorSetup(self.world_size, RecordingWorker, self.worker_plan))
+        executor = self.executor(ExecutorSetup(RecordingWorker))
         executor.watch(deaths.append)
         executor.start()
         executor.submit(make_batch(1))

@@ -166,13 +166,6 @@ class TokenizerContract:
         with pytest.raises(RequestError):
             self.tokenizer().render(Chat(messages=[{"role": "user", "content": "hi"}], chat_template=template))
 
-    def test_a_chat_cannot_both_continue_and_start_a_message(self) -> None:
-        messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "he"}]
-        for template in (None, TEMPLATE):
-            chat = Chat(messages=messages, continue_final_message=True, add_generation_prompt=True, chat_template=template)
-            with pytest.raises(RequestError, match="cannot both be true"):
-                self.tokenizer().render(chat)
-
     def test_a_template_cannot_reach_outside(self) -> None:
         """Templates come from checkpoints and requests, so they run in a sandbox."""
         evil = "{{ ''.__class__.__mro__[1].__subclasses__() }}"

@@ -20,7 +20,6 @@ from pegboard.front.beam_search import beam_search_online
 from pegboard.interfaces.api import Health, Prompt, RequestOptions, ServedModel
 from pegboard.interfaces.output_parser import ChosenParser, OutputParser, OutputParserSetup, Parsers
 from pegboard.interfaces.tokenizer import Chat, Rendered, Vocabulary
-from pegboard_chat import check_continuation
 
 BOS, EOS = 256, 257
 SPECIAL = {BOS: "<s>", EOS: "</s>"}
@@ -30,7 +29,6 @@ class ByteTokenizer:
     """One token per UTF-8 byte; 256 is <s>, 257 is </s>. A chat renders as `role: content` lines and `assistant: `."""
 
     def render(self, chat: Chat) -> Rendered:
-        check_continuation(chat)
         if chat.template_kwargs.get("fail"):
             raise RequestError("chat template error: asked to fail", parameter="messages")
         head = f"[tools {len(chat.tools)}]" if chat.tools else ""

@@ -12,8 +12,8 @@ import numpy as np
 from pegboard.data.batch import Batch, TransferReport
 from pegboard.data.request import AdapterRef
 from pegboard.engine.kv.rules import make_rule
-from pegboard.interfaces.attention import KVGroup, KVPlan, KVView
-from pegboard.interfaces.kv_connector import BlockView, Match, Release
+from pegboard.interfaces.attention import KVGroup, KVView
+from pegboard.interfaces.kv_connector import BlockView, KVConnectorSetup, Match, Release
 from pegboard.interfaces.scheduling_policy import RequestView
 
 Place = tuple[int, int, int, bytes]
@@ -33,12 +33,13 @@ class FakeKVConnector:
 
     def __init__(
         self,
-        plan: KVPlan,
+        setup: KVConnectorSetup,
         store: dict[tuple[int, bytes], Any],
         *,
         load: Literal["in_step", "between_steps"] = "in_step",
         hesitate: int = 0,
     ) -> None:
+        plan = setup.plan
         self._sizes = [group.block_size for group in plan.groups]
         self._stride = plan.hash_block_size
         self._rules = [make_rule(group, plan.hash_block_size) for group in plan.groups]
@@ -122,14 +123,14 @@ class FakeKVConnectorWorker:
 
     def __init__(
         self,
-        plan: KVPlan,
+        setup: KVConnectorSetup,
         store: dict[tuple[int, bytes], Any],
         *,
         load: Literal["in_step", "between_steps"] = "in_step",
         delay: int = 1,
         fails: Callable[[str], int | None] = lambda key: None,
     ) -> None:
-        self._sizes = [group.block_size for group in plan.groups]
+        self._sizes = [group.block_size for group in setup.plan.groups]
         self._store = store
         self._delay = 0 if load == "in_step" else delay
         self._save_delay = delay

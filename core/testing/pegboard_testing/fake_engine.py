@@ -16,6 +16,7 @@ from pegboard.engine.kv.plan import blocks_per_request, plan_kv
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.interfaces.attention import Full, KVPlan, Retain
 from pegboard.interfaces.draft import DraftSetup
+from pegboard.interfaces.kv_connector import KVConnectorSetup
 from pegboard.interfaces.metrics import MetricsSink
 from pegboard.interfaces.scheduling_policy import SchedulingPolicy, SchedulingPolicySetup
 from pegboard_testing.fake_connectors import FakeKVConnector, FakeKVConnectorWorker
@@ -90,8 +91,9 @@ class FakeEngine:
         self.plan = plan or self._plan(retains, slot_bytes or [4] * len(retains), num_blocks, spare_blocks)
         self.model = FakeModel([group.spec.retain for group in self.plan.groups], vocab_size)
         store = {} if kv_store is None else kv_store
-        self.connector = FakeKVConnector(self.plan, store, load=kv_load, hesitate=kv_hesitate) if kv_load else None
-        worker_half = FakeKVConnectorWorker(self.plan, store, load=kv_load, fails=kv_fails) if kv_load else None
+        setup = KVConnectorSetup(self.plan)
+        self.connector = FakeKVConnector(setup, store, load=kv_load, hesitate=kv_hesitate) if kv_load else None
+        worker_half = FakeKVConnectorWorker(setup, store, load=kv_load, fails=kv_fails) if kv_load else None
         self.draft = FakeDraft(DraftSetup(self.limits), accuracy=draft_accuracy)
         self.worker = FakeWorker(
             self.model,

@@ -36,7 +36,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tokenizer_mode: Annotated[str, doc("Tokenizer plugin; auto = by what the checkpoint carries")] = "auto"
     chat_template: Annotated[str | None, doc("File with a Jinja chat template, or the template itself")] = None
     skip_tokenizer_init: Annotated[bool, doc("Serve token ids only; no tokenizer is loaded")] = False
-    trust_remote_code: Annotated[bool, doc("Refused: Pegboard never runs code from a checkpoint")] = False
     dtype: Annotated[str, doc("Compute type: auto, float32, bfloat16, float16")] = "auto"
     max_model_len: Annotated[int | None, doc("Longest prompt plus output; default the model's own limit")] = None
     quantization: Annotated[str | None, doc("Quantization plugin; default what the checkpoint says")] = None
@@ -294,10 +293,6 @@ def check_engine(config: EngineConfig) -> None:
         raise ConfigError("target_itl_ms needs enable_chunked_prefill: only a prompt that may be cut can be kept short")
     if not 0 < config.gpu_memory_utilization <= 1:
         raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {config.gpu_memory_utilization}")
-    if config.trust_remote_code:
-        raise ConfigError(
-            "trust_remote_code is refused: Pegboard never runs code from a checkpoint; install a model plugin instead"
-        )
     if config.max_long_partial_prefills > config.max_num_partial_prefills:
         raise ConfigError("max_long_partial_prefills must not exceed max_num_partial_prefills")
     if (config.spec_method is None) != (config.spec_tokens == 0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,7 +27,7 @@ from pegboard.plan.ambient import build_sinks, wants_records
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.hooks import Hooks
 from pegboard.plugins.registry import Registry
-from pegboard.worker.worker import WorkerPlan, make_worker
+from pegboard.worker.worker import Worker, WorkerPlan
 
 if TYPE_CHECKING:
     from pegboard.plan.engine_plan import EnginePlan
@@ -112,8 +113,7 @@ def _executor(registry: Registry, plan: "EnginePlan", config: EngineConfig, limi
     asked = config.distributed_executor_backend
     prefers = [name] if (name := default_name("executor")) else []
     entry = registry.choose("executor", need, explicit=asked, prefers=prefers).require()
-    worker_plan = WorkerPlan(config, limits, plan.lock, plan.checkpoint)
-    return registry.build(entry, ExecutorSetup(world_size, make_worker(registry, worker_plan), worker_plan))
+    return registry.build(entry, ExecutorSetup(partial(Worker, registry, WorkerPlan(config, limits, plan.checkpoint))))
 
 
 def _policy(registry: Registry, config: EngineConfig, limits: Limits) -> tuple[Any, bool]:
@@ -151,10 +151,9 @@ def _limits(plan: "EnginePlan", config: EngineConfig, registry: Registry) -> Lim
 def _connectors(registry: Registry, config: EngineConfig, kv_plan: Any) -> dict[str, Any]:
     """The scheduler halves of the configured connectors, in order."""
     connectors = {}
-    setup = KVConnectorSetup(tuple(group.block_size for group in kv_plan.groups))
     for name in config.kv_connectors or ():
         entry = registry.choose("kv_connector", Need(), explicit=name, key=name).require()
-        connectors[name] = registry.build(entry, setup)
+        connectors[name] = registry.build(entry, KVConnectorSetup(kv_plan))
     return connectors
 
 

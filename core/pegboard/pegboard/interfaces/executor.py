@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pegboard.interfaces.spec import Need, Spec
 
@@ -32,12 +32,9 @@ class ExecutorNeed(Need):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSetup:
-    """make_worker: builds core's worker for a rank in the calling process. worker_plan: picklable; in a child process
-    `worker_plan.make_worker(rank)` builds the same worker."""
+    """make_worker: builds core's worker for a rank in the calling process."""
 
-    world_size: int
     make_worker: Callable[[int], "WorkerLike"]
-    worker_plan: Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pegboard.interfaces.spec import Spec
 
 if TYPE_CHECKING:
     from pegboard.data.batch import Batch, TransferReport
-    from pegboard.interfaces.attention import KVGroup, KVView
+    from pegboard.interfaces.attention import KVGroup, KVPlan, KVView
     from pegboard.interfaces.scheduling_policy import RequestView
 
 
@@ -24,9 +24,9 @@ class KVConnectorSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class KVConnectorSetup:
-    """block_sizes: tokens per block of each KV group."""
+    """plan: the KV groups with their block sizes, and the size of the blocks that are hashed."""
 
-    block_sizes: tuple[int, ...]
+    plan: "KVPlan"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,6 @@ class LoRAResolverSpec(Spec):
     """Resolvers declare only what every spec declares."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoRAResolverSetup:
-    base_model: str
-
-
 class LoRAResolver(Protocol):
     async def resolve(self, name: str) -> "AdapterRef | None":
         """Return a local directory with the adapter, or None if this resolver does not know it. Core sets a time limit, and runs

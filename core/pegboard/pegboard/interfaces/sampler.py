@@ -47,13 +47,12 @@ class SampleStep:
     plus one.
 
     rows: int32 [B]. offsets: int32 [B+1]. draft_token_ids: int64 tensor [N − B] in row order, None if no row has drafts.
-    draft_probs: float32 [N − B, V], None if the proposals are deterministic. masks: grammar masks, if any.
+    masks: grammar masks, if any.
     """
 
     rows: "np.ndarray"
     offsets: "np.ndarray"
     draft_token_ids: "Tensor | None" = None
-    draft_probs: "Tensor | None" = None
     masks: "TokenMasks | None" = None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pegboard.errors import RequestError
 from pegboard.interfaces.spec import Need, Spec
 from pegboard.interfaces.weight_loader import Checkpoint
 
@@ -38,7 +39,7 @@ class TokenizerSetup:
 class Chat:
     """A conversation to render. messages: OpenAI-shaped dicts, already validated. tools: OpenAI tool dicts or None.
     add_special_tokens: add the special tokens of a text before the template's output. Most templates write these tokens
-    themselves."""
+    themselves. Raises RequestError if the chat both continues its last message and starts a new one."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -48,6 +49,14 @@ class Chat:
     chat_template: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = False
+
+    def __post_init__(self) -> None:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt cannot both be true: an answer either continues the last "
+                "message or starts a new one",
+                parameter="continue_final_message",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +97,7 @@ class Tokenizer(Protocol):
     """Thread-safe. Each API process builds one. It must not import torch or transformers."""
 
     def render(self, chat: Chat) -> Rendered:
-        """Apply the chat template and encode the text. Raises RequestError if the template fails, if there is no template, or if
-        a chat both continues its last message and starts a new one."""
+        """Apply the chat template and encode the text. Raises RequestError if the template fails or if there is none."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of `text`. Special tokens that are written in the text are recognized. Raises RequestError if the

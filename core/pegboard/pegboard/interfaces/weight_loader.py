@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 class WeightLoaderSpec(Spec):
     """Entry-point name: the format, chosen by `--load-format` or by the files.
     file_patterns: fnmatch patterns of weight files it reads. magic: first bytes of such a file, if the format has any.
-    A directory is matched when it holds such a file. `weights_optional`: describes a directory without weights (dummy)."""
+    A directory is matched when it holds such a file."""
 
     file_patterns: tuple[str, ...] = ()
     magic: bytes | None = None
-    weights_optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)

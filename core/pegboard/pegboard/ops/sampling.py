@@ -110,66 +110,28 @@ def sample_tokens(
     return torch.where(drawn, sample_inverse(torch.where(drawn.unsqueeze(-1), weights, 1), uniforms), best)
 
 
-def verify_drafts(
-    target_probs: Tensor, draft_token_ids: Tensor, offsets: Tensor, uniforms: Tensor, draft_probs: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Lossless verification of speculative tokens (Leviathan, Kalman, Matias 2023, "Fast inference from transformers via
-    speculative decoding"): what comes out is distributed as if the target model had sampled token by token.
-
-    Request i has target rows offsets[i] … offsets[i + 1] − 1: one per draft, and a last one for the token after them all.
-    target_probs: float32 [N, V], after all processing (one-hot where the request is greedy). draft_token_ids: int64 [N − B].
-    offsets: int64 [B + 1]. uniforms: float64 [N, 2], column 0 draws a token, column 1 accepts. draft_probs q: float32
-    [N − B, V] the drafts were drawn from, None = the proposal was deterministic.
-    → token_ids int64 [B, 1 + most drafts], −1 after the end, and counts int64 [B] ≥ 1.
-
-    With q, draft d is accepted with probability min(1, p(d) / q(d)); the first rejected one is replaced by a draw from
-    max(0, p − q). Without q every row draws a token from p and drafts are accepted while they equal it. For q = one-hot that
-    is the same distribution, acceptance included, and makes the tokens those of plain sampling with the same uniforms."""
-    drafts, valid = pad_drafts(draft_token_ids, offsets)
-    if draft_probs is None:
-        tokens = sample_inverse(target_probs, uniforms[:, 0])
-        return accept_equal(tokens, drafts, offsets)
-    is_draft = torch.ones(len(target_probs), dtype=torch.bool, device=target_probs.device)
-    is_draft[offsets[1:] - 1] = False
-    proposed = target_probs[is_draft]
-    residual = (proposed - draft_probs).clamp_(min=0)
-    # p ≤ q everywhere means p = q: nothing can have been rejected, any distribution will do.
-    residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, proposed)
-    weights = target_probs.clone()
-    weights[is_draft] = residual
-    replacement = sample_inverse(weights, uniforms[:, 0])
-    p = proposed.gather(-1, draft_token_ids.unsqueeze(-1)).squeeze(-1).double()
-    q = draft_probs.gather(-1, draft_token_ids.unsqueeze(-1)).squeeze(-1).double()
-    accepted = torch.zeros_like(valid)
-    accepted[valid] = uniforms[is_draft, 1] * q < p
-    num_accepted = accepted.long().cumprod(-1).sum(-1)
-    final = replacement[offsets[:-1] + num_accepted]
-    return _join(drafts, num_accepted, final)
-
-
-def pad_drafts(draft_token_ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """Ragged drafts [N − B] of requests with `offsets` [B + 1] (as in `verify_drafts`) → int64 [B, most drafts], −1 after
-    the end, and bool of the same shape: there is a draft."""
+def pad_drafts(draft_token_ids: Tensor, offsets: Tensor) -> Tensor:
+    """Ragged drafts [N − B] → int64 [B, most drafts], −1 after the end. Request i of offsets [B + 1] has the logits rows
+    offsets[i] … offsets[i + 1] − 1: one per draft, and a last one for the token after them all."""
     lengths = offsets.diff() - 1
     column = torch.arange(int(lengths.max()) if len(lengths) else 0, device=offsets.device)
     valid = column < lengths.unsqueeze(-1)
     padded = torch.full(valid.shape, -1, dtype=torch.int64, device=offsets.device)
     padded[valid] = draft_token_ids
-    return padded, valid
+    return padded
 
 
 def accept_equal(tokens: Tensor, drafts: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """Accept padded drafts [B, D] while they equal the token [N] that was drawn at their place; see `verify_drafts`."""
+    """Lossless verification of speculative tokens: what comes out is distributed as if the target model had sampled token by
+    token. A token is drawn at every logits row, and drafts are accepted while they equal it. For a deterministic proposal
+    this is the method of Leviathan, Kalman, Matias 2023 ("Fast inference from transformers via speculative decoding"), and
+    the tokens are those of plain sampling with the same random numbers.
+
+    tokens: int64 [N], drawn. drafts: int64 [B, D] and offsets: int64 [B + 1], as in `pad_drafts`.
+    → token_ids int64 [B, 1 + D], −1 after the end, and counts int64 [B] ≥ 1."""
     column = torch.arange(drafts.shape[1] + 1, device=tokens.device)
     places = torch.minimum(offsets[:-1, None] + column, offsets[1:, None] - 1)
     drawn = tokens[places]
-    num_accepted = (drawn[:, :-1] == drafts).long().cumprod(-1).sum(-1)
-    return _join(drafts, num_accepted, drawn.gather(-1, num_accepted.unsqueeze(-1)).squeeze(-1))
-
-
-def _join(drafts: Tensor, num_accepted: Tensor, final: Tensor) -> tuple[Tensor, Tensor]:
-    """The accepted drafts of each request, then its final token, then −1."""
-    column = torch.arange(drafts.shape[1] + 1, device=drafts.device)
-    token_ids = torch.nn.functional.pad(drafts, (0, 1), value=-1)
-    token_ids = token_ids.masked_fill(column >= num_accepted.unsqueeze(-1), -1)
-    return token_ids.scatter(-1, num_accepted.unsqueeze(-1), final.unsqueeze(-1)), num_accepted + 1
+    num_accepted = (drawn[:, :-1] == drafts).long().cumprod(-1).sum(-1, keepdim=True)
+    token_ids = torch.nn.functional.pad(drafts, (0, 1), value=-1).masked_fill(column >= num_accepted, -1)
+    return token_ids.scatter(-1, num_accepted, drawn.gather(-1, num_accepted)), num_accepted.squeeze(-1) + 1

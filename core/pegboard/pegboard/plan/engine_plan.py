@@ -172,7 +172,7 @@ def _fetch(
     reference = parse_reference(text, registry, revision=revision)
     decision = registry.choose("model_source", Need(), explicit=reference.scheme, key=reference.scheme)
     folder = Path(engine.download_dir).expanduser() if engine.download_dir else env.cache_dir()
-    setup = ModelSourceSetup(cache_dir=folder, token=engine.hf_token or env.hub_token())
+    setup = ModelSourceSetup(cache_dir=folder, token=engine.hf_token or env.hub_token(), offline=env.hub_offline())
     files: LocalFiles = registry.build(decision.require(), setup).fetch(reference, wanted, progress)
     return files
 

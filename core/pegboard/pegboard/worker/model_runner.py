@@ -169,7 +169,7 @@ class ModelRunner:
         if not len(inputs.sample_rows):
             return lambda: output
         last_hidden = hidden if inputs.logits_index is None else hidden[inputs.logits_index]
-        step = SampleStep(inputs.sample_rows, inputs.offsets, inputs.draft_token_ids, None, masks() if masks else None)
+        step = SampleStep(inputs.sample_rows, inputs.offsets, inputs.draft_token_ids, masks() if masks else None)
         sampled = self.sampler.sample(self.stages.logits(last_hidden) if logits is None else logits, step)
         output.logprobs = sampled.logprobs
         if self.parts.copies is not None and self.draft is None:

@@ -28,7 +28,7 @@ from pegboard.layers.build import LoRALimits, WeightLayer
 from pegboard.log import get_logger
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.importing import import_part
-from pegboard.plugins.registry import PluginLock, Registry
+from pegboard.plugins.registry import Registry
 from pegboard.worker import memory
 from pegboard.worker.adapters import load_adapter
 from pegboard.worker.attention_groups import AttentionGroups
@@ -41,16 +41,11 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """What a rank builds itself from; picklable. config holds no "auto": the engine has filled in the platform's defaults."""
+    """What a rank builds itself from. config holds no "auto": the engine has filled in the platform's defaults."""
 
     config: EngineConfig
     limits: Limits
-    lock: PluginLock
     checkpoint: Checkpoint
-
-    def make_worker(self, rank: int) -> "Worker":
-        """The rank's worker in a new process. It uses the parent's plugin lock and does not scan for plugins."""
-        return Worker(Registry.from_lock(self.lock), self, rank)
 
 
 class Worker:
@@ -197,7 +192,6 @@ class Worker:
 
     def _connectors(self, kv_plan: KVPlan, views: Any) -> dict[str, KVConnectorWorker]:
         """The halves of the configured KV connectors that run here; a connector's spec names it as `worker`."""
-        setup = KVConnectorSetup(tuple(group.block_size for group in kv_plan.groups))
         connectors: dict[str, KVConnectorWorker] = {}
         for name in self.config.kv_connectors or ():
             entry = self.registry.choose("kv_connector", Need(), explicit=name, key=name).require()
@@ -205,7 +199,7 @@ class Worker:
             assert isinstance(spec, KVConnectorSpec)
             half, options = import_part(entry, spec.worker, "worker"), self.registry.options(entry)
             with blame(entry.id):
-                connectors[name] = half(options, setup)
+                connectors[name] = half(options, KVConnectorSetup(kv_plan))
                 connectors[name].register(views, kv_plan.groups)
         return connectors
 
@@ -252,8 +246,3 @@ class Worker:
             for connector in self.runner.parts.connectors.values():
                 connector.close()
             self.runner = None
-
-
-def make_worker(registry: Registry, plan: WorkerPlan) -> Any:
-    """`ExecutorSetup.make_worker` for the calling process."""
-    return partial(Worker, registry, plan)

@@ -23,7 +23,7 @@ class TestInProcess(ExecutorContract):
 
 
 def test_a_step_submitted_alone_runs_where_its_result_is_asked_for() -> None:
-    executor = InProcessExecutor(None, ExecutorSetup(1, RecordingWorker, None))
+    executor = InProcessExecutor(None, ExecutorSetup(RecordingWorker))
     executor.start()
     for number in (1, 2):
         step = executor.submit(make_batch(number))
@@ -33,7 +33,7 @@ def test_a_step_submitted_alone_runs_where_its_result_is_asked_for() -> None:
 
 
 def test_steps_submitted_ahead_run_by_themselves() -> None:
-    executor = InProcessExecutor(None, ExecutorSetup(1, RecordingWorker, None))
+    executor = InProcessExecutor(None, ExecutorSetup(RecordingWorker))
     executor.start()
     steps = [executor.submit(make_batch(number)) for number in (1, 2, 3)]
     assert all(step.ran.wait(30) for step in steps)
@@ -43,7 +43,7 @@ def test_steps_submitted_ahead_run_by_themselves() -> None:
 
 
 def test_stopping_does_not_wait_for_masks() -> None:
-    executor = InProcessExecutor(None, ExecutorSetup(1, RecordingWorker, None))
+    executor = InProcessExecutor(None, ExecutorSetup(RecordingWorker))
     executor.start()
     waiting = [executor.submit(make_batch(number, needs_masks=True)) for number in (1, 2)]
     executor.stop()
@@ -51,7 +51,7 @@ def test_stopping_does_not_wait_for_masks() -> None:
 
 
 def test_masks_that_never_came_are_our_own_mistake() -> None:
-    executor = InProcessExecutor(None, ExecutorSetup(1, RecordingWorker, None))
+    executor = InProcessExecutor(None, ExecutorSetup(RecordingWorker))
     with pytest.raises(AssertionError, match="masks must be provided before"):
         executor.submit(make_batch(1, needs_masks=True)).result()
 
@@ -65,7 +65,7 @@ def test_a_step_may_stop_its_executor() -> None:
                 executor.stop()
             return super().run(batch, masks)
 
-    executor = InProcessExecutor(None, ExecutorSetup(1, Forgetful, None))
+    executor = InProcessExecutor(None, ExecutorSetup(Forgetful))
     executor.start()
     steps = [executor.submit(make_batch(number)) for number in (1, 2, 3)]
     assert all(step.ran.wait(30) for step in steps)

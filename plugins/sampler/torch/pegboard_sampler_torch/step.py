@@ -57,15 +57,10 @@ class StepLayout:
         return self.to_device(self.offsets)
 
     @cached_property
-    def draft_token_ids(self) -> Tensor:
-        """int64 [N − B] on the device."""
-        assert self._draft_token_ids is not None, "logits rows for drafts, but no draft_token_ids"
-        return self._draft_token_ids.to(self.device, torch.int64)
-
-    @cached_property
     def drafts(self) -> Tensor:
         """int64 [B, most drafts] on the device, −1 after the end."""
-        return pad_drafts(self.draft_token_ids, self.offsets_tensor)[0]
+        assert self._draft_token_ids is not None, "logits rows for drafts, but no draft_token_ids"
+        return pad_drafts(self._draft_token_ids.to(self.device, torch.int64), self.offsets_tensor)
 
     @cached_property
     def drafts_before(self) -> Tensor:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.tokenizer import Chat, Rendered, TextStream, TokenizerSetup, Vocabulary
-from pegboard_chat import ByteTextStream, ChatTemplate, check_continuation
+from pegboard_chat import ByteTextStream, ChatTemplate
 from pegboard_tokenizer_mistral.conversation import mistral_messages, mistral_tools
 from pegboard_tokenizer_mistral.files import load, tokenizer_file
 from pegboard_tokenizer_mistral.token_bytes import token_bytes
@@ -95,7 +95,6 @@ class MistralCommonTokenizer:
         return self._bytes
 
     def _encode_chat(self, chat: Chat) -> list[int]:
-        check_continuation(chat)
         if chat.documents:
             raise RequestError(
                 "the tokenizer 'mistral' has no place for documents; write them in a message", parameter="documents"

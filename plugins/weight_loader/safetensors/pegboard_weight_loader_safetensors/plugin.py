@@ -13,5 +13,4 @@ SAFETENSORS = WeightLoaderSpec(
 DUMMY = WeightLoaderSpec(
     api="1.0",
     implementation="pegboard_weight_loader_safetensors.dummy:DummyLoader",
-    weights_optional=True,
 )

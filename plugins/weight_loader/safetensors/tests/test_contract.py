@@ -60,6 +60,7 @@ class TestShardedSafetensors(TestSafetensors):
 
 class TestDummy(WeightLoaderContract):
     spec = DUMMY
+    has_weights = False
 
     def loader(self, setup: WeightLoaderSetup) -> DummyLoader:
         return DummyLoader(None, setup)
