@@ -1,5 +1,5 @@
-"""One session with one MCP server. It has its own task, because the task that enters the library's contexts must also leave
-them."""
+"""One session with one MCP server. The session has its own task, because the task that enters the library's contexts must also
+leave them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class NoAnswer(PegboardError):
 
 
 class Connection:
-    """Opened by `session`, closed by `close`, after which it can be opened again. Only `server`, as the operator wrote it, is
-    ever contacted. session_id: identifies the client, for servers that keep state."""
+    """A connection that `session` opens and `close` closes. After `close`, it can be opened again. Only `server`, as the operator
+    wrote it, is ever contacted. session_id identifies the client for servers that keep state."""
 
     def __init__(self, server: str, timeout_s: float, session_id: str | None = None) -> None:
         self.server = server
@@ -40,7 +40,7 @@ class Connection:
         self._stop = asyncio.Event()
 
     async def session(self) -> tuple[ClientSession, InitializeResult]:
-        """The session, and the server's description of itself. Raises NoAnswer."""
+        """Returns the session, and the server's description of itself. Raises NoAnswer."""
         if self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()
             self._ready.add_done_callback(_mark_retrieved)
@@ -48,7 +48,7 @@ class Connection:
         return await asyncio.shield(self._ready)
 
     async def close(self) -> None:
-        """Leave the server. Calling it again, or without having connected, is allowed."""
+        """Close the session. It may be closed more than once, and without having been opened."""
         holding, ready, stop = self._holding, self._ready, self._stop
         self._holding, self._ready, self._stop = None, None, asyncio.Event()
         if holding is None or ready is None:
@@ -87,7 +87,7 @@ class Connection:
 
 
 def cause_of(error: BaseException) -> str:
-    """The cause of an error, taken out of its exception groups."""
+    """Returns the cause of an error, taken out of its exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):
@@ -96,6 +96,6 @@ def cause_of(error: BaseException) -> str:
 
 
 def _mark_retrieved(future: "asyncio.Future[Any]") -> None:
-    """Retrieves an error that no one waits for any more, so that asyncio does not report it."""
+    """Retrieves the error of a task that nothing waits for any more, so that asyncio does not report it."""
     if not future.cancelled():
         future.exception()

@@ -1,4 +1,5 @@
-"""What an entry of a request's `tools` asks for: which server, and which of its tools. An entry cannot name an address."""
+"""Reads an entry of a request's `tools`: the server that it asks for, and the tools of that server. An entry cannot name an
+address."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "container": {"container": (None, "auto", {"type": "auto"})},
 }
 _SEARCH_FIELDS: dict[str, tuple[Any, ...]] = {"search_context_size": (None, "medium")}
-"""Fields by type, and the values that they may have; () = checked elsewhere."""
+"""Type of tool → its fields and the values that they may have; () = checked elsewhere."""
 
 
 def check_fields(tool: Mapping[str, Any], path: str) -> None:
@@ -45,7 +46,7 @@ def check_fields(tool: Mapping[str, Any], path: str) -> None:
 
 
 def allowed_names(tool: Mapping[str, Any], path: str) -> list[str] | None:
-    """The tools that `allowed_tools` allows; None = all. Raises RequestError."""
+    """Returns the tools that `allowed_tools` allows; None = all. Raises RequestError."""
     value = tool.get("allowed_tools")
     if isinstance(value, dict) and set(value) == {"tool_names"}:
         value = value["tool_names"]

@@ -35,7 +35,7 @@ class McpOptions(BaseModel):
 
 
 def url_of(server: str) -> str:
-    """The URL at which a server is reached. Raises ValueError."""
+    """Returns the URL of a server. Raises ValueError."""
     url = server if "://" in server else f"http://{server}/sse"
     try:
         parts = urlsplit(url)

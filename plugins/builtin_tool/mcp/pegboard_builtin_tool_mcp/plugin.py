@@ -1,4 +1,4 @@
-"""The spec of the built-in tool `mcp`."""
+"""Spec of the built-in tool `mcp`."""
 
 from __future__ import annotations
 

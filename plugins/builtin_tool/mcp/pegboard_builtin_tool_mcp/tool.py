@@ -1,4 +1,4 @@
-"""The built-in tool `mcp`: servers of the Model Context Protocol (https://modelcontextprotocol.io) run what the model calls."""
+"""The built-in tool `mcp`: servers of the Model Context Protocol (https://modelcontextprotocol.io) run the calls of the model."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 
 @dataclass(frozen=True, slots=True)
 class ToolServer:
-    """address: as the operator wrote it. label: the server's own name."""
+    """A server. address: as the operator wrote it. label: the server's own name."""
 
     address: str
     label: str
     tools: tuple[Tool, ...]
 
     def functions(self, item: Item, allowed: Sequence[str] | None) -> list[ToolFunction]:
-        """The tools for a request, only those that are `allowed`."""
+        """Returns the tools for a request, only those that are `allowed`."""
         return [
             ToolFunction(name, tool.description or tool.title or tool.name, tool.input_schema, item, self.label, tool.name)
             for name, tool in zip(self._names(), self.tools, strict=True)
@@ -52,8 +52,8 @@ class ToolServer:
         ]
 
     def _names(self) -> list[str]:
-        """The names by which models call the tools. A tool with the same name as its server has only that name, others have
-        both."""
+        """Returns the names by which models call the tools. A tool with the same name as its server has only that name. The names
+        of other tools are the server's name and their own, joined by `_`."""
         names: list[str] = []
         for tool in self.tools:
             whole = tool.name if tool.name == self.label else f"{self.label}_{tool.name}"
@@ -136,7 +136,7 @@ class McpTool:
 
 
 class McpToolSession:
-    """Connects with the first call. The next call replaces a broken connection."""
+    """The session of one response. The first call connects it. The next call replaces a broken connection."""
 
     def __init__(self, functions: Sequence[ToolFunction], connection: Connection) -> None:
         self._functions = {function.name: function for function in functions}
@@ -160,7 +160,7 @@ class McpToolSession:
 
 
 def text_of(result: CallToolResult) -> str:
-    """The text of a result, for a model that reads text."""
+    """Returns the text of a result, for a model that reads only text."""
     parts: list[str] = []
     for block in result.content:
         if isinstance(block, TextContent):

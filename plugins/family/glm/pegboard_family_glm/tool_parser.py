@@ -41,6 +41,6 @@ class GlmToolParser(StreamParser):
 
 
 class Glm47ToolParser(GlmToolParser):
-    """It is read like the older format, but written differently."""
+    """The same reader as for the older format. Only the written form differs."""
 
     tags = replace(TAGS, line="")

@@ -53,9 +53,8 @@ class FunctionGemmaToolParser(StreamParser):
         return True
 
     def _value(self, types: frozenset[str], name: str = "") -> Steps[bool]:
-        """Stream the value that begins here as JSON; returns True when it is complete. Text that is consumed but not streamed is
-        kept.
-        name: the function whose arguments these are."""
+        """Stream the value that begins here as JSON. Returns True when it is complete. Text that is consumed but not streamed is
+        kept. name is the function whose arguments these are."""
         closers: list[str] = []
         is_first = False
         while True:
@@ -98,7 +97,7 @@ class FunctionGemmaToolParser(StreamParser):
             is_first = False
 
     def _key(self) -> Steps[str]:
-        """A key, bare or between two <escape>; "" if there is none."""
+        """A key, bare or between two <escape>; "" if there is no key here."""
         if (yield from self.text.accept(ESCAPE)):
             key, end = yield from self.text.until(ESCAPES)
             return key if end else ""

@@ -1,4 +1,4 @@
-"""Reasoning of Kimi K2 Thinking: `<think>…</think>`. A section of calls ends the reasoning when the model does not.
+"""Reasoning of Kimi K2 Thinking: `<think>…</think>`. If the model does not end the reasoning, a section of calls ends it.
 
 Format: the chat template in https://huggingface.co/moonshotai/Kimi-K2-Thinking.
 """

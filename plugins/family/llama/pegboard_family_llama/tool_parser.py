@@ -32,7 +32,7 @@ END = "<|python_end|>"
 
 
 class LlamaJsonToolParser(StreamParser):
-    """Every object with the form of a call is read as a call: only its keys distinguish it from other JSON."""
+    """Every object that has the form of a call is read as a call, because only its keys distinguish it from other JSON."""
 
     def read(self) -> Steps[None]:
         while marker := (yield from self.prose(OBJECT_STARTS)):
@@ -45,7 +45,7 @@ class LlamaJsonToolParser(StreamParser):
         return constrained_calls(tools, begin, "}", ['{"name": ']) if choice == "auto" else None
 
     def _calls(self, is_begun: bool) -> Steps[bool]:
-        """Calls with semicolons between them; a semicolon that no call follows is content."""
+        """Calls with semicolons between them. A semicolon without a call after it is content."""
         if not is_begun:
             yield from self.text.space()
         while (yield from read_call_object(self.text, self.calls, is_begun=is_begun)):
@@ -60,7 +60,7 @@ class LlamaJsonToolParser(StreamParser):
 
 
 class Llama4PythonicToolParser(StreamParser):
-    """A list of calls at the beginning, or anywhere after its marker."""
+    """A list of calls at the beginning of the text, or anywhere after its marker."""
 
     def read(self) -> Steps[None]:
         self.text.keep()

@@ -50,7 +50,7 @@ class MiniMaxToolParser(StreamParser):
         return constrained_calls(tools, begin, "}\n" + SECTION_END, [SECTION]) if choice == "auto" else None
 
     def _section(self) -> Steps[bool]:
-        """Calls, one after the other; the end tag may be missing at the end of the text."""
+        """Calls, one after the other. The end tag may be missing at the end of the text."""
         yield from self.text.space()
         while (yield from read_call_object(self.text, self.calls, KEYS)):
             self.text.keep()

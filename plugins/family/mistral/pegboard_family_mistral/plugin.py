@@ -22,8 +22,8 @@ MAGISTRAL = ModelFamilySpec(
     recommends={"tool_parser": "mistral", "reasoning_parser": "mistral"},
 )
 
-# Checkpoints with Mistral's own tokenizer file. The architecture gives them one match more than the families above, because the
-# file says more than the template, and the template may be missing.
+# Checkpoints with Mistral's own tokenizer file. The architecture gives them one match more than the families above. The file is
+# better evidence than the template, which may be missing.
 ARCHITECTURES = frozenset(
     {
         "MistralForCausalLM", "MixtralForCausalLM", "Mistral3ForConditionalGeneration", "Ministral3ForCausalLM",

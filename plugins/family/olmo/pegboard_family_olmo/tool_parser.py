@@ -30,7 +30,7 @@ class Olmo3ToolParser(StreamParser):
         return constrained_python_lines(tools, BEGIN, END) if choice == "auto" else None
 
     def _calls(self) -> Steps[bool]:
-        """At least one call; the end tag may be missing at the end of the text."""
+        """At least one call. The end tag may be missing at the end of the text."""
         while True:
             yield from self.text.space()
             if not (yield from read_python_call(self.text, self.calls)):

@@ -46,8 +46,8 @@ class HarmonyToolParser(StreamParser):
             marker = yield from self._message(marker)
 
     def _message(self, marker: str) -> Steps[str]:
-        """Read a message whose header begins with `marker` (consumed and kept). If the marker of the next message stands in place
-        of an end token, returns that marker, which is also kept; otherwise ""."""
+        """Read a message whose header begins with `marker` (consumed and kept). Usually returns "". If the marker of the next
+        message stands in place of an end token, returns that marker, which is also kept."""
         header, end = yield from self.text.until(BODIES)
         found = HEADER.fullmatch(marker + header) if end and len(header) < MAX_HEADER else None
         recipient = found and (found["before"] or found["behind"])
@@ -83,7 +83,7 @@ class HarmonyToolParser(StreamParser):
         return ""
 
     def _only_text(self, name: str) -> str | None:
-        """The only parameter of a function, if it has exactly one and that is a string."""
+        """Returns the only parameter of a function, if it has exactly one and it is a string."""
         properties = self.calls.parameters(name).get("properties")
         if not isinstance(properties, dict) or len(properties) != 1:
             return None
@@ -99,7 +99,7 @@ class HarmonyToolParser(StreamParser):
 
 
 class HarmonyReasoningParser(HarmonyToolParser):
-    """Leaves calls as they are written; the tool parser `openai` reads them afterwards."""
+    """Leaves calls as they are written. The tool parser `openai` reads them afterwards."""
 
     reads_calls = False
 
@@ -108,5 +108,5 @@ class HarmonyReasoningParser(HarmonyToolParser):
 
 
 def _escaped(text: str) -> str:
-    """The text as written inside a JSON string."""
+    """Returns the text as it is written inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -21,7 +21,7 @@ def call(name: str, arguments: str) -> str:
 
 
 def messages(case: Case) -> list[str]:
-    """Preambles are on the channel commentary, the answer is on final."""
+    """Preambles are on the channel commentary. The answer is on the channel final."""
     parts = [say("commentary" if case.calls else "final", case.before)] if case.before else []
     for number, (name, arguments) in enumerate(case.calls):
         if number and case.between:
@@ -77,7 +77,7 @@ TOOLS = [
 
 
 def apart(case: Case) -> Example:
-    """For the reasoning parser: calls stay as they are written."""
+    """For the reasoning parser. Calls stay as they are written."""
     text = NEXT.join([ANALYSIS, *messages(case)])
     content = ""
     for part in messages(case):

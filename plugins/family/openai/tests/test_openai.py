@@ -1,4 +1,4 @@
-"""The parsers of gpt-oss, one after the other."""
+"""The parsers of gpt-oss, used one after the other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_one_behind_the_other_reads_the_same() -> None:
 
 
 def parsed(text: str, *, reasons: bool = True) -> Message:
-    """Read in one piece, and character by character."""
+    """Read the text in one piece and character by character. Returns the common result."""
     found = []
     for pieces in ([text], list(text)):
         setup = OutputParserSetup(VOCABULARY, PYTHON)
@@ -55,14 +55,14 @@ def shape(message: Message) -> tuple[Any, ...]:
     st.sampled_from(["", "<|call|>"]),
 )
 def test_any_code_is_the_argument(code: str, header: str, end: str) -> None:
-    """With or without the end token, which stops the generation and is therefore rarely in the text. Such a call looks the same
-    as one that is cut off, so these are not examples of the contract; whoever runs calls must check the finish reason."""
+    """The end token may be missing: it stops the generation and is therefore rarely in the text. Such a call looks the same as
+    one that is cut off, so these are not examples of the contract. Code that runs calls must check the finish reason."""
     text = f"{CHANNEL}analysis{MESSAGE}Hm.<|end|>{START}assistant{CHANNEL}{header}{MESSAGE}{code}{end}"
     assert shape(parsed(text)) == ("", "Hm.", [("python", {"code": code}, True)])
 
 
 def test_code_ends_where_the_next_message_begins() -> None:
-    """Only when the tool parser is used alone: the reasoning parser removes headers, and after it only an end token ends a
-    call."""
+    """This works only when the tool parser is used alone. The reasoning parser removes headers, and after it only an end token
+    ends a call."""
     text = f"{CHANNEL}commentary to=python code{MESSAGE}print(1){START}assistant{CHANNEL}final{MESSAGE}So."
     assert shape(parsed(text, reasons=False)) == ("So.", "", [("python", {"code": "print(1)"}, True)])

@@ -22,7 +22,7 @@ def test_strings_stream_while_they_come() -> None:
     ],
 )
 def test_families_are_told_apart_by_the_template(markers: tuple[str, ...], recommended: dict[str, str]) -> None:
-    """Among the families that match, the one with the most markers is chosen."""
+    """When several families match, the one with the most markers is chosen."""
     families = [plugin.QWEN2_5, plugin.QWQ, plugin.QWEN3_INSTRUCT, plugin.QWEN3_THINKING, plugin.QWEN3_CODER, plugin.QWEN3_5]
     fitting = [family for family in families if set(family.template_markers) <= set(markers)]
     assert max(fitting, key=lambda family: len(family.template_markers)).recommends == recommended

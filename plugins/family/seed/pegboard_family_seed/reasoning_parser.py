@@ -2,7 +2,7 @@
 reasoning.
 
 https://huggingface.co/ByteDance-Seed/Seed-OSS-36B-Instruct: with a `thinking_budget` of 0 the template closes the reasoning in
-the prompt. A call ends the reasoning when the model does not.
+the prompt. If the model does not end the reasoning, a call ends it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ def plain(value: object) -> str:
 
 
 def write(case: Case) -> str:
-    """Line breaks around a value only if the value itself has some."""
+    """Line breaks are written around a value only if the value itself has some."""
     calls = []
     for name, arguments in case.calls:
         parameters = []

@@ -17,7 +17,7 @@ from pegboard_chat.parsing import Markers, Steps, StreamParser, constrained_call
 
 THINK_END = "</think>"
 ENDS = {"```json": "```", "```": "```", "<tool_call>": "</tool_call>", "[TOOL_CALLS]": ""}
-"""Text that may precede the list → the text that then follows it."""
+"""Text that may precede the list → the text that follows the list in this case."""
 STARTS = Markers(THINK_END, *ENDS)
 
 

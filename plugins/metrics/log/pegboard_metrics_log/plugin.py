@@ -1,4 +1,4 @@
-"""The spec of the metrics sink `log`."""
+"""Spec of the metrics sink `log`."""
 
 from __future__ import annotations
 

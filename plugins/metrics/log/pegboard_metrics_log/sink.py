@@ -16,11 +16,9 @@ INTERVAL_S = 10.0
 
 
 class LogSink:
-    """Adds up the samples of a window and writes a line when the window is `interval_s` long, or when the engine goes idle
-    and the last line is at least that old. A window in which nothing happened gives no line.
-
-    The prefix cache hit rate is that of the window, or of the last window that had lookups.
-    """
+    """Adds up the samples of a window. Writes a line when the window is `interval_s` long, or when the engine becomes idle and
+    the last line is at least that old. A window without work gives no line. The prefix cache hit rate is that of the window, or
+    of the last window that had lookups."""
 
     def __init__(self, options: None, setup: MetricsSetup, interval_s: float = INTERVAL_S) -> None:
         self._interval_s = interval_s
@@ -33,7 +31,7 @@ class LogSink:
         self._engine = 0
 
     def declare(self, metrics: Sequence[Metric]) -> None:
-        """Prepares nothing: a metric that never arrives counts as 0."""
+        """Prepares nothing, because a metric that never arrives counts as 0."""
 
     def publish(self, sample: Sample) -> None:
         now = sample.time_s
@@ -85,7 +83,7 @@ class LogSink:
             )
 
     def _report_drafts(self, drafted: float, accepted: float, num_drafts: float, elapsed_s: float) -> None:
-        """vLLM's line about speculative decoding. A verified draft always gives one token more than the number of accepted
+        """Writes vLLM's line about speculative decoding. A verified draft always gives one token more than the number of accepted
         ones."""
         logger.info(
             "SpecDecoding metrics: Mean acceptance length: %.2f, Accepted throughput: %.2f tokens/s, "

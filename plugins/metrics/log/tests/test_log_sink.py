@@ -1,4 +1,4 @@
-"""When the sink writes its line, and what the line says. Time comes from the samples only."""
+"""The times at which the sink writes its line, and the content of the line. Time comes from the samples only."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_close_flushes_what_is_pending_and_missing_metrics_are_zero(lines):
 @given(gaps=st.lists(st.tuples(st.floats(0.1, 30), st.integers(0, 50)), max_size=60))
 @settings(max_examples=50, deadline=None)
 def test_every_token_is_in_exactly_one_line(gaps):
-    """The sum over all lines of rate times window length equals the number of tokens, however the samples are spaced."""
+    """Rate times window length, summed over all lines, equals the number of tokens, however the samples are spaced."""
     sink, windows = _sink(), []
     sink.publish(_sample(0.0))
     now, start, tokens = 0.0, 0.0, 0

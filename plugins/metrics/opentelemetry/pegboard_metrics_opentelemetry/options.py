@@ -12,16 +12,16 @@ Detail = Literal["model", "worker", "all"]
 Protocol = Literal["grpc", "http/protobuf"]
 
 PROTOCOL_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
-"""OpenTelemetry's own variable. Its library reads its other variables (headers, service name, …)."""
+"""OpenTelemetry's variable for the protocol. Its library reads its other variables itself (headers, service name, …)."""
 
 
 class OpenTelemetryOptions(BaseModel):
-    """Where traces are sent. The settings `otlp_traces_endpoint` and `collect_detailed_traces` become `endpoint` and
+    """The destination of traces. The settings `otlp_traces_endpoint` and `collect_detailed_traces` become `endpoint` and
     `collect`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    endpoint: str | None = Field(None, description="URL of an OTLP collector, such as grpc://localhost:4317; needed")
+    endpoint: str | None = Field(None, description="URL of an OTLP collector, such as grpc://localhost:4317 (required)")
     protocol: Protocol | None = Field(
         None, description=f"grpc or http/protobuf; default what {PROTOCOL_VARIABLE} says, else grpc"
     )
@@ -48,7 +48,7 @@ class OpenTelemetryOptions(BaseModel):
 
     @property
     def chosen_protocol(self) -> Protocol:
-        """The protocol to use. Raises ValueError when the environment names an unknown one."""
+        """Returns the protocol. Raises ValueError when the environment names an unknown one."""
         if self.protocol is not None:
             return self.protocol
         named = os.environ.get(PROTOCOL_VARIABLE, "grpc")
@@ -59,5 +59,5 @@ class OpenTelemetryOptions(BaseModel):
         raise ValueError(f"{PROTOCOL_VARIABLE}: expected grpc or http/protobuf, got {named!r}")
 
     def wants(self, detail: Literal["model", "worker"]) -> bool:
-        """Whether this detail is wanted."""
+        """True if this detail was requested."""
         return detail in self.collect or "all" in self.collect

@@ -1,4 +1,4 @@
-"""The spec of the metrics sink `opentelemetry`."""
+"""Spec of the metrics sink `opentelemetry`."""
 
 from __future__ import annotations
 

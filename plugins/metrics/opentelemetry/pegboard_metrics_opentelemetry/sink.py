@@ -18,7 +18,7 @@ from pegboard_metrics_opentelemetry.options import OpenTelemetryOptions
 
 SPAN_NAME = "llm_request"
 SCOPE = "vllm.llm_engine"
-"""The instrumentation scope, the same as vLLM's, because back ends filter by it."""
+"""The instrumentation scope. It is the same as vLLM's, because back ends filter by it."""
 SERVICE = "pegboard"
 FLUSH_S = 1.0
 """Seconds that sending the queued spans may take when the engine stops."""
@@ -45,7 +45,7 @@ class OpenTelemetrySink:
         """Does nothing: spans do not depend on the declared metrics."""
 
     def publish(self, sample: Sample) -> None:
-        """Queue a span per request; a full queue drops it. This method sends nothing."""
+        """Queue a span for each request. A full queue drops the span. This method sends nothing."""
         for record in sample.requests:
             context = self._propagator.extract(dict(record.trace_headers or {}))
             span = self._tracer.start_span(
@@ -58,13 +58,13 @@ class OpenTelemetrySink:
             span.end(_ns(record.finished_s))
 
     def close(self) -> None:
-        """Send what is queued, within FLUSH_S. The library itself would wait half a minute for a collector that is gone."""
+        """Send the queued spans, within FLUSH_S. The library itself would wait half a minute for a missing collector."""
         leaving = Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         leaving.start()
         leaving.join(FLUSH_S)
 
     def attributes(self, record: RequestRecord) -> dict[str, AttributeValue]:
-        """vLLM's attributes. Events that never happened and parameters that were not given have none."""
+        """Returns vLLM's attributes. Events that never happened and parameters that were not given have none."""
         found: dict[str, AttributeValue | None] = {
             "gen_ai.request.id": record.request_id,
             "gen_ai.request.max_tokens": record.max_tokens,
@@ -93,8 +93,8 @@ class OpenTelemetrySink:
 
 
 def make_exporter(options: OpenTelemetryOptions) -> SpanExporter:
-    """The exporter for the endpoint. It connects when it has something to send. Raises ConfigError for an unknown protocol or a
-    missing endpoint."""
+    """Returns the exporter for the endpoint. It connects when it has something to send. Raises ConfigError for an unknown
+    protocol or a missing endpoint."""
     try:
         protocol = options.chosen_protocol
     except ValueError as error:

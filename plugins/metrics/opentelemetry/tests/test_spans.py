@@ -1,4 +1,4 @@
-"""Which spans are sent, what they contain, and that nothing waits for them."""
+"""The spans that are sent, their content, and that the engine never waits for them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_span_has_vllms_name_and_attributes() -> None:
 
 
 def test_what_never_came_has_no_attribute() -> None:
-    """Aborted while waiting: it spent no time in the model, so no such attribute is written."""
+    """The request was aborted while it waited. It spent no time in the model, so these attributes are not written."""
     (span,) = spans_of(record(first_scheduled_s=0.0, first_token_s=0.0, last_token_s=0.0, finish_reasons=("abort",)))
     latencies = [name for name in span.attributes or {} if name.startswith("gen_ai.latency.")]
     assert latencies == ["gen_ai.latency.e2e"]

@@ -20,7 +20,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class PrometheusApi:
-    """Serves the totals of the sink with the same name in this process. Raises ConfigError when that sink is not enabled."""
+    """Serves the totals of the sink `prometheus` in this process. Raises ConfigError when that sink is not enabled."""
 
     def __init__(self, options: None, setup: ApiSetup) -> None:
         sink = next((sink for sink in setup.sinks.values() if isinstance(sink, PrometheusSink)), None)
@@ -34,8 +34,8 @@ class PrometheusApi:
         return [Route("/metrics", self.metrics, methods=["GET"])]
 
     async def metrics(self, request: Request) -> Response:
-        """All metrics, or those that `name[]` names, as text. Always in this format: the library's OpenMetrics writer replaces
-        the colon in sample names, and then dashboards do not find them."""
+        """Returns all metrics, or those that `name[]` names, as text. The format is always this one: the library's OpenMetrics
+        writer replaces the colon in sample names, and then dashboards do not find them."""
         names = set(request.query_params.getlist("name[]"))
         registry = _Some(self._registry, names) if names else self._registry
         return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE})
@@ -45,7 +45,7 @@ class PrometheusApi:
 
 
 class _Some(Collector):
-    """The metrics of a registry that are named, either by their own name or by that of a sample."""
+    """Yields the metrics of a registry that are requested by their own name or by the name of a sample."""
 
     def __init__(self, registry: CollectorRegistry, names: set[str]) -> None:
         self._registry = registry

@@ -10,7 +10,7 @@ from pegboard.interfaces.metrics import PREFIX
 
 
 class PrometheusOptions(BaseModel):
-    """How metrics are named."""
+    """The names of metrics, and the additional metrics of the process."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""The specs of the metrics sink and of the api `prometheus`. Both run in the API process; the api reads the sink."""
+"""Specs of the metrics sink and of the api `prometheus`. Both run in the API process, and the api reads the sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The metrics sink `prometheus`: sums of all samples, in its own registry. Publishing only adds; the text is made on request."""
+"""The metrics sink `prometheus`. It adds up all samples in its own registry. Publishing only adds numbers; the text is made on
+request."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class PrometheusSink:
 
 
 class _Families(Collector):
-    """The totals in Prometheus' form, built for every scrape."""
+    """Yields the totals in Prometheus' form. They are built for every scrape."""
 
     def __init__(self, totals: Totals, prefix: str, model_name: str) -> None:
         self._totals = totals
@@ -55,7 +56,7 @@ class _Families(Collector):
             yield family
 
     def describe(self) -> list[Family]:
-        """Registering must not look at metrics that are declared later."""
+        """Returns nothing, because registering must not read metrics that are declared later."""
         return []
 
     def _add(self, family: Family, reading: Reading) -> None:

@@ -25,7 +25,7 @@ from pegboard_testing.fake_limits import fake_limits
 
 
 class OtherApi:
-    """Some routes to be measured."""
+    """An api whose routes are measured."""
 
     def routes(self) -> list[Route]:
         return [
@@ -91,7 +91,7 @@ def test_http_requests_are_measured() -> None:
 
 
 def test_the_format_is_text_and_names_keep_their_colon() -> None:
-    """Also when the client asks for another format, in which the library would change names."""
+    """The format stays the same when the client asks for another one, in which the library would change names."""
     sink = make_sink()
     client = make_client(sink)
     for accept in ("*/*", "application/openmetrics-text; version=1.0.0", "text/plain; version=1.0.0; escaping=underscores"):

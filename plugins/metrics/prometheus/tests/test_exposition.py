@@ -1,4 +1,4 @@
-"""What Prometheus sees: the names, types, labels and buckets that dashboards read, and correct numbers."""
+"""The metrics page: the names, types, labels and buckets that dashboards read, and correct numbers."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_nothing_else_has_vllms_prefix() -> None:
 
 
 def test_series_exist_before_anything_happens() -> None:
-    """A dashboard shows 0, not "no data"; a rate over the first request is right."""
+    """Before the first request, a dashboard shows 0 and not "no data". A rate over the first request is right."""
     found = families(make_sink())
     assert [sample.value for sample in found["vllm:num_requests_running"].samples] == [0]
     reasons = {sample.labels["finished_reason"]: sample.value for sample in found["vllm:request_success"].samples}
@@ -99,7 +99,7 @@ def test_series_exist_before_anything_happens() -> None:
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=20, deadline=None)
 def test_numbers_are_the_sums_of_the_samples(seed: int) -> None:
-    """Also, histograms are cumulative."""
+    """The counts are right, and histograms are cumulative."""
     rng, sink = np.random.default_rng(seed), make_sink(OWN)
     samples = [random_sample(rng, float(step)) for step in range(10)]
     for sample in samples:

@@ -49,22 +49,24 @@ class HubSource:
 
 
 def _patterns(file: str | None) -> tuple[str, ...]:
-    """A named GGUF file contains its configuration and tokenizer; for any other file those are fetched with it."""
+    """Returns the file patterns to fetch. A named GGUF file contains its configuration and tokenizer. For any other file, those
+    are fetched too."""
     if file is None:
         return SETTINGS + WEIGHTS
     return (file,) if file.lower().endswith(".gguf") else (*SETTINGS, file)
 
 
 def _cache_dir(own: Path) -> Path | None:
-    """None lets huggingface_hub use its own cache. This is the case when the user moved that cache or already keeps models
-    there."""
+    """The cache directory for huggingface_hub. None lets the library use its own cache, if the user moved that cache or already
+    keeps models there."""
     cache = Path(constants.HF_HUB_CACHE)
     is_moved = cache != Path(constants.default_home).expanduser() / "huggingface" / "hub"
     return None if is_moved or cache.is_dir() else own / "hub"
 
 
 def _model_in(root: Path, reference: ModelReference) -> Path:
-    """The snapshot's directory, or the named GGUF file in it. Raises ModelError if the model is not among the fetched files."""
+    """Returns the snapshot's directory, or the named GGUF file in it. Raises ModelError if the model is not among the fetched
+    files."""
     if reference.file is not None:
         path = root / reference.file
         if not path.is_file():
@@ -85,7 +87,7 @@ def _page(reference: ModelReference) -> str:
 
 
 def _bars(name: str, progress: Progress) -> type[tqdm]:
-    """A progress bar that also reports to `progress`; huggingface_hub makes one for bytes and one for files."""
+    """A progress bar that also reports to `progress`. huggingface_hub makes one for bytes and one for files."""
 
     class Bar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""The spec of the model source `hub`."""
+"""Spec of the model source `hub`."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def test_contract() -> None:
 class TestHub(ModelSourceContract):
     @pytest.fixture(autouse=True)
     def hub(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One repository whose snapshot is written below the cache once; the lock is the one of huggingface_hub."""
+        """A hub with one repository. Its snapshot is written into the cache once. The lock stands in for huggingface_hub's."""
         lock = threading.Lock()
 
         def download(repo_id: str, **more: Any) -> str:

@@ -1,5 +1,5 @@
-"""What is requested from huggingface_hub, and what its errors become. The tests use no network: `snapshot_download` is
-replaced."""
+"""The requests that are sent to huggingface_hub, and the messages that its errors become. The tests use no network:
+`snapshot_download` is replaced."""
 
 from __future__ import annotations
 

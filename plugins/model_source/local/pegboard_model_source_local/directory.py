@@ -64,7 +64,7 @@ def _listing(names: list[str], limit: int = 12) -> str:
 
 
 def _neighbors(path: Path) -> str:
-    """What the user may have meant: names similar to the missing one, in the deepest folder that exists."""
+    """Suggests what the user may have meant: names similar to the missing one, in the deepest folder that exists."""
     while not path.parent.is_dir():
         path = path.parent
     try:

@@ -13,14 +13,13 @@ _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 def is_pattern_met(names: Iterable[str], patterns: Sequence[str]) -> bool:
-    """Whether any of `names` matches any of `patterns`; True without patterns."""
+    """True if any of `names` matches any of `patterns`, or if there are no patterns."""
     return not patterns or any(fnmatch(Path(name).name, pattern) for name in names for pattern in patterns)
 
 
 def pick_file(files: Sequence[Path], wanted: str, where: str) -> Path:
-    """The one file whose path ends with `wanted` ("model.gguf" or "folder/model.gguf"). Raises ModelError, with a list of the
-    files, when no path or several paths do.
-    """
+    """Returns the one file whose path ends with `wanted` ("model.gguf" or "folder/model.gguf"). Raises ModelError, with a list of
+    the files, when no path or several paths do."""
     parts = Path(wanted).parts
     found = [path for path in files if path.parts[-len(parts) :] == parts]
     if len(found) == 1:
@@ -31,9 +30,8 @@ def pick_file(files: Sequence[Path], wanted: str, where: str) -> Path:
 
 
 def pick_gguf(files: Sequence[Path], where: str) -> Path | None:
-    """The one GGUF model among `files` (the first part of a split one); None if there is no GGUF file. Raises ModelError when
-    there are several models, because then the user has to name one.
-    """
+    """Returns the one GGUF model among `files` (the first part of a split one), or None if there is no GGUF file. Raises
+    ModelError when there are several models, because then the user must name one."""
     models = []
     for path in sorted(files):
         if path.suffix.lower() == ".gguf":

@@ -1,4 +1,4 @@
-"""Gets one wheel through the pip of the running interpreter: it knows the user's indexes, proxies and credentials.
+"""Gets one wheel through the pip of the running interpreter, because it knows the user's indexes, proxies and credentials.
 
 No code of the package runs: only a wheel is accepted (a source distribution would run its build), without dependencies.
 """

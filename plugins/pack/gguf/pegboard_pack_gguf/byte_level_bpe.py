@@ -10,7 +10,8 @@ from pegboard_pack_gguf.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, GGUFVo
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes: printable Latin-1 stands for itself, the others follow from U+0100 on."""
+    """GPT-2's printable stand-ins for bytes. Printable Latin-1 characters stand for themselves. The others follow from U+0100
+    on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     alphabet = {chr(byte): byte for byte in sorted(printable)}
     hidden = [byte for byte in range(256) if byte not in printable]
@@ -21,7 +22,7 @@ BYTE_ALPHABET = _byte_alphabet()
 
 
 class ByteLevelBPE:
-    """Text without special tokens → ids, and the bytes of every token."""
+    """Encodes text without special tokens, and knows the bytes of every token."""
 
     def __init__(self, vocabulary: GGUFVocabulary) -> None:
         self.vocabulary = vocabulary
@@ -59,7 +60,8 @@ class ByteLevelBPE:
         return [token_id for token_id in ids if token_id < self.size]
 
     def token_bytes(self) -> list[bytes]:
-        """Special and user-defined tokens stand for their own text; unused ones have no text."""
+        """Returns the bytes of every token. Special and user-defined tokens stand for their own text. Unused tokens have no
+        text."""
         as_text = set(self.vocabulary.ids_of(UNKNOWN, CONTROL, USER_DEFINED))
         return [
             token.encode() if token_id in as_text else _bytes_of(token) for token_id, token in enumerate(self.vocabulary.tokens)

@@ -1,4 +1,5 @@
-"""ggml blocks → `Blocks`: the stored integers with their scales. Only products of a scale and its super-scale are computed.
+"""Decodes ggml blocks into `Blocks`: the stored integers with their scales. Only products of a scale and its super-scale are
+computed. Source of the layouts: ggml-common.h, as in `dequantize`.
 
 Source of the layouts: ggml-common.h, as in `dequantize`. A decoder gets raw blocks [n] as a structured array and fills `codes`
 [n, block size of the type] and `scales` [n, 1 or 2, blocks of 16 or 32]: scale, then minimum. It works on as many blocks at a
@@ -18,13 +19,13 @@ from pegboard_pack_gguf.ggml_types import BY_STORED
 
 Array = np.ndarray
 CHUNK_ELEMENTS = 1 << 18
-"""Elements decoded at a time: their codes and temporaries stay in the second-level cache."""
+"""The number of elements that are decoded at a time. Their codes and temporaries stay in the second-level cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a ggml type is represented as `Blocks`. fields: fields of one stored block. scale_dtype: float16 as stored, float32 for
-    products."""
+    """The representation of a ggml type as `Blocks`. fields: the fields of one stored block. scale_dtype: float16 as stored,
+    float32 for products."""
 
     fields: np.dtype
     fill: Callable[[Array, Array, Array], None]
@@ -36,12 +37,13 @@ class Format:
 
 
 def is_decodable(stored: str) -> bool:
-    """Whether `decode` knows this type."""
+    """True if `decode` knows this type."""
     return stored in FORMATS
 
 
 def decode(data: memoryview, stored: str, shape: tuple[int, ...]) -> Blocks:
-    """`shape` [rows, columns]; `data` holds the blocks of the type `stored` for it, row by row. The results are in new memory."""
+    """Decode blocks. `data` holds the blocks of the type `stored` for `shape` [rows, columns], row by row. The results are in new
+    memory."""
     known, form = BY_STORED[stored], FORMATS[stored]
     rows, columns = shape
     blocks = np.frombuffer(data, form.fields)
@@ -59,12 +61,12 @@ def decode(data: memoryview, stored: str, shape: tuple[int, ...]) -> Blocks:
 
 
 def _runs(codes: Array) -> Array:
-    """Codes as runs of 16 bytes: [n, 16 k] → [n, k]. numpy moves each as one item."""
+    """Returns codes as runs of 16 bytes: [n, 16 k] → [n, k]. numpy moves each run as one item."""
     return codes.view("V16")
 
 
 def _nibbles(packed: Array, codes: Array) -> None:
-    """From n times k runs of 16 bytes, first all low halves, then all high halves: packed [n, k] → codes [n, 2, k] runs."""
+    """Splits n times k runs of 16 bytes: first all low halves, then all high halves: packed [n, k] → codes [n, 2, k] runs."""
     words = np.ascontiguousarray(packed).view(np.uint64)
     mask = np.uint64(0x0F0F0F0F0F0F0F0F)
     codes[:, 0] = (words & mask).view("V16").reshape(packed.shape)
@@ -77,7 +79,7 @@ def _q4(blocks: Array, codes: Array, scales: Array) -> None:
 
 
 def _q5(blocks: Array, codes: Array, scales: Array) -> None:
-    """Bits 0…31 of `high` are the fifth bits."""
+    """Decodes the low halves, and adds the bits 0…31 of `high` as fifth bits."""
     _q4(blocks, codes, scales)
     high = np.unpackbits(np.ascontiguousarray(blocks["high"]), axis=1, bitorder="little")
     codes |= (high << 4).view(np.int8)
@@ -94,8 +96,9 @@ def _q8_0(blocks: Array, codes: Array, scales: Array) -> None:
 
 
 def _k_scales(blocks: Array, scales: Array) -> None:
-    """Eight scales and eight minima of six bits in twelve bytes: the first four of each lie in the low bits of bytes 0-3 and 4-7,
-    the last four take four bits from bytes 8-11 and their top two from bytes 0-3 and 4-7. A minimum is subtracted."""
+    """Splits eight scales and eight minima of six bits, which are stored in twelve bytes. The first four of each are in the low
+    bits of bytes 0-3 and 4-7. The last four take four bits from bytes 8-11 and their top two from bytes 0-3 and 4-7. A minimum is
+    subtracted."""
     first, second, third = blocks["packed"].reshape(-1, 3, 4).swapaxes(0, 1)
     outer = blocks["scales"].astype(np.float32)
     with np.errstate(invalid="ignore"):  # infinity times zero, in blocks that no converter writes
@@ -104,13 +107,13 @@ def _k_scales(blocks: Array, scales: Array) -> None:
 
 
 def _q4_k(blocks: Array, codes: Array, scales: Array) -> None:
-    """Four runs of 32 bytes, each with 32 low halves and then 32 high halves."""
+    """Decodes four runs of 32 bytes, each with 32 low halves and then 32 high halves."""
     _nibbles(np.ascontiguousarray(blocks["codes"]).reshape(-1, 2), _runs(codes).reshape(-1, 2, 2))
     _k_scales(blocks, scales)
 
 
 def _q5_k(blocks: Array, codes: Array, scales: Array) -> None:
-    """Bit g of byte i of `high` is the fifth bit of element i of the g-th 32."""
+    """Bit g of byte i of `high` is the fifth bit of element i of the g-th group of 32."""
     _q4_k(blocks, codes, scales)
     high, by_32 = np.ascontiguousarray(blocks["high"]), codes.view(np.uint8).reshape(-1, 8, 32)
     for group in range(8):
@@ -118,7 +121,8 @@ def _q5_k(blocks: Array, codes: Array, scales: Array) -> None:
 
 
 def _q6_k(blocks: Array, codes: Array, scales: Array) -> None:
-    """Two runs of 64 bytes, low halves then high halves, and two runs of 32 bytes with the upper two bits of four times 32."""
+    """Decodes two runs of 64 bytes (low halves, then high halves), and two runs of 32 bytes with the upper two bits of four times
+    32."""
     _nibbles(np.ascontiguousarray(blocks["codes"]).reshape(-1, 4), _runs(codes).reshape(-1, 2, 4))
     high, by_128 = np.ascontiguousarray(blocks["high"]).reshape(-1, 32), codes.reshape(-1, 4, 32)
     for group in range(4):
@@ -148,4 +152,4 @@ FORMATS = {
         _fields(("codes", "V16", 8), ("high", "u1", 64), ("packed", "i1", 16), SCALE), _q6_k, 8, np.float32, block_size=16
     ),
 }
-"""By stored type. A code of five or six bits takes eight."""
+"""The forms by stored type. A code of five or six bits takes eight."""

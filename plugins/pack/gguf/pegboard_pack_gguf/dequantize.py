@@ -18,12 +18,12 @@ from pegboard_pack_gguf.ggml_types import BY_STORED
 Decoder = Callable[[Tensor, Tensor], None]
 
 CHUNK_ELEMENTS = 1 << 18
-"""Elements decoded at a time: their float32 form and its temporaries stay in the second-level cache."""
+"""The number of elements that are decoded at a time. Their float32 form and its temporaries stay in the second-level cache."""
 
 
 def dequantize_into(data: memoryview, stored: str, out: Tensor) -> None:
     """Decode all of `data`, blocks of type `stored`, into `out`: contiguous, any float dtype, any device, rows of whole blocks.
-    The order of elements is the logical one."""
+    The elements are in logical order."""
     ggml_type = BY_STORED[stored]
     decode = DECODERS.get(ggml_type.name) or _from_package(ggml_type.name)
     rows = out.view(-1, out.shape[-1])
@@ -42,7 +42,7 @@ def dequantize_into(data: memoryview, stored: str, out: Tensor) -> None:
 
 
 def _as_tensor(data: memoryview) -> Tensor:
-    """A uint8 tensor over read-only memory. Suppresses torch's warning that it cannot prevent writes."""
+    """Returns a uint8 tensor over read-only memory. Suppresses torch's warning that it cannot prevent writes."""
     if not data.readonly:
         return torch.frombuffer(data, dtype=torch.uint8)
     with warnings.catch_warnings():
@@ -51,12 +51,12 @@ def _as_tensor(data: memoryview) -> Tensor:
 
 
 def _half(blocks: Tensor, start: int, count: int = 1) -> Tensor:
-    """`count` float16 numbers at byte `start` of each block, as float32 [n, count]."""
+    """Returns `count` float16 numbers from byte `start` of each block, as float32 [n, count]."""
     return blocks[:, start : start + 2 * count].contiguous().view(torch.float16).float()
 
 
 def _nibbles(packed: Tensor, out: Tensor) -> None:
-    """Low halves of the bytes first, then high halves: packed [n, k] → out [n, 2, k], any dtype."""
+    """Splits bytes into low halves first, then high halves: packed [n, k] → out [n, 2, k], any dtype."""
     out[:, 0].copy_(packed & 15)
     out[:, 1].copy_(packed >> 4)
 
@@ -73,7 +73,7 @@ def _q4_1(blocks: Tensor, out: Tensor) -> None:
 
 
 def _fifth_bits(packed: Tensor) -> Tensor:
-    """Bits 0…31 of four bytes, as 16 or 0: [n, 4] → [n, 32]."""
+    """Returns the bits 0…31 of four bytes, as 16 or 0: [n, 4] → [n, 32]."""
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
     return ((packed.unsqueeze(-1) >> shifts) & 1).flatten(1) << 4
 
@@ -94,7 +94,8 @@ def _q8_0(blocks: Tensor, out: Tensor) -> None:
 
 
 def _planes(packed: Tensor, width: int, bits: int) -> Tensor:
-    """Numbers of `bits` bits: each run of `width` bytes holds all lowest parts, then all next parts, …: [n, k] → [n, 8k/bits]."""
+    """Splits numbers of `bits` bits. Each run of `width` bytes holds all lowest parts, then all next parts, and so on: [n, k] →
+    [n, 8k/bits]."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device).view(1, 1, -1, 1)
     mask = (1 << bits) - 1
     return ((packed.reshape(len(packed), -1, 1, width) >> shifts) & mask).flatten(1)
@@ -108,7 +109,7 @@ def _q2_k(blocks: Tensor, out: Tensor) -> None:
 
 
 def _q3_k(blocks: Tensor, out: Tensor) -> None:
-    """The third bit is stored inverted: where it is clear, 4 is subtracted. Scales: 16 six-bit numbers, minus 32."""
+    """The third bit is stored inverted: where it is clear, 4 is subtracted. The scales are 16 six-bit numbers minus 32."""
     packed = blocks[:, 96:108]
     low = torch.cat((packed[:, :8] & 15, packed[:, :8] >> 4), 1)
     scales = (low | (_planes(packed[:, 8:], 4, 2) << 4)).float() - 32
@@ -117,8 +118,8 @@ def _q3_k(blocks: Tensor, out: Tensor) -> None:
 
 
 def _k_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Eight scales and eight minima of six bits in twelve bytes: the first four of each lie in the low bits of bytes 0-3 and 4-7,
-    the last four take four bits from bytes 8-11 and their top two from bytes 0-3 and 4-7."""
+    """Splits eight scales and eight minima of six bits, which are stored in twelve bytes. The first four of each are in the low
+    bits of bytes 0-3 and 4-7. The last four take four bits from bytes 8-11 and their top two from bytes 0-3 and 4-7."""
     first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = torch.cat((first & 63, (third & 15) | ((first >> 2) & 48)), 1)
     minima = torch.cat((second & 63, (third >> 4) | ((second >> 2) & 48)), 1)
@@ -126,7 +127,7 @@ def _k_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scale_by_32(blocks: Tensor, out: Tensor) -> None:
-    """The outer part of Q4_K and Q5_K: value * (d * scale) - (dmin * minimum) for each of eight runs of 32."""
+    """The common last part of Q4_K and Q5_K: value * (d * scale) - (dmin * minimum) for each of eight runs of 32."""
     scales, minima = _k_scales(blocks[:, 4:16])
     halves = _half(blocks, 0, 2)
     by_32 = out.view(-1, 8, 32)
@@ -150,7 +151,7 @@ def _q6_k(blocks: Tensor, out: Tensor) -> None:
 
 
 def _from_package(name: str) -> Decoder:
-    """gguf.quants works in numpy, on the CPU."""
+    """Decodes with gguf.quants, which works in numpy, on the CPU."""
     import gguf
     import numpy as np
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
-"""Types that are one torch dtype; everything else is stored as blocks."""
+"""Types that are one torch dtype. All other types are stored as blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class GGMLType:
-    """`stored` is the name in a TensorEntry: a torch dtype for plain types, the ggml name for blocks."""
+    """A type. `stored` is its name in a TensorEntry: a torch dtype for plain types, the ggml name for blocks."""
 
     name: str
     block_size: int
@@ -24,7 +24,7 @@ class GGMLType:
         return PLAIN.get(self.name, self.name)
 
     def num_bytes(self, num_elements: int) -> int:
-        """Number of bytes of `num_elements` elements, which must be whole blocks."""
+        """Returns the number of bytes of `num_elements` elements, which must be whole blocks."""
         return num_elements // self.block_size * self.block_bytes
 
 

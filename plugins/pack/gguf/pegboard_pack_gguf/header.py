@@ -38,7 +38,8 @@ _U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """shape: rows first (the file stores the reverse order). offset: position of the first byte in the file."""
+    """A tensor of the file. shape: rows first (the file stores the reverse order). offset: the position of the first byte in the
+    file."""
 
     name: str
     shape: tuple[int, ...]
@@ -49,7 +50,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """`sha256` covers the header's bytes: metadata and tensor index, not the weights."""
+    """The header of a file. `sha256` covers the header's bytes: metadata and tensor index, not the weights."""
 
     path: Path
     version: int
@@ -60,7 +61,7 @@ class GGUFHeader:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """Raises ModelError that names the file and what is wrong with it."""
+    """Reads the header of a file. Raises ModelError that names the file and the error in it."""
     try:
         with path.open("rb") as file:
             start = file.read(len(MAGIC))
@@ -73,7 +74,7 @@ def read_header(path: Path) -> GGUFHeader:
 
 
 class _Reader:
-    """A position in the mapped file that refuses to go past its end."""
+    """A position in the mapped file. It refuses to move past the end of the file."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path = path
@@ -108,7 +109,7 @@ class _Reader:
         return GGUFHeader(self.path, version, metadata, tensors, self.end, sha256)
 
     def take(self, size: int, what: str) -> int:
-        """Move `size` bytes on and return where they started."""
+        """Move `size` bytes forward. Returns the position where they started."""
         start = self.position
         if size > self.end - start:
             self.fail(f"the file ends inside {what}, {size} bytes wanted, {self.end - start} left")
@@ -122,7 +123,7 @@ class _Reader:
         return int(_U64.unpack_from(self.data, self.take(8, what))[0])
 
     def count(self, what: str, item_bytes: int) -> int:
-        """A count of items that take at least `item_bytes` each."""
+        """Returns a count of items that take at least `item_bytes` each."""
         number = self.u64(f"the {what} count")
         if number > (self.end - self.position) // item_bytes:
             self.fail(f"{what} count {number} is more than the file can contain")
@@ -160,7 +161,8 @@ class _Reader:
         return list(struct.unpack_from(f"<{length}{code}", self.data, start))
 
     def strings(self, key: str, length: int) -> list[str]:
-        """Vocabularies have 10⁵ strings, and this loop takes most of the time of a read, so it uses only local names."""
+        """Reads an array of strings. Vocabularies have 10⁵ strings, and this loop takes most of the time of a read, so it uses
+        only local names."""
         data, position, end = self.data, self.position, self.end
         length_at = _U64.unpack_from
         items: list[bytes] = []

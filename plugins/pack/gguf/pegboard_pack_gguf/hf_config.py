@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file as the configuration that the model would have on Hugging Face."""
+"""Turns the metadata of a GGUF file into the configuration that the model would have on Hugging Face."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_LAYERS = 10_000
 
 
 def hf_config(header: GGUFHeader, prefix: str, architecture: Architecture) -> dict[str, Any]:
-    """Raises ModelError when a required key is missing or has an impossible value."""
+    """Returns the configuration. Raises ModelError when a required key is missing or has an impossible value."""
     metadata = Metadata(header, prefix)
     shapes = {tensor.name: tensor.shape for tensor in header.tensors}
     hidden_size = metadata.count("embedding_length")
@@ -62,7 +62,7 @@ def hf_config(header: GGUFHeader, prefix: str, architecture: Architecture) -> di
 
 
 def token_ids(header: GGUFHeader) -> dict[str, int]:
-    """bos, eos and pad, if the file names them."""
+    """Returns bos, eos and pad, if the file names them."""
     metadata = Metadata(header, "tokenizer.ggml")
     names = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
     found = {name: metadata.token_id(key) for name, key in names.items()}
@@ -91,7 +91,8 @@ GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
 
 
 def _gemma_config(metadata: Metadata, architecture: Architecture, config: dict[str, Any]) -> dict[str, Any]:
-    """Gemma scales queries by head_dim, except the 27B models, which use hidden_size / num_heads. Files do not contain this."""
+    """Returns the settings of Gemma. It scales queries by head_dim, except the 27B models, which use hidden_size / num_heads.
+    Files do not contain this."""
     kind, num_layers = architecture.model_type, config["num_hidden_layers"]
     found: dict[str, Any] = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
     if kind == "gemma":

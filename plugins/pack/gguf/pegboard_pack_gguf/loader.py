@@ -67,7 +67,7 @@ class GGUFLoader:
         )
 
     def tensors(self, checkpoint: Checkpoint, wanted: Iterable[WeightSlice]) -> Iterator[WeightPiece]:
-        """Block types come as read-only views of the mapped file (a copy for slices of columns), plain types as tensors over
+        """Yields blocks as read-only views of the mapped file (a copy for slices of columns), and plain types as tensors over
         private mappings. Slices of columns must begin and end at block borders."""
         offset = BY_MODEL_TYPE[checkpoint.config["model_type"]].norm_offset
         maps: dict[str, mmap.mmap] = {}
@@ -92,7 +92,7 @@ class GGUFLoader:
 
 
 def find_file(root: Path) -> Path:
-    """The GGUF file of a model: `root` itself, or the only one (or the first shard of the only set) in that directory."""
+    """Returns the GGUF file of a model: `root` itself, or the only one (or the first shard of the only set) in that directory."""
     if root.is_file():
         found = SHARD.fullmatch(root.name)
         return root if found is None else root.with_name(f"{found[1]}-00001-of-{found[3]}.gguf")
@@ -108,7 +108,7 @@ def find_file(root: Path) -> Path:
 
 
 def _other_shards(first: GGUFHeader) -> list[GGUFHeader]:
-    """Shards 2…N that belong to the first one. Only the first contains the metadata of the model."""
+    """Returns the shards 2…N that belong to the first one. Only the first contains the metadata of the model."""
     found = SHARD.fullmatch(first.path.name)
     num_shards = first.metadata.get("split.count", 1)
     if found is None:
@@ -138,14 +138,14 @@ def _index(headers: list[GGUFHeader], architecture: Architecture, num_layers: in
 
 
 def _tokenizer_data(header: GGUFHeader) -> dict[str, Any]:
-    """Everything under "tokenizer.", by the rest of its name ("ggml.tokens"), and what decides whether special tokens strip white
-    space."""
+    """Returns everything under "tokenizer." by the rest of its name ("ggml.tokens"), and the settings that decide whether special
+    tokens strip white space."""
     data = {key.removeprefix(PAYLOAD_PREFIX): value for key, value in header.metadata.items() if key.startswith(PAYLOAD_PREFIX)}
     return {**data, "name": header.metadata.get("general.name", ""), "path": str(header.path)}
 
 
 def _main_dtype(tensors: Mapping[str, TensorEntry]) -> str | None:
-    """The plain type with the most bytes in matrices; None when most are blocks."""
+    """Returns the type with the most bytes in matrices, or None when that is a block type."""
     sizes: dict[str, int] = {}
     for entry in tensors.values():
         if len(entry.shape) > 1:
@@ -155,8 +155,8 @@ def _main_dtype(tensors: Mapping[str, TensorEntry]) -> str | None:
 
 
 def _digest(headers: list[GGUFHeader], known: Mapping[str, str]) -> str:
-    """The source's own digests if it has them; otherwise header, size and modification time, because hashing gigabytes of weights
-    would take longer than loading them."""
+    """Returns the source's own digests if it has them. Otherwise the identity consists of header, size and modification time,
+    because hashing gigabytes of weights would take longer than loading them."""
     parts = []
     for header in headers:
         name = header.path.name
@@ -184,8 +184,8 @@ def _map_file(path: Path) -> mmap.mmap:
 
 
 def _plain_tensor(path: Path, entry: TensorEntry) -> "Tensor":
-    """A tensor over its own private mapping. Torch needs writable memory, and a writable mapping of the whole file would count
-    against the memory that the system can commit."""
+    """Returns a tensor over its own private mapping. Torch needs writable memory, and a writable mapping of the whole file would
+    count against the memory that the system can commit."""
     import torch
 
     start = entry.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY

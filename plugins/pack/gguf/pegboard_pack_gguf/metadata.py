@@ -11,7 +11,7 @@ MAX_COUNT = 2**31 - 1
 
 
 class Metadata:
-    """Metadata of one file under one prefix ("llama" for "llama.block_count"); wrong types raise ModelError."""
+    """The metadata of one file under one prefix ("llama" for "llama.block_count"). Wrong types raise ModelError."""
 
     def __init__(self, header: GGUFHeader, prefix: str) -> None:
         self.header = header
@@ -27,7 +27,7 @@ class Metadata:
         return ModelError(f"{self.header.path}: metadata {self.prefix}.{key} {what}")
 
     def count(self, key: str, default: int | None = None) -> int:
-        """A count, at least 1. A list with one value per layer is accepted when all are equal."""
+        """Returns a count, which is at least 1. A list with one value per layer is accepted when all values are equal."""
         value = self.get(key)
         if value is None:
             if default is None:
@@ -42,7 +42,7 @@ class Metadata:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive finite number. float32 values are returned as the shortest decimal that represents them: 1e-05, not
+        """Returns a positive finite number. float32 values are returned as the shortest decimal that represents them: 1e-05, not
         9.99…e-06."""
         value = self.get(key)
         if value is None:
@@ -60,7 +60,7 @@ class Metadata:
         return value
 
     def token_id(self, key: str) -> int | None:
-        """A token id; -1, which some converters write for "none", gives None."""
+        """Returns a token id. -1, which some converters write for "none", gives None."""
         value = self.get(key)
         if value is None or value in (-1, 2**32 - 1):
             return None

@@ -1,4 +1,4 @@
-"""The specs of the weight loader, the quantization method and the tokenizer named `gguf`."""
+"""Specs of the weight loader, the quantization method and the tokenizer named `gguf`."""
 
 from __future__ import annotations
 

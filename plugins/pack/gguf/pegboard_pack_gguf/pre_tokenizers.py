@@ -47,12 +47,13 @@ CASED_LETTERS = (
     "\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80"
     "-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
-"""Letters with case as DeepSeek LLM's tokenizer lists them: those of an older Unicode."""
+"""Letters with case, as DeepSeek LLM's tokenizer lists them: those of an older Unicode version."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """ignore_merges: a piece that is already a token is not merged. add_bos: unless the file says otherwise."""
+    """A pre-tokenizer. ignore_merges: a piece that is already a token is not merged. add_bos: the default when the file does not
+    say it."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False

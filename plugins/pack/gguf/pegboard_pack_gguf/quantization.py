@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Kernels = Mapping[str, Callable[..., Any]]
 DECODING = "gguf 1"
-"""Part of the repack cache's keys. Change it whenever the same file decodes to different values."""
+"""Part of the keys of the repack cache. Change it whenever the same file decodes to different values."""
 
 
 class GGUFQuantization:
@@ -50,12 +50,13 @@ class GGUFQuantization:
         return GGUFEmbedding(layer.path, (layer.num_rows, layer.width), (layer.part,), self)
 
     def kv_cache(self, layer: "AttentionLayer") -> KVQuantization | None:
-        """Half precision, as usual in programs that compute with these blocks: its rounding error is far smaller than theirs."""
+        """Half precision, which is usual in programs that compute with these blocks. Its rounding error is far smaller than
+        theirs."""
         is_float32 = self.setup.dtype == "float32"
         return KVQuantization("float16") if self.options.compute == "native" and is_float32 else None
 
     def holder(self, shape: tuple[int, int], pieces: "list[WeightPiece]", cache: RepackEntry | None, is_table: bool) -> Any:
-        """The type that holds a weight stored as these pieces."""
+        """Returns the type that holds a weight stored as these pieces."""
         setup = self.setup
         arguments = (shape, getattr(torch, setup.dtype), torch.device(setup.device))
         if self.options.compute == "native" and all(is_decodable(piece.stored) for piece in pieces):
@@ -64,7 +65,7 @@ class GGUFQuantization:
 
 
 class GGUFWeight:
-    """The life cycle that both layers share. Rows that no part fills (a padded vocabulary) stay zero."""
+    """The life cycle that both layers share. Rows without a part (of a padded vocabulary) stay zero."""
 
     IS_TABLE = False
 
@@ -75,7 +76,7 @@ class GGUFWeight:
         self.held: BlockHolder | FloatHolder | None = None
 
     def declare(self) -> list[str]:
-        """Blocks have their own scales. The loader checks splits, because it knows the stored type."""
+        """Returns no scales, because blocks have their own. The loader checks splits, because it knows the stored type."""
         return []
 
     def accept(self, piece: "WeightPiece") -> None:
@@ -90,7 +91,7 @@ class GGUFWeight:
         self.pieces[piece.name] = piece
 
     def finish(self) -> None:
-        """The next `accept` starts a reload; the bound callables see the new weights when it is finished."""
+        """The next `accept` starts a reload. The bound callables see the new weights when it is finished."""
         missing = sorted(set(self.parts) - set(self.pieces))
         if missing:
             raise ModelError(f"{self.path}: the checkpoint did not contain {', '.join(missing)}")
@@ -112,7 +113,7 @@ class GGUFWeight:
         return cache.entry(self.path, [DECODING, self.shape, self.IS_TABLE, cuts])
 
     def weight(self) -> Any:
-        """The op that holds the matrix; exists after the first `finish`."""
+        """The op that holds the matrix. It exists after the first `finish`."""
         assert self.held is not None, "call finish() before the weight is used"
         return self.held.weight
 

@@ -19,13 +19,13 @@ from pegboard_pack_gguf.header import GGUFHeader
 from pegboard_pack_gguf.metadata import Metadata
 
 ORIGINAL_CONTEXT = 8192
-"""Only C/low and C/high follow from the divisors; this C gives Llama 3's own numbers (low 1, high 4)."""
+"""Only C/low and C/high follow from the divisors. This C gives Llama 3's own numbers (low 1, high 4)."""
 
 MAX_FREQUENCIES = 4096
 
 
 def rope_config(header: GGUFHeader, metadata: Metadata, head_dim: int) -> dict[str, Any]:
-    """`rope_theta`, and `rope_scaling` when the frequencies are changed."""
+    """Returns `rope_theta`, and `rope_scaling` when the frequencies are changed."""
     theta = metadata.number("rope.freq_base", 10000.0)
     config: dict[str, Any] = {"rope_theta": theta}
     rotary_dim = metadata.count("rope.dimension_count", head_dim)
@@ -56,7 +56,8 @@ def rope_config(header: GGUFHeader, metadata: Metadata, head_dim: int) -> dict[s
 
 
 def divisors_config(divisors: Sequence[float], theta: float, rotary_dim: int) -> dict[str, Any] | None:
-    """Llama 3 parameters that give these divisors; otherwise the divisors themselves in longrope's form; None if all are 1."""
+    """Returns the settings for these divisors: Llama 3 parameters that give them, or the divisors themselves in longrope's form,
+    or None if all divisors are 1."""
     if len(divisors) != rotary_dim // 2:
         raise ModelError(f"rope_freqs.weight holds {len(divisors)} divisors, expected {rotary_dim // 2}")
     if all(divisor == 1.0 for divisor in divisors):
@@ -74,8 +75,8 @@ def divisors_config(divisors: Sequence[float], theta: float, rotary_dim: int) ->
 
 
 def llama3_parameters(divisors: Sequence[float], theta: float) -> dict[str, Any] | None:
-    """Fit the middle band: s is linear in 1/w_i, so two points give low and high. None when the divisors do not form such a
-    curve."""
+    """Fit the middle band: s is linear in 1/w_i, so two points give low and high. Returns None when the divisors do not form such
+    a curve."""
     factor = max(divisors)
     wavelengths = [2 * math.pi * theta ** (i / len(divisors)) for i in range(len(divisors))]
     middle = [
@@ -114,12 +115,12 @@ def llama3_divisors(parameters: Mapping[str, Any], wavelengths: Sequence[float])
 
 
 def _rounded(value: float) -> float:
-    """float32 storage gives 1.0000003 for 1.0."""
+    """Rounds to four digits, because float32 stores 1.0000003 for 1.0."""
     return float(f"{value:.4g}")
 
 
 def _floats(header: GGUFHeader, name: str) -> list[float] | None:
-    """Values of a small float32 tensor; None when the file has no tensor with that name."""
+    """Returns the values of a small float32 tensor, or None when the file has no tensor with that name."""
     tensor = next((tensor for tensor in header.tensors if tensor.name == name), None)
     if tensor is None:
         return None

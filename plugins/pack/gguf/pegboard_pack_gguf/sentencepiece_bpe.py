@@ -18,11 +18,11 @@ CROSSES_WORDS = re.compile(f"[^{SPACE}]{SPACE}")
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 MAX_REMEMBERED = 1 << 16
 MAX_WORD_CHARS = 64
-"""Longer words are not worth caching."""
+"""Longer words are not cached."""
 
 
 class SentencePieceBPE:
-    """Text without special tokens → ids, and the bytes of every token."""
+    """Encodes text without special tokens, and knows the bytes of every token."""
 
     def __init__(self, vocabulary: GGUFVocabulary) -> None:
         self.vocabulary = vocabulary
@@ -39,7 +39,7 @@ class SentencePieceBPE:
         self.remembered: dict[str, list[int]] = {}
 
     def _byte_id(self, byte: int) -> int | None:
-        """`<0xAB>`, or a piece of that one character, or the unknown token."""
+        """Returns the id of `<0xAB>`, or of the piece of that one character, or of the unknown token."""
         for text in (f"<0x{byte:02X}>", chr(byte) if byte < 0x80 else ""):
             if text in self.ids:
                 return self.ids[text]
@@ -60,7 +60,7 @@ class SentencePieceBPE:
         return ids
 
     def _join(self, text: str) -> list[int]:
-        """`pieces[i]` is the piece that starts at character i; "" after it was joined to its left neighbor."""
+        """`pieces[i]` is the piece that starts at character i, or "" after it was joined to its left neighbor."""
         pieces = list(text)
         before = list(range(-1, len(pieces) - 1))
         behind = [*range(1, len(pieces)), -1]
@@ -78,7 +78,7 @@ class SentencePieceBPE:
         while waiting:
             _, left, right, joined = heapq.heappop(waiting)
             if not pieces[left] or not pieces[right] or len(pieces[left]) + len(pieces[right]) != len(joined):
-                continue  # one of the two has since been joined to another piece
+                continue  # one of the two was joined to another piece in the meantime
             pieces[left], pieces[right] = joined, ""
             behind[left] = behind[right]
             if behind[left] >= 0:

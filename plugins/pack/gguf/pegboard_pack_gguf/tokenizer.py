@@ -82,7 +82,7 @@ class GGUFTokenizer:
 
 
 class UnspacedStream:
-    """A stream without the space that `encode` put before its first word."""
+    """A stream that drops the space that `encode` put before its first word."""
 
     def __init__(self, stream: TextStream) -> None:
         self.rest = stream

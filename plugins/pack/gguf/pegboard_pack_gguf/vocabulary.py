@@ -1,4 +1,5 @@
-"""The vocabulary of a GGUF file: tokens, their types and the settings around them, checked. Standard library only."""
+"""The vocabulary of a GGUF file: tokens, their types and the settings around them. It is checked when it is read. Standard
+library only."""
 
 from __future__ import annotations
 
@@ -30,14 +31,15 @@ END_TEXTS = frozenset(
         "<｜end▁of▁sentence｜>",
     }
 )
-"""Control tokens that end a turn, whatever the file says, because GGUF has room for only one end token (list: llama.cpp)."""
+"""Control tokens that end a turn, whatever the file says. GGUF has room for only one end token. The list is llama.cpp's."""
 
 KEEPS_SPACES_BEHIND = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 """Phi-3's special tokens, except these, remove the whitespace after them (GGUF does not store this; rule: llama.cpp)."""
 
 
 def end_token_ids(data: Mapping[str, Any]) -> list[int]:
-    """Every id that ends a sequence: the file's own, then tokens known to end a turn. Accepts any data, even incomplete."""
+    """Returns every id that ends a sequence: the file's own, then tokens known to end a turn. Accepts any data, even
+    incomplete."""
     tokens = data.get("ggml.tokens")
     tokens = tokens if isinstance(tokens, list) else []
     named = (data.get(f"ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
@@ -47,7 +49,7 @@ def end_token_ids(data: Mapping[str, Any]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class SpecialToken:
-    """A token that is recognized when its text is written out. strips_right: whitespace after it is dropped."""
+    """A token that is recognized when its text is written out. strips_right: white space after it is dropped."""
 
     text: str
     token_id: int
@@ -55,7 +57,8 @@ class SpecialToken:
 
 
 class GGUFVocabulary:
-    """`data`: the tokenizer payload from the loader. Raises ModelError when it is incomplete or contradicts itself."""
+    """Reads the vocabulary. `data` is the tokenizer payload from the loader. Raises ModelError when it is incomplete or
+    contradicts itself."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.data = data
@@ -74,7 +77,7 @@ class GGUFVocabulary:
         return ModelError(f"{self.path}: metadata tokenizer.{key} {what}")
 
     def items(self, key: str, *kinds: type) -> list[Any]:
-        """A list whose items are all of these types; [] when the file has none."""
+        """Returns a list whose items all have one of these types, or [] when the file has none."""
         value = self.data.get(key, [])
         if not isinstance(value, list) or not set(map(type, value)) <= set(kinds):
             raise self.fail(key, f"is not a list of {' or '.join(kind.__name__ for kind in kinds)}")
@@ -91,7 +94,7 @@ class GGUFVocabulary:
         return default if value is None else bool(value)
 
     def token_id(self, key: str) -> int | None:
-        """An id below the vocabulary's size; other values mean "none" (as in llama.cpp)."""
+        """Returns an id below the vocabulary's size. Other values mean "none" (as in llama.cpp)."""
         value = self.data.get(key)
         return value if type(value) is int and 0 <= value < len(self.tokens) else None
 
@@ -103,13 +106,14 @@ class GGUFVocabulary:
         return (token_id for token_id, kind in enumerate(self.types) if kind in types)
 
     def chat_templates(self) -> dict[str, str]:
-        """Jinja sources by name: `tokenizer.chat_template` is "default", `tokenizer.chat_template.NAME` are the others."""
+        """Returns Jinja sources by name: `tokenizer.chat_template` is "default", `tokenizer.chat_template.NAME` are the
+        others."""
         key = "chat_template"
         named = {name: self.text(name) for name in self.data if name == key or name.startswith(f"{key}.")}
         return {name.removeprefix(key).lstrip(".") or "default": source for name, source in named.items() if source is not None}
 
     def special_tokens(self) -> list[SpecialToken]:
-        """Longest first (in bytes): the order in which text is searched for them."""
+        """Sorted by length in bytes, longest first. Text is searched for them in this order."""
         name = str(self.data.get("name", "")).lower()
         strips = "phi-3" in name or "phi3" in name
         found = [

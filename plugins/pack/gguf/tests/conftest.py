@@ -16,7 +16,7 @@ HEAD_DIM = HIDDEN // HEADS
 
 
 def metadata_of(arch: str) -> dict[str, Any]:
-    """What every architecture has."""
+    """The metadata that every architecture has."""
     return {
         "block_count": LAYERS,
         "context_length": 128,
@@ -30,7 +30,7 @@ def metadata_of(arch: str) -> dict[str, Any]:
 
 
 def tensors_of(arch: str, seed: int = 0) -> dict[str, np.ndarray]:
-    """Random float32 tensors of a two-layer model, by GGUF names; a tied head."""
+    """Returns random float32 tensors of a two-layer model by GGUF names. The head is tied."""
     random = np.random.default_rng(seed)
 
     def normal(*shape: int) -> np.ndarray:
@@ -73,8 +73,8 @@ def write_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 @pytest.fixture
 def write_gguf(tmp_path: Path) -> Writer:
-    """write_gguf(arch, tensors=…, types={name: "Q4_1"}, metadata=…) → path. Metadata keys without a known prefix get the
-    architecture's."""
+    """write_gguf(arch, tensors=…, types={name: "Q4_1"}, metadata=…) writes a file and returns its path. Metadata keys without a
+    known prefix get the architecture's prefix."""
 
     def write(
         arch: str = "llama",

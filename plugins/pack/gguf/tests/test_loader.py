@@ -24,7 +24,7 @@ def describe(path: Path) -> Checkpoint:
 
 
 def stored_values(path: Path) -> dict[str, np.ndarray]:
-    """Tensors of a float32 file as the gguf package reads them."""
+    """Returns the tensors of a float32 file as the gguf package reads them."""
     return {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(path).tensors}
 
 
@@ -147,7 +147,7 @@ def test_main_dtype_is_none_for_blocks(write_gguf) -> None:
 
 
 def llama3_divisors(theta: float, head_dim: int, factor: float, low: float, high: float, context: int) -> list[float]:
-    """The divisors as the converter writes them (implemented again here, frequency by frequency)."""
+    """Returns the divisors as the converter writes them (implemented again here, frequency by frequency)."""
     divisors = []
     for index in range(head_dim // 2):
         wavelength = 2 * np.pi * theta ** (2 * index / head_dim)

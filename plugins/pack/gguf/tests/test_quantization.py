@@ -68,7 +68,7 @@ def test_long_tensors_are_decoded_in_chunks(dtype: torch.dtype) -> None:
 
 
 def piece_of(name: str, values: torch.Tensor, kind: str) -> WeightPiece:
-    """`values` as the loader would deliver them when stored as `kind`."""
+    """Returns `values` as the loader would deliver them when stored as `kind`."""
     if kind in ("float32", "float16", "bfloat16"):
         return WeightPiece(name, kind, tuple(values.shape), values.to(getattr(torch, kind)))
     packed = gguf.quants.quantize(values.numpy(), gguf.GGMLQuantizationType[kind])
@@ -151,7 +151,7 @@ def test_blocks_are_not_replaced_by_floats() -> None:
 
 
 class KeptWeight(BlockWeight):
-    """Keeps what it was given in a dict, as a native weight does in the repack cache."""
+    """Keeps what it was given in a dict, like a native weight in the repack cache."""
 
     num_writes = 0
 

@@ -183,7 +183,7 @@ def test_senseless_vocabularies(change: dict[str, Any], message: str) -> None:
 
 
 def join_slowly(text: str, ids: dict[str, int], scores: list[float]) -> list[int]:
-    """SentencePiece BPE by its definition: the best pair of neighbors, leftmost first, again and again."""
+    """SentencePiece BPE by its definition: join the best pair of neighbors, leftmost first, again and again."""
     pieces = list(text)
     while True:
         pairs = [(-scores[ids[a + b]], at) for at, (a, b) in enumerate(zip(pieces, pieces[1:], strict=False)) if a + b in ids]

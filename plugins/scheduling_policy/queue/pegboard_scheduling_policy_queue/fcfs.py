@@ -1,4 +1,4 @@
-"""First come, first served. Preempted requests go to the front; the request admitted last is the first victim."""
+"""First come, first served. Preempted requests are placed at the front. The request admitted last is the first victim."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class FCFSPolicy:
             self._queue.move_to_end(key, last=False)
 
     def remove(self, request: RequestView) -> None:
-        """Does nothing when the request is not waiting."""
+        """Remove a request. Does nothing when the request is not waiting."""
         self._queue.pop(id(request), None)
 
     def waiting(self) -> Iterator[RequestView]:
         return iter(self._queue.values())
 
     def victim(self, running: Sequence[RequestView], need: RequestView) -> RequestView | None:
-        """The request admitted last: it loses the least work and has waited the shortest time."""
+        """Returns the request admitted last, because it loses the least work and has waited the shortest time."""
         return running[-1] if running else None
 
     def budget(self, load: StepLoad) -> StepBudget:
         return self._budget
 
     def observe(self, load: StepLoad, times: StepTimes) -> None:
-        """Ignored, because the budget is fixed."""
+        """Does nothing, because the budget is fixed."""

@@ -1,4 +1,4 @@
-"""The step budget of both policies: the engine's limits, whatever the load."""
+"""The step budget of both policies. It is given by the engine's limits, whatever the load."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup, StepBud
 
 
 def fixed_budget(setup: SchedulingPolicySetup) -> StepBudget:
-    """The same budget for every step."""
+    """Returns the same budget for every step."""
     limits = setup.limits
     return StepBudget(
         max_tokens=limits.max_num_batched_tokens,

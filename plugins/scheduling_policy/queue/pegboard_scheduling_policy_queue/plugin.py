@@ -1,4 +1,4 @@
-"""The specs of the scheduling policies `fcfs` and `priority`."""
+"""Specs of the scheduling policies `fcfs` and `priority`."""
 
 from __future__ import annotations
 

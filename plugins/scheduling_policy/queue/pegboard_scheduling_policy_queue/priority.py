@@ -1,4 +1,5 @@
-"""Lowest `priority` value first, then earliest arrival. The victim is the last in the same order."""
+"""The request with the lowest `priority` value comes first, then the one that arrived earliest. The victim is the last request in
+the same order."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class _Entry:
 
 
 class PriorityPolicy:
-    """A binary heap with lazy deletion: add and remove cost O(log n) amortized, reading the first k waiting requests costs O(k
+    """A binary heap with lazy deletion. Add and remove cost O(log n) amortized. Reading the first k waiting requests costs O(k
     log k)."""
 
     def __init__(self, options: None, setup: SchedulingPolicySetup) -> None:
@@ -48,7 +49,7 @@ class PriorityPolicy:
         heapq.heappush(self._heap, entry)
 
     def remove(self, request: RequestView) -> None:
-        """Does nothing when the request is not waiting."""
+        """Remove a request. Does nothing when the request is not waiting."""
         entry = self._entries.pop(id(request), None)
         if entry is None:
             return
@@ -72,12 +73,12 @@ class PriorityPolicy:
                 yield entry.request
 
     def victim(self, running: Sequence[RequestView], need: RequestView) -> RequestView | None:
-        """The worst of `running`. This can be `need` itself, which then waits for better ones. Among equals it is the last one
-        admitted, because the first must be able to finish."""
+        """Returns the worst of `running`. This can be `need` itself, which then waits for better requests. Among equals, the one
+        admitted last is chosen, because the first must be able to finish."""
         return max(reversed(running), key=lambda request: (request.priority, request.arrival_s), default=None)
 
     def budget(self, load: StepLoad) -> StepBudget:
         return self._budget
 
     def observe(self, load: StepLoad, times: StepTimes) -> None:
-        """Ignored, because the budget is fixed."""
+        """Does nothing, because the budget is fixed."""

@@ -95,7 +95,7 @@ def test_no_running_request_gives_no_victim(policy_class):
 
 def test_priority_queue_does_not_keep_removed_entries():
     policy = PriorityPolicy(None, SETUP)
-    policy.add(View("keeper", priority=-1))  # stays on top, so removed entries below are never popped
+    policy.add(View("keeper", priority=-1))  # this entry stays on top, so removed entries below it are never popped
     for number in range(1000):
         view = View(str(number))
         policy.add(view)

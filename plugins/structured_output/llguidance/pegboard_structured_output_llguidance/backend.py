@@ -15,7 +15,7 @@ from pegboard_structured_output_llguidance.grammar import grammar_text, rejectio
 
 
 class GuidanceState:
-    """One completion's matcher. special_ids: ids of special tokens that the grammar names."""
+    """The matcher of one completion. special_ids: ids of special tokens that the grammar names."""
 
     def __init__(self, matcher: Any, special_ids: frozenset[int] = frozenset()) -> None:
         self.matcher = matcher
@@ -73,8 +73,8 @@ class Guidance:
                 self._only_valid(grammar, mask)
 
     def _only_valid(self, grammar: GuidanceState, mask: np.ndarray) -> None:
-        """Where either text may continue or a special token may follow, the library's masks allow all special tokens. What it
-        accepts is right."""
+        """Allow only the special tokens that are valid here. The library's masks allow all of them wherever either text may
+        continue or a special token may follow. Its check of single tokens is right."""
         valid = [token for token in grammar.special_ids if grammar.matcher.validate_tokens([token]) == 1]
         mask &= self._ordinary
         for token in valid:
@@ -82,7 +82,7 @@ class Guidance:
 
     @cached_property
     def _ordinary(self) -> np.ndarray:
-        """uint32 [words]: all tokens except special ones and those that end an output."""
+        """Bits of all tokens except special ones and those that end an output: uint32 [words]."""
         allowed = np.ones(-(-self.setup.vocab_size // 32) * 32, np.uint8)
         allowed[[*self.setup.vocabulary.special_token_ids, *self.setup.stop_token_ids]] = 0
         return np.packbits(allowed, bitorder="little").view(np.uint32)
@@ -101,8 +101,8 @@ class Guidance:
 
 
 class _Tokens:
-    """The vocabulary in the library's form. Calling it encodes a text, longest token first; the library needs this only for texts
-    in grammars."""
+    """The vocabulary in the library's form. Calling it encodes a text and takes the longest token first. The library calls it
+    only for texts in grammars."""
 
     def __init__(self, setup: StructuredOutputSetup) -> None:
         vocabulary = setup.vocabulary

@@ -1,4 +1,4 @@
-"""Constraints as llguidance's own grammar text. The library itself refuses what it does not implement."""
+"""Writes constraints as llguidance's own grammar text. The library itself refuses the features that it does not implement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pegboard_structured_output_llguidance import tag_grammar
 
 @suits_by
 def suits(constraint: Constraint) -> str | None:
-    """What is wrong with a constraint, according to the checks here or to the library."""
+    """An error of a constraint, found by the checks here or by the library."""
     import llguidance
 
     try:
@@ -38,7 +38,7 @@ def rejection(constraint: Constraint) -> str | None:
 
 
 def special_ids(constraint: Constraint) -> frozenset[int]:
-    """Ids of the tokens that a structural tag names."""
+    """Returns the ids of the tokens that a structural tag names."""
     if constraint.kind != "structural_tag":
         return frozenset()
     found, waiting = set(), [json.loads(constraint.text)]
@@ -52,8 +52,8 @@ def special_ids(constraint: Constraint) -> frozenset[int]:
 
 
 def grammar_text(constraint: Constraint) -> str:
-    """Raises ValueError (or KeyError, TypeError from a tag) for what cannot be written. Whether the grammar is valid shows only
-    when a matcher is made from it."""
+    """Writes the grammar. Raises ValueError (or KeyError, TypeError from a tag) for a constraint that cannot be written. Whether
+    the grammar is valid shows only when a matcher is made from it."""
     import llguidance
 
     matcher = llguidance.LLMatcher

@@ -1,4 +1,4 @@
-"""The spec of the structured output backend `guidance`."""
+"""Spec of the structured output backend `guidance`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Structural tags of the form with a `format`, written as Lark.
+"""Writes structural tags of the form with a `format` as Lark.
 
-The library cuts text into lexemes, the longest first, and never goes back: a text and the end that follows it must be one lexeme.
-So adjacent regular parts become one terminal, and JSON is placed between terminals.
+The library cuts text into lexemes, the longest first, and never goes back. Therefore a text and the end that follows it must be
+one lexeme. So adjacent regular parts become one terminal, and JSON is placed between terminals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ANY_JSON = "any-json"
 
 
 def rejection(tag: Mapping[str, Any]) -> str | None:
-    """What part of the tag cannot be written as Lark."""
+    """A part of the tag cannot be written as Lark."""
     try:
         tag_grammar(tag)
     except (ValueError, KeyError, TypeError) as error:
@@ -33,7 +33,8 @@ def rejection(tag: Mapping[str, Any]) -> str | None:
 
 
 def tag_grammar(tag: Mapping[str, Any]) -> str:
-    """The tag as Lark text. Raises ValueError for a format that is not supported, and KeyError or TypeError for a broken tag."""
+    """Returns the tag as Lark text. Raises ValueError for a format that is not supported, and KeyError or TypeError for a broken
+    tag."""
     writer = _Writer(is_prefix_free=tag.get("prefix_free") is True)
     start = writer.rule(tag["format"])
     return "\n".join(["%llguidance {}", f"start: {start}", *writer.lines])
@@ -48,7 +49,7 @@ class _Writer:
         self._count = 0
 
     def rule(self, form: Format) -> str:
-        """The format as the right side of a rule."""
+        """Returns the format as the right side of a rule."""
         kind = form["type"]
         if kind in _REPEATS or kind == "repeat":
             return f"{self._named(self.rule(form['content']))}{_times(form)}"
@@ -69,8 +70,8 @@ class _Writer:
         return self._triggered(form)
 
     def _runs(self, parts: Sequence[Format]) -> str:
-        """Parts in a row, with adjacent regular parts as one terminal. If not all are regular, an optional part stays separate,
-        because it could begin like the part after it."""
+        """Writes a sequence of parts, with adjacent regular parts as one terminal. If some parts are not regular, an optional
+        part stays separate, because it could begin like the part after it."""
         are_all = all(map(_is_regular, parts))
         found: list[str] = []
         run: list[str] = []
@@ -123,7 +124,7 @@ _REPEATS = {"optional": "?", "star": "*", "plus": "+"}
 
 
 def _tokens(token_ids: Sequence[int]) -> str:
-    """One of the tokens, as Lark; adjacent ids are written as ranges."""
+    """Writes a choice of tokens as Lark. Adjacent ids are written as ranges."""
     if not all(isinstance(token, int) for token in token_ids):
         raise ValueError("tokens of structural tags are supported only by their ids")
     ranges: list[list[int]] = []
@@ -142,7 +143,7 @@ def _times(form: Format) -> str:
 
 
 def _parts(tag: Format, skip: int = 0) -> list[Format]:
-    """A tag as a sequence. skip: number of characters of its beginning that are already written."""
+    """Writes a tag as a sequence. skip: the number of characters of its beginning that are already written."""
     begin = tag["begin"][skip:] if isinstance(tag["begin"], str) else tag["begin"]
     edges = [{"type": "const_string", "value": edge} if isinstance(edge, str) else edge for edge in (begin, tag["end"])]
     if not all(isinstance(edge, Mapping) for edge in edges):
@@ -161,7 +162,7 @@ def _is_regular(form: Format) -> bool:
 
 
 def _pattern(form: Format) -> str:
-    """A regular format as the right side of a terminal; "" = the empty text."""
+    """Returns a regular format as the right side of a terminal; "" = the empty text."""
     kind = form["type"]
     if kind == "const_string":
         return json.dumps(form["value"], ensure_ascii=False) if form["value"] else ""
@@ -187,9 +188,9 @@ def _regex(form: Format) -> str:
 
 
 def with_free_strings(schema: Any, words: Sequence[str]) -> Any:
-    """The schema with the words excluded from all strings and keys; a JSON escape counts as the character it represents. Objects
-    that name their properties have no others. Raises ValueError where the restriction cannot be added to what the schema already
-    says."""
+    """Returns the schema with the words excluded from all strings and keys. A JSON escape counts as the character that it
+    represents. Objects that name their properties have no others. Raises ValueError where the restriction cannot be combined with
+    the schema."""
     if not words:
         return schema
     free = f"^(?:{without(words)})$"

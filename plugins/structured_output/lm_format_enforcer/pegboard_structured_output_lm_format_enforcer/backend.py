@@ -24,7 +24,7 @@ from pegboard_structured_output_lm_format_enforcer.limits import literals, needs
 _SHARED = threading.Lock()
 
 WHITE_SPACE = r" \t\n\r"
-"""White space in JSON, as a class of characters."""
+"""White space in JSON, as a character class."""
 
 
 class Place:
@@ -52,7 +52,7 @@ class Place:
 
 
 class EnforcerState:
-    """One completion: the positions after each accepted token."""
+    """One completion. It holds the position after each accepted token."""
 
     def __init__(self, tokens: Tokens, places: list[Place]) -> None:
         self.tokens = tokens
@@ -135,7 +135,7 @@ class Tokens:
         self._spaces: dict[tuple[int, int], np.ndarray] = {}
 
     def allowed(self, place: Place) -> np.ndarray:
-        """uint32 [words]: the tokens that may come next."""
+        """Returns the tokens that may come next, as bits: uint32 [words]."""
         found: list[int] = []
         root = self._tree.root
         shortcut = place.parser.shortcut_key()
@@ -159,7 +159,7 @@ class Tokens:
                 self._walk(following, node.children[character], found)
 
     def _in_string(self, length: int, min_length: int, max_length: int) -> np.ndarray:
-        """Tokens that stay in a JSON string, or end it with their last character."""
+        """Returns the tokens that stay in a JSON string, or end it with their last character."""
         cache = self._tree.json_freetext_tokens
         key = min(cache.max_token_len, max(0, min_length - length)), min(cache.max_token_len, max_length - length)
         if key not in self._strings:
@@ -167,7 +167,8 @@ class Tokens:
         return self._strings[key]
 
     def _with_spaces(self, parser: Any) -> np.ndarray:
-        """Tokens that do not exceed the white space in a row that the library allows. It counts white space in strings, too."""
+        """Returns the tokens that keep consecutive white space within the library's limit. The library also counts white space in
+        strings."""
         most = parser.config.max_consecutive_whitespaces
         key = max(0, most - parser.num_consecutive_whitespaces), most
         if key not in self._spaces:

@@ -34,7 +34,7 @@ class JsonSyntax:
 
     @property
     def can_end(self) -> bool:
-        """Whether the text is a complete value."""
+        """True if the text is a complete value."""
         return not self._stack and (self._state == "after" or self._state in _NUMBER_ENDS)
 
     @property
@@ -43,7 +43,7 @@ class JsonSyntax:
         return self._state == "string"
 
     def step(self, character: str) -> JsonSyntax | None:
-        """The next position; None when the character is not allowed here."""
+        """Returns the next position, or None when the character is not allowed here."""
         state = self._state
         if state == "string":
             return self._in_string(character)

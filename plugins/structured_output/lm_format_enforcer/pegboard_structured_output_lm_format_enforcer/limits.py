@@ -1,4 +1,5 @@
-"""What lm-format-enforcer does not enforce: it ignores unknown keywords. Imports nothing heavy."""
+"""Refuses what lm-format-enforcer does not enforce, because the library ignores unknown keywords. This module imports nothing
+heavy."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from pegboard_chat.parsing.regex_syntax import pattern_problem, string_problem
 
 KINDS = ("json", "json_object", "regex", "choice")
 MAX_SIZE = 500
-"""Maximum size of a pattern with its repeats written out, because its automaton is built in Python."""
+"""The largest size of a pattern with its repeats written out. Its automaton is built in Python, which is slow."""
 
 NOT_SUPPORTED = frozenset(
     {"look-around", "backreference", "word boundary", "inner anchor", "inline flag", "unicode property", "excessive length"}
@@ -32,12 +33,13 @@ def rejection(constraint: Constraint) -> str | None:
 
 
 def needs_plain_strings(schema: Any) -> bool:
-    """The library counts an escape as the characters it is written with, so a string with minLength must not have any."""
+    """True if a string has minLength. Such strings must not contain escapes, because the library counts an escape as the
+    characters that it is written with."""
     return any(isinstance(inner, Mapping) and "minLength" in inner for _, inner in subschemas(schema))
 
 
 def literals(constraint: Constraint) -> list[str]:
-    """Texts that the output must contain unchanged."""
+    """Returns the texts that the output must contain unchanged."""
     if constraint.kind == "choice":
         return list(json.loads(constraint.text))
     found: list[str] = []
@@ -65,7 +67,7 @@ def _schema(schema: Any) -> str | None:
 
 
 def _combined(path: str, schema: Schema) -> str | None:
-    """The rules for references and constants, which `Dialect.extra` does not see."""
+    """Checks references and constants, which `Dialect.extra` does not see."""
     reference = schema.get("$ref")
     if reference is not None and (reference.rpartition("/")[0] + "/" not in DEFINITIONS or "~" in reference):
         return f"$ref {reference!r} at {path} is not supported: only names in $defs or definitions are"

@@ -1,4 +1,4 @@
-"""The spec of the structured output backend `lm-format-enforcer`."""
+"""Spec of the structured output backend `lm-format-enforcer`."""
 
 from __future__ import annotations
 

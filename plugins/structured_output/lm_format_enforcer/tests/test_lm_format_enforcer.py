@@ -30,7 +30,7 @@ class TestLMFormatEnforcer(StructuredOutputContract):
 
 
 def is_json(text: str) -> bool:
-    """Whether JsonSyntax accepts the text."""
+    """True if JsonSyntax accepts the text."""
     place: JsonSyntax | None = JsonSyntax()
     for character in text:
         place = place.step(character) if place is not None else None

@@ -14,11 +14,11 @@ from pegboard.interfaces.structured_output import Constraint, StructuredOutputSe
 from pegboard_structured_output_outlines.pattern import pattern_of, rejection
 
 MAX_ROLLBACK = 4096
-"""Number of states kept for undoing."""
+"""The number of states that are kept for undoing."""
 
 
 class OutlinesState:
-    """One completion's position in an index. `tokens`: the tokens accepted so far, for forks."""
+    """The position of one completion in an index. `tokens`: the tokens accepted so far, for forks."""
 
     def __init__(self, index: Any, tokens: Sequence[int] = ()) -> None:
         import outlines_core

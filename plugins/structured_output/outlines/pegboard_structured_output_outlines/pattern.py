@@ -1,4 +1,5 @@
-"""Writes every constraint as one regular expression, and refuses what cannot be one. Imports nothing heavy."""
+"""Writes every constraint as one regular expression, and refuses constraints that cannot be written in this way. This module
+imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from pegboard_chat.parsing.regex_syntax import pattern_problem, string_problem, 
 
 KINDS = ("json", "regex", "choice")
 MAX_SIZE = 2000
-"""Maximum size of a pattern with its repeats written out. The automaton is at least as large, and may be much larger."""
+"""The largest size of a pattern with its repeats written out. The automaton is at least as large, and may be much larger."""
 
 NOT_REGULAR = frozenset({"look-around", "backreference", "word boundary", "inner anchor", "atomic group", "excessive length"})
 
@@ -29,7 +30,8 @@ def rejection(constraint: Constraint) -> str | None:
 
 
 def pattern_of(constraint: Constraint) -> str:
-    """The regular expression of a constraint that was not rejected. Raises ValueError when the library cannot write it."""
+    """Returns the regular expression of a constraint that was not rejected. Raises ValueError when the library cannot write
+    it."""
     if constraint.kind == "choice":
         longest_first = sorted(json.loads(constraint.text), key=len, reverse=True)  # the first match wins
         return "|".join(f"(?:{_literal(text)})" for text in longest_first)
@@ -46,7 +48,7 @@ def pattern_of(constraint: Constraint) -> str:
 
 
 def _literal(text: str) -> str:
-    """Not re.escape: it escapes the space, which this engine does not accept."""
+    """Escapes a text. re.escape cannot be used: it escapes the space, which this engine does not accept."""
     return re.sub(r"([\\.^$|?*+()\[\]{}\-&#~])", r"\\\1", text)
 
 

@@ -1,4 +1,4 @@
-"""The spec of the structured output backend `outlines`."""
+"""Spec of the structured output backend `outlines`."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ from pegboard_chat.parsing.regex_syntax import without_newlines
 from pegboard_structured_output_xgrammar.limits import has_lengths, rejection, tag_schemas
 
 LOOSE_CHARACTERS = r"[^\"\\\r\n]"
-"""What the library writes for a character of a string with minLength or maxLength. It allows control characters."""
+"""The character class that the library writes for strings with minLength or maxLength. It allows control characters."""
 
 JSON_CHARACTERS = r"[^\"\\\0-\x1f]"
 
 
 class XGrammarState:
-    """One completion's matcher."""
+    """The matcher of one completion."""
 
     def __init__(self, matcher: Any) -> None:
         self.matcher = matcher
@@ -85,7 +85,7 @@ class XGrammar:
 
 
 def _json(compiler: Any, constraint: Constraint) -> Any:
-    """Objects are closed (strict mode), as in vLLM."""
+    """Compile a JSON schema. Objects are closed (strict mode), as in vLLM."""
     import xgrammar
 
     schema = constraint.text if constraint.kind == "json" else '{"type": "object"}'
@@ -108,7 +108,8 @@ def _choice(compiler: Any, constraint: Constraint) -> Any:
 
 
 def _structural_tag(compiler: Any, constraint: Constraint) -> Any:
-    """The library's own form ({"type": "structural_tag", "format": …}), or vLLM's older one with structures and triggers."""
+    """Compile a structural tag: the library's own form ({"type": "structural_tag", "format": …}), or vLLM's older form with
+    structures and triggers."""
     import xgrammar
 
     tag = json.loads(constraint.text)
@@ -143,6 +144,6 @@ _COMPILE: dict[str, Callable[[Any, Constraint], Any]] = {
 
 
 def _message(error: Exception) -> str:
-    """The message without the time and the source line that the library writes before it."""
+    """Returns the message without the time and the source line that the library writes before it."""
     text = str(error).strip()
     return text.rpartition(".cc:")[2].partition(": ")[2] or text or type(error).__name__

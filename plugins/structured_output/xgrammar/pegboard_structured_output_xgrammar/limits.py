@@ -1,4 +1,5 @@
-"""What xgrammar does not enforce: it ignores some of it, with or without a warning. Imports nothing heavy."""
+"""Refuses what xgrammar does not enforce. The library ignores some keywords, with or without a warning. This module imports
+nothing heavy."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ PLAIN_FORMATS = frozenset({"date", "time", "date-time", "duration", "hostname", 
 LIMITS = frozenset({"minLength", "maxLength", "pattern", "format"})
 """Keywords that limit strings."""
 MAX_LENGTH = 128
-"""Maximum length of strings: compile time grows with it, up to seconds."""
+"""The largest length of strings. Compile time grows with it, up to seconds."""
 
 BAD_FEATURES = frozenset({"inner anchor", "excessive length"})
 """Features of regular expressions that are ignored with a warning. Other features are errors when compiling."""
@@ -54,7 +55,7 @@ def rejection(constraint: Constraint) -> str | None:
 
 
 def _tag(value: Any) -> str | None:
-    """The first problem of a JSON schema or a pattern inside a structural tag."""
+    """Returns the first problem of a JSON schema or a pattern inside a structural tag."""
     if isinstance(value, list):
         return next((reason for reason in map(_tag, value) if reason), None)
     if not isinstance(value, Mapping):
@@ -70,7 +71,7 @@ def _tag(value: Any) -> str | None:
 
 
 def tag_schemas(value: Any) -> Iterator[Any]:
-    """The JSON schemas inside a structural tag."""
+    """Yields the JSON schemas inside a structural tag."""
     if isinstance(value, list):
         for inner in value:
             yield from tag_schemas(inner)
@@ -80,7 +81,7 @@ def tag_schemas(value: Any) -> Iterator[Any]:
 
 
 def _unfiltered(schema: Any) -> str | None:
-    """Strings from which the library does not exclude words, or whose limits it drops when it does."""
+    """Refuses strings from which the library does not exclude words, and strings whose limits it drops when it excludes words."""
     for path, inner in subschemas(schema):
         used = restrictions(inner) if isinstance(inner, Mapping) else set()
         if used & {"minLength", "maxLength", "pattern"} or "format" in used and inner["format"] not in PLAIN_FORMATS:
@@ -89,7 +90,7 @@ def _unfiltered(schema: Any) -> str | None:
 
 
 def has_lengths(schema: Any) -> bool:
-    """Whether any string has minLength or maxLength."""
+    """True if any string has minLength or maxLength."""
     inner = (part for _, part in subschemas(schema) if isinstance(part, Mapping))
     return any({"minLength", "maxLength"} & restrictions(part) for part in inner)
 
@@ -100,7 +101,7 @@ def _regex(pattern: str) -> str | None:
 
 
 def _extra(schema: Schema) -> str | None:
-    """Combinations of keywords of which the library ignores one."""
+    """Refuses combinations of keywords of which the library ignores one."""
     used = schema.keys()
     if max(schema.get("minLength", 0), schema.get("maxLength", 0)) > MAX_LENGTH:
         return f"a length over {MAX_LENGTH} takes too long to compile"

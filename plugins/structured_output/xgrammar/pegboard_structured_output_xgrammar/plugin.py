@@ -1,4 +1,4 @@
-"""The spec of the structured output backend `xgrammar`."""
+"""Spec of the structured output backend `xgrammar`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} if there is no such file. Raises ModelError if the file is damaged."""
+    """Returns the object in a JSON file, or {} if there is no such file. Raises ModelError if the file is damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -33,7 +33,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def special_tokens(directory: Path) -> tuple[dict[str, str], list[str]]:
-    """Named special tokens ({"eos_token": "</s>"}), and the other special tokens, which have no name."""
+    """Returns the named special tokens ({"eos_token": "</s>"}), and the other special tokens, which have no name."""
     values = read_json(directory / "special_tokens_map.json") | read_json(directory / "tokenizer_config.json")
     named = {name: text for name in SPECIAL_NAMES if (text := _text(values.get(name))) is not None}
     extra = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
@@ -44,14 +44,14 @@ def special_tokens(directory: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def _text(token: object) -> str | None:
-    """The text of a token, which is written as a string or as an object with "content"."""
+    """Returns the text of a token, which is written as a string or as an object with "content"."""
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None
 
 
 def chat_templates(directory: Path) -> str | dict[str, str] | None:
-    """The checkpoint's chat template, or all of its named templates; None if it has none."""
+    """Returns the checkpoint's chat template, or all of its named templates, or None if it has none."""
     paths = {"default": directory / "chat_template.jinja"}
     paths |= {path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
     sources = {name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.is_file()}

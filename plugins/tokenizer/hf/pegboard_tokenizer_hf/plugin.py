@@ -1,4 +1,4 @@
-"""The spec of the tokenizer `hf`."""
+"""Spec of the tokenizer `hf`."""
 
 from __future__ import annotations
 

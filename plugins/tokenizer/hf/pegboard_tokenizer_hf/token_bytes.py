@@ -1,4 +1,4 @@
-"""Which bytes each token of a vocabulary stands for, derived from how its decoder joins tokens."""
+"""Finds the bytes that each token of a vocabulary stands for. They follow from the way its decoder joins tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def decoder_steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """The decoder of a tokenizer.json as a flat list of its steps."""
+    """Returns the decoder of a tokenizer.json as a flat list of its steps."""
     if decoder is None:
         return []
     if decoder["type"] != "Sequence":
@@ -30,12 +30,12 @@ def decoder_steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
 
 
 def is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
-    """Whether decoding only joins the bytes of the tokens."""
+    """True if decoding only joins the bytes of the tokens."""
     return [step["type"] for step in decoder_steps(decoder)] == ["ByteLevel"]
 
 
 def bytes_of(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
-    """token → its bytes in the middle of a text."""
+    """Returns a function from a token to its bytes in the middle of a text."""
     steps = decoder_steps(decoder)
     types = {step["type"] for step in steps}
     if "ByteLevel" in types:

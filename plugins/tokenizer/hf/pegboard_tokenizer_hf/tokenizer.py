@@ -73,7 +73,7 @@ class HFTokenizer:
         return None if token is None else self._tokenizer.token_to_id(token)
 
     def _all_token_bytes(self) -> list[bytes]:
-        """Bytes by id; for special tokens, the bytes of their text. Computed once, on first use."""
+        """Bytes by id. For special tokens, they are the bytes of their text. Computed once, on first use."""
         with self._lock:
             if self._token_bytes is None:
                 vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -114,7 +114,7 @@ def _load(directory: Path) -> Tokenizer:
 
 
 def _mark_special(tokenizer: Tokenizer, tokens: Sequence[str]) -> None:
-    """Tokens that tokenizer_config.json calls special are special, even if tokenizer.json lists them as plain words."""
+    """Make tokens special that tokenizer_config.json calls special, even if tokenizer.json lists them as plain words."""
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     missing = [token for token in dict.fromkeys(tokens) if token not in special and tokenizer.token_to_id(token) is not None]
     if missing:
@@ -128,6 +128,7 @@ def _template_source(setup: TokenizerSetup, directory: Path) -> str | dict[str, 
 
 
 def _decoder_settings(tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """The "decoder" part of tokenizer.json, by its pickled state: the library offers no other way to read a decoder back."""
+    """Returns the "decoder" part of tokenizer.json. It comes from the pickled state, because the library has no other way to read
+    a decoder back."""
     decoder = tokenizer.decoder
     return None if decoder is None else json.loads(decoder.__getstate__())

@@ -49,7 +49,7 @@ def _byte_level() -> Tokenizer:
 
 
 def _byte_fallback() -> Tokenizer:
-    """Like Llama 2's: BPE on characters, unknown characters as bytes, ▁ for spaces."""
+    """A tokenizer like Llama 2's: BPE on characters, unknown characters as bytes, ▁ for spaces."""
     pieces = [f"<0x{byte:02X}>" for byte in range(256)]
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=[*SPECIAL, *pieces], show_progress=False)
@@ -116,7 +116,7 @@ def _open(directory: Path, *, checkpoint_template: str | None = None, chat_templ
 
 @pytest.fixture(scope="module", params=FACTORIES)
 def pair(request, tmp_path_factory):
-    """Our tokenizer and transformers', both reading the same files."""
+    """Returns our tokenizer and transformers', which both read the same files."""
     from transformers import PreTrainedTokenizerFast
 
     directory = _save(tmp_path_factory.mktemp(request.param), FACTORIES[request.param]())

@@ -1,6 +1,5 @@
-"""Converts OpenAI's messages to those of mistral-common. Differences: ids of calls have nine letters and digits, reasoning is
-part of the content, and a tool's answer may contain the tool's name.
-"""
+"""Converts OpenAI's messages to those of mistral-common. There, ids of calls have nine letters and digits, reasoning is part of
+the content, and a tool's answer may contain the tool's name."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 
 
 def call_id(given: str) -> str:
-    """`given` if Mistral's formats accept it; otherwise nine letters and digits derived from it, the same in the call and in the
-    tool's answer."""
+    """Returns `given` if Mistral's formats accept it. Otherwise returns nine letters and digits derived from it, which are the
+    same in the call and in the tool's answer."""
     if CALL_ID.fullmatch(given):
         return given
     number = int.from_bytes(hashlib.sha256(given.encode("utf-8", "surrogatepass")).digest(), "big")
@@ -28,8 +27,8 @@ def call_id(given: str) -> str:
 
 
 def mistral_messages(messages: Sequence[Mapping[str, Any]], *, with_reasoning: bool) -> list[dict[str, Any]]:
-    """Messages in the form that `ChatCompletionRequest.from_openai` accepts. with_reasoning: False leaves out what the format of
-    this tokenizer cannot write. Raises RequestError naming `messages`."""
+    """Returns messages in the form that `ChatCompletionRequest.from_openai` accepts. with_reasoning: False leaves out reasoning,
+    for tokenizers whose format cannot write it. Raises RequestError naming `messages`."""
     names: dict[str, str] = {}
     found = []
     for message in messages:
@@ -50,7 +49,7 @@ def mistral_messages(messages: Sequence[Mapping[str, Any]], *, with_reasoning: b
 
 
 def mistral_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Function tools with the fields that mistral-common supports; a tool without a schema gets an empty object."""
+    """Returns function tools with the fields that mistral-common supports. A tool without a schema gets an empty object."""
     found = []
     for tool in tools or ():
         function = tool["function"]
@@ -61,7 +60,7 @@ def mistral_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, A
 
 
 def _assistant(message: Mapping[str, Any], names: dict[str, str], with_reasoning: bool) -> dict[str, Any]:
-    """names: names of the calls by id, which this fills in."""
+    """Converts a message. names: the names of the calls by id, which this function fills in."""
     content: str | list[dict[str, Any]] = _text(message)
     reasoning = next((message[field] for field in REASONING_FIELDS if message.get(field)), None)
     if reasoning and with_reasoning:

@@ -20,7 +20,8 @@ VERSIONED = re.compile(r".*\.model\.v([0-9]+)(m[0-9]+)?")
 
 
 def tokenizer_file(directory: Path) -> Path:
-    """tekken.json, or else the SentencePiece file of the highest version. Raises ModelError when there is neither."""
+    """Returns the path of tekken.json, or else of the SentencePiece file with the highest version. Raises ModelError when there
+    is neither."""
     if (directory / TEKKEN).is_file():
         return directory / TEKKEN
     found = [(int(match[1]), path) for path in directory.iterdir() if (match := VERSIONED.fullmatch(path.name))]
@@ -33,9 +34,8 @@ def tokenizer_file(directory: Path) -> Path:
 
 
 def load(path: Path) -> MistralTokenizer:
-    """The file as mistral-common reads it. Raises ModelError when it cannot. Mode `test` accepts every conversation that can be
-    written; `serving` would require fields that only Mistral's service has.
-    """
+    """Loads the file with mistral-common. Raises ModelError when this fails. Mode `test` accepts every conversation that can be
+    written; `serving` would require fields that only Mistral's service has."""
     try:
         return MistralTokenizer.from_file(path, mode=ValidationMode.test)
     except ImportError as error:

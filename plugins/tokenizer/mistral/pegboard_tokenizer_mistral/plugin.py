@@ -1,4 +1,4 @@
-"""The spec of the tokenizer `mistral`."""
+"""Spec of the tokenizer `mistral`."""
 
 from __future__ import annotations
 

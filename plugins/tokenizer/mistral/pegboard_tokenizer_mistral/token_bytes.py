@@ -1,4 +1,4 @@
-"""Which bytes each token of a vocabulary stands for."""
+"""Finds the bytes that each token of a vocabulary stands for."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mistral_common.tokens.tokenizers.tekken import SpecialTokenPolicy, Tekkeniz
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPACE = "▁"
 UNKNOWN = " ⁇ "
-"""What SentencePiece writes for a character outside its vocabulary."""
+"""The text that SentencePiece writes for a character outside its vocabulary."""
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
-    """Bytes by id; for special tokens, the bytes of their text."""
+    """Returns the bytes by id. For special tokens, they are the bytes of their text."""
     if isinstance(tokenizer, Tekkenizer):
         return [tokenizer.id_to_byte_piece(token_id, SpecialTokenPolicy.KEEP) for token_id in range(tokenizer.n_words)]
     return [_piece_bytes(tokenizer, token_id) for token_id in range(tokenizer.n_words)]

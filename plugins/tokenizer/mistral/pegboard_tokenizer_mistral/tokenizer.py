@@ -24,8 +24,8 @@ THINK = "[THINK]"
 
 
 class MistralCommonTokenizer:
-    """mistral-common writes chats as token ids, so no text from a user can become a control token. If the server or a request
-    gives a Jinja template, that is rendered instead."""
+    """mistral-common writes chats as token ids, so a user's text cannot become a control token. If the server or a request gives
+    a Jinja template, that template is rendered instead."""
 
     def __init__(self, options: None, setup: TokenizerSetup) -> None:
         directory = setup.checkpoint.tokenizer.directory
@@ -123,7 +123,7 @@ class MistralCommonTokenizer:
 
 
 def _switches(chat: Chat) -> dict[str, str]:
-    """The only switch of Mistral's formats. Raises RequestError for any other."""
+    """Reads the only switch of Mistral's formats. Raises RequestError for any other switch."""
     effort = chat.template_kwargs.get("reasoning_effort")
     derived = {"reasoning_effort", "enable_thinking"} if effort is not None else {"reasoning_effort"}
     if unknown := sorted(chat.template_kwargs.keys() - derived):
@@ -142,7 +142,7 @@ def _switches(chat: Chat) -> dict[str, str]:
 
 
 class FirstSpaceDropped:
-    """A stream of SentencePiece tokens at the very beginning of a text: it drops the space that encoding put there."""
+    """A stream of SentencePiece tokens at the beginning of a text. It drops the space that encoding added there."""
 
     def __init__(self, stream: ByteTextStream, special_token_ids: frozenset[int]) -> None:
         self._stream = stream

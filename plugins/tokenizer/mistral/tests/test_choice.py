@@ -1,4 +1,4 @@
-"""A checkpoint with Mistral's tokenizer file: which tokenizer and parsers it gets automatically, and by name."""
+"""The tokenizer and the parsers that a checkpoint with Mistral's tokenizer file gets, automatically and by name."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_recommended_tokenizer_that_is_not_there_is_said(
 
 
 def test_a_chat_runs_on_its_token_ids(folder: Path) -> None:
-    """As in an offline program, where a grammar reads the vocabulary."""
+    """`LLM` runs a chat in this process, and a grammar reads the vocabulary."""
     (folder / "config.json").write_text(json.dumps({**CONFIG, "eos_token_id": 2}))
     llm = LLM(str(folder), load_format="dummy")
     messages = [{"role": "user", "content": "hello"}]
