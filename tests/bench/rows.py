@@ -99,7 +99,7 @@ def as_data(found: list[Row]) -> list[dict[str, Any]]:
 
 
 def _answers(question: Question, numbers: Mapping[str, Any]) -> Iterator[Row]:
-    """Returns one row per goal, or one row that compares with the best peer."""
+    """Yields one row per goal, or one row that compares with the best peer."""
 
     def value(name: str) -> float | None:
         number = numbers.get(name, {}).get(question.section, {}).get(question.key)
@@ -199,7 +199,7 @@ def _start(result: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _alone(result: Mapping[str, Any]) -> Iterator[Row]:
-    """Returns the rows that are not compared with any peer."""
+    """Yields the rows that are not compared with any peer."""
     for batch_size, limit in (("1", 8), ("32", 5)):
         shares = result["host"].get(batch_size)
         measure = "outside kernels, % of a step"

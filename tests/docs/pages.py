@@ -77,7 +77,7 @@ def blocks(page: Path) -> tuple[Block, ...]:
 
 
 def commands(page: Path) -> Iterator[Command]:
-    """Returns the shell lines of indented blocks, and those after "$ " in `console` fences with the output shown."""
+    """Yields the shell lines of indented blocks, and those after "$ " in `console` fences with the output shown."""
     for block in blocks(page):
         if block.language == "console":
             for part in re.split(r"^\$ ", block.text, flags=re.M)[1:]:
@@ -100,7 +100,7 @@ def prose(page: Path) -> str:
 
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:
-    """Returns (file, anchor) of every link to a file of the repository; "" = no anchor."""
+    """Yields (file, anchor) of every link to a file of the repository; "" = no anchor."""
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if "://" not in target:
             name, _, anchor = target.partition("#")

@@ -40,7 +40,7 @@ PROSE = {"import", "has", "is", "serves"}
 
 
 def texts(path: Path) -> Iterator[str]:
-    """Returns the strings of a source file. An f-string has a gap for each value. Of a data file, returns the whole text with its
+    """Yields the strings of a source file. An f-string has a gap for each value. Of a data file, yields the whole text with its
     comments."""
     if path.suffix != ".py":
         yield path.read_text("utf-8")

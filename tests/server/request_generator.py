@@ -136,7 +136,7 @@ class Case:
 
 
 def generate(number: int, seed: int = 0) -> list[Case]:
-    """Yields `number` requests: first the unusual ones, then every value of every field once (if there is room), then
+    """Returns `number` requests: first the unusual ones, then every value of every field once (if there is room), then
     mixtures."""
     chance = random.Random(seed)
     single = [

@@ -188,7 +188,7 @@ class Server:
 
 
 def processes() -> Sequence[tuple[int, int, int]]:
-    """Yields (pid, parent's pid, process group) of every process that is not a zombie."""
+    """Returns (pid, parent's pid, process group) of every process that is not a zombie."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

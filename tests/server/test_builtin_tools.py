@@ -27,7 +27,7 @@ FORCED: dict[str, Any] = {
 
 @pytest.fixture
 def tool_server() -> Iterator[str]:
-    """Returns host:port of a server with one tool."""
+    """Yields host:port of a server with one tool."""
     server = MCPServer("calculator")
 
     @server.tool(description="Adds two numbers")

@@ -21,7 +21,7 @@ StartServer = Callable[..., Server]
 
 @contextmanager
 def running_stream(server: Server, body: dict[str, Any] = LONG) -> Iterator[Iterator[str]]:
-    """Returns the lines of a stream that has begun."""
+    """Yields the lines of a stream that has begun."""
     with httpx.Client(timeout=120) as http, http.stream("POST", f"{server.url}/v1/completions", json=body) as response:
         assert response.status_code == 200
         lines = response.iter_lines()

@@ -57,7 +57,7 @@ LITERALS = [
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """Yields every (container, key) inside a body."""
+    """Returns every (container, key) inside a body."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [place for key, inner in items for place in [(value, key), *places(inner)]]
 

@@ -35,7 +35,7 @@ needs_vllm = pytest.mark.skipif(not (PYTHON and CHECKPOINT), reason="set PEGBOAR
 
 @contextmanager
 def vllm_server(log: Path) -> Iterator[str]:
-    """Returns the server's address once it answers."""
+    """Yields the server's address once it answers."""
     port = free_port()
     stub = log.parent / "stub"
     stub.mkdir()

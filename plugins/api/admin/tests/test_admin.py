@@ -1,4 +1,4 @@
-"""Operations: behind the key, checked, and what they show."""
+"""The operators' routes need the key, check their query strings, and show the state of the server."""
 
 from __future__ import annotations
 

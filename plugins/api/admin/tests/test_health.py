@@ -1,4 +1,4 @@
-"""The liveness routes answer without a key, and say when the engine is dead; /load needs the key."""
+"""The health routes answer without a key, and report a dead engine. /load needs the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The description is made of the routes that are there."""
+"""The description is made from the existing routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server of the real app around a fake engine: in this process for most tests, behind a socket where connections matter."""
+"""A server of the real app with a fake engine. Most tests use it in this process; tests of connections use a socket."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def apis(setup: ApiSetup) -> Any:
 
 
 class Http:
-    """Calls of one app; `events` reads a stream to its end."""
+    """A client of one app. `events` reads a stream to its end."""
 
     def __init__(self, client: FakeEngineClient, **settings: Any) -> None:
         self.engine = client
@@ -46,7 +46,7 @@ class Http:
 
 
 def read_events(text: str) -> list[Any]:
-    """The JSON of every event; the stream must end with [DONE]."""
+    """The JSON of every event. The stream must end with [DONE]."""
     events = [event.removeprefix("data: ") for event in text.split("\n\n") if event]
     assert events.pop() == "[DONE]"
     return [json.loads(event) for event in events]
@@ -54,7 +54,7 @@ def read_events(text: str) -> list[Any]:
 
 @pytest.fixture
 def http() -> Callable[..., Http]:
-    """`http(script, engine={...}, **server settings)`."""
+    """`http(script, engine={...}, **server settings)` makes a client."""
 
     def make(script: Any = "Hello, wörld 🌍!", engine: dict[str, Any] | None = None, **settings: Any) -> Http:
         return Http(FakeEngineClient(script, **(engine or {})), **settings)
@@ -64,5 +64,5 @@ def http() -> Callable[..., Http]:
 
 @pytest.fixture
 def serve() -> Callable[..., Any]:
-    """`serve(client, **server settings)`: the address of a real server."""
+    """`serve(client, **server settings)` starts a real server and returns its address."""
     return partial(serving, apis)

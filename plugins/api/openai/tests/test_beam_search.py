@@ -1,5 +1,5 @@
-"""use_beam_search: the best beams as choices. The fake engine's script is deterministic, so the best beam is the script itself
-or what its own logprobs prefer; that the search itself is right is tested in core."""
+"""use_beam_search: the best beams become choices. The script of the fake engine is deterministic, so the best beam is the script
+itself, or the one that its logprobs prefer. Core's tests check the search itself."""
 
 from __future__ import annotations
 

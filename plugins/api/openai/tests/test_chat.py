@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: shapes, streams equal to whole answers, and what reaches the engine."""
+"""POST /v1/chat/completions: shapes, streams equal to whole answers, and the requests that the engine gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statuses and types of errors are vLLM's."""
+"""The statuses and types of errors are vLLM's."""
 
 from __future__ import annotations
 

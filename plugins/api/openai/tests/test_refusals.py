@@ -1,4 +1,4 @@
-"""What is refused, and how it is said: always the error shape, always the name of the field."""
+"""Refused requests and their messages: always the error shape, always the name of the field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""response_format and structured_outputs: what reaches the engine, and what is refused by name."""
+"""response_format and structured_outputs: the constraints that the engine gets, and the fields that are refused by name."""
 
 from __future__ import annotations
 

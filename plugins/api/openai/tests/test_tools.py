@@ -1,4 +1,4 @@
-"""Tool calls and reasoning in chats: shapes, streams equal to whole answers, choices, and what the template gets."""
+"""Tool calls and reasoning in chats: shapes, streams equal to whole answers, tool choices, and the input of the template."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXT = '<think>hm é</think>So: <call add>{"x": 1}</call><call add>{"x": 2}</cal
 
 
 def joined(events: list[Any], index: int = 0) -> dict[str, Any]:
-    """The message that the deltas of one choice make, put together as OpenAI's clients do."""
+    """Joins the deltas of one choice into a message, like OpenAI's clients."""
     message: dict[str, Any] = {"content": "", "reasoning": "", "calls": {}, "finish_reason": None}
     for event in events:
         for choice in event["choices"]:

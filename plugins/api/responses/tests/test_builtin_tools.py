@@ -1,4 +1,5 @@
-"""Built-in tools of POST /v1/responses: the server runs what the model calls, and the model goes on within the same response."""
+"""Built-in tools of POST /v1/responses: the server runs the calls of the model, and the model continues within the same
+response."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ Script = Callable[[str, int], str]
 
 
 class RecordingTokenizer(ByteTokenizer):
-    """Remembers the chats."""
+    """Remembers the chats that it renders."""
 
     def __init__(self) -> None:
         self.chats: list[Chat] = []
@@ -51,7 +52,7 @@ def apis(setup: ApiSetup, **options: Any) -> Any:
 
 
 class Server:
-    """The api `responses` around a fake engine, with the fake of built-in tools."""
+    """The api `responses` with a fake engine and the fake of built-in tools."""
 
     def __init__(self, *turns: str, options: dict[str, Any] | None = None, parsers: bool = True, **engine: Any) -> None:
         if parsers:
@@ -72,14 +73,14 @@ class Server:
         assert all(session.num_closed == 1 for session in self.tool.sessions)
 
     def create(self, input: Any = "hello", *, status: int = 200, **fields: Any) -> Any:
-        """The response, or the events of a stream; both must be what the official client can read."""
+        """Returns the response, or the events of a stream. The official client must be able to read both."""
         response = self.client.post("/v1/responses", json={"input": input, "tools": ALL, **fields})
         assert response.status_code == status, response.text
         if status != 200:
             return response.json()
         if not fields.get("stream"):
             body = response.json()
-            Response.model_validate({**body, "tools": []})  # tools are what the test has sent
+            Response.model_validate({**body, "tools": []})  # tools are those that the test has sent
             return body
         events = [json.loads(block.partition("data: ")[2]) for block in response.text.split("\n\n") if block]
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
@@ -89,7 +90,7 @@ class Server:
         return events
 
     def messages(self, chat: int = -1) -> list[Any]:
-        """What the template got, without the ids of calls."""
+        """Returns the messages that the template got, without the ids of calls."""
         found = []
         for message in self.tokenizer.chats[chat].messages:
             plain = {name: value for name, value in message.items() if name not in ("tool_call_id", "tool_calls")}
@@ -242,7 +243,8 @@ def test_long_answers_of_tools_are_cut():
 @pytest.mark.parametrize("limit", [0, 1, 2])
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_beyond_the_limit_are_ignored(limit: int, stream: bool):
-    """They are no items, do not run, and the model is told so once; then the functions are withdrawn."""
+    """Ignored calls are not items and do not run, and the model is told so once. After that, the functions are removed from the
+    request."""
     asked = [({"max_tool_calls": limit}, {})] if limit else []
     for fields, options in (*asked, ({"max_tool_calls": 9}, {"max_tool_calls": limit})):
         with Server(ADD, options=options) as server:

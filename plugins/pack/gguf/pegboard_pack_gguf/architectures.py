@@ -115,7 +115,7 @@ def architecture_of(header: GGUFHeader) -> tuple[str, Architecture]:
 
 
 def tensor_entries(header: GGUFHeader, architecture: Architecture, num_layers: int) -> Iterator[TensorEntry]:
-    """Returns the file's tensors by their Hugging Face names. Raises ModelError for an unknown tensor, because without it, a
+    """Yields the file's tensors by their Hugging Face names. Raises ModelError for an unknown tensor, because without it, a
     different model would be computed."""
     for tensor in header.tensors:
         if tensor.name in READ_INTO_CONFIG:
