@@ -1,4 +1,4 @@
-"""POST /v1/messages: blocks, the stream's events, what the template gets, and what is refused."""
+"""POST /v1/messages: blocks, the stream's events, the input of the template, and refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def apis(setup: ApiSetup) -> Any:
 
 
 class Messages:
-    """Calls of one app."""
+    """A client of one app."""
 
     def __init__(
         self, script: Any = TEXT, *, parsers: bool = True, engine: dict[str, Any] | None = None, **settings: Any

@@ -1,4 +1,4 @@
-"""The two routes that generate keep the contract of their kind."""
+"""The two routes that generate pass the contract tests of their kind."""
 
 from __future__ import annotations
 

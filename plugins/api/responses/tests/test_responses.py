@@ -1,4 +1,4 @@
-"""POST /v1/responses: items, the stream's events, what is kept, and what is refused."""
+"""POST /v1/responses: items, the stream's events, stored responses, and refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def apis(setup: ApiSetup, **options: Any) -> Any:
 
 
 class Responses:
-    """Calls of one app. The client is entered, so that background tasks live on between requests."""
+    """A client of one app. It stays open, so that background tasks continue between requests."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ def read_events(text: str, first: int = 0) -> list[Any]:
 
 
 def plain(items: list[Any]) -> list[Any]:
-    """Items without their random ids."""
+    """Returns the items without their random ids."""
     return [{name: value for name, value in item.items() if name not in ("id", "call_id")} for item in items]
 
 
@@ -117,7 +117,7 @@ def test_the_stream_tells_the_same(fields):
             items[index] = {"text": "", "id": event["item"]["id"], "logprobs": []}
             continue
         item = items[index]
-        assert "done" not in item, "nothing comes behind the end of an item"
+        assert "done" not in item, "nothing follows the end of an item"
         if kind == "response.output_item.done":
             item["done"] = event["item"]
         else:
@@ -154,7 +154,7 @@ def test_a_tool_loop_over_stored_responses():
         second = server.create([result], tools=[ADD], previous_response_id=first["id"])
         assert second["output"][0]["content"][0]["text"] == "It is 2." and second["previous_response_id"] == first["id"]
         assert seen[0].startswith("[tools 1]system: Be brief.\nuser: 1 + 1?")
-        assert seen[1] == "[tools 1]user: 1 + 1?\nassistant: \ntool: 2\nassistant: ", "instructions hold for one response"
+        assert seen[1] == "[tools 1]user: 1 + 1?\nassistant: \ntool: 2\nassistant: ", "instructions apply to one response only"
         by_hand = [{"role": "user", "content": "1 + 1?"}, *first["output"], result]
         server.create(by_hand, tools=[ADD], store=False)
         assert seen[2] == seen[1]
