@@ -151,7 +151,7 @@ class ResponsesApi:
             except asyncio.CancelledError:
                 answer.cancel()
                 raise
-            except Exception as error:  # the task ends here; without this, nobody would see the error
+            except Exception as error:  # the task ends here; without this, the error would be lost
                 log.error("response %s failed: %s", answer.name, error, exc_info=not isinstance(error, PegboardError))
                 answer.fail(error)
             finally:
