@@ -1,7 +1,7 @@
-"""The only reader of the process environment: at most ten named variables, each typed, each with a default.
+"""The only module that reads the process environment. It reads at most ten named variables. Each has a type and a default.
 
-Options of plugins have one pattern in addition, `PEGBOARD__KIND__NAME__FIELD=value`, read by `plugin_options()`.
-A value that does not parse is an error, never a silent default.
+In addition, `plugin_options()` reads the options of plugins, which follow one pattern: `PEGBOARD__KIND__NAME__FIELD=value`. A
+value that does not parse is an error; it is never replaced by the default.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def cache_dir() -> Path:
 
 
 def config_file() -> Path | None:
-    """PEGBOARD_CONFIG: a YAML or TOML file of settings read before the command line."""
+    """PEGBOARD_CONFIG: a YAML or TOML file of settings. The command line overrides it."""
     value = os.environ.get("PEGBOARD_CONFIG")
     return Path(value).expanduser() if value else None
 
@@ -36,28 +36,30 @@ def log_level() -> str:
 
 
 def log_everything() -> None:
-    """Set the log level of this process and its children to DEBUG: what `-v` asks for."""
+    """Set the log level of this process and its children to DEBUG, as `-v` requests."""
     os.environ["PEGBOARD_LOG_LEVEL"] = "DEBUG"
 
 
 def api_key() -> str | None:
-    """PEGBOARD_API_KEY: the bearer token clients must send. Default: none."""
+    """PEGBOARD_API_KEY: the bearer token that clients must send. Default: none."""
     return os.environ.get("PEGBOARD_API_KEY") or None
 
 
 def client_key() -> str | None:
-    """OPENAI_API_KEY: the bearer token `pegboard chat`, `complete` and `bench serve` send; PEGBOARD_API_KEY comes first."""
+    """OPENAI_API_KEY: the bearer token that `pegboard chat`, `complete` and `bench serve` send. PEGBOARD_API_KEY takes
+    precedence."""
     return api_key() or os.environ.get("OPENAI_API_KEY") or None
 
 
 def plugins_allowed() -> tuple[str, ...] | None:
-    """PEGBOARD_PLUGINS: comma-separated allow list of distributions or `kind:name`. Default: everything installed."""
+    """PEGBOARD_PLUGINS: comma-separated list of the plugins that may be used, each a distribution or `kind:name`. Default:
+    everything that is installed."""
     value = os.environ.get("PEGBOARD_PLUGINS")
     return tuple(part.strip() for part in value.split(",") if part.strip()) if value is not None else None
 
 
 def hub_token() -> str | None:
-    """HF_TOKEN: access token for gated models of the hub."""
+    """HF_TOKEN: access token for gated models on the Hugging Face hub."""
     return os.environ.get("HF_TOKEN") or None
 
 
@@ -68,7 +70,8 @@ def hub_offline() -> bool:
 
 
 def strict() -> bool:
-    """PEGBOARD_STRICT: 1 makes every plugin failure fatal, also those that would only be quarantined."""
+    """PEGBOARD_STRICT: with 1, every plugin failure is fatal. Otherwise a plugin that was not explicitly requested is quarantined
+    when it fails."""
     value = os.environ.get("PEGBOARD_STRICT", "0")
     if value not in {"0", "1"}:
         raise ConfigError(f"PEGBOARD_STRICT={value!r}: expected 0 or 1")
@@ -76,7 +79,7 @@ def strict() -> bool:
 
 
 def plugin_options() -> dict[tuple[str, str, str], str]:
-    """All `PEGBOARD__KIND__NAME__FIELD` variables as {(kind, name, field): value}, lower-cased keys."""
+    """Return all `PEGBOARD__KIND__NAME__FIELD` variables as {(kind, name, field): value}. The keys are lower case."""
     found = {}
     for key, value in os.environ.items():
         if not key.startswith("PEGBOARD__"):
@@ -89,6 +92,7 @@ def plugin_options() -> dict[tuple[str, str, str], str]:
 
 
 def let_compute_threads_sleep() -> None:
-    """Ask OpenMP, which torch computes with, to let waiting threads sleep. Spinning threads take the cores from the code that
-    runs between two operators. This has an effect only before torch is imported; a value that the user set stays."""
+    """Tell OpenMP, which torch computes with, to let waiting threads sleep. Waiting threads that spin would take cores away from
+    the code that runs between two operators. The call has an effect only before torch is imported. It does not change a value
+    that the user has set."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

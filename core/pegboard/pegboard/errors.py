@@ -1,25 +1,25 @@
 """Every exception Pegboard raises on purpose, in one tree.
 
     PegboardError
-    ├── ConfigError             a setting of the user is wrong or settings contradict each other
+    ├── ConfigError             a user's setting is wrong, or settings contradict each other
     │   ├── KVCacheTooSmall     the KV cache memory cannot hold one request of max_model_len
     │   └── UsageError          the command line itself is wrong (exit status 2)
     ├── ModelError              the checkpoint is missing, damaged or not supported
     ├── CannotRecord            the forward cannot be recorded and runs eagerly; the message says why
-    ├── PluginError             carries `plugin`, the id "kind:name (distribution version)"
+    ├── PluginError             has `plugin`, the id "kind:name (distribution version)"
     │   ├── PluginNotFound      nothing installed provides (kind, name); says what to install
-    │   ├── PluginConflict      one name, several distributions
-    │   ├── PluginUnsuitable    an explicit choice cannot do what is needed here; says why
-    │   ├── PluginBroken        installed, but it fails to import, probe or keep its contract
+    │   ├── PluginConflict      several distributions provide the same name
+    │   ├── PluginUnsuitable    the chosen plugin cannot do what is needed; says why
+    │   ├── PluginBroken        installed, but its import or probe fails, or it breaks its contract
     │   └── PluginFailure       a chosen plugin raised while serving
-    ├── RequestError            this request cannot be served (HTTP 400); carries `parameter`
+    ├── RequestError            this request cannot be served (HTTP 400); has `parameter`
     │   ├── MalformedRequest    its body does not fit the schema
     │   ├── UnknownModel        the request names a model that is not served (HTTP 404)
-    │   └── Overloaded          too much is queued (HTTP 503); carries `retry_after_s`
+    │   └── Overloaded          too many requests are queued (HTTP 503); has `retry_after_s`
     └── EngineDeadError         the engine process has died (HTTP 500 on requests, 503 on /health)
 
-Messages say what came, what was expected and what to do about it. Exceptions of third-party libraries are translated
-where we call the library, with `raise … from`.
+A message says what was received, what was expected and what to do about it. Code that calls a third-party library translates the
+library's exceptions with `raise … from`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from difflib import get_close_matches
 
 
 class PegboardError(Exception):
-    """Root of all deliberate errors."""
+    """The root of all errors that Pegboard raises on purpose."""
 
 
 class ConfigError(PegboardError, ValueError):
@@ -38,11 +38,11 @@ class ConfigError(PegboardError, ValueError):
 
 
 class KVCacheTooSmall(ConfigError):
-    """The memory given to the KV cache does not hold one request of `max_model_len` tokens."""
+    """The KV cache memory is too small for one request of `max_model_len` tokens."""
 
 
 class UsageError(ConfigError):
-    """The command line itself is wrong: an unknown flag, a missing value. The program ends with status 2."""
+    """The command line is wrong, for example an unknown flag or a missing value. The program exits with status 2."""
 
 
 class ModelError(PegboardError):
@@ -50,11 +50,12 @@ class ModelError(PegboardError):
 
 
 class CannotRecord(PegboardError):
-    """A layer, or what computes it, cannot be recorded for replay."""
+    """A layer, or the code that computes it, cannot be recorded for replay."""
 
 
 class PluginError(PegboardError):
-    """Base of errors that concern one plugin; `plugin` is its id or None when no single one is meant."""
+    """The common class of errors about a plugin. `plugin` is the plugin's id, or None if the error is not about a single
+    plugin."""
 
     def __init__(self, message: str, *, plugin: str | None = None) -> None:
         super().__init__(message)
@@ -62,27 +63,27 @@ class PluginError(PegboardError):
 
 
 class PluginNotFound(PluginError):
-    """Nothing installed provides the wanted (kind, name)."""
+    """No installed plugin provides the requested (kind, name)."""
 
 
 class PluginConflict(PluginError):
-    """Several distributions register the wanted name; the long form `distribution:name` chooses."""
+    """Several distributions register the requested name. The long form `distribution:name` selects one of them."""
 
 
 class PluginUnsuitable(PluginError):
-    """The plugin that was asked for cannot serve this need; never replaced silently."""
+    """The requested plugin cannot do what is needed here. Pegboard never replaces it silently."""
 
 
 class PluginBroken(PluginError):
-    """The plugin is installed but does not import, probe or fit its interface."""
+    """The plugin is installed, but its import or its probe fails, or it does not fit its interface."""
 
 
 class PluginFailure(PluginError):
-    """A chosen plugin raised; the original exception is the cause."""
+    """A chosen plugin raised an exception, which is this error's `__cause__`."""
 
 
 class RequestError(PegboardError, ValueError):
-    """The request is invalid. `parameter` names the field at fault, if one is."""
+    """The request is invalid. `parameter` names the field that is wrong, if there is one."""
 
     status = 400
 
@@ -102,7 +103,7 @@ class UnknownModel(RequestError):
 
 
 class Overloaded(RequestError):
-    """Too much work is queued; try again after `retry_after_s` seconds."""
+    """Too many requests are queued. The client should try again after `retry_after_s` seconds."""
 
     status = 503
 
@@ -112,31 +113,30 @@ class Overloaded(RequestError):
 
 
 class EngineDeadError(PegboardError):
-    """The engine stopped for good; the cause is in the log and, where known, in the message."""
+    """The engine has died and cannot be used any more. The log gives the cause, and so does the message if the cause is known."""
 
 
 @contextmanager
 def blame(plugin: str) -> Iterator[None]:
-    """Attribute errors to `plugin`: Pegboard's own errors pass, any other becomes `PluginFailure`.
-
-    Used around a step or a request, never around a layer.
+    """Attribute errors to `plugin`: Pegboard's own errors pass unchanged, and any other error becomes a `PluginFailure`. Use it
+    around a step or a request, never around a layer.
     """
     try:
         yield
     except PegboardError:
         raise
-    except Exception as error:  # the boundary to third-party code: anything can come out of it
+    except Exception as error:  # third-party code can raise anything
         raise PluginFailure(f"plugin {plugin} failed: {type(error).__name__}: {error}", plugin=plugin) from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like `name`; None when nothing is near."""
+    """Return the known name that is most similar to `name`, or None if no name is similar."""
     by_lower = {item.lower(): item for item in sorted(known)}
     found = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """ ", did you mean 'x'?" or ""."""
+    """Return ", did you mean 'x'?", or "" if no known name is similar."""
     match = nearest(name, known)
     return f", did you mean {match!r}?" if match else ""

@@ -1,4 +1,4 @@
-"""The limits of one engine: the resolved form of the settings. Built once at start-up, then passed on whole."""
+"""The limits of one engine: the resolved form of the settings. They are built once at start-up and passed on as one object."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ NO_LIMIT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Plain numbers, in tokens unless the name says otherwise. Nothing here is None or "auto"; `NO_LIMIT` says "no limit".
+    """Resolved limits as plain numbers, in tokens unless the name says otherwise. No field is None or "auto"; `NO_LIMIT` means
+    "no limit".
 
-    max_model_len: longest prompt plus output. max_num_batched_tokens: most tokens computed in one step. max_num_seqs: most
-    running requests, which is the number of rows. block_size: wanted tokens per KV block. max_in_flight: steps submitted before
-    the oldest is awaited. max_num_queued_reqs: completions that may wait before new requests are refused.
-    long_prefill_token_threshold: most tokens of one prompt in one step. max_num_partial_prefills: most prompts computed in parts
-    at once, of which max_long_partial_prefills may be longer than the threshold. target_itl_s: how long a step with decodes
-    should last at most, in seconds; prefill chunks are cut to fit; 0 = no bound. max_drafts: most draft tokens per row and step.
-    max_loras: adapters resident at once, 0 = LoRA off. kv_metrics_share: share of the KV blocks whose stay is measured, 0 = none.
+    max_model_len: maximum length of prompt plus output. max_num_batched_tokens: maximum number of tokens computed in one step.
+    max_num_seqs: maximum number of running requests, which is also the number of rows. block_size: requested number of tokens per
+    KV block. max_in_flight: how many steps are submitted before the engine waits for the oldest. max_num_queued_reqs: completions
+    that may wait before new requests are refused.
+    long_prefill_token_threshold: maximum number of tokens of one prompt in one step. max_num_partial_prefills: how many prompts
+    may be computed in chunks at the same time; max_long_partial_prefills of them may be longer than the threshold. target_itl_s:
+    the longest time, in seconds, that a step with decodes should take; prefill chunks are made small enough; 0 = no bound.
+    max_drafts: maximum number of draft tokens per row and step. max_loras: number of adapters that can be loaded at the same
+    time; 0 = LoRA off. kv_metrics_share: fraction of the KV blocks whose residency is measured; 0 = none.
 
-    Raises ConfigError, naming the setting.
+    Raises ConfigError, which names the setting, if a value is out of range.
     """
 
     max_model_len: int
@@ -55,10 +58,10 @@ class Limits:
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}: "
-                "one decoding token per row would not fit a step; raise the first or lower the second"
+                "a step could not hold one decoding token per row; raise the first or lower the second"
             )
 
     @property
     def chunk_tokens(self) -> int:
-        """Most tokens of one request that are computed before blocks that its window has left can be dropped."""
+        """The largest number of tokens of one request that can be computed before the blocks outside its window are dropped."""
         return self.max_num_batched_tokens * self.max_in_flight

@@ -1,8 +1,8 @@
-"""All settings of the engine and the server: frozen, typed, each with a unit and a sentence; unknown names are refused.
+"""All settings of the engine and the server. They are frozen and typed, and each has a help text. Unknown names are refused.
 
-A setting is declared once, here; the command line, the config file and `LLM(...)` are generated from the declaration. Every
-value remembers where it came from (`Settings.sources`). Names are vLLM's. Names of plugins are free strings, which are checked
-after discovery.
+A setting is declared once, in this file. The command line, the config file and the arguments of `LLM(...)` follow from the
+declaration. `Settings.sources` records where every value came from. The names are vLLM's. A plugin name is any string; it is
+checked after plugin discovery.
 """
 
 from __future__ import annotations
@@ -24,75 +24,73 @@ def doc(text: str) -> Meta:
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of one engine. Sizes in tokens unless the name says bytes or gb; shares are fractions such as 0.92."""
+    """Settings of one engine. Sizes are in tokens unless the name says bytes or gb."""
 
     # model
-    model: Annotated[str | None, doc("Model reference: directory, file, org/name, or scheme:name; none = the default model")] = (
-        None
-    )
+    model: Annotated[str | None, doc("Model: directory, file, org/name or scheme:name; default: the default model")] = None
     revision: Annotated[str | None, doc("Branch, tag or commit of the model on its hub")] = None
-    hf_token: Annotated[str | None, doc("Access token for the hub; default HF_TOKEN")] = None
-    tokenizer: Annotated[str | None, doc("Model reference to take the tokenizer from; default the model")] = None
-    tokenizer_mode: Annotated[str, doc("Tokenizer plugin; auto = by what the checkpoint carries")] = "auto"
+    hf_token: Annotated[str | None, doc("Access token for the hub; default: HF_TOKEN")] = None
+    tokenizer: Annotated[str | None, doc("Model reference to take the tokenizer from; default: the model")] = None
+    tokenizer_mode: Annotated[str, doc("Tokenizer plugin; auto = the one that fits the checkpoint")] = "auto"
     chat_template: Annotated[str | None, doc("File with a Jinja chat template, or the template itself")] = None
-    skip_tokenizer_init: Annotated[bool, doc("Serve token ids only; no tokenizer is loaded")] = False
+    skip_tokenizer_init: Annotated[bool, doc("Load no tokenizer; requests and answers are token ids only")] = False
     dtype: Annotated[str, doc("Compute type: auto, float32, bfloat16, float16")] = "auto"
-    max_model_len: Annotated[int | None, doc("Longest prompt plus output; default the model's own limit")] = None
-    quantization: Annotated[str | None, doc("Quantization plugin; default what the checkpoint says")] = None
-    load_format: Annotated[str, doc("Weight loader plugin; auto = by the files")] = "auto"
-    download_dir: Annotated[str | None, doc("Where fetched models are kept; default PEGBOARD_CACHE")] = None
+    max_model_len: Annotated[int | None, doc("Maximum tokens of prompt plus output; default: the model's limit")] = None
+    quantization: Annotated[str | None, doc("Quantization plugin; default: the one the checkpoint names")] = None
+    load_format: Annotated[str, doc("Weight loader plugin; auto = the one that fits the files")] = "auto"
+    download_dir: Annotated[str | None, doc("Folder for downloaded models; default: PEGBOARD_CACHE")] = None
     repack_cache_gb: Annotated[
-        float, doc("Room for weights kept in the layout of this machine's kernels, below download_dir; 0 = none are kept")
+        float, doc("GB of disk, below download_dir, for weights repacked for this machine's kernels; 0 = keep none")
     ] = 16.0
-    served_model_name: Annotated[list[str] | None, doc("Names clients may use; default the model reference")] = None
-    seed: Annotated[int, doc("Seed of requests that have none")] = 0
-    max_logprobs: Annotated[int, doc("Most logprobs a request may ask for; -1 = no limit")] = 20
+    served_model_name: Annotated[list[str] | None, doc("Model names that clients may use; default: the model reference")] = None
+    seed: Annotated[int, doc("Seed of requests that give no seed")] = 0
+    max_logprobs: Annotated[int, doc("Maximum number of logprobs that a request may ask for; -1 = no limit")] = 20
     logprobs_mode: Annotated[
         Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"],
-        doc("Which values logprobs report"),
+        doc("Which values are returned as logprobs"),
     ] = "raw_logprobs"
-    generation_config: Annotated[str, doc("Sampling defaults: auto = the model's, vllm = none, or a directory")] = "auto"
-    override_generation_config: Annotated[dict[str, Any] | None, doc("Sampling defaults that replace the model's (JSON)")] = None
-    hf_overrides: Annotated[dict[str, Any] | None, doc("Values that replace the checkpoint's config (JSON)")] = None
+    generation_config: Annotated[str, doc("Source of sampling defaults: auto = the model, vllm = none, or a directory")] = "auto"
+    override_generation_config: Annotated[dict[str, Any] | None, doc("Sampling defaults that override the model's (JSON)")] = None
+    hf_overrides: Annotated[dict[str, Any] | None, doc("Values that override the checkpoint's config (JSON)")] = None
     # KV cache
-    block_size: Annotated[int | None, doc("Tokens per KV block; default the platform's")] = None
-    kv_cache_dtype: Annotated[str, doc("Stored type of keys and values; auto = the compute type")] = "auto"
-    kv_cache_memory_bytes: Annotated[int | None, doc("Bytes for the KV cache; default from measured free memory")] = None
-    gpu_memory_utilization: Annotated[float, doc("Fraction of device memory the engine may use when it measures")] = 0.92
+    block_size: Annotated[int | None, doc("Tokens per KV block; default: the platform's")] = None
+    kv_cache_dtype: Annotated[str, doc("Type in which keys and values are stored; auto = the compute type")] = "auto"
+    kv_cache_memory_bytes: Annotated[int | None, doc("Size of the KV cache in bytes; default: from measured free memory")] = None
+    gpu_memory_utilization: Annotated[float, doc("Fraction of device memory to use if no KV cache size is given")] = 0.92
     num_gpu_blocks_override: Annotated[int | None, doc("Exact number of KV blocks, for tests")] = None
-    enable_prefix_caching: Annotated[bool, doc("Reuse blocks of equal token history")] = True
-    prefix_caching_hash_algo: Annotated[Literal["sha256", "sha256_cbor"], doc("Hash of cached blocks")] = "sha256"
+    enable_prefix_caching: Annotated[bool, doc("Reuse KV blocks of requests that begin with the same tokens")] = True
+    prefix_caching_hash_algo: Annotated[Literal["sha256", "sha256_cbor"], doc("Hash algorithm for cached blocks")] = "sha256"
     # scheduling
-    max_num_batched_tokens: Annotated[int | None, doc("Most tokens computed in one step; default the platform's")] = None
-    max_num_seqs: Annotated[int | None, doc("Most requests running at once; default the platform's")] = None
-    enable_chunked_prefill: Annotated[bool, doc("Compute long prompts in parts")] = True
-    max_num_partial_prefills: Annotated[int, doc("Most prompts being computed in parts at once")] = 1
-    max_long_partial_prefills: Annotated[int, doc("Of those, most prompts over long_prefill_token_threshold")] = 1
-    long_prefill_token_threshold: Annotated[int, doc("Tokens of one prompt per step at most; 0 = no limit")] = 0
+    max_num_batched_tokens: Annotated[int | None, doc("Maximum tokens computed in one step; default: the platform's")] = None
+    max_num_seqs: Annotated[int | None, doc("Maximum number of requests running at once; default: the platform's")] = None
+    enable_chunked_prefill: Annotated[bool, doc("Compute long prompts in chunks")] = True
+    max_num_partial_prefills: Annotated[int, doc("Maximum number of prompts computed in chunks at the same time")] = 1
+    max_long_partial_prefills: Annotated[int, doc("How many of those may be longer than long_prefill_token_threshold")] = 1
+    long_prefill_token_threshold: Annotated[int, doc("Maximum number of tokens of one prompt per step; 0 = no limit")] = 0
     target_itl_ms: Annotated[
         float | None,
-        doc("Milliseconds between two tokens under load: prompts are computed in chunks that fit; default no bound"),
+        doc("Target for the milliseconds between two tokens: prefill chunks are made small enough; default: none"),
     ] = None
-    scheduling_policy: Annotated[str | None, doc("Scheduling policy plugin; default fcfs")] = None
+    scheduling_policy: Annotated[str | None, doc("Scheduling policy plugin; default: fcfs")] = None
     max_in_flight: Annotated[
-        int | None, doc("Steps submitted before the oldest is awaited; 1 = synchronous; default the platform's")
+        int | None, doc("Steps submitted before the engine waits for the oldest; 1 = synchronous; default: the platform's")
     ] = None
     max_num_queued_reqs: Annotated[
-        int | None, doc("Most completions waiting before new ones are refused (503); default 8192 in a server, else no limit")
+        int | None, doc("How many completions may wait before more are refused (503); default: 8192 in a server, else no limit")
     ] = None
     # execution
-    device: Annotated[str, doc("Platform plugin; auto = by probe")] = "auto"
-    num_threads: Annotated[int | None, doc("Compute threads; default one per core")] = None
-    distributed_executor_backend: Annotated[str | None, doc("Executor plugin; default by world size")] = None
-    tensor_parallel_size: Annotated[int, doc("Ranks that share each layer")] = 1
-    pipeline_parallel_size: Annotated[int, doc("Groups of consecutive layers on ranks of their own")] = 1
-    attention_backend: Annotated[str | None, doc("Attention plugin; default by capability")] = None
+    device: Annotated[str, doc("Platform plugin; auto = the one whose probe succeeds")] = "auto"
+    num_threads: Annotated[int | None, doc("Number of compute threads; default: one per core")] = None
+    distributed_executor_backend: Annotated[str | None, doc("Executor plugin; default: chosen by the number of ranks")] = None
+    tensor_parallel_size: Annotated[int, doc("Number of ranks that each layer is split over")] = 1
+    pipeline_parallel_size: Annotated[int, doc("Number of pipeline stages; each holds consecutive layers on its own ranks")] = 1
+    attention_backend: Annotated[str | None, doc("Attention plugin; default: the best one that can run the model")] = None
     sampler: Annotated[str | None, doc("Sampler plugin")] = None
-    enforce_eager: Annotated[bool, doc("Never record the forward")] = False
+    enforce_eager: Annotated[bool, doc("Do not record and replay the forward")] = False
     logits_processors: Annotated[list[str] | None, doc("Logits processor plugins, in order")] = None
     # speculative decoding, structured output, LoRA, connectors: chosen plugins and their limits
     spec_method: Annotated[str | None, doc("Draft plugin for speculative decoding")] = None
-    spec_tokens: Annotated[int, doc("Most draft tokens per step and request")] = 0
+    spec_tokens: Annotated[int, doc("Maximum number of draft tokens per step and request")] = 0
     structured_outputs_config: Annotated[
         dict[str, Any],
         doc(
@@ -100,10 +98,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "disable_any_whitespace, disable_additional_properties, enable_in_reasoning"
         ),
     ] = {}
-    max_loras: Annotated[int, doc("Most different adapters in one step; 0 = LoRA off")] = 0
+    max_loras: Annotated[int, doc("Maximum number of different adapters in one step; 0 = LoRA off")] = 0
     max_lora_rank: Annotated[int, doc("Largest adapter rank")] = 16
     kv_connectors: Annotated[list[str] | None, doc("KV connector plugins, in order")] = None
-    kv_load_failure_policy: Annotated[Literal["recompute", "fail"], doc("When a KV load fails")] = "recompute"
+    kv_load_failure_policy: Annotated[Literal["recompute", "fail"], doc("What to do when a KV load fails")] = "recompute"
     # output
     tool_call_parser: Annotated[str, doc("Tool parser plugin; auto = what the model family recommends, none = no parser")] = (
         "auto"
@@ -111,25 +109,26 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reasoning_parser: Annotated[
         str, doc("Reasoning parser plugin; auto = what the model family recommends, none = no parser")
     ] = "auto"
-    disable_log_stats: Annotated[bool, doc("Measure nothing: no statistics in the log, no metrics of the engine")] = False
+    disable_log_stats: Annotated[bool, doc("Measure nothing: no statistics in the log and no engine metrics")] = False
     show_hidden_metrics_for_version: Annotated[
-        str | None, doc("Also show metrics that this or a later version of vLLM has hidden, as 0.12")
+        str | None, doc("Also show the metrics that vLLM has hidden since this version, such as 0.12")
     ] = None
-    kv_cache_metrics: Annotated[bool, doc("Measure how long KV blocks stay and how often they are used again")] = False
+    kv_cache_metrics: Annotated[bool, doc("Measure how long KV blocks stay cached and how often they are reused")] = False
     kv_cache_metrics_sample: Annotated[float, doc("Fraction of the KV blocks that kv_cache_metrics watches")] = 0.01
-    otlp_traces_endpoint: Annotated[str | None, doc("OpenTelemetry collector that gets a span per request, as a URL")] = None
+    otlp_traces_endpoint: Annotated[str | None, doc("URL of the OpenTelemetry collector that gets a span per request")] = None
     collect_detailed_traces: Annotated[
-        list[str] | None, doc("Add times to spans: model (its forward), worker (whole steps) or all")
+        list[str] | None, doc("Times to add to the spans: model (the forward), worker (whole steps) or all")
     ] = None
-    stream_interval: Annotated[int, doc("Tokens gathered before a streamed chunk")] = 1
+    stream_interval: Annotated[int, doc("Number of tokens gathered before a chunk is streamed")] = 1
 
 
 class StructuredOutputsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `EngineConfig.structured_outputs_config` may hold.
+    """The keys of `EngineConfig.structured_outputs_config`.
 
-    backend: "auto" asks all installed plugins, best first, per constraint; a name is the only one asked, a list is asked in its
-    order. disable_fallback: "auto" asks the best one only. The next two `disable_…` apply to every request, as if it had asked
-    for them itself. enable_in_reasoning: a grammar holds from the first token on, not from the end of reasoning.
+    backend: which plugins are asked to compile a constraint. "auto" means all installed ones, best first. A name means only that
+    one. A list means those, in the given order. disable_fallback: "auto" asks only the best plugin. disable_any_whitespace and
+    disable_additional_properties apply to every request, as if the request had set them. enable_in_reasoning: a grammar applies
+    from the first token on instead of after the reasoning.
     """
 
     backend: str | list[str] = "auto"
@@ -140,7 +139,7 @@ class StructuredOutputsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_
 
     @property
     def names(self) -> list[str]:
-        """The plugins that were asked for by name, in order; none for "auto"."""
+        """The plugins that were requested by name, in order. The list is empty for "auto"."""
         names = [self.backend] if isinstance(self.backend, str) else self.backend
         return [] if names == ["auto"] else names
 
@@ -148,24 +147,24 @@ class StructuredOutputsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the HTTP server."""
 
-    host: Annotated[str, doc("Address to listen on")] = "127.0.0.1"
+    host: Annotated[str, doc("IP address or host name to listen on")] = "127.0.0.1"
     port: Annotated[int, doc("Port to listen on; 0 = any free one")] = 8000
     uds: Annotated[str | None, doc("Unix socket to listen on instead")] = None
     root_path: Annotated[str, doc("Path prefix that a proxy in front of the server removes")] = ""
-    api_server_count: Annotated[int, doc("API processes that share the address and the engine")] = 1
-    # who may ask
-    api_key: Annotated[list[str] | None, doc("Keys clients must send one of; default PEGBOARD_API_KEY")] = None
-    ssl_keyfile: Annotated[str | None, doc("Private key for HTTPS, PEM; default in ssl_certfile")] = None
-    ssl_certfile: Annotated[str | None, doc("Certificate chain, PEM; given, the server speaks HTTPS")] = None
-    ssl_ca_certs: Annotated[str | None, doc("Authorities that client certificates are checked against, PEM")] = None
+    api_server_count: Annotated[int, doc("Number of API processes, which share the address and the engine")] = 1
+    # access
+    api_key: Annotated[list[str] | None, doc("API keys, one of which a client must send; default: PEGBOARD_API_KEY")] = None
+    ssl_keyfile: Annotated[str | None, doc("Private key for HTTPS (PEM file); default: read from ssl_certfile")] = None
+    ssl_certfile: Annotated[str | None, doc("Certificate chain (PEM file); if given, the server uses HTTPS")] = None
+    ssl_ca_certs: Annotated[str | None, doc("Certificate authorities that sign client certificates (PEM file)")] = None
     ssl_cert_reqs: Annotated[int, doc("Client certificates: 0 = none, 1 = optional, 2 = required")] = 0
     ssl_ciphers: Annotated[str | None, doc("Cipher suites in OpenSSL's notation (TLS 1.2 and below)")] = None
-    enable_ssl_refresh: Annotated[bool, doc("Load key and certificates again when their files change")] = False
-    allowed_origins: Annotated[list[str], doc("CORS: origins of web pages that may ask, * = any; default none")] = []
+    enable_ssl_refresh: Annotated[bool, doc("Reload the key and certificates when their files change")] = False
+    allowed_origins: Annotated[list[str], doc("CORS: allowed origins of web pages, * = any; default: none")] = []
     allowed_methods: Annotated[list[str], doc("CORS: allowed methods")] = msgspec.field(default_factory=lambda: ["*"])
     allowed_headers: Annotated[list[str], doc("CORS: allowed request headers")] = msgspec.field(default_factory=lambda: ["*"])
     allow_credentials: Annotated[bool, doc("CORS: allow cookies and credentials")] = False
-    middleware: Annotated[list[str], doc("ASGI middleware around everything, as package.module.Name")] = []
+    middleware: Annotated[list[str], doc("ASGI middleware around the whole server, as package.module.Name")] = []
     # logging
     uvicorn_log_level: Annotated[
         Literal["critical", "error", "warning", "info", "debug", "trace"], doc("Log level of the HTTP server")
@@ -173,46 +172,46 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_config_file: Annotated[str | None, doc("JSON or YAML file with a logging configuration (logging.config.dictConfig)")] = (
         None
     )
-    disable_access_log: Annotated[bool, doc("No log line per HTTP request")] = False
-    disable_access_log_for_endpoints: Annotated[list[str], doc("Paths without a log line, as /health,/metrics")] = []
+    disable_access_log: Annotated[bool, doc("Do not write a log line for each HTTP request")] = False
+    disable_access_log_for_endpoints: Annotated[list[str], doc("Paths that are not logged, such as /health,/metrics")] = []
     enable_log_requests: Annotated[bool, doc("Log every generation request")] = False
-    enable_log_outputs: Annotated[bool, doc("Log what was generated; needs enable_log_requests")] = False
-    max_log_len: Annotated[int | None, doc("Most characters or ids of a prompt or output in the log; default all")] = None
-    # answers
+    enable_log_outputs: Annotated[bool, doc("Log the generated outputs; needs enable_log_requests")] = False
+    max_log_len: Annotated[int | None, doc("Maximum characters or ids per prompt or output in the log; default: all")] = None
+    # responses
     enable_request_id_headers: Annotated[bool, doc("Send X-Request-Id")] = False
-    enable_prompt_tokens_details: Annotated[bool, doc("Report cached tokens in usage")] = False
-    enable_force_include_usage: Annotated[bool, doc("Send usage in every stream")] = False
-    trust_request_chat_template: Annotated[bool, doc("Accept a chat template in a request")] = False
-    enable_auto_tool_choice: Annotated[bool, doc("Read tool calls out of answers where the choice is the model's")] = True
-    exclude_tools_when_tool_choice_none: Annotated[bool, doc("Do not show tools to the model when tool_choice is none")] = False
+    enable_prompt_tokens_details: Annotated[bool, doc("Report the number of cached prompt tokens in usage")] = False
+    enable_force_include_usage: Annotated[bool, doc("Send usage at the end of every stream")] = False
+    trust_request_chat_template: Annotated[bool, doc("Accept chat templates from requests")] = False
+    enable_auto_tool_choice: Annotated[bool, doc("Parse tool calls in answers to requests with tool_choice auto")] = True
+    exclude_tools_when_tool_choice_none: Annotated[bool, doc("Do not show tools to the model if tool_choice is none")] = False
     tool_server: Annotated[
-        list[str] | None, doc("Tool servers (MCP) whose tools the Responses API may run, as host:port or URL")
+        list[str] | None, doc("MCP tool servers whose tools the Responses API may run, as host:port or URL")
     ] = None
     response_role: Annotated[str, doc("Role of generated messages")] = "assistant"
     # limits
     max_body_bytes: Annotated[int, doc("Largest request body")] = 8 * 1024 * 1024
-    max_prompts_per_request: Annotated[int, doc("Most prompts in one completion request")] = 1024
-    max_running_requests: Annotated[int, doc("Most HTTP requests in work at once; more are refused (503)")] = 16384
-    h11_max_incomplete_event_size: Annotated[int, doc("Most bytes of a request's head")] = 64 * 1024
-    h11_max_header_count: Annotated[int, doc("Most headers of a request")] = 256
-    shutdown_timeout_s: Annotated[float, doc("Seconds running requests get to finish when the server stops")] = 5.0
+    max_prompts_per_request: Annotated[int, doc("Maximum number of prompts in one completion request")] = 1024
+    max_running_requests: Annotated[int, doc("Maximum number of HTTP requests handled at once; more are refused (503)")] = 16384
+    h11_max_incomplete_event_size: Annotated[int, doc("Maximum size of a request's head in bytes")] = 64 * 1024
+    h11_max_header_count: Annotated[int, doc("Maximum number of headers in a request")] = 256
+    shutdown_timeout_s: Annotated[float, doc("Seconds that running requests have to finish when the server stops")] = 5.0
 
 
 class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which plugins may be used, which ambient ones are on, and their options by "kind.name"."""
+    """Which plugins may be used, which ambient plugins are on, and the plugins' options by "kind.name"."""
 
-    allow: Annotated[list[str] | None, doc("Only these distributions or kind:name; default everything installed")] = None
-    deny: Annotated[list[str], doc("Never these distributions or kind:name")] = []
-    override: Annotated[list[str], doc("Distributions allowed to replace another's plugin")] = []
+    allow: Annotated[list[str] | None, doc("Use only these distributions or kind:name; default: everything installed")] = None
+    deny: Annotated[list[str], doc("Never use these distributions or kind:name")] = []
+    override: Annotated[list[str], doc("Distributions whose plugins may replace those of another distribution")] = []
     enable: Annotated[list[str], doc("Ambient plugins to run in addition to the defaults, kind:name")] = []
-    disable: Annotated[list[str], doc("Default ambient plugins not to run, kind:name")] = []
-    options: Annotated[dict[str, dict[str, Any]], doc("Options by kind.name")] = {}
+    disable: Annotated[list[str], doc("Default ambient plugins that should not run, kind:name")] = []
+    options: Annotated[dict[str, dict[str, Any]], doc("Plugin options by kind.name")] = {}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of a program. sources: field name → where its value came from ("command line", a file, a plugin, …);
-    absent = the default."""
+    """All settings of a program. sources: field name → where its value came from ("command line", a file, a plugin, …). A field
+    that is not in it has its default."""
 
     engine: EngineConfig = EngineConfig()
     server: ServerConfig = ServerConfig()
@@ -220,7 +219,7 @@ class Settings:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def with_engine(self, source: str, **values: Any) -> "Settings":
-        """A copy with engine values replaced, each remembering `source`."""
+        """Return a copy with some engine values replaced. `source` is recorded as the source of each of them."""
         engine = build(EngineConfig, {**msgspec.structs.asdict(self.engine), **values}, source)
         return Settings(engine, self.server, self.plugins, {**self.sources, **dict.fromkeys(values, source)})
 
@@ -230,7 +229,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {"engine": EngineConfig, "server": S
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One declared setting, for the command line and for help."""
+    """One declared setting, as the command line and the help pages need it."""
 
     name: str
     section: str
@@ -241,7 +240,7 @@ class Setting:
 
 @cache
 def settings_of(section: str) -> tuple[Setting, ...]:
-    """All settings of a section in declaration order."""
+    """Return all settings of a section in declaration order."""
     found = []
     hints = get_type_hints(SECTIONS[section], include_extras=True)
     for declared in msgspec.structs.fields(SECTIONS[section]):
@@ -253,12 +252,13 @@ def settings_of(section: str) -> tuple[Setting, ...]:
 
 @cache
 def all_settings() -> Mapping[str, Setting]:
-    """Every setting of every section by its name."""
+    """Return the settings of all sections by name."""
     return {setting.name: setting for section in SECTIONS for setting in settings_of(section)}
 
 
 def build(cls: type[Any], values: Mapping[str, Any], source: str) -> Any:
-    """`cls(**values)` with types checked; ConfigError naming the setting, the value and the nearest name."""
+    """Return `cls(**values)` after a check of all types. Raises ConfigError, which names the setting, its value and the most
+    similar known name."""
     names = [info.name for info in msgspec.structs.fields(cls)]
     for name in values:
         if name not in names:
@@ -270,7 +270,7 @@ def build(cls: type[Any], values: Mapping[str, Any], source: str) -> Any:
 
 
 def structured_outputs_config(config: EngineConfig) -> StructuredOutputsConfig:
-    """`config.structured_outputs_config`, checked. Raises ConfigError."""
+    """Check `config.structured_outputs_config` and return it as a struct. Raises ConfigError."""
     checked: StructuredOutputsConfig = build(
         StructuredOutputsConfig, config.structured_outputs_config, "structured_outputs_config"
     )
@@ -290,7 +290,7 @@ def check_engine(config: EngineConfig) -> None:
     if config.target_itl_ms is not None and not config.target_itl_ms > 0:
         raise ConfigError(f"target_itl_ms must be above 0, got {config.target_itl_ms}")
     if config.target_itl_ms is not None and not config.enable_chunked_prefill:
-        raise ConfigError("target_itl_ms needs enable_chunked_prefill: only a prompt that may be cut can be kept short")
+        raise ConfigError("target_itl_ms needs enable_chunked_prefill: only prefill in chunks can meet the target")
     if not 0 < config.gpu_memory_utilization <= 1:
         raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {config.gpu_memory_utilization}")
     if config.max_long_partial_prefills > config.max_num_partial_prefills:
@@ -304,7 +304,7 @@ def check_engine(config: EngineConfig) -> None:
     if version is not None and re.match(r"\d+\.\d+(\.|$)", version) is None:
         raise ConfigError(f"show_hidden_metrics_for_version: expected a version of vLLM such as 0.12, got {version!r}")
     if config.collect_detailed_traces and config.otlp_traces_endpoint is None:
-        raise ConfigError("collect_detailed_traces needs otlp_traces_endpoint: where the traces go")
+        raise ConfigError("collect_detailed_traces needs otlp_traces_endpoint, the collector that receives the traces")
 
 
 def check_server(config: ServerConfig) -> None:
@@ -318,9 +318,9 @@ def check_server(config: ServerConfig) -> None:
         raise ConfigError(f"ssl_cert_reqs must be 0 (none), 1 (optional) or 2 (required), got {config.ssl_cert_reqs}")
     for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"):
         if getattr(config, name) and config.ssl_certfile is None:
-            raise ConfigError(f"{name} is for HTTPS, which needs ssl_certfile")
+            raise ConfigError(f"{name} needs HTTPS, which needs ssl_certfile")
     if config.ssl_cert_reqs and config.ssl_ca_certs is None:
-        raise ConfigError("ssl_cert_reqs needs ssl_ca_certs: the authorities that client certificates are checked against")
+        raise ConfigError("ssl_cert_reqs needs ssl_ca_certs, the authorities that client certificates are checked against")
     if config.enable_log_outputs and not config.enable_log_requests:
         raise ConfigError("enable_log_outputs needs enable_log_requests")
 

@@ -1,8 +1,9 @@
-"""Makes `Settings` from what a program was given: keyword arguments, a config file, the command line. Later ones win.
+"""Makes `Settings` from a program's keyword arguments, config file and command line. Later sources override earlier ones.
 
-A config file is TOML or YAML. It holds engine and server settings by name, at the top level or under `engine:`/`server:`,
-plugin rules under `plugins:`, and options of plugins under their kind: `attention: {triton: {num_splits: 4}}`. As in vLLM's files
-a number may be written 4k, and a list of one as its item. vLLM's own names (`config/vllm_names.py`) are understood everywhere.
+A config file is TOML or YAML. It holds engine and server settings by name, at the top level or under `engine:` and `server:`. It
+holds plugin rules under `plugins:`, and the options of a plugin under its kind: `attention: {triton: {num_splits: 4}}`. As in
+vLLM's files, a number may be written as 4k, and a list with one item as that item. vLLM's own names (`config/vllm_names.py`) are
+accepted everywhere.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from pegboard.config.vllm_names import ABSENT, ALIASES, FORMS, Layer, refuse, tr
 from pegboard.errors import ConfigError, did_you_mean
 
 VLLM = "vllm"
-"""Section of a layer that holds vLLM's names (`config/vllm_names.py`), until they are translated. Layer: one source of settings,
-section → field → value; `plugins` may hold `options` by "kind.name"."""
+"""The section of a layer that holds settings under vLLM's names (`config/vllm_names.py`) until they are translated. A layer is
+one source of settings: section → field → value. Its section `plugins` may hold `options` by "kind.name"."""
 
 HIDDEN = "***"
 _SECRET = re.compile(r"(^|_)(api_)?(key|token|secret|password)s?$")
@@ -28,8 +29,8 @@ _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**2
 
 
 def engine_settings(model: str | None, values: Mapping[str, Any]) -> Settings:
-    """Settings of `LLM(model, **values)`: engine fields, and `plugin_options={"kind.name": {field: value}}`.
-    Raises ConfigError that names an unknown or wrong one."""
+    """Return the settings of `LLM(model, **values)`: engine fields, and `plugin_options={"kind.name": {field: value}}`. Raises
+    ConfigError, which names the field, if one is unknown or wrong."""
     given = dict(values)
     options = given.pop("plugin_options", None) or {}
     if model is not None:
@@ -39,13 +40,14 @@ def engine_settings(model: str | None, values: Mapping[str, Any]) -> Settings:
 
 
 def is_vllm_name(name: str) -> bool:
-    """Whether `name` is vLLM's alone. A setting of ours with that name comes first."""
+    """Return whether `name` is one of vLLM's names and not also one of Pegboard's settings, which take precedence."""
     is_theirs = name in ALIASES or name in FORMS or name in ABSENT
     return is_theirs and name not in all_settings()
 
 
 def settings_from(layers: list[tuple[Layer, str]]) -> Settings:
-    """Merge layers, the last one strongest; every value remembers its layer's name. Raises ConfigError."""
+    """Merge the layers; later ones override earlier ones. The name of a value's layer is recorded as its source. Raises
+    ConfigError."""
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     sources: dict[str, str] = {}
     for given, source in layers:
@@ -57,7 +59,7 @@ def settings_from(layers: list[tuple[Layer, str]]) -> Settings:
                 else:
                     merged[section][name] = value
                 sources[name] = source
-            build(SECTIONS[section], values, source)  # each layer by itself, so that an error names the right source
+            build(SECTIONS[section], values, source)  # check each layer separately, so that an error names the right source
     everything = " and ".join(dict.fromkeys(sources.values())) or "defaults"
     settings = Settings(**{name: build(cls, merged[name], everything) for name, cls in SECTIONS.items()}, sources=sources)
     check_engine(settings.engine)
@@ -65,7 +67,8 @@ def settings_from(layers: list[tuple[Layer, str]]) -> Settings:
 
 
 def _translated(layer: Layer, before: Mapping[str, Any]) -> Layer:
-    """The layer without vLLM's names. before: engine values of weaker layers. Raises ConfigError where two names disagree."""
+    """Return the layer with vLLM's names translated. before: engine values of earlier layers. Raises ConfigError if two names
+    give different values for one setting."""
     result = {section: dict(values) for section, values in layer.items() if section != VLLM}
     for name, value in layer.get(VLLM, {}).items():
         if name in ALIASES:
@@ -83,12 +86,12 @@ def _translated(layer: Layer, before: Mapping[str, Any]) -> Layer:
                     options = target["options"] = {key: dict(kept) for key, kept in target.get("options", {}).items()}
                     _merge_options(options, item)
                 elif target.setdefault(field, item) != item:
-                    raise ConfigError(f"{name} says {field}={item!r}, but {field}={target[field]!r} was given as well")
+                    raise ConfigError(f"{name} means {field}={item!r}, but {field}={target[field]!r} was also given")
     return result
 
 
 def parse_number(text: str) -> int:
-    """An integer, also as 4k (4000), 4K (4096), 25.6k. Raises ValueError."""
+    """Parse an integer, which may have a unit: 4k (4000), 4K (4096), 25.6k. Raises ValueError."""
     unit = _UNITS.get(text[-1:])
     value = int(text) if unit is None else float(text[:-1]) * unit
     if value != int(value):
@@ -97,7 +100,7 @@ def parse_number(text: str) -> int:
 
 
 def coerced(setting: Setting, value: Any) -> Any:
-    """The value that a text stands for: a number for "4k", a list for its one item. Anything else is returned as it is."""
+    """Convert text to the type of the setting: "4k" to a number, a single item to a list. Return any other value unchanged."""
     kinds = {get_origin(part) or part for part in (*get_args(setting.type), setting.type)}
     if isinstance(value, str) and list in kinds:
         return [value]
@@ -115,7 +118,7 @@ def _merge_options(merged: dict[str, dict[str, Any]], more: Mapping[str, Mapping
 
 
 def read_config_file(path: Path) -> Layer:
-    """The layer a TOML or YAML file describes. Raises ConfigError naming the file."""
+    """Read a TOML or YAML file as a layer. Raises ConfigError, which names the file."""
     content = _parse(path)
     if not isinstance(content, Mapping):
         raise ConfigError(f"{path}: expected settings by name, found {type(content).__name__}")
@@ -157,7 +160,7 @@ def _parse(path: Path) -> Any:
     try:
         import yaml
     except ImportError as error:
-        raise ConfigError(f"config file {path}: reading YAML needs pyyaml (pip install pyyaml); TOML works without") from error
+        raise ConfigError(f"config file {path}: YAML needs pyyaml (pip install pyyaml); TOML does not") from error
     try:
         return yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
@@ -165,8 +168,8 @@ def _parse(path: Path) -> Any:
 
 
 def describe_settings(settings: Settings) -> dict[str, Any]:
-    """{section: {setting: value}} and "sources": {setting: where its value came from}. Values named like a secret, at any depth,
-    are shown as *** when they are set."""
+    """Return {section: {setting: value}}, and under "sources" {setting: where its value came from}. A value whose name looks like
+    that of a secret is shown as ***, at any depth."""
     sections = {name: _hide(msgspec.to_builtins(getattr(settings, name))) for name in SECTIONS}
     return {**sections, "sources": dict(settings.sources)}
 

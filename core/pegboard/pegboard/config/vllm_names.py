@@ -1,7 +1,7 @@
-"""vLLM's settings under vLLM's names: called differently here, said in another form, or refused with the reason.
+"""vLLM's settings that have another name or another form in Pegboard, or that Pegboard refuses with a reason.
 
-The names are data (`vllm_names.toml`) and are understood wherever settings are given: flags, config files, `LLM(...)`. A name
-that cannot act is refused; a value that asks for what happens anyway (`--data-parallel-size 1`) is fine.
+The names are data (`vllm_names.toml`). They are accepted wherever settings are given: flags, config files, `LLM(...)`. A setting
+that would have no effect is refused, unless its value asks for what Pegboard does anyway (`--data-parallel-size 1`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Layer = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A setting of vLLM that sets others here, as `rule` says (see the data file). type: dict or bool."""
+    """A vLLM setting that sets other settings of Pegboard, as `rule` says (see the data file). type: dict or bool."""
 
     type: type
     help: str
@@ -30,7 +30,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A setting of vLLM that has nothing to act on here. agrees: values that ask for what happens anyway, as text."""
+    """A vLLM setting that has no effect in Pegboard. agrees: the values, as text, that ask for what Pegboard does anyway."""
 
     told: str
     kind: str
@@ -39,8 +39,8 @@ class Absent:
 
     @property
     def reason(self) -> str:
-        """Why it cannot act. Where a kind of plugin decides it, the reason depends on whether a plugin of that kind is
-        installed."""
+        """Why the setting has no effect. If plugins of some kind decide about it, the reason depends on whether one of that kind
+        is installed."""
         if self.told:
             return self.told
         if not _is_installed(self.kind):
@@ -70,8 +70,8 @@ ABSENT = dict(_absent(_FILE["absent"]))
 
 
 def refuse(name: str, value: Any, said: str | None = None) -> None:
-    """Raise ConfigError for a name of `ABSENT`, unless the value agrees with what happens anyway. said: the name as it was
-    typed."""
+    """Raise ConfigError for a name in `ABSENT`, unless the value asks for what Pegboard does anyway. said: the name as the user
+    typed it."""
     absent = ABSENT[name]
     parts = list(value.values()) if isinstance(value, Mapping) and value else [value]
     if value is None or all(_text(part) in absent.agrees for part in parts) or (not value and "{}" in absent.agrees):
@@ -86,7 +86,7 @@ def _text(value: Any) -> str:
 
 
 def translate(name: str, value: Any, known: Mapping[str, Any]) -> Layer:
-    """The layer that vLLM's setting `name` (one of `FORMS`) means here. known: engine settings so far. Raises ConfigError."""
+    """Translate the vLLM setting `name`, one of `FORMS`, to a layer. known: the engine settings so far. Raises ConfigError."""
     form = FORMS[name]
     if form.type is dict and isinstance(value, Mapping):
         return _plugin_layer(name, value, form.rule)
@@ -99,7 +99,7 @@ def translate(name: str, value: Any, known: Mapping[str, Any]) -> Layer:
 
 
 def _plugin_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) -> Layer:
-    """The settings and options that a mapping about one plugin means."""
+    """Return the settings and options that a mapping about one plugin stands for."""
     plugin = value.get(rule["plugin"])
     if not isinstance(plugin, str) or not plugin:
         raise ConfigError(f"{name} needs {rule['plugin']!r}, the name of a plugin; got {plugin!r}")

@@ -1,1 +1,1 @@
-"""What crosses process borders: parameters, requests, batches, step outputs, and what a user gets back."""
+"""Values that cross process borders (parameters, requests, batches, step outputs), and the outputs that a user gets."""

@@ -1,9 +1,8 @@
-"""What one step computes, as plain data: E → W `Batch`, W → E `StepOutput`. numpy only, no torch.
+"""The input and output of one step as plain data: `Batch` from E to W, `StepOutput` from W to E. numpy only, no torch.
 
-A running request owns a *row* (0 ≤ row < max_num_seqs) from admission until it finishes or is preempted. The worker keeps
-all per-request state in arrays indexed by row, so a step sends only differences.
-
-Shape letters: B rows in the step, T tokens in the step, N logits rows. int32 unless said otherwise.
+A running request owns a *row* (0 ≤ row < max_num_seqs) from admission until it finishes or is preempted. The worker keeps all
+per-request state in arrays indexed by row, so a step sends only differences. Shape letters: B rows in the step, T tokens in the
+step, N logits rows. Arrays are int32 unless a comment says otherwise.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ Array = np.ndarray
 
 
 class CSR(msgspec.Struct):
-    """Ragged rows: row i is `flat[offsets[i]:offsets[i + 1]]`."""
+    """Rows of different lengths: row i is `flat[offsets[i]:offsets[i + 1]]`."""
 
     flat: Array
     offsets: Array
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int] | Array]) -> "CSR":
-        """Pack `rows`."""
+        """Pack `rows` into one flat array."""
         lengths = np.fromiter((len(row) for row in rows), np.int32, len(rows))
         offsets = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(lengths, out=offsets[1:])
@@ -39,33 +38,33 @@ class CSR(msgspec.Struct):
     @classmethod
     @functools.cache
     def empty(cls) -> "CSR":
-        """No rows; the same object every time."""
+        """Return the value with no rows, always the same object."""
         return cls.of([])
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def row(self, index: int) -> Array:
-        """A view of row `index`."""
+        """Return a view of row `index`."""
         return self.flat[self.offsets[index] : self.offsets[index + 1]]
 
     def lists(self) -> list[list[int]]:
-        """All rows as lists of int."""
+        """Return all rows as lists of int."""
         flat, offsets = self.flat.tolist(), self.offsets.tolist()
         return [flat[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
 
 
 class NewRequest(msgspec.Struct):
-    """Sent to the worker once per admission or resumption; fills the state of `row`."""
+    """What the worker needs to fill the state of `row`. It is sent once when a request is admitted or resumed."""
 
     row: int
     request_id: str
-    token_ids: Array  # [n] prompt and outputs so far
+    token_ids: Array  # [n] prompt tokens and output tokens so far
     num_prompt_tokens: int
     num_computed_tokens: int
     params: SamplingParams | PoolingParams
     seed: int | None
-    block_ids: tuple[Array, ...]  # per KV group: the whole table so far
+    block_ids: tuple[Array, ...]  # one per KV group: the whole block table so far
 
 
 class BlockDelta(msgspec.Struct):
@@ -78,25 +77,28 @@ class BlockDelta(msgspec.Struct):
     @classmethod
     @functools.cache
     def empty(cls) -> "BlockDelta":
-        """Nothing was appended; the same object every time."""
+        """Return the value for "nothing was appended", always the same object."""
         return cls(np.zeros(0, np.int32), np.zeros(0, np.int32), CSR.empty())
 
 
 class Batch(msgspec.Struct, kw_only=True):
-    """One step's work.
+    """The work of one step.
 
     rows: [B] in execution order: rows with query_len ≤ 1 + max drafts first, then prefills.
-    num_scheduled_tokens: [B] tokens to compute, drafts to verify included.
-    num_computed_tokens: [B] tokens whose KV exists when this step starts; an upper bound while an earlier step is in flight
-        (the worker, which holds the accepted counts, knows the truth).
-    num_draft_tokens: [B] how many of the scheduled tokens are trailing drafts. The worker takes the first of the proposals
-        it kept, or `draft_token_ids` where the engine sends them (proposed in E, or trimmed by a grammar).
-    samples: bool[B], the row's last scheduled token ends its known tokens, so logits and a new token are wanted.
-    needs_masks: token masks follow through `Executor.provide_masks`; sampling waits for them, the forward does not.
-    removed_rows: rows whose request finished, was aborted or preempted since the last batch; applied before `new`.
-    new_blocks: for rows that are not in `new`. copy_blocks: [c, 3] group, source, destination; done before the forward.
+    num_scheduled_tokens: [B] tokens to compute, including drafts to verify.
+    num_computed_tokens: [B] tokens whose KV exists when this step starts. While an earlier step is in flight this is an upper
+    bound; the worker knows how many drafts were accepted, hence the exact number.
+    num_draft_tokens: [B] how many of the scheduled tokens are drafts, which come last. The worker uses the first of the proposals
+    that it kept, or `draft_token_ids` if the engine sends them (because E proposed them, or a grammar trimmed them).
+    samples: bool[B], whether the step samples a new token for the row: its last scheduled token is its last known token.
+    needs_masks: the engine sends token masks later, through `Executor.provide_masks`. Sampling waits for them; the forward does
+    not.
+    removed_rows: rows whose request finished, was aborted or was preempted since the last batch. The worker applies them before
+    `new`.
+    new_blocks: blocks of rows that are not in `new`. copy_blocks: [c, 3] group, source block, destination block; copied before
+    the forward.
     lora_slots: [B], 0 = base model; None = LoRA is off.
-    connector: opaque plan per KV connector name.
+    connector: KV connector name → its plan, which is opaque here.
     """
 
     step: int
@@ -133,11 +135,11 @@ class TokenMasks(msgspec.Struct):
 
 
 class Logprobs(msgspec.Struct):
-    """Per position: column 0 is the chosen token, columns 1…k the most likely ones."""
+    """Logprobs of n positions. Column 0 is the chosen token, columns 1…k are the most likely tokens."""
 
     token_ids: Array  # int32 [n, k + 1]
     values: Array  # float32 [n, k + 1], natural log
-    ranks: Array  # int32 [n], 1 = most likely; rank of the chosen token
+    ranks: Array  # int32 [n], rank of the chosen token, 1 = most likely
 
     @classmethod
     def concat(cls, parts: Sequence["Logprobs"]) -> "Logprobs":
@@ -149,8 +151,8 @@ class Logprobs(msgspec.Struct):
 
 
 class StepTimes(msgspec.Struct):
-    """Seconds spent by the worker in each part of a step. plan_s: of the forward, the attention backends' planning.
-    transfer_s: the KV connectors' worker halves, before and after the forward."""
+    """Seconds that the worker spent in each part of a step. plan_s: the part of forward_s in which attention backends plan.
+    transfer_s: the worker halves of the KV connectors, before and after the forward."""
 
     prepare_s: float = 0.0
     forward_s: float = 0.0
@@ -161,12 +163,13 @@ class StepTimes(msgspec.Struct):
 
     @property
     def total_s(self) -> float:
-        """The whole step. plan_s is a part of forward_s."""
+        """Seconds of the whole step. plan_s is not added, because forward_s includes it."""
         return self.prepare_s + self.forward_s + self.sample_s + self.draft_s + self.transfer_s
 
 
 class TransferReport(msgspec.Struct):
-    """What a KV connector's worker half did: ids whose save or load finished, and the first bad token of failed loads."""
+    """What the worker half of a KV connector did. saved, loaded: ids of the requests whose save or load has finished. failed:
+    request id → the first token that could not be loaded."""
 
     saved: list[str] = []
     loaded: list[str] = []
@@ -174,10 +177,10 @@ class TransferReport(msgspec.Struct):
 
 
 class StepOutput(msgspec.Struct, kw_only=True):
-    """Result of one step, from the last pipeline stage, tensor-parallel rank 0.
+    """The result of one step. It comes from tensor-parallel rank 0 of the last pipeline stage.
 
     rows: [B'] rows that produced tokens. token_ids: accepted tokens per row, 1 … 1 + drafts.
-    logprobs: per row (same order) or None for rows that did not ask; each covers the row's accepted tokens.
+    logprobs: one per row, in the same order; each covers the row's accepted tokens. None for a row that asked for none.
     prompt_logprobs: row → finished prompt logprobs ([num_prompt_tokens - 1] positions, for tokens 1 …).
     draft_token_ids: proposals for the next step, per row of `rows` (also kept in W).
     """

@@ -1,4 +1,4 @@
-"""How logprobs of many positions are kept: as vLLM's list of dicts, or flat, without one object per entry."""
+"""Two ways to store the logprobs of many positions: vLLM's list of dicts, or flat lists without one object per entry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Row = dict[int, Logprob]
 
 
 class TokenTexts:
-    """Text of single token ids, decoded once each."""
+    """The text of single token ids. Each id is decoded once."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -27,7 +27,7 @@ class TokenTexts:
 
 
 def row_of(position: PositionLogprobs, texts: TokenTexts | None) -> Row:
-    """{token id: Logprob}, chosen token first. texts None leaves `decoded_token` None."""
+    """Return {token id: Logprob} with the chosen token first. If `texts` is None, every `decoded_token` is None."""
     ranks = chain((position.rank,), range(1, len(position.token_ids)))
     return {
         token_id: Logprob(value, rank, None if texts is None else texts[token_id])
@@ -36,10 +36,11 @@ def row_of(position: PositionLogprobs, texts: TokenTexts | None) -> Row:
 
 
 class FlatLogprobs(MutableSequence[Any]):
-    """Behaves as `list[dict[int, Logprob] | None]` but stores four flat lists, which the garbage collector need not walk.
+    """Behaves as `list[dict[int, Logprob] | None]` but stores four flat lists, so the garbage collector has no object per entry
+    to track.
 
     Position i owns entries `[start_indices[i], end_indices[i])` of the flat lists; an empty range reads as an empty dict
-    (the first prompt position). Assignment, insertion and deletion are refused: it only grows.
+    (the first prompt position). It can only grow: assignment, insertion and deletion are refused.
     """
 
     def __init__(self) -> None:
@@ -61,11 +62,11 @@ class FlatLogprobs(MutableSequence[Any]):
         self.end_indices.append(len(self.token_ids))
 
     def append_position(self, position: PositionLogprobs, texts: TokenTexts | None) -> None:
-        """Add one position without making its dict first."""
+        """Add one position without creating a dict for it."""
         self.start_indices.append(len(self.token_ids))
         ids = position.token_ids
         repeated = ids[0] in ids[1:]
-        first = 1 if repeated else 0  # in a dict the later entry of the chosen token wins; keep one of the two
+        first = 1 if repeated else 0  # a dict keeps only the later entry of the chosen token; keep one here, too
         self.token_ids += ids[first:]
         self.logprobs += position.values[first:]
         self.ranks += [*range(1, len(ids))] if repeated else [position.rank, *range(1, len(ids))]

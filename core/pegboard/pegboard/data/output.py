@@ -1,4 +1,4 @@
-"""What a user gets back: vLLM's output classes, field for field where both exist."""
+"""The outputs that a user gets: vLLM's output classes, with the same fields where both have the class."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Logprob:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One completion. finish_reason: "stop", "length", "abort" or "error", None while running. stop_reason: the stop string or
-    stop token id that ended it, None for end of sequence. logprobs: one {token_id: Logprob} per output token."""
+    """One completion. finish_reason: "stop", "length", "abort" or "error"; None while it is running. stop_reason: the stop string
+    or stop token id that ended it; None for end of sequence. logprobs: one {token_id: Logprob} per output token."""
 
     index: int
     text: str
@@ -36,7 +36,7 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestStats:
-    """Times of one request, in seconds on the clock of `time.time()`; vLLM calls this RequestStateStats."""
+    """Times of one request, in seconds as `time.time()` gives them. vLLM calls this class RequestStateStats."""
 
     arrival_time: float = 0.0
     first_token_ts: float = 0.0
@@ -50,7 +50,7 @@ class RequestStats:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """State of one request. prompt_logprobs: one entry per prompt token, the first None."""
+    """The state of one request. prompt_logprobs: one entry per prompt token; the first entry is None."""
 
     request_id: str
     prompt: str | None
@@ -66,7 +66,7 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class MetricValue:
-    """One series of a metric, under vLLM's name ("vllm:num_requests_running"; without "_total")."""
+    """One time series of a metric. The name is vLLM's, without "_total" ("vllm:num_requests_running")."""
 
     name: str
     labels: dict[str, str]
@@ -79,7 +79,7 @@ class Counter(MetricValue):
 
 @dataclass(slots=True)
 class Vector(MetricValue):
-    """Counters of places 0, 1, 2, … (vllm:spec_decode_num_accepted_tokens_per_pos)."""
+    """Counters for positions 0, 1, 2, … (vllm:spec_decode_num_accepted_tokens_per_pos)."""
 
     values: list[int]
 
@@ -91,7 +91,8 @@ class Gauge(MetricValue):
 
 @dataclass(slots=True)
 class Histogram(MetricValue):
-    """buckets: upper limit as text → observations up to it, "+Inf" last; count and sum of all."""
+    """A histogram. buckets: upper limit as text → number of observations up to it; "+Inf" is last. count, sum: of all
+    observations."""
 
     count: int
     sum: float

@@ -1,4 +1,5 @@
-"""A request on its way between the front and the engine. This file does not import numpy, which the API process does not load."""
+"""A request and its results as the front and the engine exchange them. This file does not import numpy, because the API process
+does not load it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from pegboard.data.sampling_params import PoolingParams, SamplingParams
 
 
 class AdapterRef(msgspec.Struct, frozen=True):
-    """A LoRA adapter on local disk. `lora_id` is unique per engine; `digest` of the files enters block hashes."""
+    """A LoRA adapter on local disk. `lora_id` is unique in an engine. `digest`, a hash of the files, is part of the block
+    hashes."""
 
     lora_id: int
     name: str
@@ -19,7 +21,7 @@ class AdapterRef(msgspec.Struct, frozen=True):
 
 
 class EngineRequest(msgspec.Struct, kw_only=True):
-    """A → E. `params.n` > 1 is expanded by the engine into n completions with indices 0 … n-1."""
+    """A request, sent from A to E. The engine expands `params.n` > 1 into n completions with indices 0 … n-1."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -33,7 +35,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
 
 
 class PositionLogprobs(msgspec.Struct):
-    """Logprobs of one position on their way to A: chosen token first, then the most likely ones."""
+    """Logprobs of one position, sent from E to A: the chosen token first, then the most likely tokens."""
 
     token_ids: list[int]
     values: list[float]
@@ -41,11 +43,12 @@ class PositionLogprobs(msgspec.Struct):
 
 
 class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """E → A: what one completion gained in a step. `finish_reason`: None, "stop", "length", "abort" or "error".
+    """The tokens and other results of one completion in one step, sent from E to A.
 
-    num_cached_tokens comes with the first delta. pooled: the result of a pooling request. `error` says why when finish_reason
-    is "error"; error_parameter names the field at fault if the request itself is (a grammar that does not compile).
-    ends_whole: finish_reason is "stop" without a stop token: the last token is text like the others.
+    finish_reason: None, "stop", "length", "abort" or "error". num_cached_tokens is set in the first delta only. pooled: the
+    result of a pooling request. error: the reason when finish_reason is "error". error_parameter: the field that is wrong, if the
+    request itself is wrong (a grammar that does not compile). ends_whole: finish_reason is "stop", but the last token is not a
+    stop token and belongs to the text.
     """
 
     request_id: str

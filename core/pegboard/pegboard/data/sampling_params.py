@@ -1,7 +1,7 @@
-"""SamplingParams and the parameter classes around it: what a request asks of generation.
+"""SamplingParams and related classes: how a request wants its output to be generated.
 
 Field names, defaults, validation order and normalisation are vLLM's. The class crosses the process boundary as it is
-(msgspec). Checks that need the model (vocabulary size, `max_logprobs`) are made by `check_against_model`.
+(msgspec). `check_against_model` does the checks that need the model (vocabulary size, `max_logprobs`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ log = get_logger(__name__)
 GREEDY_BELOW = 1e-5
 MIN_TEMPERATURE = 1e-2
 MAX_JSON_DEPTH = 100
-"""Of a JSON schema or structural tag."""
+"""Maximum nesting depth of a JSON schema or structural tag."""
 
 
 class RequestOutputKind(IntEnum):
-    """What each output of a stream holds: everything so far, only what is new, or one final output."""
+    """What the outputs of a stream contain: everything so far, only the new part, or one final output."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -35,7 +35,8 @@ class RequestOutputKind(IntEnum):
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Force the output into a shape: exactly one of json, regex, choice, grammar, json_object, structural_tag.
 
-    json and structural_tag are JSON, as text or (json) as a dict. grammar: EBNF or Lark. Raises RequestError naming the field.
+    json is a JSON schema as text or as a dict. structural_tag is JSON text. grammar: EBNF or Lark. Raises RequestError naming the
+    field.
     """
 
     json: str | dict[str, Any] | None = None
@@ -47,10 +48,10 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
-    # Filled by the front when the output begins with reasoning, never by users: token ids of the texts that end it. The
-    # constraint holds after the first of them. None: not looked for yet.
+    # Set by the front, never by users, when the output begins with reasoning: the token ids of the texts that end reasoning. The
+    # constraint applies after the first of them. None: the front has not looked for them yet.
     reasoning_end_token_ids: list[list[int]] | None = None
-    # Filled by the front, never by users: the request's field that asked for it, which errors name.
+    # Set by the front, never by users: the field of the request that asked for the constraint. Errors name it.
     parameter: str = "structured_outputs"
 
     def __post_init__(self) -> None:
@@ -68,7 +69,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
             raise RequestError(f"{field} {reason}", parameter=self.parameter)
 
     def _wrong(self, name: str, value: Any) -> str | None:
-        """Why the constraint is wrong whatever the backend, or None."""
+        """Return why the constraint is wrong for every backend, or None."""
         if name == "choice":
             fits = isinstance(value, list) and all(isinstance(item, str) for item in value)
             return None if fits and value else f"must be a list of strings and not empty, got {_shown(value)}"
@@ -93,7 +94,8 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
 
 
 def _too_deep(value: Any) -> str | None:
-    """Backends walk schemas recursively, so deep ones are refused. value: a dict, or a schema that is true or false."""
+    """Refuse a schema that is nested too deeply, because backends walk schemas recursively. value: a dict, or true or false,
+    which are schemas, too."""
     if isinstance(value, bool):
         return None
     level = [value]
@@ -111,12 +113,11 @@ def _shown(value: Any) -> str:
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, dict=False, tag="sampling"):
-    """How to generate for one request.
+    """How to generate the output of one request.
 
     n: completions to return. temperature 0 is greedy. top_k 0 or -1 considers all tokens. `logprobs`/`prompt_logprobs`
     k returns the k most likely tokens in addition to the chosen one, -1 the whole vocabulary. `max_tokens` None runs to
-    `max_model_len`. Lengths are in tokens. Raises `RequestError` naming the field when a value is out of range.
-    """
+    `max_model_len`. Lengths are in tokens. Raises `RequestError`, which names the field, if a value is out of range."""
 
     n: int = 1
     presence_penalty: float = 0.0
@@ -147,7 +148,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     extra_args: dict[str, Any] | None = None
     bad_words: list[str] | None = None
     skip_reading_prefix_cache: bool | None = None
-    # Filled by the front before the request reaches the engine (`front/prompts.py`); never set by users.
+    # Set by the front (`front/prompts.py`) before the request reaches the engine, never by users.
     eos_token_ids: list[int] = []
     bad_words_token_ids: list[list[int]] = []
 
@@ -210,28 +211,28 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
 
     @property
     def is_greedy(self) -> bool:
-        """True when the most likely token is taken at every position."""
+        """Whether the most likely token is chosen at every position."""
         return self.temperature < GREEDY_BELOW
 
     @property
     def all_stop_token_ids(self) -> set[int]:
-        """Ids that end the output: the request's own, and end-of-sequence unless it is ignored."""
+        """The token ids that end the output: the request's own, and those of end of sequence unless the request ignores them."""
         own = set(self.stop_token_ids or ())
         return own if self.ignore_eos else own | set(self.eos_token_ids)
 
     @property
     def text_hold_back(self) -> int:
-        """Characters at the end of a stream that may still become part of a stop string."""
+        """How many characters at the end of a stream may still become part of a stop string."""
         if not self.stop or self.include_stop_str_in_output:
             return 0
         return max(len(text) for text in self.stop) - 1
 
     def clone(self, **changes: Any) -> "SamplingParams":
-        """A copy with `changes`, validated again."""
+        """Return a copy with `changes`, validated again."""
         return msgspec.structs.replace(self, **changes)
 
     def check_against_model(self, *, vocab_size: int, max_logprobs: int) -> None:
-        """Raise `RequestError` for what only the model can judge: ids outside the vocabulary, too many logprobs."""
+        """Raise `RequestError` if the model cannot serve these parameters: ids outside the vocabulary, or too many logprobs."""
         check = _Check(self)
         for name in ("logprobs", "prompt_logprobs"):
             asked = getattr(self, name)
@@ -250,7 +251,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
 
 
 class _Check:
-    """Range checks that name the field, the value that came and what was expected."""
+    """Checks of ranges. Their errors name the field, the value and the expected range."""
 
     def __init__(self, params: Any) -> None:
         self.params = params
@@ -274,8 +275,8 @@ class _Check:
 
 
 class BeamSearchParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Beam search: score = cumulative logprob / length ** length_penalty. Raises `RequestError` naming the field when a value is
-    out of range."""
+    """Parameters of beam search. The score is cumulative logprob / length ** length_penalty. Raises `RequestError`, which names
+    the field, if a value is out of range."""
 
     beam_width: int
     max_tokens: int
@@ -294,7 +295,7 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
 
 class PoolingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="pooling"):
-    """What a request asks of a pooling model (provisional; no pooler ships yet).
+    """Parameters of a request to a pooling model (provisional; no pooler ships yet).
 
     dimensions: truncate the embedding (Matryoshka models); use_activation: normalise or softmax the result;
     task: embed, classify, score, token_embed or token_classify."""
