@@ -125,7 +125,7 @@ def test_other_forms(words, engine, options):
         (["--speculative-config", '{"method": "m"}'], "num_speculative_tokens"),
         (["--kv-transfer-config", '{"kv_connector": "C", "kv_port": 3}'], "'kv_port' does not exist"),
         (["--compilation-config", '{"backend": "inductor"}'], "platform"),
-        (["--no-async-scheduling", "--max-in-flight", "2"], "was given as well"),
+        (["--no-async-scheduling", "--max-in-flight", "2"], "was also given"),
         (["--speculative-config", "3"], "not a JSON object"),
         (["--swap-space"], "expected one argument"),
         (["--limit-mm-per-prompt.image", "2"], "multimodal"),

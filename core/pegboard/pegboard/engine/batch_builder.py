@@ -1,4 +1,4 @@
-"""One step: who computes how many tokens while it is being planned, and the Batch it becomes for the workers."""
+"""The plan of a step, which says how many tokens each request computes, and the `Batch` for the workers that it becomes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from pegboard.interfaces.scheduling_policy import StepBudget
 
 
 class Entry(NamedTuple):
-    """One row's share. num_tokens: to compute, drafts included. samples: it ends the known tokens, so a new one is sampled.
-    new_blocks: appended to its tables. is_new: the worker gets the whole request."""
+    """One request's part of a step. num_tokens: tokens to compute, including drafts. samples: the step reaches the request's last
+    known token, so a new token is sampled. new_blocks: the blocks appended to its tables. is_new: the worker gets the whole
+    request."""
 
     num_tokens: int
     num_drafts: int
@@ -27,8 +28,8 @@ class Entry(NamedTuple):
 
 
 class StepPlan:
-    """Accumulates entries. A prefill is *partial* when its prompt does not end in this step, and *long* when the prompt exceeds
-    the chunk limit."""
+    """Collects the entries of a step. A prefill is *partial* if its prompt does not end in this step. It is *long* if the prompt
+    is longer than the chunk limit."""
 
     def __init__(self, budget: StepBudget) -> None:
         self.budget = budget
@@ -45,13 +46,13 @@ class StepPlan:
         self._count(request, entry, 1)
 
     def withdraw(self, request: Request) -> None:
-        """Unschedule a request that lost its blocks, if it is scheduled."""
+        """Remove a request that lost its blocks from the step, if it is scheduled."""
         entry = self.entries.pop(request, None)
         if entry is not None:
             self._count(request, entry, -1)
 
     def allows_partial(self, request: Request) -> bool:
-        """One more prompt may be computed in parts."""
+        """Return whether one more prompt may be computed in chunks."""
         if self._is_long(request) and self._num_long_partial >= self.budget.max_long_prefills:
             return False
         return self._num_partial < self.budget.max_prefills
@@ -70,8 +71,8 @@ Item = tuple[Request, Entry]
 
 
 class BatchBuilder:
-    """Numbers the steps, and books the scheduled tokens on the requests. A batch shares no mutable state with the engine: it may
-    be computed much later."""
+    """Numbers the steps and counts the scheduled tokens as computed. A batch shares no mutable state with the engine, because it
+    may be computed much later."""
 
     def __init__(self, limits: Limits, queues: Queues) -> None:
         self._limits = limits
@@ -79,7 +80,7 @@ class BatchBuilder:
         self._step = 0
 
     def build(self, plan: StepPlan) -> tuple[Batch, dict[int, list[int]], list[Copy]]:
-        """The batch, row → draft tokens it verifies, and the block copies it runs."""
+        """Return the batch, the draft tokens that it verifies by row, and the block copies that it runs."""
         items = self._in_order(plan)
         queues = self._queues
         copies = queues.kv.take_copies()
@@ -113,7 +114,7 @@ class BatchBuilder:
         return batch, drafts, copies
 
     def _in_order(self, plan: StepPlan) -> list[Item]:
-        """Decodes (and other short rows) first, then prefills."""
+        """Return the entries in execution order: decodes and other short rows first, then prefills."""
         short = 1 + self._limits.max_drafts
         first = [item for item in plan.entries.items() if item[1].num_tokens <= short]
         if len(first) == len(plan.entries):
@@ -139,7 +140,7 @@ def _ints(values: Iterable[int | None]) -> np.ndarray:
 
 
 def _block_delta(items: list[Item]) -> BlockDelta:
-    """Blocks appended to tables that the worker already has."""
+    """Return the blocks appended to the tables that the worker already has."""
     rows, groups, ids = [], [], []
     for request, entry in items:
         if entry.is_new:

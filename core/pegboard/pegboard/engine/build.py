@@ -1,4 +1,4 @@
-"""Puts an engine together from its plan: platform defaults, executor, workers, KV cache, policy. Imports torch."""
+"""Builds an engine from its plan: platform defaults, executor, workers, KV cache and policy. Imports torch."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _tell_hooks(registry: Registry, plan: "EnginePlan", weight_bytes: int, load_
 
 
 def _with_platform_defaults(registry: Registry, plan: "EnginePlan") -> EngineConfig:
-    """The engine's settings with every "auto" filled in by the platform; a user's value wins."""
+    """Return the engine's settings with the platform's value for every "auto". A value that the user set stays."""
     settings = plan.settings
     decision = registry.choose("platform", Need(), explicit=settings.engine.device)
     entry = decision.require()
@@ -107,7 +107,7 @@ def _with_platform_defaults(registry: Registry, plan: "EnginePlan") -> EngineCon
 
 def _executor(registry: Registry, plan: "EnginePlan", config: EngineConfig, limits: Limits) -> Any:
     world_size = config.tensor_parallel_size * config.pipeline_parallel_size
-    if world_size > 1:  # each rank would run the whole model
+    if world_size > 1:  # every rank would run the whole model
         raise ConfigError(f"tensor_parallel_size × pipeline_parallel_size is {world_size}: this version runs a model on one rank")
     need = ExecutorNeed(world_size=world_size)
     asked = config.distributed_executor_backend
@@ -117,14 +117,15 @@ def _executor(registry: Registry, plan: "EnginePlan", config: EngineConfig, limi
 
 
 def _policy(registry: Registry, config: EngineConfig, limits: Limits) -> tuple[Any, bool]:
-    """The scheduling policy, and whether it honours priorities."""
+    """Return the scheduling policy, and whether it honours priorities."""
     asked = config.scheduling_policy or default_name("scheduling_policy")
     entry = registry.choose("scheduling_policy", Need(), explicit=asked).require()
     return registry.build(entry, SchedulingPolicySetup(limits)), "priority" in registry.spec(entry).flags
 
 
 def _limits(plan: "EnginePlan", config: EngineConfig, registry: Registry) -> Limits:
-    """The resolved settings. Only this function says what an unset one means. The platform has already filled in its defaults."""
+    """Return the limits of the engine. This function alone decides what an unset setting means, after the platform has filled in
+    its defaults."""
     assert config.max_num_seqs and config.max_num_batched_tokens and config.block_size
     return Limits(
         max_model_len=plan.max_model_len,
@@ -149,7 +150,7 @@ def _limits(plan: "EnginePlan", config: EngineConfig, registry: Registry) -> Lim
 
 
 def _connectors(registry: Registry, config: EngineConfig, kv_plan: Any) -> dict[str, Any]:
-    """The scheduler halves of the configured connectors, in order."""
+    """Return the scheduler halves of the configured connectors, in order."""
     connectors = {}
     for name in config.kv_connectors or ():
         entry = registry.choose("kv_connector", Need(), explicit=name, key=name).require()
@@ -158,7 +159,7 @@ def _connectors(registry: Registry, config: EngineConfig, kv_plan: Any) -> dict[
 
 
 def _max_in_flight(config: EngineConfig, registry: Registry) -> int:
-    """How many steps may be in flight: one when a chosen plugin needs each new token on the host. The log then says so."""
+    """Return how many steps may be in flight. It is one if a chosen plugin needs each new token on the host; the log says so."""
     chosen = [("draft", config.spec_method)] if config.spec_method else []
     chosen += [("logits_processor", name) for name in config.logits_processors or ()]
     wanted = config.max_in_flight or 1
@@ -171,7 +172,7 @@ def _max_in_flight(config: EngineConfig, registry: Registry) -> int:
 
 
 def _plugin_modules(registry: Registry) -> dict[str, str]:
-    """The module that implements each chosen plugin → its id."""
+    """Return the module that implements each chosen plugin → the plugin's id."""
     chosen = [decision.winner for decision in registry.decisions.values() if decision.winner is not None]
     return {registry.spec(entry).implementation.partition(":")[0]: entry.id for entry in chosen}
 

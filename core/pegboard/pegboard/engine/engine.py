@@ -1,8 +1,8 @@
-"""The engine: takes requests, runs one step at a time, returns deltas. It owns all mutable state.
+"""The engine takes requests, runs one step at a time and returns deltas. It owns all mutable state.
 
     step():  fill the in-flight queue → take the oldest step → give it its token masks → apply its result
 
-One thread calls it. Nothing here knows text, HTTP or torch.
+Only one thread may call it. It knows nothing about text, HTTP or torch.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from pegboard.interfaces.scheduling_policy import SchedulingPolicy
 from pegboard.plugins.names import to_install
 
 GRAMMAR_NAP_S = 0.01
-"""How long a step sleeps while every request waits for its grammar to compile."""
+"""Seconds that a step sleeps at most while every request waits for its grammar to compile."""
 
 
 class Engine:
     """Serves requests on an executor whose model is loaded and whose KV cache is allocated.
 
-    connectors: implementations by plugin name, in chain order. grammars: owned by this engine, which stops them. has_priority:
-    the policy honours `EngineRequest.priority`. plugin_modules: module → id of the plugin whose code it is; a failure in it is
-    reported with the id. clock: seconds, the same clock as `EngineRequest.arrival_s`.
-    Raises KVCacheTooSmall when the plan cannot hold one request of `limits.max_model_len` tokens.
+    connectors: implementations by plugin name, in chain order. grammars: this engine owns them and stops them. has_priority:
+    the policy honours `EngineRequest.priority`. plugin_modules: module → id of the plugin that it belongs to; a failure in the
+    module is reported with that id. clock: returns seconds on the same clock as `EngineRequest.arrival_s`. Raises KVCacheTooSmall
+    when the plan cannot hold one request of `limits.max_model_len` tokens.
 
     After a plugin or the executor has failed in a step, the engine is dead: every call raises EngineDeadError.
     """
@@ -68,7 +68,7 @@ class Engine:
         check_fits(kv_plan, limits.max_model_len, limits.chunk_tokens)
         self.limits = limits
         self.decisions: Callable[[], list[dict[str, Any]]] = list
-        """Which plugins were chosen for this engine, and why. Set by `build_engine`."""
+        """The plugins that were chosen for this engine, and the reasons. `build_engine` sets it."""
         self._executor = executor
         self._grammars = grammars
         self._has_priority = has_priority
@@ -96,8 +96,9 @@ class Engine:
     # --- requests -----------------------------------------------------------------------------------------------------------
 
     def add(self, request: EngineRequest) -> None:
-        """Take a request in; `params.n` > 1 becomes n completions. Raises RequestError for what cannot be served (empty or too
-        long prompt, ids outside the vocabulary, an id in use, …) and Overloaded when the queue is full."""
+        """Add a request. `params.n` > 1 becomes n completions. Raises RequestError if the request cannot be served (the prompt is
+        empty or too long, a token id is outside the vocabulary, the request id is in use, …), and Overloaded if the queue is
+        full."""
         self._must_live()
         if request.request_id in self._queues.completions:
             raise RequestError(f"request id {request.request_id!r} is in use; choose another", parameter="request_id")
@@ -115,7 +116,8 @@ class Engine:
                 self._queues.add(completion)
 
     def _grammars_for(self, request: EngineRequest) -> Grammars | None:
-        """The grammars, when the request is constrained. RequestError when the constraint cannot be enforced."""
+        """Return the grammars if the request is constrained, else None. Raises RequestError if the constraint cannot be
+        enforced."""
         wanted = request.params.structured_outputs if isinstance(request.params, SamplingParams) else None
         if wanted is None:
             return None
@@ -128,8 +130,8 @@ class Engine:
         return self._grammars
 
     def abort(self, request_ids: Sequence[str], reason: Literal["abort", "stop"] = "abort") -> None:
-        """End requests (all their completions), or single completions by key. Their last delta comes with the next step.
-        Unknown ids are ignored: the request may just have finished. reason: their finish reason."""
+        """End requests with all their completions, or single completions by key. The next step returns their last delta. Unknown
+        ids are ignored, because the request may just have finished. reason: the finish reason."""
         self._must_live()
         with self._dying():
             for name in request_ids:
@@ -141,12 +143,12 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """`step` has something to do: requests, steps in flight, open KV transfers, or deltas to hand out."""
+        """Whether `step` has something to do: requests, steps in flight, open KV transfers, or deltas to return."""
         queues = self._queues
         return bool(queues.requests or self._in_flight or queues.deltas or queues.is_transferring)
 
     def step(self) -> list[RequestDelta]:
-        """Submit what can be submitted, apply the oldest result, return what the requests gained."""
+        """Submit steps while possible, apply the oldest result, and return the deltas of the requests."""
         self._must_live()
         with self._dying():
             while len(self._in_flight) < self.limits.max_in_flight and (batch := self._schedule()):
@@ -177,7 +179,8 @@ class Engine:
             self._scheduler.update(batch, output)
 
     def _send_masks(self, batch: Batch) -> None:
-        """Older steps have been applied, so the grammars are up to date. The forward of this step runs meanwhile."""
+        """Send the token masks of the oldest step. All earlier steps have been applied, so the grammars are up to date. The
+        forward of the step runs at the same time."""
         assert self._grammars is not None
         by_row, draining = self._queues.by_row, self._queues.draining
         live = [by_row[row] if by_row[row] not in draining else None for row in batch.rows.tolist()]
@@ -210,20 +213,20 @@ class Engine:
         }
 
     def attach(self, sink: MetricsSink) -> None:
-        """Add a sink. It gets the declared metrics and the current state at once."""
+        """Add a sink. It receives the declared metrics and the current state at once."""
         self._metrics.attach(sink, self._gauges())
 
     # --- control ------------------------------------------------------------------------------------------------------------
 
     def control(self, action: str, **arguments: Any) -> Any:
-        """Run a named action between steps. RequestError when there is no such action."""
+        """Run a named action between two steps. Raises RequestError if there is no such action."""
         self._must_live()
         if action not in self._actions:
             raise RequestError(f"unknown action {action!r}; there are {', '.join(self._actions)}", parameter="action")
         return self._actions[action](**arguments)
 
     def stats(self) -> dict[str, Any]:
-        """Current numbers, totals since the start, and how many blocks each running request holds in each KV group."""
+        """Return current numbers, totals since the start, and how many blocks each running request holds in each KV group."""
         kv, running = self._kv, self._queues.running
         return {
             **self._gauges(),
@@ -236,7 +239,8 @@ class Engine:
         }
 
     def _reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached blocks. False while requests hold blocks, unless `reset_running_requests` makes them recompute."""
+        """Forget all cached blocks. Return False and do nothing while requests hold blocks, unless `reset_running_requests` makes
+        them recompute."""
         if reset_running_requests:
             with self._dying():
                 while self._in_flight:
@@ -249,14 +253,15 @@ class Engine:
         return is_reset
 
     def _call(self, method: str, args: Sequence[Any] = ()) -> list[object]:
-        """Call a worker method that does not disturb serving on all ranks. Results in rank order."""
+        """Call a worker method on all ranks and return the results in rank order. Only methods that do not disturb serving are
+        allowed."""
         if method not in SERVING_CALLS:
             allowed = ", ".join(sorted(SERVING_CALLS))
             raise RequestError(f"workers cannot run {method!r} while they serve; they can run {allowed}", parameter="method")
         return self._executor.call(method, *args)
 
     def stop(self) -> None:
-        """Drop everything and stop the executor. Idempotent; the engine takes nothing afterwards."""
+        """Drop all requests and stop the executor. A second call does nothing. The engine accepts no requests afterwards."""
         if self._grammars is not None:
             self._grammars.stop()
         self._metrics.close()
@@ -274,7 +279,8 @@ class Engine:
 
     @contextmanager
     def _dying(self) -> Iterator[None]:
-        """An error that escapes leaves the engine in an unknown state, so the engine is dead afterwards."""
+        """Run a step. An error that leaves the block also leaves the engine in an unknown state, so the engine is dead
+        afterwards."""
         try:
             yield
         except BaseException as error:
@@ -284,7 +290,7 @@ class Engine:
             raise
 
     def _blame(self, error: Exception) -> None:
-        """Raise PluginFailure when the error came out of the code of a plugin."""
+        """Raise PluginFailure if the error came from the code of a plugin."""
         for frame, _ in traceback.walk_tb(error.__traceback__):
             plugin = self._plugin_modules.get(frame.f_globals.get("__name__", ""))
             if plugin is not None:
@@ -292,7 +298,7 @@ class Engine:
 
     @contextmanager
     def _executing(self, what: str) -> Iterator[None]:
-        """A call into the executor. When it fails, the engine is dead."""
+        """Call the executor in the block. If the call fails, the engine is dead."""
         try:
             yield
         except EngineDeadError:

@@ -1,4 +1,4 @@
-"""Admits waiting requests: checks what they wait for, finds their cached prefix, reserves blocks, and gives them a row."""
+"""Admits waiting requests: checks what they wait for, finds their cached prefixes, reserves blocks, and gives them rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from pegboard.interfaces.scheduling_policy import RequestStatus
 
 
 class Verdict(Enum):
-    """What happened to a waiting request. SKIPPED: the next one may try. BLOCKED: no request after it may be admitted."""
+    """What happened to a waiting request. SKIPPED: it still waits, and the next one is tried. BLOCKED: it still waits, and no
+    request after it may be admitted."""
 
     ADMITTED = "admitted"
     SKIPPED = "skipped"
@@ -28,8 +29,8 @@ class Verdict(Enum):
 
 @dataclass(slots=True)
 class _Start:
-    """Where a request begins: its cached prefix (None = not looked for), and what a connector adds. is_loaded: a connector has
-    filled its blocks between steps, and num_computed_tokens says how far."""
+    """Where the computation of a request starts. hit: its cached prefix; None = not looked up. external: the prefix that a
+    connector adds. is_loaded: a connector has loaded its blocks between steps; num_computed_tokens says how many tokens."""
 
     hit: PrefixHit | None = None
     external: External = External()
@@ -41,7 +42,7 @@ class _Start:
 
 
 class Prefill:
-    """The second half of scheduling. Stateless between steps."""
+    """The second half of scheduling. It keeps no state between steps."""
 
     def __init__(self, limits: Limits, queues: Queues, grammars: Grammars | None) -> None:
         self._limits = limits
@@ -50,7 +51,8 @@ class Prefill:
         self._grammars = grammars
 
     def admit(self, plan: StepPlan) -> None:
-        """Admit in the policy's order until rows, tokens or blocks run out. A request whose grammar cannot be compiled fails."""
+        """Admit requests in the policy's order until rows, tokens or blocks run out. A request whose grammar cannot be compiled
+        fails."""
         queues = self._queues
         admitted: list[Request] = []
         failed: list[tuple[Request, PegboardError]] = []
@@ -100,7 +102,7 @@ class Prefill:
     # --- what a request may wait for ----------------------------------------------------------------------------------------
 
     def _is_ready(self, request: Request) -> bool:
-        """The request waits for nothing except a row. PegboardError when its grammar cannot be compiled."""
+        """Return whether the request waits only for a row. Raises PegboardError if its grammar cannot be compiled."""
         if request.status is RequestStatus.LOADING:
             return False
         if "parent" in request.waits_for and self._parent_is_busy(request):
@@ -108,23 +110,24 @@ class Prefill:
         return "grammar" not in request.waits_for or self._grammars is None or self._grammars.take(request)
 
     def _parent_is_busy(self, request: Request) -> bool:
-        """The parent is computing the prompt or will do so soon. The child waits, because it can then share the blocks."""
+        """Return whether the parent has yet to finish computing the prompt. The child waits for that, because it can then share
+        the blocks."""
         parent = request.parent
         if parent is None or parent.is_finished or parent.num_output_tokens:
             return False
         return parent.num_confirmed_tokens < parent.num_prompt_tokens
 
-    # --- where it starts ----------------------------------------------------------------------------------------------------
+    # --- where its computation starts ---------------------------------------------------------------------------------------
 
     def _fork(self, request: Request, plan: StepPlan) -> bool:
-        """n > 1: start from the parent's blocks, so that only the last prompt token must be computed. False: admit it
-        normally."""
+        """Start a completion of n > 1 from its parent's blocks, so that only the last prompt token must be computed. Return False
+        if that is not possible; the request is then admitted normally."""
         parent = request.parent
         if "parent" not in request.waits_for or parent is None or parent.status is not RequestStatus.RUNNING:
             return False
         num_prompt = request.num_prompt_tokens
         if self._kv.holds(request) or request.num_output_tokens or parent.num_confirmed_tokens < num_prompt:
-            return False  # what is still in flight may turn out wrong (a failed KV load)
+            return False  # steps in flight may turn out to be invalid (a failed KV load)
         if not self._kv.fork(parent, request):
             return False
         request.num_computed_tokens = num_prompt - 1
@@ -133,8 +136,8 @@ class Prefill:
         return True
 
     def _find_start(self, request: Request) -> _Start | None:
-        """The longest prefix that need not be computed: already loaded, cached here, or at a connector. None: ask again in a
-        later step."""
+        """Return the longest prefix that need not be computed: already loaded, cached here, or at a connector. Return None if a
+        connector must be asked again in a later step."""
         if self._kv.holds(request):  # a connector has loaded its blocks
             return _Start(is_loaded=True)
         if getattr(request.params, "skip_reading_prefix_cache", False):
@@ -145,7 +148,7 @@ class Prefill:
         return None if external is None else _Start(hit, external)
 
     def _begin_loading(self, request: Request, start: _Start) -> Verdict:
-        """Reserve blocks for the prefix. The request waits without a row until the connector has filled them."""
+        """Reserve blocks for the prefix. The request waits without a row until the connector has loaded them."""
         blocks = self._kv.allocate(request, start.num_cached, hit=start.hit, num_computed_tokens=start.num_cached)
         if blocks is None:
             if not self._is_alone() or self._queues.reclaim(request):
@@ -166,7 +169,7 @@ class Prefill:
         computed = request.num_computed_tokens
         num_missing = request.num_tokens - computed
         if not self._limits.enable_chunked_prefill and num_missing > plan.tokens_left < plan.budget.max_tokens:
-            return Verdict.BLOCKED  # it waits for a step that can take all of it
+            return Verdict.BLOCKED  # it waits for a step that can compute the whole prompt
         num_tokens = self.chunk(request, num_missing, plan)
         samples = num_tokens == num_missing
         if num_tokens == 0 or (not samples and not plan.allows_partial(request)):
@@ -183,8 +186,8 @@ class Prefill:
         return Verdict.ADMITTED
 
     def chunk(self, request: Request, num_missing: int, plan: StepPlan) -> int:
-        """How many of the missing tokens this step computes, within the budget and the chunk limit. A chunk that does not reach
-        the end stops where a state can be cached."""
+        """Return how many of the missing tokens this step computes, within the budget and the chunk limit. A chunk ends where a
+        state can be cached, if there is such a place in it."""
         num_tokens = min(num_missing, plan.tokens_left)
         if self._limits.enable_chunked_prefill:
             num_tokens = min(num_tokens, max(1, plan.budget.max_chunk), self._limits.long_prefill_token_threshold)
@@ -200,7 +203,7 @@ class Prefill:
         plan.put(request, Entry(num_tokens, 0, samples, self._kv.tables(request), is_new=True))
 
     def _is_alone(self) -> bool:
-        """No other request runs, loads or drains, so no blocks will come back."""
+        """Return whether no other request runs, loads or drains, so that no blocks will be freed."""
         queues = self._queues
         return not (queues.running or queues.draining or queues.is_transferring)
 

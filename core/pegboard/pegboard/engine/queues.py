@@ -1,8 +1,8 @@
-"""All live requests, waiting and running, and what they hold: rows, blocks, adapter slots.
+"""All live requests, waiting and running, and what they hold: rows, blocks and adapter slots.
 
-A request leaves its row in two moves. First it stops being scheduled (finished, aborted or preempted). Then, once no step in
-flight holds its row, it is *vacated*: row, blocks and adapter are given back, and a preempted request waits again. In between
-it is *draining*, and results that still come for it are dropped.
+A request leaves its row in two steps. First it is no longer scheduled, because it has finished, was aborted or was preempted.
+Later, when no step in flight uses its row, it is *vacated*: its row, blocks and adapter are released, and a preempted request
+waits again. In between it is *draining*, and results that arrive for it are dropped.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ TOTALS = (
     "external_prefix_cache_hits_total",
     "num_preemptions_total",
 )
-"""Metrics that are counted here; queries and hits in tokens."""
+"""Metrics that are counted here. Queries and hits are numbers of tokens."""
 
 BASE_SLOT = 0
 """The LoRA slot of the base model."""
 
 
 class Queues:
-    """policy: holds the waiting requests. running: in admission order. loading: requests whose blocks a connector fills between
-    steps. by_row: who owns each row, draining requests included. removed_rows: vacated since the last batch. deltas: not yet
-    returned by `Engine.step`. ended: requests that finished since the last measurement. totals: counters since the start, by
-    metric."""
+    """policy: holds the waiting requests. running: the running requests in admission order. loading: requests whose blocks a
+    connector loads between steps. by_row: the request that owns each row, including draining ones. removed_rows: rows vacated
+    since the last batch. deltas: deltas that `Engine.step` has not returned yet. ended: requests that have finished since the
+    last measurement. totals: metric → counter since the start."""
 
     def __init__(
         self,
@@ -83,12 +83,12 @@ class Queues:
         self.running.append(request)
 
     def stop_waiting(self, request: Request) -> None:
-        """Remove it from the policy's waiting requests."""
+        """Remove the request from the policy's waiting requests."""
         self.policy.remove(request)
         self.num_waiting -= 1
 
     def preempt(self, request: Request) -> None:
-        """Take the row and the blocks back. The request computes its tokens again later."""
+        """Take the row and the blocks from a running request. It waits again and recomputes its tokens later."""
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         self.totals["num_preemptions_total"] += 1
@@ -120,12 +120,12 @@ class Queues:
         self.ended.append(request)
 
     def fail(self, request: Request, reason: str, error: str | None = None, parameter: str | None = None) -> None:
-        """End a request, in whatever status, without a result. error: why, for the client; parameter: the field at fault."""
+        """End a request in any status without a result. error: the reason for the client. parameter: the field that is wrong."""
         delta = RequestDelta(request_id=request.request_id, index=request.index, error=error, error_parameter=parameter)
         self.finish(request, delta, reason, is_aborted=True)
 
     def vacate(self, request: Request) -> None:
-        """No step in flight holds the request's row any more, so everything it holds is given back. A preempted request waits
+        """Release everything that the request holds. No step in flight may use its row any more. A preempted request waits
         again."""
         assert request.row is not None
         self.draining.discard(request)
@@ -141,8 +141,8 @@ class Queues:
             self._wait(request)
 
     def reclaim(self, need: Request) -> bool:
-        """Take the blocks that a connector has loaded for another waiting request: the last resort before `need` itself must
-        wait. False when no request has such blocks."""
+        """Free the blocks that a connector has loaded for another waiting request, as the last resort before `need` itself must
+        wait. Return False if no request has such blocks."""
         for other in reversed(self.requests.values()):
             if other is not need and other.status is RequestStatus.WAITING and self.kv.holds(other):
                 self.drop_blocks(other)
@@ -150,7 +150,7 @@ class Queues:
         return False
 
     def drop_blocks(self, request: Request) -> None:
-        """A waiting request gives back the blocks that a connector loaded for it. It computes them instead."""
+        """Free the blocks that a connector loaded for a waiting request, which will compute its tokens instead."""
         self._released(request, "preempted")
         self.kv.release(request)
         request.num_computed_tokens = 0
@@ -158,7 +158,7 @@ class Queues:
 
     @property
     def is_transferring(self) -> bool:
-        """KV transfers are open. Only a step brings the reports that they wait for."""
+        """Whether KV transfers are open. Only a step returns the reports that end them."""
         return self.connectors is not None and bool(self.loading or self.connectors.has_open)
 
     def _released(self, request: Request, why: Literal["finished", "aborted", "preempted"]) -> dict[str, Any] | None:
@@ -176,15 +176,15 @@ class Queues:
             self.vacate(request)
 
     def _leave_parent(self, request: Request) -> None:
-        """The completion no longer waits for its parent's prompt blocks."""
+        """Record that the completion no longer waits for its parent's prompt blocks."""
         if "parent" in request.waits_for and request.parent is not None:
             request.parent.num_waiting_children -= 1
             request.waits_for.discard("parent")
 
 
 class LoRASlots:
-    """Which LoRA adapter is in which of the worker's slots 1 … max_loras. An adapter that a running request uses never loses
-    its slot, so no batch can want more than `max_loras` adapters. Of the others the least recently used one makes room."""
+    """Assigns LoRA adapters to the worker's slots 1 … max_loras. An adapter that a running request uses never loses its slot, so
+    no batch needs more than `max_loras` adapters. Of the other adapters, the least recently used one loses its slot first."""
 
     def __init__(self, max_loras: int) -> None:
         self._free = list(range(max_loras, BASE_SLOT, -1))
@@ -193,8 +193,8 @@ class LoRASlots:
         self._loads: list[tuple[int, AdapterRef]] = []
 
     def assign(self, adapter: AdapterRef) -> bool:
-        """Hold a slot for the adapter until `release`; it is loaded before the next batch if it is new. False = all slots are
-        held by other adapters: the request waits."""
+        """Hold a slot for the adapter until `release`. A new adapter is loaded before the next batch. Return False if other
+        adapters hold all slots; the request must wait."""
         lora_id = adapter.lora_id
         if lora_id not in self._slots:
             slot = self._free.pop() if self._free else self._evict()
@@ -207,17 +207,17 @@ class LoRASlots:
         return True
 
     def release(self, adapter: AdapterRef) -> None:
-        """One user fewer."""
+        """Release the slot for one user of the adapter."""
         self._num_users[adapter.lora_id] -= 1
         if not self._num_users[adapter.lora_id]:
             del self._num_users[adapter.lora_id]
 
     def slot_of(self, adapter: AdapterRef | None) -> int:
-        """Slot of a held adapter; 0 for the base model."""
+        """Return the slot of an adapter that is held, or 0 for the base model."""
         return BASE_SLOT if adapter is None else self._slots[adapter.lora_id]
 
     def take_loads(self) -> tuple[tuple[int, AdapterRef], ...]:
-        """(slot, adapter) pairs to load before the next forward."""
+        """Return the (slot, adapter) pairs to load before the next forward, and clear them."""
         loads, self._loads = tuple(self._loads), []
         return loads
 

@@ -1,5 +1,5 @@
-"""One completion of one request as the engine keeps it: its state, what is refused, and when it ends. It knows nothing about
-scheduling."""
+"""The engine's state of one completion of a request, the checks of new requests, and when a completion ends. It knows nothing
+about scheduling."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from pegboard.interfaces.scheduling_policy import RequestStatus
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
-    """Changed only by the scheduler and the KV cache; plugins see it as `RequestView`.
+    """Only the scheduler and the KV cache change it. Plugins see it as `RequestView`.
 
-    num_computed_tokens: tokens whose KV is written (or will be, once the steps in flight are done).
-    num_in_flight_tokens: of those, scheduled but not yet confirmed, in num_in_flight_steps steps; num_loading_tokens: of those,
-        the ones that a KV connector brings within the first of these steps.
+    num_computed_tokens: tokens whose KV is written, or will be when the steps in flight are done.
+    num_in_flight_tokens: how many of those are scheduled but not yet confirmed. They are in num_in_flight_steps steps.
+    num_loading_tokens: how many of those a KV connector loads within the first of these steps.
     block_hashes: the chain of hashes, one per KVPlan.hash_block_size confirmed tokens.
-    waits_for: of "grammar" and "parent" (whose prompt a completion of n > 1 will share; num_waiting_children counts them).
-    num_external_tokens: of num_cached_tokens, those that KV connectors brought.
-    uses_connectors: False once a KV load has failed: the prefix is computed here instead.
-    key: unique name inside the engine, "<request_id>" for n = 1 and "<index>_<request_id>" otherwise.
+    waits_for: a subset of "grammar" and "parent". A completion of n > 1 waits for its parent's prompt, which it will share;
+    num_waiting_children of the parent counts such completions. num_external_tokens: how many of num_cached_tokens KV connectors
+    loaded.
+    uses_connectors: becomes False when a KV load has failed; the prefix is then computed here.
+    key: the unique name in the engine, "<request_id>" for n = 1 and "<index>_<request_id>" otherwise.
     """
 
     index: int
@@ -69,7 +70,7 @@ class Request:
 
     @classmethod
     def of(cls, source: EngineRequest, *, index: int = 0, parent: "Request | None" = None) -> "Request":
-        """Completion `index` of a request; all but the first have the first as their parent."""
+        """Create completion `index` of a request. The first completion is the parent of the others."""
         request = cls(index=index, parent=parent, **msgspec.structs.asdict(source))
         request.key = source.request_id
         request.all_token_ids = list(source.prompt_token_ids)
@@ -87,12 +88,12 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and confirmed outputs."""
+        """The number of prompt tokens and confirmed output tokens."""
         return len(self.all_token_ids)
 
     @property
     def num_confirmed_tokens(self) -> int:
-        """Tokens whose KV no step in flight can change any more."""
+        """The number of tokens whose KV no step in flight can still change."""
         return self.num_computed_tokens - self.num_in_flight_tokens
 
     @property
@@ -109,7 +110,8 @@ class Request:
     # --- its end ------------------------------------------------------------------------------------------------------------
 
     def output_room(self, max_model_len: int) -> int:
-        """Tokens that may still be sampled before max_tokens or max_model_len ends it; none for a pooled prompt."""
+        """Return how many tokens can still be sampled before max_tokens or max_model_len ends the completion. It is 0 for a
+        pooling request."""
         params = self.params
         if not isinstance(params, SamplingParams):
             return 0
@@ -117,11 +119,12 @@ class Request:
         return room if params.max_tokens is None else min(room, params.max_tokens - len(self.output_token_ids))
 
     def append_until_stop(self, token_ids: list[int], max_model_len: int) -> tuple[list[int], str | None]:
-        """Append tokens one at a time; the first one that ends the completion is the last one kept. Returns the kept tokens and
-        the finish reason ("stop", "length" or None); sets `stop_reason`.
+        """Append tokens one at a time. The first one that ends the completion is the last one that is kept. Return the kept
+        tokens and the finish reason ("stop", "length" or None), and set `stop_reason`.
 
-        Order and reasons are vLLM's: end of sequence and stop tokens count only from `min_tokens` outputs on. End of sequence
-        leaves stop_reason None; a stop token is named there. Stop strings are found in A, where the text is.
+        The order of the checks and the reasons are vLLM's. End of sequence and stop tokens have an effect only once there are
+        `min_tokens` outputs. For a stop token, stop_reason is its id; for end of sequence it stays None. Stop strings are found
+        in A, where the text is.
         """
         params = self.params
         assert isinstance(params, SamplingParams), "pooling requests produce no tokens"
@@ -138,7 +141,7 @@ class Request:
 
 
 def completions_of(source: EngineRequest) -> Iterator[Request]:
-    """The n completions of a request; the first one is the parent whose prompt blocks the others share."""
+    """Create the n completions of a request. The first one is the parent, whose prompt blocks the others share."""
     parent = Request.of(source)
     yield parent
     params = source.params
@@ -146,14 +149,14 @@ def completions_of(source: EngineRequest) -> Iterator[Request]:
         return
     for index in range(1, params.n):
         child = Request.of(source, index=index, parent=parent)
-        if params.prompt_logprobs is not None:  # the parent reports them for all
+        if params.prompt_logprobs is not None:  # the parent reports them for all completions
             child.params = params.clone(prompt_logprobs=None, skip_reading_prefix_cache=None)
         yield child
 
 
 def check_request(request: EngineRequest, limits: Limits, *, has_priority: bool) -> None:
-    """Raise RequestError, with the field at fault, when the request cannot be served under `limits`. has_priority: the scheduling
-    policy honours `priority`. Grammars are checked by the engine."""
+    """Raise RequestError, which names the field, if the request cannot be served under `limits`. has_priority: the scheduling
+    policy honours `priority`. The engine checks grammars."""
     _check_prompt(request, limits)
     if request.priority and not has_priority:
         raise RequestError(

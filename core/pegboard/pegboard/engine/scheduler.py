@@ -1,15 +1,14 @@
-"""Decides each step's work, and applies its result. There is no prefill phase and no decode phase: every step moves
+"""Decides what each step computes, and applies its result. There is no prefill phase and no decode phase: every step moves
 `num_computed_tokens` of some requests towards their known tokens.
 
-    schedule():  1. running requests, in order: each gets the tokens it lacks, within the token budget; when blocks run out, the
-                    policy names a victim, which gives its blocks back and recomputes later
+    schedule():  1. running requests, in order: each computes its missing tokens, within the token budget; when blocks run out,
+    the policy names a victim, which loses its blocks and recomputes later
                  2. if no request was preempted: waiting requests, in the policy's order (prefill.py)
                  3. the plan becomes a Batch
-    update():    tokens are appended, ends found, full blocks made findable, deltas left in the queues
+    update():    tokens are appended, ended requests are found, full blocks become findable, and deltas are added to the queues
 
-Several steps may be in flight. Each sampling step adds one token that is not known yet, so a request's known tokens are at
-least `num_computed_tokens + 1` once its prompt is done. A row with a sampling step in flight is scheduled ahead only when
-drafts are off: how many drafts were accepted decides what comes next.
+Several steps may be in flight. Each sampling step adds one token that is not known yet. A row with a sampling step in flight is
+scheduled ahead only if drafts are off, because the next step depends on how many drafts were accepted.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from pegboard.interfaces.scheduling_policy import RequestStatus, StepLoad
 
 @dataclass(slots=True)
 class InFlight:
-    """A submitted step: row → draft tokens it verifies, the block copies it runs, the load before it, and the tokens it computes
-    beyond one per row."""
+    """A submitted step. drafts: row → draft tokens that it verifies. copies: the block copies that it runs. load: the load when
+    it was planned. num_prefill_tokens: tokens that it computes in addition to one per row."""
 
     drafts: dict[int, list[int]]
     copies: list[Copy]
@@ -44,7 +43,7 @@ class InFlight:
 
 
 class Scheduler:
-    """Called from the engine's thread: `schedule` before a step is submitted, `update` when its result has arrived, in the same
+    """The engine's thread calls `schedule` before a step is submitted, and `update` when its result has arrived, in the same
     order."""
 
     def __init__(self, limits: Limits, queues: Queues, grammars: Grammars | None, metrics: StepMetrics) -> None:
@@ -59,8 +58,8 @@ class Scheduler:
         self._steps: dict[int, InFlight] = {}
 
     def schedule(self) -> Batch | None:
-        """The next step's batch; None when nothing can run now. An empty batch is a poll: only a step brings the reports that
-        open KV transfers wait for."""
+        """Return the next step's batch, or None if nothing can run now. The batch is empty if only KV transfers are open: the
+        step then polls for their reports."""
         load = self._load()
         budget = self._queues.policy.budget(load)
         if self._pacing is not None:
@@ -77,7 +76,7 @@ class Scheduler:
         return batch
 
     def drafts(self, step: int) -> dict[int, list[int]]:
-        """Row → the draft tokens that a submitted step verifies."""
+        """Return row → the draft tokens that a submitted step verifies."""
         return self._steps[step].drafts
 
     def _load(self) -> StepLoad:
@@ -96,12 +95,12 @@ class Scheduler:
             if len(running) == num_before:
                 index += 1
             elif request.status is RequestStatus.RUNNING:
-                index = running.index(request) + 1  # victims may have stood before it
+                index = running.index(request) + 1  # victims may have been before it in the list
             else:
-                break  # it was the victim itself; the next step uses the blocks it gave back
+                break  # it was the victim itself; the next step uses its blocks
 
     def _plan_one(self, request: Request, plan: StepPlan) -> None:
-        """Schedule one running request, if it has something to compute and blocks can be found."""
+        """Schedule one running request, if it has tokens to compute and there are blocks for them."""
         num_known, num_drafts = self._missing(request)
         if num_known == 0:
             return
@@ -118,8 +117,8 @@ class Scheduler:
         plan.put(request, Entry(num_known + num_drafts, num_drafts, samples, new_blocks))
 
     def _missing(self, request: Request) -> tuple[int, int]:
-        """(known tokens without KV, drafts to verify after them); (0, 0) when the request must wait for its own result, or when
-        the steps in flight are certain to end it."""
+        """Return (number of known tokens without KV, number of drafts to verify after them). It is (0, 0) if the request must
+        wait for its own result, or if the steps in flight are certain to end it."""
         computed, num_tokens = request.num_computed_tokens, len(request.all_token_ids)
         if computed < num_tokens - 1:
             return num_tokens - computed, 0
@@ -134,7 +133,7 @@ class Scheduler:
         return 1, max(0, min(len(drafts), limits.max_drafts, request.output_room(limits.max_model_len) - 1))
 
     def _shorten(self, request: Request, num_known: int, num_drafts: int, plan: StepPlan) -> tuple[int, int]:
-        """Cut both numbers to what is left of the step's budget. The grammar may cut the drafts further."""
+        """Limit both numbers to the rest of the step's budget. The grammar may trim the drafts further."""
         if num_known > 1:
             return self._prefill.chunk(request, num_known, plan), num_drafts
         num_drafts = min(num_drafts, plan.tokens_left - 1)
@@ -145,13 +144,14 @@ class Scheduler:
         return 1, num_drafts
 
     def _find_blocks(self, request: Request, num_tokens: int, plan: StepPlan) -> NewBlocks | None:
-        """Blocks for `num_tokens` tokens, taken from victims if there is no other way. None = the request waits."""
+        """Return new blocks for `num_tokens` tokens, taken from victims if there is no other way. Return None if the request must
+        wait."""
         queues = self._queues
         while (new_blocks := self._kv.allocate(request, num_tokens)) is None:
             if request.num_waiting_children and self._kv.stop_keeping(request):
                 continue
             if queues.draining:
-                return None  # draining requests give blocks back soon, so no more victims are needed
+                return None  # draining requests will release blocks soon, so no more victims are needed
             victim = cast("Request | None", queues.policy.victim(tuple(queues.running), request))
             if (victim is None or victim is request) and queues.reclaim(request):
                 continue
@@ -167,7 +167,7 @@ class Scheduler:
     # --- update -------------------------------------------------------------------------------------------------------------
 
     def update(self, batch: Batch, output: StepOutput) -> None:
-        """Apply the results to the requests of the step. Results for rows whose request has left meanwhile are dropped."""
+        """Apply the results to the requests of the step. Results for rows that their request has left meanwhile are dropped."""
         self._close(batch, output)
         failed_loads = self._take_reports(output)
         places = {row: place for place, row in enumerate(output.rows.tolist())}
@@ -189,7 +189,7 @@ class Scheduler:
                 self._redo(request)
                 continue
             place = places.get(row)
-            if place is None:  # part of a prompt, or a pooled prompt
+            if place is None:  # part of a prompt, or a pooling request
                 self._commit(request)
                 if row in output.pooled:
                     delta = RequestDelta(request_id=request.request_id, index=request.index, pooled=output.pooled[row])
@@ -202,7 +202,7 @@ class Scheduler:
                 self._metrics.drafts(num_drafts, len(token_ids[place]) - 1)
 
     def _close(self, batch: Batch, output: StepOutput) -> None:
-        """The step is over: release its copies, and report its times to the policy, the pacing and the metrics."""
+        """End a step: release its copies, and report its times to the policy, the pacing and the metrics."""
         step = self._steps.pop(batch.step)
         self._kv.copies_done(step.copies)
         self._queues.policy.observe(step.load, output.times)
@@ -230,8 +230,8 @@ class Scheduler:
             self._queues.finish(request, delta, reason)
 
     def _advance_grammar(self, request: Request, token_ids: list[int], delta: RequestDelta, reason: str | None) -> str | None:
-        """The finish reason. The completion also ends when the grammar allows only a stop token, and min_tokens (or a model
-        without stop tokens) allows none."""
+        """Advance the grammar and return the finish reason. The completion also ends if the grammar allows only a stop token but
+        no stop token can be sampled, because of min_tokens or because the model has none."""
         params = request.params
         assert isinstance(params, SamplingParams) and params.structured_outputs, "it has a grammar"
         if request.grammar.accept(token_ids) != len(token_ids):
@@ -250,13 +250,13 @@ class Scheduler:
         return "stop"
 
     def _commit(self, request: Request) -> None:
-        """Make the tokens valid that no step in flight can change any more."""
+        """Commit the tokens that no step in flight can still change."""
         self._kv.commit(request, min(request.num_confirmed_tokens, len(request.all_token_ids)))
 
     # --- update: KV transfers -----------------------------------------------------------------------------------------------
 
     def _take_reports(self, output: StepOutput) -> set[str]:
-        """Take the connectors' reports. Returns the keys of requests whose load inside this step failed."""
+        """Apply the connectors' reports. Return the keys of the requests whose load inside this step failed."""
         if self._queues.connectors is None:
             return set()
         loaded, failed = self._queues.connectors.update(output.transfers)
@@ -274,7 +274,7 @@ class Scheduler:
         return in_step
 
     def _continue_without(self, request: Request, first_bad_token: int) -> None:
-        """A load between steps failed: keep the blocks if they allow it, and compute from the first bad token on."""
+        """Handle a failed load between steps: keep the blocks if possible, and compute from the first bad token on."""
         if self._limits.kv_load_failure_policy == "fail":
             self._queues.fail(request, "error", _load_failed(f" from token {first_bad_token} on"))
         elif not self._kv.can_resume(request, first_bad_token):
@@ -285,8 +285,8 @@ class Scheduler:
             self._kv.commit(request, request.num_computed_tokens)
 
     def _redo(self, request: Request) -> None:
-        """A load inside the step failed, so everything computed on top of it is void. Nothing of it was committed: the request
-        starts over from what is cached here."""
+        """Handle a failed load inside a step. Everything that was computed on top of it is invalid and was not committed. The
+        request starts over from what is cached here."""
         request.uses_connectors = False
         if self._limits.kv_load_failure_policy == "fail":
             self._queues.fail(request, "error", _load_failed())
@@ -299,6 +299,6 @@ def _load_failed(where: str = "") -> str:
 
 
 def _positions(logprobs: Logprobs) -> list[PositionLogprobs]:
-    """One object per position, from arrays."""
+    """Convert arrays to one object per position."""
     columns = zip(logprobs.token_ids.tolist(), logprobs.values.tolist(), logprobs.ranks.tolist(), strict=True)
     return [PositionLogprobs(token_ids, values, rank) for token_ids, values, rank in columns]

@@ -1,4 +1,5 @@
-"""A's end of the boundary: starts the engine process, sends and receives messages, notices its death, and cleans up."""
+"""The API process's end of the boundary. It starts the engine process, sends and receives messages, notices when the engine dies,
+and cleans up."""
 
 from __future__ import annotations
 
@@ -22,18 +23,18 @@ from pegboard.log import get_logger
 log = get_logger(__name__)
 
 STOP_PATIENCE_S = (1.5, 5.0, 5.0)
-"""How long the engine process may take to leave after the `Stop` message, then after SIGTERM, then after SIGKILL."""
+"""Seconds to wait for the engine process to exit: after the `Stop` message, then after SIGTERM, then after SIGKILL."""
 
 
 class EngineLink:
-    """A socket to the engine. After `attach` the running event loop delivers messages, and the death of the engine."""
+    """A socket to the engine. After `attach`, the running event loop calls back for every message and when the engine dies."""
 
     def __init__(self, address: str, *, identity: bytes = b"", linger_ms: int = 0) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set_hwm(0)
         self._socket.linger = linger_ms
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)  # ms between attempts until the other end listens
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)  # milliseconds between connection attempts until the engine listens
         if identity:
             self._socket.setsockopt(zmq.IDENTITY, identity)
         self._socket.connect(address)
@@ -42,18 +43,18 @@ class EngineLink:
         self._on_death: Callable[[EngineDeadError], None] | None = None
 
     def attach(self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]) -> None:
-        """From now on, deliver messages and the death of the engine on the running event loop."""
+        """Call `on_message` for every message, and `on_death` when the engine dies, on the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._on_message, self._on_death = on_message, on_death
         self._loop.add_reader(self._socket.FD, self._receive)
         self._loop.call_soon(self._receive)
 
     def send(self, message: ToEngine) -> None:
-        """Send a message; never blocks. Messages to a dead engine are dropped."""
+        """Send a message without blocking. Messages to a dead engine are dropped."""
         self.send_encoded(encode(message))
 
     def send_encoded(self, data: bytes) -> None:
-        """`send` for a message that is encoded already."""
+        """Send a message that is already encoded."""
         if self._socket.closed:
             return
         self._socket.send(data)
@@ -74,7 +75,7 @@ class EngineLink:
         if isinstance(message, Dead) and not message.is_start:
             self._died(message.failure.message)
             return
-        if isinstance(message, Dead):  # the engine did not start; that its process ends now is no further news
+        if isinstance(message, Dead):  # the engine did not start, so the end of its process is not reported again
             self._on_death = None
         self._on_message(message)
 
@@ -84,22 +85,23 @@ class EngineLink:
             on_death(EngineDeadError(reason))
 
     def detach(self) -> None:
-        """Stop delivering; call on the loop that attached."""
+        """Stop the callbacks. Call it on the loop that called `attach`."""
         if self._loop is not None and not self._socket.closed:
             self._loop.remove_reader(self._socket.FD)
         self._loop = self._on_message = self._on_death = None
 
     def close(self) -> None:
-        """Stop delivering and close the socket."""
+        """Stop the callbacks and close the socket."""
         self.detach()
         self._socket.close()
         self._context.term()
 
 
 class EngineProcess(EngineLink):
-    """One engine process and the socket to it. Created (and so started) on any thread.
+    """One engine process and the socket to it. The constructor starts the process. Any thread may call it.
 
-    The socket is in a new folder that only this user can open. `stop` removes both; it also runs at exit.
+    The socket is in a new folder that only this user can open. `stop` removes the socket and the folder. It also runs when the
+    program exits.
     """
 
     def __init__(self, builder: str = BUILDER) -> None:
@@ -114,7 +116,7 @@ class EngineProcess(EngineLink):
             atexit.register(self.stop)
 
     def start(self, plan: Any, *, wants_samples: bool = False) -> None:
-        """Send the plan; the engine answers `Ready` or `Dead`. wants_samples: the engine also sends what it measures."""
+        """Send the plan. The engine answers with `Ready` or `Dead`. wants_samples: the engine also sends its measurements."""
         self._has_plan = True
         self.send(Start(pickle.dumps(plan), wants_samples))
 
@@ -139,20 +141,21 @@ class EngineProcess(EngineLink):
         super().detach()
 
     def stop(self) -> None:
-        """End the process, politely first, and remove the socket. Blocks until it is gone; calling again does nothing."""
+        """Ask the process to stop, kill it if it does not, and remove the socket. Blocks until the process has ended. A second
+        call does nothing."""
         if self._socket.closed:
             return
         self.detach()
         self.send(Stop())
         atexit.unregister(self.stop)
-        # without a plan it is still importing, so there is nothing to shut down
+        # without a plan the process is still importing, so there is nothing to shut down
         self._process.end(STOP_PATIENCE_S if self._has_plan else (0.0, *STOP_PATIENCE_S[1:]))
         self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _new_folder() -> Path:
-    """A new folder that only this user can open (mode 0700). It is in /tmp when the path below TMPDIR would be too long for a
-    socket."""
+    """Create and return a folder that only this user can open (mode 0700). It is in /tmp if the path below TMPDIR would be too
+    long for a socket."""
     length = len(os.fsencode(tempfile.gettempdir())) + len("/pegboard-12345678/engine")
     return Path(tempfile.mkdtemp(prefix="pegboard-", dir="/tmp" if length > zmq.IPC_PATH_MAX_LEN else None))

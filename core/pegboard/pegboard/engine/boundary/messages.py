@@ -1,4 +1,4 @@
-"""What crosses the boundary between the API process (A) and the engine process (E): msgpack, one message per frame.
+"""The messages between the API process (A) and the engine process (E), encoded with msgpack, one message per frame.
 
     A → E   Start, Add, Abort, Control, Stop
     E → A   Ready, StepDeltas, Measured, Rejected, ControlReply, Dead
@@ -21,8 +21,8 @@ from pegboard.interfaces.metrics import Metric, Sample
 
 
 class Start(msgspec.Struct, tag="start"):
-    """The first message. plan: the pickled `EnginePlan`; it arrives over a socket only this user can open. wants_samples: A has
-    metrics sinks, so E sends `Measured`."""
+    """The first message. plan: the pickled `EnginePlan`, which is safe because only this user can open the socket. wants_samples:
+    A has metrics sinks, so E should send `Measured`."""
 
     plan: bytes
     wants_samples: bool = False
@@ -33,15 +33,15 @@ class Add(msgspec.Struct, tag="add"):
 
 
 class Abort(msgspec.Struct, tag="abort"):
-    """ids: request ids, or keys of single completions (see `pegboard.data.request.Request.key`). reason: "stop" for completions
-    in whose text A has found a stop string."""
+    """ids: request ids, or keys of single completions (see `pegboard.engine.requests.Request.key`). reason: "stop" for
+    completions in whose text A has found a stop string."""
 
     ids: list[str]
     reason: Literal["abort", "stop"] = "abort"
 
 
 class Control(msgspec.Struct, tag="control"):
-    """An action of `Engine.control`; `call_id` comes back in the reply."""
+    """Run an action of `Engine.control`. The reply contains the same `call_id`."""
 
     call_id: int
     action: str
@@ -49,11 +49,11 @@ class Control(msgspec.Struct, tag="control"):
 
 
 class Stop(msgspec.Struct, tag="stop"):
-    """Exit now and drop all running requests."""
+    """Exit and drop all running requests."""
 
 
 class Failure(msgspec.Struct):
-    """An exception as values: the name of its class in `pegboard.errors`, and the attributes that it carries."""
+    """An exception as plain values: the name of its class in `pegboard.errors`, and its attributes."""
 
     type: str
     message: str
@@ -61,7 +61,7 @@ class Failure(msgspec.Struct):
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """What to send for `error`. Foreign exceptions travel as PegboardError with their type in the message."""
+        """Return `error` as plain values. Any exception that is not a PegboardError becomes one, with its type in the message."""
         if not isinstance(error, PegboardError):
             return cls("PegboardError", f"{type(error).__name__}: {error}")
         name = next(base.__name__ for base in type(error).__mro__ if getattr(errors, base.__name__, None) is base)
@@ -69,14 +69,14 @@ class Failure(msgspec.Struct):
         return cls(name, str(error), carried)
 
     def error(self) -> PegboardError:
-        """The exception again, to be raised on the other side."""
+        """Return the exception, which the other side can raise."""
         error: PegboardError = getattr(errors, self.type)(self.message)
         vars(error).update(self.carried)
         return error
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """The model is loaded. info: plain values of the engine (`Engine.stats()` at start). metrics: what samples will hold."""
+    """The model is loaded. info: `Engine.stats()` at start. metrics: the metrics that samples will contain."""
 
     info: dict[str, Any] = {}
     metrics: list[Metric] = []
@@ -87,7 +87,7 @@ class StepDeltas(msgspec.Struct, tag="deltas"):
 
 
 class Measured(msgspec.Struct, tag="measured"):
-    """What the engine has measured since the last `Measured`."""
+    """The engine's measurements since the last `Measured`."""
 
     sample: Sample
 
@@ -106,7 +106,7 @@ class ControlReply(msgspec.Struct, tag="reply"):
 
 
 class Dead(msgspec.Struct, tag="dead"):
-    """The last message of an engine that failed. is_start: it never became ready."""
+    """The last message of an engine that has failed. is_start: the engine failed before it was ready."""
 
     failure: Failure
     is_start: bool = False

@@ -1,7 +1,7 @@
-"""The engine's own process (E): bootstrap, message loop, and an orderly end in every case.
+"""The engine process (E): its start, its message loop, and its orderly end in every case.
 
-It starts before the plan is known, so that the heavy imports run while the parent resolves it. It ends when told to, when its
-parent is gone, on SIGTERM, or when the engine fails.
+The process starts before the plan is known, so the slow imports run while the parent resolves the plan. It ends when it receives
+`Stop`, when its parent is gone, on SIGTERM, or when the engine fails.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ log = get_logger(__name__)
 
 
 class _Terminated(BaseException):
-    """SIGTERM arrived; unwinds the loop. Not an Exception, so that no handler of plugins swallows it."""
+    """SIGTERM has arrived, and the loop must end. The class is not an Exception, so that no plugin's `except` can catch it."""
 
 
 def run(address: str, builder: str) -> None:
-    """Body of the engine process. address: "ipc://…" to listen on. builder: "module:function", called with the plan.
+    """The body of the engine process. address: the address to listen on, "ipc://…". builder: "module:function" that is called
+    with the plan.
 
-    The engine listens and the parent connects, because a connecting socket queues messages while nothing listens, where a
-    listening one would block.
+    The engine listens and the parent connects, because a connecting socket queues messages until the other end listens. A
+    listening socket would block instead.
     """
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.set_hwm(0)
-    socket.linger = 2000  # ms: the last message must be delivered, but a dead parent must not block this process
+    socket.linger = 2000  # milliseconds: the last message must be delivered, but a dead parent must not block this process
     socket.bind(address)
     try:
         take_signals(signal.SIG_DFL)  # nothing exists yet that needs an orderly end
@@ -74,11 +75,11 @@ def _on_terminate(signum: int, frame: FrameType | None) -> None:
 
 
 def _start(socket: zmq.Socket[bytes], builder: str) -> tuple[Any, SampleRelay | None]:
-    """Build the engine and announce it as ready. Returns it with the relay of its samples, if A wants them. Returns no engine
-    when the start failed, which is reported, or when A said `Stop`."""
+    """Build the engine and report that it is ready. Return the engine, and the relay of its samples if A wants samples. Return
+    (None, None) if the start failed, which is reported to A, or if A sent `Stop`."""
     relay = None
     try:
-        build = load_function(builder)  # the slow part, while the parent is still busy with the plan
+        build = load_function(builder)  # this takes long, and the parent makes the plan meanwhile
         message = decode_to_engine(socket.recv())
         if isinstance(message, Stop):
             return None, None
@@ -89,7 +90,7 @@ def _start(socket: zmq.Socket[bytes], builder: str) -> tuple[Any, SampleRelay | 
             relay = SampleRelay()
             engine.attach(relay)
         ready = encode(Ready(engine.stats(), list(relay.metrics) if relay else []))
-    except Exception as error:  # noqa: BLE001 - whatever stops the start is reported to the parent, which raises it
+    except Exception as error:  # noqa: BLE001 - every error at start is reported to the parent, which raises it
         _log_failure("the engine did not start", error)
         socket.send(encode(Dead(Failure.of(error), is_start=True)))
         return None, None
@@ -98,7 +99,7 @@ def _start(socket: zmq.Socket[bytes], builder: str) -> tuple[Any, SampleRelay | 
 
 
 def _serve(socket: zmq.Socket[bytes], engine: Any, relay: SampleRelay | None) -> None:
-    """Take messages and step until told to stop. Blocks when there is nothing to do."""
+    """Receive messages and run steps until `Stop` arrives. Blocks while there is nothing to do."""
     try:
         while True:
             if not engine.has_work:
@@ -118,7 +119,7 @@ def _serve(socket: zmq.Socket[bytes], engine: Any, relay: SampleRelay | None) ->
 
 
 def _receive_all(socket: zmq.Socket[bytes], engine: Any) -> bool:
-    """Handle everything that has arrived; False = stop."""
+    """Handle all messages that have arrived. Return False if one of them is `Stop`."""
     while True:
         try:
             message = decode_to_engine(socket.recv(zmq.NOBLOCK))
@@ -144,14 +145,14 @@ def _add(socket: zmq.Socket[bytes], engine: Any, message: Add) -> None:
 def _control(engine: Any, message: Control) -> bytes:
     try:
         return encode(ControlReply(message.call_id, engine.control(message.action, **message.arguments)))
-    except Exception as error:  # the caller gets the failure of an action as its answer; the engine goes on
+    except Exception as error:  # the failure of an action is the answer to its caller; the engine goes on
         if not isinstance(error, PegboardError):
             log.exception("control action %r failed", message.action)
         return encode(ControlReply(message.call_id, failure=Failure.of(error)))
 
 
 def _log_failure(what: str, error: Exception) -> None:
-    """Log one line for a deliberate error, which the parent shows, and the traceback for any other."""
+    """Log the traceback of an error. For one of Pegboard's own errors, which the parent shows, log only a debug line."""
     if isinstance(error, PegboardError) and not log.isEnabledFor(logging.DEBUG):
         log.debug("%s: %s", what, error)
     else:

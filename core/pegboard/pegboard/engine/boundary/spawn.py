@@ -1,7 +1,6 @@
-"""Starts the engine process and the API processes. Parent and child each notice when the other ends.
-
-It does what `multiprocessing` does with "spawn", but does not import the user's script again and starts no resource tracker,
-which is another process of 12 MiB.
+"""Starts the engine process and the API processes. The parent and the child each notice when the other one ends.
+`multiprocessing` with "spawn" would do the same, but it would import the user's script again and start a resource tracker,
+another process of 12 MiB.
 """
 
 from __future__ import annotations
@@ -37,12 +36,14 @@ _BOOT = (
 
 
 class Child:
-    """Runs a function ("module:function") with `arguments` in a new interpreter with this one's flags and module path.
+    """Runs a function ("module:function") with `arguments` in a new interpreter, which has the flags and the module path of this
+    one.
 
-    role: the process's name in log lines. arguments: values that JSON can hold. pass_fds: file descriptors that the child shares,
-    under the same numbers. folder: the child removes it when this process dies first. Create it under `signals_wait`: the child
-    starts with both signals blocked, ignores SIGINT (Ctrl-C reaches the whole process group, and the parent decides when to
-    stop), and calls `take_signals` when it has a handler for SIGTERM. It leaves at once when this process dies.
+    role: the name of the process in log lines. arguments: values that JSON can encode. pass_fds: file descriptors that the child
+    inherits under the same numbers. folder: a folder that the child removes if this process dies first. Create a Child under
+    `signals_wait`, so that it starts with SIGINT and SIGTERM blocked. It ignores SIGINT, because Ctrl-C reaches the whole process
+    group and the parent decides when to stop. It calls `take_signals` once it has a handler for SIGTERM. It exits at once when
+    this process dies.
     """
 
     def __init__(
@@ -65,16 +66,18 @@ class Child:
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs; the negative number of the signal that killed it."""
+        """The exit status. It is None while the process runs, and negative if a signal killed it: minus the number of the
+        signal."""
         return self._process.poll()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for its end, at most `timeout_s`."""
+        """Wait at most `timeout_s` seconds for the process to end."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
 
     def end(self, patience_s: tuple[float, float, float]) -> None:
-        """Wait for its end; then send SIGTERM and wait; then send SIGKILL and wait. Closes the link in any case."""
+        """Wait for the process to end. If it does not, send SIGTERM and wait, then send SIGKILL and wait. patience_s: seconds to
+        wait each time. The link is closed in any case."""
         for seconds, harder in zip(patience_s, (self._process.terminate, self._process.kill, None), strict=True):
             self.join(seconds)
             if self.exitcode is not None or harder is None:
@@ -91,13 +94,13 @@ class Child:
 
 @contextlib.contextmanager
 def signals_wait() -> Iterator[None]:
-    """SIGINT and SIGTERM take effect after the block, so that no half-started process remains and the child, which inherits the
-    mask, gets no signal before it has its handlers. The mask alone is not enough for this process: other threads, such as a math
-    library's, also receive signals, and their handlers run on the main thread."""
+    """Delay SIGINT and SIGTERM until the end of the block, so that no half-started process remains. The child inherits the signal
+    mask, so it gets no signal before it has its handlers. The mask alone is not enough for this process: other threads, such as
+    those of a math library, also receive signals, and Python runs the handlers on the main thread."""
     arrived: list[int] = []
     handlers = {}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
-    if threading.current_thread() is threading.main_thread():  # handlers run nowhere else
+    if threading.current_thread() is threading.main_thread():  # only the main thread can set handlers
         handlers = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in END_SIGNALS}
     try:
         yield
@@ -110,13 +113,14 @@ def signals_wait() -> Iterator[None]:
 
 
 def take_signals(on_terminate: Any) -> None:
-    """For the function that a child runs: handle SIGTERM with `on_terminate` (a handler, or SIG_IGN) from now on."""
+    """Handle SIGTERM with `on_terminate` (a handler or SIG_IGN) from now on. The function that a child runs calls this."""
     signal.signal(signal.SIGTERM, on_terminate)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """The function that "module:function" names. Raises ConfigError when it needs torch, which is not installed."""
+    """Import and return the function that "module:function" names. Raises ConfigError if it needs torch and torch is not
+    installed."""
     module, _, function = name.partition(":")
     try:
         found: Callable[..., Any] = getattr(import_module(module), function)
@@ -128,7 +132,8 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 def enter(link: socket.socket, function: str, told: dict[str, Any]) -> None:
-    """What the new interpreter runs. It exits without tearing down its modules, because that takes long for large ones."""
+    """The entry point of the new interpreter. It exits without tearing down its modules, because that takes long for large
+    ones."""
     code: Any = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -138,7 +143,7 @@ def enter(link: socket.socket, function: str, told: dict[str, Any]) -> None:
         code = 0
     except SystemExit as error:
         code = error.code
-    except BaseException:  # noqa: BLE001 - the last one to hear of it
+    except BaseException:  # noqa: BLE001 - the outermost code of the process, which must report every error
         traceback.print_exc()
     finally:
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Chooses the structured output plugins of an engine and puts its grammars together."""
+"""Chooses the structured output plugins of an engine and builds its grammars."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from pegboard.plan.engine_plan import EnginePlan
 
 MAX_FILL_THREADS = 4
-"""Filling the masks of a batch is short work. More threads cost more than they save."""
+"""The number of threads that fill masks. This is little work, and more threads would cost more than they save."""
 
 
 def make_grammars(registry: Registry, plan: "EnginePlan") -> Grammars | None:
-    """None when there is no plugin, or no tokenizer. Nothing is read or compiled before the first constraint comes."""
+    """Return the grammars of an engine, or None if there is no plugin or no tokenizer. Nothing is read or compiled before the
+    first constraint arrives."""
     config = structured_outputs_config(plan.settings.engine)
     if plan.settings.engine.skip_tokenizer_init:
         return None
@@ -32,7 +33,7 @@ def make_grammars(registry: Registry, plan: "EnginePlan") -> Grammars | None:
 
 
 def make_setup(registry: Registry, plan: "EnginePlan") -> StructuredOutputSetup:
-    """What every backend is built with. Reads nothing yet."""
+    """Return the setup that every backend is built with. It reads no files yet."""
 
     def load() -> "Vocabulary":
         return make_tokenizer(registry, plan).vocabulary()
@@ -42,8 +43,8 @@ def make_setup(registry: Registry, plan: "EnginePlan") -> StructuredOutputSetup:
 
 
 def _chosen(registry: Registry, config: StructuredOutputsConfig) -> list[Any]:
-    """The entries to ask, in order. A plugin asked for by name must be able to do what is configured; "auto" leaves out those
-    that cannot."""
+    """Return the plugins to ask, in order. A plugin that was requested by name must support the configuration; "auto" leaves out
+    the plugins that do not."""
     need = StructuredOutputNeed(compact=config.disable_any_whitespace)
     if config.names:
         decisions = [registry.choose("structured_output", need, explicit=name, key=name) for name in config.names]

@@ -1,7 +1,8 @@
-"""Compiles constraints off the engine's loop: in threads with a time limit, each constraint once, by the first backend that can.
+"""Compiles constraints in threads, outside the engine's loop. Each constraint is compiled once, within a time limit, by the first
+backend that can.
 
-A thread cannot be stopped. One that overruns its limit is replaced and ends when its compilation does. A constraint that never
-compiles therefore fails its own requests and costs the engine one thread.
+A thread cannot be stopped. A thread that exceeds the time limit is replaced, and it ends when its compilation ends. So a
+constraint that never compiles fails its own requests and costs the engine one thread.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from pegboard.log import get_logger
 log = get_logger(__name__)
 
 MAX_CACHED = 256
-"""Compiled constraints kept, failed ones included; least recently used ones go."""
+"""The number of compiled constraints that are kept, including failed ones. The least recently used one is dropped first."""
 
 MAX_CHECKED = 64 * 1024
-"""Characters of a constraint that are looked at on the engine's thread."""
+"""Constraints with more characters are not checked on the engine's thread."""
 
 MAX_THREADS = 8
-"""Threads there may be at once, those included that have overrun their limit."""
+"""The maximum number of threads, including those that have exceeded the time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class Compiled:
 
 @dataclass(slots=True)
 class _Compilation:
-    """A constraint on its way. deadline_s: on the compiler's clock. is_overdue: its thread has a successor already."""
+    """A constraint that is being compiled. deadline_s: on the compiler's clock. is_overdue: its thread has already been
+    replaced."""
 
     constraint: Constraint
     deadline_s: float
@@ -52,7 +54,7 @@ class _Compilation:
 class GrammarCompiler:
     """chain: backends by name, asked in order.
 
-    `start` and `get` are for the engine's thread only."""
+    Only the engine's thread may call `start` and `get`."""
 
     def __init__(
         self,
@@ -71,8 +73,8 @@ class GrammarCompiler:
         self._cache: OrderedDict[Constraint, _Compilation] = OrderedDict()
 
     def check(self, constraint: Constraint) -> None:
-        """RequestError, with every backend's reason, when no backend can enforce the constraint. Very long constraints are
-        checked only in the thread that compiles them."""
+        """Raise RequestError, with every backend's reason, if no backend can enforce the constraint. Very long constraints are
+        checked only by the thread that compiles them."""
         if len(constraint.text) > MAX_CHECKED:
             return
         reasons = []
@@ -83,13 +85,14 @@ class GrammarCompiler:
         raise _cannot(constraint, reasons)
 
     def start(self, constraint: Constraint) -> None:
-        """Compile, unless that is done or under way."""
+        """Start to compile the constraint, unless that is done or under way."""
         if constraint not in self._cache:
             self._begin(constraint)
         self._cache.move_to_end(constraint)
 
     def get(self, constraint: Constraint) -> Compiled | None:
-        """The result; None while it is being compiled. PegboardError when compiling failed or takes too long."""
+        """Return the result, or None while the constraint is being compiled. Raises PegboardError if compiling failed or takes
+        too long."""
         compilation = self._cache.get(constraint)
         if compilation is None:  # it fell out of the cache while its request waited
             compilation = self._begin(constraint)
@@ -97,7 +100,7 @@ class GrammarCompiler:
             try:
                 return compilation.future.result()
             except PegboardError as error:
-                raise error.with_traceback(None) from None  # kept for the next request: a traceback would grow
+                raise error.with_traceback(None) from None  # the error is kept for later requests; its traceback would grow
         if self._clock() <= compilation.deadline_s:
             return None
         if not compilation.is_overdue:
@@ -109,13 +112,14 @@ class GrammarCompiler:
         )
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until a compilation ends. Called when the engine has nothing else to do."""
+        """Sleep until a compilation ends, at most `timeout_s`. The engine calls this when it has nothing else to do."""
         pending = [entry.future for entry in self._cache.values() if not entry.future.done() and not entry.is_overdue]
         if pending:
             wait(pending, timeout_s, FIRST_COMPLETED)
 
     def stop(self) -> None:
-        """End the threads: idle ones now, the others when their compilation ends. Waits for at most a second."""
+        """End the threads. Idle threads end now, the others when their compilation ends. The call waits for one second at
+        most."""
         for _ in self._threads:
             self._queue.put(None)
         give_up_s = time.monotonic() + 1.0
@@ -158,7 +162,7 @@ class GrammarCompiler:
                 try:
                     with blame(name):
                         grammar = backend.compile(constraint)
-                except PegboardError as error:  # another backend may understand it
+                except PegboardError as error:  # another backend may be able to compile it
                     reason = str(error)
                 else:
                     why = f"; not {'; '.join(reasons)}" if reasons else ""

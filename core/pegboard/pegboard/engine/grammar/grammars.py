@@ -1,4 +1,5 @@
-"""Structured output in the engine: the grammar of a request once it is compiled, token masks per step, drafts trimmed.
+"""Structured output in the engine: it gives requests their compiled grammars, fills the token masks of each step, and trims
+drafts.
 
 A constraint is compiled once, in a thread with a time limit (`compiler.py`); every request with the same
 constraint gets a fork of the result. The scheduler skips a request whose grammar is not compiled yet. A failed
@@ -28,9 +29,9 @@ CONSTRAINT_KINDS: tuple[Any, ...] = ("json", "json_object", "regex", "choice", "
 
 
 def constraint_of(params: StructuredOutputsParams, config: StructuredOutputsConfig | None = None) -> Constraint:
-    """The one constraint of the parameters as text, with the options for whitespace and properties."""
+    """Return the constraint of the parameters as text, with the options for whitespace and properties."""
     config = config or StructuredOutputsConfig()
-    kind = next(kind for kind in CONSTRAINT_KINDS if getattr(params, kind) is not None)  # the parameters have exactly one
+    kind = next(kind for kind in CONSTRAINT_KINDS if getattr(params, kind) is not None)  # exactly one is set
     value = getattr(params, kind)
     if not isinstance(value, str):
         value = "" if kind == "json_object" else json.dumps(value)
@@ -44,8 +45,8 @@ def constraint_of(params: StructuredOutputsParams, config: StructuredOutputsConf
 
 
 class Grammars:
-    """All grammars of one engine. chain: backends by name, asked in order. token_bytes: what tokens stand for, to find the end of
-    reasoning; asked for when a request has one, after a constraint has been compiled."""
+    """All grammars of one engine. chain: backends by name, asked in order. token_bytes: returns the bytes of each token, which
+    are needed to find the end of reasoning. It is called when a request has reasoning, after a constraint has been compiled."""
 
     def __init__(
         self,
@@ -64,18 +65,18 @@ class Grammars:
         self._compiler = GrammarCompiler(chain, timeout_s=timeout_s, clock=clock)
 
     def check(self, params: StructuredOutputsParams) -> None:
-        """RequestError, with every backend's reason, when none can enforce the constraint."""
+        """Raise RequestError, with every backend's reason, if no backend can enforce the constraint."""
         with _blaming(params):
             self._compiler.check(constraint_of(params, self._config))
 
     def start(self, request: Request) -> None:
-        """Compile the constraint of the request, unless that is done or under way. The request waits for it."""
+        """Start to compile the constraint of the request, unless that is done or under way. The request waits for the result."""
         self._compiler.start(constraint_of(_wanted(request), self._config))
         request.waits_for.add("grammar")
 
     def take(self, request: Request) -> bool:
-        """Give the request its grammar if it is ready. PegboardError (the request's own) when compilation failed or took too
-        long."""
+        """Give the request its grammar and return True, or return False while it is being compiled. Raises PegboardError if the
+        compilation failed or took too long; only this request fails."""
         params = _wanted(request)
         with _blaming(params):
             compiled = self._compiler.get(constraint_of(params, self._config))
@@ -99,20 +100,19 @@ class Grammars:
         return True
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until a compilation ends. Called when the engine has nothing else to do."""
+        """Sleep until a compilation ends. The engine calls this when it has nothing else to do."""
         self._compiler.wait(timeout_s)
 
     def trim(self, request: Request, draft_token_ids: list[int]) -> list[int]:
-        """The drafts up to the first one the grammar forbids."""
+        """Return the drafts before the first one that the grammar forbids."""
         num_valid = request.grammar.accept(draft_token_ids)
         request.grammar.rollback(num_valid)
         return draft_token_ids[:num_valid]
 
     def masks(self, batch: Batch, requests: Sequence[Request | None], drafts: Mapping[int, Sequence[int]]) -> TokenMasks:
-        """Masks for every logits row of `batch` whose request has a grammar.
-
-        requests: per row of the batch, None where the request ended meanwhile. drafts: row → draft tokens of this step. Older
-        steps are accepted already, so each grammar stands at its row's first sampled position.
+        """Return masks for every logits row of `batch` whose request has a grammar. requests: one per row of the batch, None if
+        the request has ended meanwhile. drafts: row → draft tokens of this step. The grammars have already accepted the tokens of
+        all earlier steps, so each grammar is at its row's first sampled position.
         """
         users: list[tuple[int, RequestGrammar]] = []
         for row, request, wanted in zip(batch.rows.tolist(), requests, batch.samples.tolist(), strict=True):
@@ -137,7 +137,8 @@ class Grammars:
         self._compiler.stop()
 
     def _fill_first(self, grammars: Sequence[RequestGrammar], bits: Array, starts: Array) -> None:
-        """The first position of every row, one call per backend (usually one), so that it can use threads."""
+        """Fill the mask of the first position of every row. There is one call per backend, so that the backend can use threads.
+        Usually there is one backend."""
         by_backend: dict[str, list[int]] = {}
         for i, grammar in enumerate(grammars):
             if grammar.fills_from_backend:
@@ -155,11 +156,12 @@ class Grammars:
             bits[starts[chosen]] = part
 
     def _fill_depths(self, grammar: RequestGrammar, drafts: Sequence[int], bits: Array) -> None:
-        """Positions after accepted drafts, one after the other: each needs the state that its drafts lead to."""
+        """Fill the masks of the positions after drafts, one at a time, because each needs the state after the drafts before
+        it."""
         num_accepted = 0
         for depth, token in enumerate(drafts):
             if grammar.accept([token]) != 1:
-                break  # cannot happen after trim(); the mask stays empty
+                break  # cannot happen after trim()
             num_accepted += 1
             grammar.fill(bits[depth])
         grammar.rollback(num_accepted)
@@ -167,7 +169,7 @@ class Grammars:
 
 @contextmanager
 def _blaming(params: StructuredOutputsParams) -> Iterator[None]:
-    """Constraints are shared; an error about one names the field of the request that gets it."""
+    """Make the error name the field of this request. Requests share constraints, so the error may come from another request."""
     try:
         yield
     except RequestError as error:
@@ -175,5 +177,5 @@ def _blaming(params: StructuredOutputsParams) -> Iterator[None]:
 
 
 def _wanted(request: Request) -> StructuredOutputsParams:
-    assert isinstance(request.params, SamplingParams) and request.params.structured_outputs, "only constrained requests come here"
+    assert isinstance(request.params, SamplingParams) and request.params.structured_outputs, "the request is constrained"
     return request.params.structured_outputs

@@ -1,4 +1,5 @@
-"""The grammar of one completion. It starts after the reasoning, and handles the stop tokens, which its backend never sees."""
+"""The grammar of one completion. It applies after the reasoning. It handles stop tokens itself, so its backend never sees
+them."""
 
 from __future__ import annotations
 
@@ -12,10 +13,9 @@ from pegboard.interfaces.structured_output import Grammar, StructuredOutput
 
 
 class ReasoningEnd:
-    """Finds the end of reasoning in a completion's tokens.
-
-    ends: token ids of the texts, any of which ends it. token_bytes: what tokens stand for. A text of ordinary tokens is found
-    however the model spells it; one with special tokens, which have no bytes, is found only as exactly these ids.
+    """Finds the end of reasoning in a completion's tokens. ends: token ids of the texts; any of them ends the reasoning.
+    token_bytes: the bytes of each token. A text of ordinary tokens is found even if the model spells it with other tokens. A text
+    with special tokens, which have no bytes, is found only as exactly these ids.
     """
 
     def __init__(self, ends: Sequence[Sequence[int]], token_bytes: Sequence[bytes]) -> None:
@@ -30,19 +30,19 @@ class ReasoningEnd:
                 self._ids.append(list(end))
 
     def ends_reasoning(self, token_ids: list[int]) -> bool:
-        """The last of `token_ids` completes an end."""
+        """Return whether the last of `token_ids` completes one of the texts."""
         if any(token_ids[-len(end) :] == end for end in self._ids):
             return True
         size = len(self._token_bytes)
-        for text in self._texts:  # at most one token per byte of the text
+        for text in self._texts:  # the text has at most one token per byte
             if text in b"".join(self._token_bytes[token] for token in token_ids[-len(text) :] if token < size):
                 return True
         return False
 
 
 class RequestGrammar:
-    """Kept in `Request.grammar`. name: of the backend. stop_token_ids: tokens that are allowed where the text may end. Only stop
-    tokens may follow them (an output continues after them only if the request ignores end of sequence)."""
+    """The value of `Request.grammar`. name: the name of the backend. stop_token_ids: tokens that are allowed where the text may
+    end. After one of them only stop tokens are allowed; the output goes on only if the request ignores end of sequence."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class RequestGrammar:
         self.is_active = reasoning is None
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        """How many of the tokens were valid; the state advances by these."""
+        """Advance the state by the valid tokens at the start of `token_ids`, and return their number."""
         for count, token in enumerate(token_ids):
             if not self._accept(token):
                 return count
@@ -91,7 +91,7 @@ class RequestGrammar:
         return accepted == 1
 
     def rollback(self, num_tokens: int) -> None:
-        """Undo the last accepted tokens."""
+        """Undo the last `num_tokens` accepted tokens."""
         stops = min(num_tokens, self._num_stops)
         inside = min(num_tokens - stops, self._num_inside)
         reasoned = num_tokens - stops - inside
@@ -117,11 +117,11 @@ class RequestGrammar:
 
     @property
     def fills_from_backend(self) -> bool:
-        """`fill` would call the backend, which can fill many grammars at once."""
+        """Whether `fill` would call the backend, which can fill the masks of many grammars at once."""
         return self.is_active and not self._num_stops
 
     def has_ended(self) -> bool:
-        """Nothing but a stop token may follow."""
+        """Return whether only a stop token may follow."""
         if not self.is_active:
             return False
         allowed = np.unpackbits(self._mask().view(np.uint8), bitorder="little")[: self._vocab_size]

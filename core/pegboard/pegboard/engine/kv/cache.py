@@ -1,10 +1,9 @@
-"""Block tables of all requests in all KV groups, and the prefix cache over them. No torch, and no scheduling.
+"""The block tables of all requests in all KV groups, and the prefix cache over them. It uses no torch and does no scheduling.
 
-Who owns a block: every entry of a request's table holds one reference; a KV connector that still reads the block holds one;
-a copy waiting for its step holds one on its source. When all are gone the block is free, and findable until it is reused.
-
-`num_tokens` arguments count from the start of the request. Tables may hold 0, the null block: the token's keys and values
-were dropped (they left the window) or never needed.
+Every entry of a request's table holds one reference to its block. So does a KV connector that still reads the block, and so does
+a block copy that has not run yet, for its source. A block without references is free, and the prefix cache can find it until it
+is reused. Arguments `num_tokens` count from the start of the request. A table may contain 0, the null block, where keys and
+values were dropped (they left the window) or were never needed.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ Copy = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """A cached prefix: its length, and per group the cached blocks that hold it (0 = not needed). Holds no reference: valid
-    until the next `take`."""
+    """A cached prefix: its length, and for each group the cached blocks that contain it (0 = not needed). It holds no references,
+    so it is valid only until blocks are next taken from the pool."""
 
     num_tokens: int
     block_ids: tuple[list[int], ...]
 
 
 class RequestBlocks:
-    """One request's tables. capacity: tokens its token groups have room for. wake_at: `commit` has nothing to do below this.
-    checkpoint: (tokens, block) of a state copy that waits to become findable."""
+    """The block tables of one request. capacity: how many tokens fit its blocks. wake_at: below this number of tokens `commit`
+    has nothing to do. checkpoint: (number of tokens, blocks) of a state copy that the prefix cache cannot find yet."""
 
     __slots__ = ("tables", "capacity", "wake_at", "num_hashed", "num_dropped", "checkpoint", "keeps_for_children")
 
@@ -52,10 +51,10 @@ class RequestBlocks:
 
 
 class KVCache:
-    """Called by the scheduler only. `allocate` and `commit` are hot: once per running request and step.
+    """Only the scheduler calls it. `allocate` and `commit` are hot: they run once per running request and step.
 
-    residency_share: share of the blocks whose stay is measured. checkpoint_every: tokens between the places where all states are
-    cached (a prefill chunk should end there); 0 = none are.
+    residency_share: fraction of the blocks whose residency is measured. checkpoint_every: all states are cached at multiples of
+    this number of tokens, so a prefill chunk should end there; 0 = states are not cached.
     """
 
     def __init__(
@@ -81,18 +80,18 @@ class KVCache:
         self._blocks: dict[str, RequestBlocks] = {}
         self._copies: list[tuple[str, Copy]] = []
 
-    # --- questions ----------------------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------------------
 
     def holds(self, request: Request) -> bool:
-        """The request has block tables."""
+        """Return whether the request has block tables."""
         return request.key in self._blocks
 
     def tables(self, request: Request) -> NewBlocks:
-        """The live tables (do not change them)."""
+        """Return the request's tables, one per group. They are not copies and must not be changed."""
         return self._blocks[request.key].tables
 
     def can_resume(self, request: Request, num_tokens: int) -> bool:
-        """The request's blocks let it compute from token `num_tokens` on: nothing it would read or write was left out."""
+        """Return whether the request can compute from token `num_tokens` on: it has all blocks that it would read or write."""
         if self._state_groups:
             return False
         for index in self._token_groups:
@@ -105,8 +104,8 @@ class KVCache:
     # --- prefix cache -------------------------------------------------------------------------------------------------------
 
     def lookup(self, request: Request) -> PrefixHit:
-        """Longest cached prefix all groups can serve, at most all tokens but one (the last one must be computed to sample).
-        Every rule may only shorten it, so asking all rules in turn until none shortens it finds the longest. Takes no block."""
+        """Return the longest cached prefix that all groups can serve. It never includes the last token, which must be computed to
+        sample. A rule can only shorten the prefix, so all rules are asked in turn until none shortens it. No block is taken."""
         if not self._enable_prefix_caching:
             return PrefixHit(0, self._nothing)
         self.hasher.extend(request)
@@ -122,8 +121,8 @@ class KVCache:
         return PrefixHit(num_tokens, tuple(rule.hit_blocks(find, hashes, num_tokens) for rule, find in pairs))
 
     def commit(self, request: Request, num_tokens: int) -> None:
-        """The keys and values of the first `num_tokens` tokens are valid and the tokens are known: make full blocks findable
-        and drop what later tokens never read."""
+        """Record that the first `num_tokens` tokens are known and that their keys and values are valid. Full blocks can now be
+        found, and blocks that later tokens never read are dropped."""
         blocks = self._blocks[request.key]
         if num_tokens < blocks.wake_at:
             return
@@ -139,8 +138,8 @@ class KVCache:
         blocks.wake_at = self._next_wake(keep_from)
 
     def stop_keeping(self, request: Request) -> bool:
-        """Drop the blocks outside the window that the request keeps only so that children can fork from it. They go first when
-        blocks are short. True when that freed any."""
+        """Drop the blocks outside the window, which the request keeps only so that children can fork from it. The scheduler calls
+        this when blocks are short, before it preempts. Return whether any block became free."""
         blocks, num_free = self._blocks[request.key], self.pool.num_free
         blocks.keeps_for_children = False
         for index in self._token_groups:
@@ -156,7 +155,8 @@ class KVCache:
         blocks.num_hashed[index] = max(blocks.num_hashed[index], num_full)
 
     def _publish_checkpoint(self, blocks: RequestBlocks, hashes: Sequence[bytes], num_tokens: int) -> None:
-        """A checkpoint was copied before a step. Its tokens are known now, so it gets its name, and only the cache holds it."""
+        """Insert the checkpoint that was copied before a step into the cache, once its tokens are known. Then release the
+        request's reference."""
         if blocks.checkpoint is None or num_tokens <= blocks.checkpoint[0]:
             return
         at, block_ids = blocks.checkpoint
@@ -177,7 +177,7 @@ class KVCache:
         blocks.num_dropped[index] = stop
 
     def _next_wake(self, num_tokens: int) -> int:
-        """The next number of tokens at which a block becomes full, expires, or a checkpoint gets its name."""
+        """Return the next number of tokens at which a block becomes full or expires, or a checkpoint can be inserted."""
         if self._state_groups:
             return num_tokens + 1
         step = self.plan.hash_block_size
@@ -189,11 +189,12 @@ class KVCache:
     def allocate(
         self, request: Request, num_tokens: int, *, hit: PrefixHit | None = None, num_computed_tokens: int = 0
     ) -> NewBlocks | None:
-        """Make room for `num_tokens` tokens in all groups. None, and nothing is changed, when blocks are short.
+        """Make room for `num_tokens` tokens in all groups. Return the appended block ids per group, including shared blocks.
+        Return None and change nothing if blocks are short.
 
-        hit: a prefix to share; on the first call for a request only. num_computed_tokens: on the first call, tokens that are
-        there before the step (the hit, and what a connector loads): what they do not need any more is not allocated.
-        Returns the appended block ids per group, the shared ones included.
+        hit: a prefix to share, given only in the first call for a request. num_computed_tokens: in the first call, how many
+        tokens are computed before the step (the hit, and what a connector loads). Blocks that later tokens do not read are not
+        allocated for them.
         """
         blocks = self._blocks.get(request.key)
         if blocks is not None:
@@ -210,7 +211,7 @@ class KVCache:
         return None if taken is None else self._append(blocks, counts, taken)
 
     def _append(self, blocks: RequestBlocks, counts: Iterable[int], taken: list[int]) -> NewBlocks:
-        """Append the `taken` blocks to the tables, `counts` to each group's."""
+        """Append the `taken` blocks to the tables: to each group's table the number in `counts`."""
         start, new = 0, []
         for table, count in zip(blocks.tables, counts, strict=True):
             part = taken[start : start + count]
@@ -248,7 +249,7 @@ class KVCache:
         return blocks.tables
 
     def _first_layout(self, index: int, num_tokens: int, hit: PrefixHit, num_computed_tokens: int) -> list[bool]:
-        """The entries after the shared ones in a new request's table of one group: needed, or null from the start."""
+        """Return, for one group of a new request, which table entries after the shared ones need a block. The others are null."""
         rule = self.rules[index]
         if index in self._state_groups:
             return [True] * rule.blocks_needed(num_tokens)
@@ -256,9 +257,10 @@ class KVCache:
         return [i not in expired for i in range(len(hit.block_ids[index]), rule.blocks_needed(num_tokens))]
 
     def fork(self, parent: Request, child: Request) -> bool:
-        """n > 1: the child shares the parent's prompt up to the block with the last prompt token, gets a copy of that block,
-        and starts with all prompt tokens but the last one computed. False, and nothing is changed, when it cannot: blocks are
-        short, the parent has dropped blocks the child needs, or its state has moved on."""
+        """Let a completion of n > 1 start from its parent's blocks. The child shares the prompt's blocks up to the one with the
+        last prompt token, of which it gets a copy. All its prompt tokens except the last count as computed. Return False and
+        change nothing if that is not possible: blocks are short, the parent has dropped blocks that the child needs, or a group
+        stores states."""
         if self._state_groups:
             return False
         num_computed = child.num_prompt_tokens - 1
@@ -286,7 +288,7 @@ class KVCache:
         return True
 
     def checkpoint(self, request: Request, num_computed_tokens: int) -> None:
-        """Before the request's next step, copy its states when they are at a multiple of `checkpoint_every`. Skipped when blocks
+        """Copy the request's states before its next step if they are at a multiple of `checkpoint_every`. Do nothing if blocks
         are short."""
         every, blocks = self.checkpoint_every, self._blocks[request.key]
         if not every or num_computed_tokens == 0 or num_computed_tokens % every or blocks.checkpoint is not None:
@@ -301,7 +303,7 @@ class KVCache:
             self._copies.append((request.key, (index, source, destination)))
 
     def release(self, request: Request) -> None:
-        """Give all blocks back, the tail first. Nothing happens when the request holds none."""
+        """Free all blocks of the request, the last ones first. Do nothing if the request has none."""
         blocks = self._blocks.pop(request.key, None)
         if blocks is None:
             return
@@ -314,11 +316,11 @@ class KVCache:
         self.pool.free(source for _, source, _ in stale)
 
     def take_copies(self) -> list[Copy]:
-        """Copies to run before the next step's forward. `copies_done` must be called after that step."""
+        """Return the copies to run before the next step's forward. `copies_done` must be called after that step."""
         copies = [copy for _, copy in self._copies]
         self._copies.clear()
         return copies
 
     def copies_done(self, copies: Iterable[Copy]) -> None:
-        """The step that ran these copies is over, so their sources may be freed."""
+        """Release the sources of these copies. The step that ran them is over."""
         self.pool.free(source for _, source, _ in copies)

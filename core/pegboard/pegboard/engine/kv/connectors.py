@@ -1,8 +1,9 @@
-"""The chain of KV connectors, scheduler side: who brings an external prefix, which transfers are open, which blocks they hold.
+"""The scheduler side of the chain of KV connectors: which connector loads an external prefix, which transfers are open, and which
+blocks they hold.
 
-Connectors are asked in order and the first match wins; the others are told to load nothing. Reports come back with
-every step. A connector that still reads a released request's blocks has them pinned under (connector, request key) until its
-report names the request.
+Connectors are asked in order, and the first match wins. The others are told to load nothing. Every step returns reports. The
+blocks of a released request that a connector still reads stay pinned under (connector, request key) until a report of the
+connector names the request.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from pegboard.interfaces.kv_connector import BlockView, KVConnectorScheduler, Ma
 
 
 class External(NamedTuple):
-    """An external prefix: the match, and the connector that loads it."""
+    """An external prefix: the match, and the connector that loads it, if there is one."""
 
     match: Match = Match(0)
     winner: str | None = None
 
 
 class KVConnectors:
-    """All connectors of one engine, by name in chain order. An engine without connectors has no such object."""
+    """All connectors of one engine, by name in chain order. An engine without connectors has no object of this class."""
 
     def __init__(self, connectors: Mapping[str, KVConnectorScheduler], kv: KVCache) -> None:
         self._connectors = connectors
@@ -33,12 +34,12 @@ class KVConnectors:
 
     @property
     def has_open(self) -> bool:
-        """Blocks of ended requests wait for a report, which only a step can bring."""
+        """Whether blocks of ended requests wait for a report. Only a step returns reports."""
         return bool(self._pins)
 
     def find(self, request: Request, num_local_tokens: int) -> External | None:
-        """Ask the chain for a prefix beyond the local one. At most all tokens but one are taken: the last is computed here.
-        None: a connector wants to be asked again."""
+        """Ask the chain for a prefix that is longer than the local one. The match never includes the last token, which is
+        computed here. Return None if a connector wants to be asked again."""
         room = request.num_tokens - 1 - num_local_tokens
         if not request.uses_connectors or room <= 0:
             return External()
@@ -52,17 +53,18 @@ class KVConnectors:
         return External()
 
     def allocated(self, request: Request, external: External) -> None:
-        """The request's blocks are reserved. The winner may load, the others must not."""
+        """Tell the connectors that the request's blocks are reserved, and how many tokens they load: the winner its match, the
+        others none."""
         for name, connector in self._connectors.items():
             connector.allocated(request, self._view(request), external.match.num_tokens if name == external.winner else 0)
 
     def plan(self, batch: Batch) -> dict[str, bytes]:
-        """Every connector's plan for this step."""
+        """Return every connector's plan for this step."""
         return {name: connector.plan(batch) for name, connector in self._connectors.items()}
 
     def released(self, request: Request, why: Literal["finished", "aborted", "preempted"]) -> dict[str, Any] | None:
-        """The request is about to give its blocks back. Tell the connectors, and pin the blocks that they still read. Returns the
-        parameters for the client."""
+        """Tell the connectors that the request is about to free its blocks, and pin the blocks that they still read. Return the
+        KV transfer parameters for the client."""
         if not self._kv.holds(request):
             return None
         parameters: dict[str, Any] = {}
@@ -77,8 +79,8 @@ class KVConnectors:
         return parameters or None
 
     def update(self, reports: Mapping[str, TransferReport]) -> tuple[list[str], dict[str, int]]:
-        """Take a step's reports: tell the connectors, and unpin the blocks of transfers that have ended. Returns the keys of
-        requests whose load is done, and key → first bad token of those whose load failed."""
+        """Pass a step's reports to the connectors, and unpin the blocks of transfers that have ended. Return the keys of the
+        requests whose load is done, and key → first token that was not loaded for those whose load failed."""
         loaded, failed = [], {}
         for name, report in reports.items():
             self._connectors[name].update([report])
@@ -89,7 +91,7 @@ class KVConnectors:
         return loaded, failed
 
     def reset(self) -> None:
-        """The prefix cache was reset."""
+        """Tell the connectors that the prefix cache was reset."""
         for connector in self._connectors.values():
             connector.reset()
 
@@ -97,7 +99,7 @@ class KVConnectors:
         return BlockView(tuple(tuple(table) for table in self._kv.tables(request)))
 
     def _unpin(self, name: str, key: str) -> None:
-        """The oldest open transfer of this connector and request is over, if there is one."""
+        """Unpin the blocks of the oldest open transfer of this connector and request, if there is one."""
         pinned = self._pins.get((name, key))
         if pinned:
             self._kv.pool.free(pinned.pop(0))

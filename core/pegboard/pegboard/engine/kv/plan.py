@@ -1,13 +1,13 @@
-"""Divides the memory of the KV cache: layers into groups, bytes into blocks. Runs once, at start-up.
+"""Divides the layers into KV groups and the memory of the KV cache into blocks. Runs once, at start-up.
 
-Layers that store the same thing are of one *type*. Each type is cut into *groups* of the same number of layers, so that a
-block of any group has the same number of bytes and one pool of blocks serves all groups:
+Layers with the same spec form one *type*. Each type is split into *groups* with the same number of layers. A block of any group
+then has the same number of bytes, and one pool of blocks serves all groups:
 
     one type    1 group, all layers
     24 window layers, 8 full layers    groups of 8 layers: 3 window groups, 1 full group
 
-Types with smaller slots (or with one state per request) differ in *tokens per block* instead: every group gets as many tokens
-as fit the common number of bytes, in multiples of the wanted block size.
+Types with smaller slots have more *tokens per block* instead: as many as fit the common number of bytes, in multiples of the
+requested block size. A type with one state per request stores one state in a block.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ def plan_kv(
 ) -> KVPlan:
     """Group the layers of `specs` (layer index → what it stores) and size the one pool of blocks.
 
-    limits.block_size is rounded up to what the layers' kernels need.
-    num_blocks_override: exact number of blocks (the null block included); memory_bytes is then ignored.
-    Raises KVCacheTooSmall when one request of `max_model_len` tokens does not fit, with the bytes it needs and the
-    max_model_len that would fit; ConfigError when no layer stores anything.
+    limits.block_size is rounded up to what the layers' kernels need. num_blocks_override: exact number of blocks, including the
+    null block; memory_bytes is then ignored. Raises KVCacheTooSmall if one request of `max_model_len` tokens does not fit. The
+    message gives the bytes it needs and the max_model_len that would fit. Raises ConfigError if no layer stores anything.
     """
     if not specs:
         raise ConfigError("no layer stores keys and values: this model needs no KV cache, and the engine cannot run it")
@@ -48,12 +47,12 @@ def plan_kv(
 
 
 def blocks_per_request(plan: KVPlan, num_tokens: int, chunk_tokens: int) -> int:
-    """Most blocks one request of `num_tokens` tokens holds at once, over all groups."""
+    """Return the maximum number of blocks that one request of `num_tokens` tokens holds at any time, summed over all groups."""
     return sum(make_rule(group, plan.hash_block_size).max_blocks(num_tokens, chunk_tokens) for group in plan.groups)
 
 
 def check_fits(plan: KVPlan, max_model_len: int, chunk_tokens: int) -> None:
-    """Raise KVCacheTooSmall unless a request of `max_model_len` tokens can run when it is alone."""
+    """Raise KVCacheTooSmall if a request of `max_model_len` tokens cannot run, even alone."""
     needed = blocks_per_request(plan, max_model_len, chunk_tokens) + 1  # the null block
     if needed <= plan.num_blocks:
         return
@@ -67,7 +66,8 @@ def check_fits(plan: KVPlan, max_model_len: int, chunk_tokens: int) -> None:
 
 
 def _longest_fit(plan: KVPlan, max_model_len: int, chunk_tokens: int) -> int:
-    """Largest max_model_len that fits the plan's blocks, 0 if none does (binary search: needs only grow with length)."""
+    """Return the largest max_model_len that fits the plan's blocks, or 0. A binary search works, because a longer request never
+    needs fewer blocks."""
     low, high = 0, max_model_len
     while low < high:
         middle = (low + high + 1) // 2
@@ -79,7 +79,7 @@ def _longest_fit(plan: KVPlan, max_model_len: int, chunk_tokens: int) -> int:
 
 
 def _split_layers(specs: Mapping[int, KVCacheSpec]) -> list[tuple[tuple[int, ...], KVCacheSpec]]:
-    """Layers by equal spec, each type cut into parts of at most n layers."""
+    """Return (layers, spec) of every group: layers with equal specs, split into groups of at most n layers."""
     by_spec: dict[KVCacheSpec, list[int]] = {}
     for layer in sorted(specs):
         by_spec.setdefault(specs[layer], []).append(layer)
@@ -88,13 +88,13 @@ def _split_layers(specs: Mapping[int, KVCacheSpec]) -> list[tuple[tuple[int, ...
 
 
 def _layers_per_group(counts: Sequence[int]) -> int:
-    """The smallest type's count, so that no group is padded more than by its last part; when the types are nearly as large,
-    the largest count, since a few padded layers cost less than twice the groups."""
+    """Return the number of layers in the smallest type, so that only the last group of a type is padded. If all types have nearly
+    the same size, return the number in the largest, because a few padded layers cost less than twice as many groups."""
     return max(counts) if max(counts) <= 1.25 * min(counts) else min(counts)
 
 
 def _block_bytes(parts: Sequence[tuple[tuple[int, ...], KVCacheSpec]], block_size: int) -> int:
-    """Bytes of a block: the largest that any group needs for its smallest allowed block."""
+    """Return the bytes of a block: the maximum over all groups of what the smallest allowed block needs."""
     return max(
         len(layers) * spec.slot_bytes() * (1 if spec.unit == "request" else _round_up(block_size, spec.block_size_multiple))
         for layers, spec in parts
@@ -102,7 +102,8 @@ def _block_bytes(parts: Sequence[tuple[tuple[int, ...], KVCacheSpec]], block_siz
 
 
 def _tokens_per_block(layers: tuple[int, ...], spec: KVCacheSpec, block_size: int, block_bytes: int) -> int:
-    """Tokens of this group that fit a block, a multiple of the wanted size. For a state: tokens between two checkpoints."""
+    """Return how many tokens of this group fit a block, a multiple of the requested size. For a state it is the number of tokens
+    between two checkpoints."""
     if spec.unit == "request":
         every = spec.retain.checkpoint_every if isinstance(spec.retain, State) else 0
         return every or block_size
@@ -111,7 +112,8 @@ def _tokens_per_block(layers: tuple[int, ...], spec: KVCacheSpec, block_size: in
 
 
 def _hash_block_size(groups: Sequence[KVGroup]) -> int:
-    """Tokens per hash: divides every group's block, so that one chain of hashes names the blocks of all groups."""
+    """Return the tokens per hash. It divides the block size of every group, so one chain of hashes names the blocks of all
+    groups."""
     return math.gcd(*(group.block_size for group in groups))
 
 

@@ -1,21 +1,21 @@
-"""The pool of equal-sized KV blocks: which are free, which are referenced, which are cached under which hash. No torch.
+"""The pool of equal-sized KV blocks. It knows which blocks are free, which are referenced, and which are cached under which hash.
+It uses no torch.
 
 A block is in one of three states:
 
-    free, without content worth keeping   taken first
-    free, cached                          reference count 0 but findable by hash; taken last, oldest first, and only then
-                                          does it lose its hash (evicted)
-    referenced                            held by requests, pins or copies; never taken
+    free, without content worth keeping; taken first
+    free, cached                          no references, but found by its hash; taken last, oldest first, and it loses its hash
+    (is evicted) only then referenced                            a request, a pin or a copy holds it; never taken
 
-Block 0 is the null block: it stands in block tables for blocks that were dropped and is never taken, freed or cached.
+Block 0 is the null block. It replaces dropped blocks in block tables and is never taken, freed or cached.
 
-A full block is named by a chain of hashes over everything that decides what it holds:
+The name of a full block is a hash over everything that determines its content:
 
     hash[i] = H(hash[i - 1], token ids of block i, extra keys of block i)
 
-Because every hash contains its parent, equal hashes mean equal history from the first token on. The extra keys are what token
-ids do not say: the adapter, and the cache salt (first block only; the chain spreads it). Nothing is pickled: the encoding is
-canonical, so engines on different hosts agree and a connector can exchange blocks by name.
+Because every hash contains its parent, equal hashes mean equal history from the first token on. The extra keys are the adapter
+and the cache salt. The salt is in the first block only, because all later hashes depend on that one. Nothing is pickled. The
+encoding is canonical, so engines on different hosts compute the same hashes, and a connector can exchange blocks by name.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from pegboard.errors import ConfigError
 NULL_BLOCK = 0
 
 NUM_GAPS = 3
-"""How many of the latest gaps between uses are kept of a watched block: as many as in vLLM."""
+"""How many of the latest gaps between uses are kept for a watched block, as in vLLM."""
 
 
 @dataclass(slots=True)
 class _Stay:
-    """A watched block since it was taken. uses: times of the latest prefix hits."""
+    """What is recorded about a watched block since it was taken. uses: times of the latest prefix hits."""
 
     taken_s: float
     last_use_s: float
@@ -49,10 +49,10 @@ class _Stay:
 
 
 class BlockResidency:
-    """How long blocks stay, for a share of them chosen by chance: this tells whether the cache is too small for its load.
+    """Measures how long a random share of the blocks stays cached, which shows whether the cache is too small for its load.
 
-    Times in seconds. lifetimes: from taking to losing the content; idle_times: from the last use to that; reuse_gaps: between
-    the last few prefix hits of a block. All of blocks that have lost their content since `clear`.
+    All times are in seconds and belong to blocks that have lost their content since `clear`. lifetimes: from when the block was
+    taken until it lost its content. idle_times: from its last use until then. reuse_gaps: between its latest prefix hits.
     """
 
     def __init__(self, share: float, *, clock: Callable[[], float] = time.monotonic, seed: int | None = None) -> None:
@@ -63,7 +63,7 @@ class BlockResidency:
         self.clear()
 
     def taken(self, block_ids: Iterable[int]) -> None:
-        """Blocks were taken for new content and lost the old one."""
+        """Record that blocks were taken for new content and lost their old content."""
         now = self._clock()
         for block_id in block_ids:
             stay = self._watched.pop(block_id, None)
@@ -76,29 +76,29 @@ class BlockResidency:
                 self._watched[block_id] = _Stay(now, now)
 
     def used(self, block_id: int) -> None:
-        """A prefix hit."""
+        """Record a prefix hit on a block."""
         stay = self._watched.get(block_id)
         if stay is not None:
             stay.last_use_s = self._clock()
             stay.uses.append(stay.last_use_s)
 
     def forget(self) -> None:
-        """The cache was reset, which says nothing about its size."""
+        """Forget all watched blocks without measuring them. A reset of the cache says nothing about its size."""
         self._watched.clear()
 
     def clear(self) -> None:
-        """Start anew, after the results were read."""
+        """Clear the results after they were read."""
         self.lifetimes: list[float] = []
         self.idle_times: list[float] = []
         self.reuse_gaps: list[float] = []
 
 
 class BlockPool:
-    """Blocks 1 … num_blocks-1. Every operation costs O(1) per block. The free list is kept in eviction order. residency: told
-    of every block that is taken or gets another user."""
+    """Holds blocks 1 … num_blocks-1. Every operation costs O(1) per block. The free list is in eviction order. residency:
+    measures how long blocks stay."""
 
     def __init__(self, num_blocks: int, *, residency: BlockResidency | None = None) -> None:
-        assert num_blocks >= 1, "the null block is always there"
+        assert num_blocks >= 1, "the null block is always needed"
         self.num_blocks = num_blocks
         self.residency = residency
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
@@ -108,21 +108,22 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that `take` can give, cached ones included."""
+        """The number of blocks that `take` can return, including cached ones."""
         return len(self._free)
 
     @property
     def num_cached(self) -> int:
-        """Blocks that `find` can give, referenced or not."""
+        """The number of blocks that `find` can return, referenced or not."""
         return len(self._key_of)
 
     @property
     def usage(self) -> float:
-        """Fraction of the blocks that are referenced."""
+        """The fraction of the blocks that are referenced."""
         return 1.0 - len(self._free) / (self.num_blocks - 1) if self.num_blocks > 1 else 0.0
 
     def take(self, n: int) -> list[int] | None:
-        """n blocks off the eviction end, each with one reference and no hash; None when fewer are free (nothing is taken)."""
+        """Take n blocks from the front of the eviction order, each with one reference and no hash. Return None and take nothing
+        if fewer are free."""
         if n > len(self._free):
             return None
         pop, num_refs, key_of = self._free.popitem, self._num_refs, self._key_of
@@ -136,7 +137,7 @@ class BlockPool:
         return taken
 
     def touch(self, block_ids: Iterable[int]) -> None:
-        """One more reference on each (prefix hit, fork, pin). Null blocks are skipped."""
+        """Add one reference to each block (for a prefix hit, a fork or a pin). Null blocks are skipped."""
         num_refs = self._num_refs
         for block_id in block_ids:
             if block_id == NULL_BLOCK:
@@ -148,8 +149,8 @@ class BlockPool:
                 self.residency.used(block_id)
 
     def free(self, block_ids: Iterable[int]) -> None:
-        """One reference fewer on each, in eviction order: give the tail of a request first, so that its prefix lives longest.
-        Null blocks are skipped."""
+        """Remove one reference from each block, in eviction order. Pass the last blocks of a request first, so that its prefix
+        stays longest. Null blocks are skipped."""
         num_refs, free = self._num_refs, self._free
         for block_id in block_ids:
             if block_id == NULL_BLOCK:
@@ -162,16 +163,16 @@ class BlockPool:
                     free.move_to_end(block_id, last=False)
 
     def count_free(self, block_ids: Iterable[int]) -> int:
-        """How many of these (cached) blocks are free, hence would leave the free list when touched."""
+        """Return how many of these cached blocks are free, so that `touch` would remove them from the free list."""
         return sum(1 for block_id in block_ids if block_id != NULL_BLOCK and self._num_refs[block_id] == 0)
 
     def find(self, group: int, block_hash: bytes) -> int | None:
-        """The block that holds this history in this group."""
+        """Return the block with this hash in this group, or None."""
         return self._block_of.get((group, block_hash))
 
     def insert(self, group: int, block_hash: bytes, block_id: int) -> None:
-        """Make a referenced block findable. When the hash is known already, the older block keeps it and this one stays
-        private to its request."""
+        """Insert a referenced block under its hash. If another block already has the hash, that one keeps it, and this block
+        stays private to its request."""
         key = (group, block_hash)
         if key in self._block_of or block_id in self._key_of:
             return
@@ -180,7 +181,7 @@ class BlockPool:
         self._key_of[block_id] = key
 
     def reset(self) -> bool:
-        """Forget every hash. False, and nothing happens, while any block is referenced."""
+        """Forget every hash. Return False and do nothing while any block is referenced."""
         if len(self._free) != self.num_blocks - 1:
             return False
         self._key_of.clear()
@@ -194,32 +195,33 @@ class BlockPool:
         del self._block_of[key]
 
 
-# --- names of blocks ----------------------------------------------------------------------------------------------------------
+# --- block hashes -------------------------------------------------------------------------------------------------------------
 
 ROOT_HASH = hashlib.sha256(b"pegboard-block-chain").digest()
-"""Parent of every first block; a constant, so that all engines share one name space."""
+"""The parent hash of every first block. It is a constant, so the hashes of all engines are comparable."""
 
 HashBlock = Callable[[bytes, Sequence[int], bytes], bytes]
-"""(parent hash, token ids, encoded extra keys) → hash. The extra keys are b"" when there are none."""
+"""(parent hash, token ids, encoded extra keys) → hash. The extra keys are b"" if there are none."""
 
 
 def sha256_block(parent: bytes, token_ids: Sequence[int], extra: bytes) -> bytes:
     """SHA-256 over parent ‖ token ids as little-endian int64 ‖ extra keys. 32 bytes.
 
-    No field needs a length: the parent has 32 bytes, and a chain has one block size.
+    No field needs a length prefix: the parent has 32 bytes, and all blocks of a chain have the same number of tokens.
     """
     return hashlib.sha256(parent + np.asarray(token_ids, "<i8").tobytes() + extra).digest()
 
 
 def sha256_cbor_block(parent: bytes, token_ids: Sequence[int], extra: bytes) -> bytes:
-    """SHA-256 over the canonical CBOR (RFC 8949 §4.2) of [parent, [token ids], extra keys or null]: easy to redo elsewhere."""
+    """SHA-256 over the canonical CBOR (RFC 8949 §4.2) of [parent, [token ids], extra keys or null], which other programs can
+    easily compute, too."""
     tokens = b"".join(_cbor_int(token) for token in token_ids)
     tail = _cbor_head(2, len(extra)) + extra if extra else b"\xf6"
     return hashlib.sha256(b"\x83" + _cbor_head(2, len(parent)) + parent + _cbor_head(4, len(token_ids)) + tokens + tail).digest()
 
 
 def _cbor_head(major: int, value: int) -> bytes:
-    """Shortest head of a CBOR item: major type and its non-negative argument."""
+    """Return the shortest head of a CBOR item, given its major type and its non-negative argument."""
     if value < 24:
         return bytes([major << 5 | value])
     for code, size in ((24, 1), (25, 2), (26, 4), (27, 8)):
@@ -236,17 +238,17 @@ HASH_ALGOS: dict[str, HashBlock] = {"sha256": sha256_block, "sha256_cbor": sha25
 
 
 class BlockHasher:
-    """Extends `request.block_hashes`: one hash per `block_size` tokens, as far as the confirmed tokens reach."""
+    """Extends `request.block_hashes` with one hash per `block_size` confirmed tokens."""
 
     def __init__(self, algo: str, block_size: int) -> None:
-        """ConfigError for an unknown `algo`."""
+        """Raises ConfigError if `algo` is unknown."""
         if algo not in HASH_ALGOS:
             raise ConfigError(f"unknown prefix_caching_hash_algo {algo!r}; expected one of {', '.join(HASH_ALGOS)}")
         self._hash = HASH_ALGOS[algo]
         self.block_size = block_size
 
     def extend(self, request: Request) -> None:
-        """Hash the blocks that became full since the last call."""
+        """Hash the blocks that have become full since the last call."""
         hashes, size = request.block_hashes, self.block_size
         tokens = request.all_token_ids
         parent = hashes[-1] if hashes else ROOT_HASH
@@ -256,7 +258,7 @@ class BlockHasher:
             hashes.append(parent)
 
     def _extra_keys(self, request: Request, start: int) -> bytes:
-        """Canonical bytes of the extra keys of the block at token `start`; b"" when it has none."""
+        """Return the canonical bytes of the extra keys of the block at token `start`, or b"" if it has none."""
         keys: list[object] = []
         if request.lora is not None:
             keys.append(["lora", request.lora.name, request.lora.digest])

@@ -1,8 +1,7 @@
-"""What each retention rule means for blocks: how many a request needs, which ones it may drop, what a prefix hit needs.
+"""The retention rules in terms of blocks: how many blocks a request needs, which it may drop, and which a prefix hit needs.
 
-One small object per KV group. All of them agree on one statement: *given that the first n tokens are computed, the blocks in
-`expired(n)` are never read again*. Dropping what a window has passed and finding prefix hits both follow from it: a hit of n
-tokens needs exactly the blocks that are not expired at n.
+There is one rule object per KV group. All rules are based on one statement: *once the first n tokens are computed, the blocks in
+`expired(n)` are never read again*. These blocks can be dropped, and a prefix hit of n tokens needs exactly the other blocks.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ from collections.abc import Callable, Sequence
 from pegboard.interfaces.attention import Chunk, Full, KVGroup, Retain, State, Window
 
 Find = Callable[[bytes], int | None]
-"""Block id of a cached block by its hash, within one group."""
+"""Returns the id of the cached block with a hash, within one group, or None."""
 
 NEVER = 1 << 60
 """More tokens than any request has."""
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
-    """Blocks that hold `num_tokens` tokens."""
+    """Return the number of blocks for `num_tokens` tokens."""
     return -(-num_tokens // block_size)
 
 
 class FullRule:
-    """Every token of the request is kept: full attention, and the common part of the rules below.
+    """Keeps every token of the request, for full attention. The rules below inherit from it.
 
     hash_stride: hashes per block of this group (its block size over the hash block size).
     """
@@ -34,26 +33,27 @@ class FullRule:
         self.hash_stride = group.block_size // hash_block_size
 
     def blocks_needed(self, num_tokens: int) -> int:
-        """Table entries (dropped ones included) that `num_tokens` tokens take."""
+        """Return how many table entries `num_tokens` tokens need, including dropped ones."""
         return -(-num_tokens // self.block_size)
 
     def expired(self, num_computed_tokens: int) -> range:
-        """Table entries that no later token reads once so many tokens are computed."""
+        """Return the table entries that no later token reads once `num_computed_tokens` tokens are computed."""
         return range(0)
 
     def next_expiry(self, num_computed_tokens: int) -> int:
-        """Smallest larger number of computed tokens at which more may be expired."""
+        """Return the next number of computed tokens at which more entries may expire."""
         return NEVER
 
     def max_blocks(self, num_tokens: int, chunk_tokens: int) -> int:
-        """Most blocks a request of `num_tokens` holds at once when at most `chunk_tokens` are computed before dropping."""
+        """Return the maximum number of blocks that a request of `num_tokens` tokens holds at any time, if at most `chunk_tokens`
+        tokens are computed before expired blocks are dropped."""
         return self.blocks_needed(num_tokens)
 
     def hit(self, find: Find, hashes: Sequence[bytes], max_tokens: int, alignment: int) -> int:
-        """Longest prefix of at most `max_tokens` tokens, a multiple of `alignment`, that this group can serve.
+        """Return the length of the longest prefix that this group can serve: at most `max_tokens`, and a multiple of `alignment`.
 
-        When a block that n tokens need is missing, every shorter prefix that still contains the block needs it too (what is
-        expired only grows with n), so the search goes on at the start of that block.
+        If a prefix of n tokens needs a block that is missing, every shorter prefix that contains the block also needs it, because
+        a longer prefix never has fewer expired blocks. So the search goes on at the start of that block.
         """
         num_tokens = max_tokens - max_tokens % alignment
         while num_tokens > 0:
@@ -65,7 +65,7 @@ class FullRule:
         return 0
 
     def hit_blocks(self, find: Find, hashes: Sequence[bytes], num_tokens: int) -> list[int]:
-        """The table of a hit of `num_tokens` tokens: cached blocks, 0 where none is needed."""
+        """Return the table of a hit of `num_tokens` tokens: the cached blocks, and 0 where no block is needed."""
         expired = self.expired(num_tokens)
         table = []
         for index in range(num_tokens // self.block_size):
@@ -74,7 +74,7 @@ class FullRule:
         return table
 
     def block_hash(self, hashes: Sequence[bytes], index: int) -> bytes:
-        """Hash of full block `index`: the chain's value at its last token."""
+        """Return the hash of full block `index`, which is the chain's hash at its last token."""
         return hashes[(index + 1) * self.hash_stride - 1]
 
     def _first_missing(self, find: Find, hashes: Sequence[bytes], num_tokens: int) -> int | None:
@@ -96,7 +96,7 @@ class WindowRule(FullRule):
         self._sink_blocks = blocks_for(retain.sinks, group.block_size)
 
     def expired(self, num_computed_tokens: int) -> range:
-        """Blocks between the sinks and the first token that the next token still sees."""
+        """Return the blocks between the sinks and the first token that the next token attends to."""
         return range(self._sink_blocks, max(self._sink_blocks, (num_computed_tokens - self._tokens + 1) // self.block_size))
 
     def next_expiry(self, num_computed_tokens: int) -> int:
@@ -109,7 +109,7 @@ class WindowRule(FullRule):
 
 
 class ChunkRule(FullRule):
-    """A token attends to the tokens of its own chunk: those since the last multiple of `tokens`."""
+    """A token attends to the tokens of its chunk before it and to itself. Chunks start at multiples of `tokens`."""
 
     def __init__(self, group: KVGroup, hash_block_size: int) -> None:
         super().__init__(group, hash_block_size)
@@ -131,7 +131,7 @@ class StateRule(FullRule):
     """One state per request: table entry 0 is the state, entries 1 … draft_states hold the states after each draft.
 
     A checkpoint is a copy of the state taken at a multiple of `checkpoint_every` tokens, cached under the chain's hash at
-    that token. A hit needs that one block, which is copied into the request's own state.
+    that token. A hit needs only that block, which is copied into the request's own state.
     """
 
     def __init__(self, group: KVGroup, hash_block_size: int) -> None:
@@ -157,13 +157,13 @@ class StateRule(FullRule):
         return 0
 
     def hit_blocks(self, find: Find, hashes: Sequence[bytes], num_tokens: int) -> list[int]:
-        """The checkpoint to copy from (it is not part of the request's own table)."""
+        """Return the checkpoint to copy from. It does not become part of the request's table."""
         block_id = find(self.checkpoint_hash(hashes, num_tokens))
-        assert block_id is not None, "hit() has found it"
+        assert block_id is not None, "hit() found it"
         return [block_id]
 
     def checkpoint_hash(self, hashes: Sequence[bytes], num_tokens: int) -> bytes:
-        """Name of the state after `num_tokens` tokens."""
+        """Return the hash of the state after `num_tokens` tokens."""
         return hashes[num_tokens // self._hash_block_size - 1]
 
 
@@ -171,5 +171,5 @@ RULES: dict[type[Retain], type[FullRule]] = {Full: FullRule, Window: WindowRule,
 
 
 def make_rule(group: KVGroup, hash_block_size: int) -> FullRule:
-    """The rule object of a group."""
+    """Return the rule object of a group."""
     return RULES[type(group.spec.retain)](group, hash_block_size)

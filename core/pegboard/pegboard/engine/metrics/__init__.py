@@ -1,1 +1,1 @@
-"""What the engine measures, and how it reaches the sinks."""
+"""The engine's metrics, and how they reach the sinks."""

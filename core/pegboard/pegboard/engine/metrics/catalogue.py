@@ -1,4 +1,4 @@
-"""Which metrics an engine has; the table of all of them is `catalogue.toml`."""
+"""The metrics of an engine. `catalogue.toml` contains the table of all metrics."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pegboard.interfaces.metrics import COMMON_LABELS, Metric, series
 
 _TABLE = tomllib.loads(files("pegboard.engine.metrics").joinpath("catalogue.toml").read_text("utf-8"))
 ROWS: dict[str, dict[str, Any]] = _TABLE["metrics"]
-"""Name → row of the table."""
+"""The name of a metric → its row of the table."""
 
 
 def by_label(name: str) -> dict[str, str]:
-    """Value → series of a metric whose one label has fixed values."""
+    """Return label value → series, for a metric with one label that has fixed values."""
     return {value: series(name, value) for value in ROWS[name]["values"]}
 
 
 def token_buckets(most: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, 50, … up to `most`."""
+    """Return the bucket limits 1, 2, 5, 10, 20, 50, … up to `most`."""
     steps = (digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5))
     return tuple(float(step) for step in steps if step <= most)
 
@@ -29,7 +29,8 @@ def token_buckets(most: int) -> tuple[float, ...]:
 def engine_metrics(
     limits: Limits, *, cache_config: Mapping[str, str] | None = None, show_hidden: str | None = None
 ) -> tuple[Metric, ...]:
-    """All metrics of an engine. cache_config: labels of cache_config_info. show_hidden: version whose hidden metrics show."""
+    """Return all metrics of an engine. cache_config: labels of cache_config_info. show_hidden: metrics that vLLM has hidden since
+    this version are included."""
     there = {"watched_blocks": limits.kv_metrics_share, "drafts": limits.max_drafts, "adapters": limits.max_loras}
     there["cache_config"] = len(cache_config or ())
     buckets = {**_TABLE["buckets"], "tokens": token_buckets(limits.max_model_len)}
@@ -53,7 +54,7 @@ def engine_metrics(
 
 
 def _shows(hidden_in: str, version: str | None) -> bool:
-    """vLLM hid the metric in this version or later."""
+    """Return whether vLLM hid the metric in `version` or later."""
     return version is not None and _numbers(version) <= _numbers(hidden_in)
 
 

@@ -1,4 +1,4 @@
-"""Calls metrics sinks so that a failing one does no harm, and collects samples for other processes."""
+"""Calls metrics sinks, so that a failure of one does no harm, and collects samples for other processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pegboard.log import get_logger
 log = get_logger(__name__)
 
 RELAY_INTERVAL_S = 0.1
-"""The least time between two samples sent to another process while the engine is busy and no completion ends."""
+"""The minimum time between two samples that are sent to another process, while the engine is busy and no completion ends."""
 
 
 class Sinks:
@@ -23,7 +23,7 @@ class Sinks:
         return bool(self._sinks)
 
     def add(self, sink: MetricsSink) -> None:
-        """Add a sink. The caller declares the metrics to it."""
+        """Add a sink. The caller has already declared the metrics to it."""
         self._sinks.append(sink)
 
     def declare(self, metrics: Sequence[Metric]) -> None:
@@ -33,7 +33,7 @@ class Sinks:
         self._call_all("publish", sample)
 
     def close(self) -> None:
-        """No more samples."""
+        """Stop the sinks. There are no more samples."""
         self._call_all("close")
         self._sinks.clear()
 
@@ -41,7 +41,7 @@ class Sinks:
         for sink in tuple(self._sinks):
             try:
                 getattr(sink, method)(*args)
-            except Exception:  # metrics must never stop the engine or the server: any failure switches the sink off
+            except Exception:  # metrics must never stop the engine or the server, so any failure switches the sink off
                 self._sinks.remove(sink)
                 log.warning(
                     "metrics sink %s failed in %s and is off for the rest of the run", type(sink).__name__, method, exc_info=True
@@ -49,9 +49,9 @@ class Sinks:
 
 
 class SampleRelay:
-    """A sink that adds samples up until they are sent to another process. There is at most one message per step. While the engine
-    is busy there is only one every RELAY_INTERVAL_S, unless a completion has ended: a client that has its answer must find it
-    counted."""
+    """A sink that adds up samples until they are sent to another process. There is at most one message per step. While the engine
+    is busy there is only one every RELAY_INTERVAL_S, unless a completion has ended: when a client has its answer, the metrics
+    must include the request."""
 
     def __init__(self) -> None:
         self.metrics: Sequence[Metric] = ()
@@ -69,7 +69,7 @@ class SampleRelay:
         self._is_due = self._is_due or is_idle or has_ended or sample.time_s - self._taken_s >= RELAY_INTERVAL_S
 
     def take(self) -> Sample | None:
-        """The sample to send now, if one is due."""
+        """Return the sample to send now, or None if none is due."""
         if not self._is_due or self._sample is None:
             return None
         sample, self._sample = self._sample, None
@@ -81,7 +81,7 @@ class SampleRelay:
 
 
 def merged(first: Sample, second: Sample) -> Sample:
-    """Two samples of one engine as one."""
+    """Combine two samples of one engine."""
     counters = dict(first.counters)
     for key, value in second.counters.items():
         counters[key] = counters.get(key, 0) + value

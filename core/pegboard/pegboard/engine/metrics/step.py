@@ -1,4 +1,5 @@
-"""Measurements of the engine: gathered during a step, published once at its end; and one record per request that ended."""
+"""The engine's measurements. They are collected during a step and published once at its end. There is also one record per request
+that ended."""
 
 from __future__ import annotations
 
@@ -29,14 +30,13 @@ PLUGIN_PARTS = {
     "structured_output": "masks",
     "kv_connector": "transfer",
 }
-"""The part of each plugin's work that is measured, by kind."""
+"""The kind of a plugin → the part of its work that is measured."""
 
 
 class StepMetrics:
-    """Counts and observations since the last publish. All times are on the engine's clock.
-
-    plugin_names: kind → names of the plugins in use. wants_records: some sink asks for `Sample.requests`. cache_config,
-    show_hidden: see `engine_metrics`. A name that is not in the catalogue is an error.
+    """Counts and observations since they were last published. All times are on the engine's clock. plugin_names: kind → names of
+    the plugins in use. wants_records: a sink needs `Sample.requests`. cache_config, show_hidden: see `engine_metrics`. A name
+    that is not in the catalogue is an error.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class StepMetrics:
         self._sinks.declare(self.metrics)
 
     def _inform(self, gauges: Mapping[str, float]) -> None:
-        """Set gauges that seldom change. They are published once, and again to a sink that is attached later."""
+        """Set gauges that rarely change. They are published once, and again to every sink that is attached later."""
         self._info.update(gauges)
         self._news.update(gauges)
 
@@ -95,14 +95,14 @@ class StepMetrics:
         self._counters[name] = self._counters.get(name, 0) + n
 
     def count_up_to(self, name: str, total: float) -> None:
-        """Add to a counter whose total is kept elsewhere."""
+        """Raise a counter to `total`, which is counted elsewhere."""
         before = self._totals.get(name, 0)
         if total != before:
             self._totals[name] = total
             self.count(name, total - before)
 
     def observe(self, name: str, value: float) -> None:
-        """One observation of a histogram."""
+        """Add an observation to a histogram."""
         self._observations.setdefault(name, []).append(value)
 
     # --- a step -------------------------------------------------------------------------------------------------------------
@@ -115,8 +115,8 @@ class StepMetrics:
         self.count(PARTS[part], time.perf_counter() - started)
 
     def step(self, batch: Batch, times: StepTimes, by_row: Sequence[Request | None]) -> None:
-        """The result of a step has arrived and is not applied yet. Count its size and the time of its parts. A request counts the
-        step once, however many completions it has."""
+        """Count the size of a step and the times of its parts. The result has arrived but is not applied yet. The time is added
+        once to each request, however many of its completions took part."""
         self.observe("iteration_tokens_total", batch.num_tokens)
         self.spent("attention", times.plan_s)
         self.spent("model", times.forward_s - times.plan_s)
@@ -131,12 +131,12 @@ class StepMetrics:
                 entry.execute_s += times.total_s
 
     def spent(self, kind: str, seconds: float) -> None:
-        """Add time that the plugins of a kind took for their part in `PLUGIN_PARTS`."""
+        """Add the seconds that the plugins of a kind took for their part (see `PLUGIN_PARTS`)."""
         if (key := self._plugin_keys.get(kind)) is not None:
             self.count(key, seconds)
 
     def tokens(self, request: Request, num_tokens: int, now_s: float) -> None:
-        """A completion has gained tokens."""
+        """Count new tokens of a completion."""
         self._num_generated += num_tokens  # called once per row and step, so it must be cheap
         if request.first_token_s:
             self._latencies.append(now_s - request.last_token_s)
@@ -152,7 +152,7 @@ class StepMetrics:
         request.last_token_s = now_s
 
     def drafts(self, num_drafts: int, num_accepted: int) -> None:
-        """A row has verified drafts."""
+        """Count the drafts that a row has verified."""
         self.count("spec_decode_num_drafts_total")
         self.count("spec_decode_num_draft_tokens_total", num_drafts)
         self.count("spec_decode_num_accepted_tokens_total", num_accepted)
@@ -160,7 +160,7 @@ class StepMetrics:
             self.count(series("spec_decode_num_accepted_tokens_per_pos_total", str(position)))
 
     def block_stays(self, residency: BlockResidency) -> None:
-        """How long KV blocks stayed that lost their content since the last call."""
+        """Record how long the KV blocks stayed that have lost their content since the last call."""
         for name, values in (
             ("kv_block_lifetime_seconds", residency.lifetimes),
             ("kv_block_idle_before_evict_seconds", residency.idle_times),
@@ -173,7 +173,8 @@ class StepMetrics:
     # --- an end -------------------------------------------------------------------------------------------------------------
 
     def finished(self, request: Request, now_s: float) -> None:
-        """A completion has ended, for any reason. One that never got a first token or a row is left out of those histograms."""
+        """Record that a completion has ended, for any reason. If it never got a row or a first token, the histograms of those
+        times leave it out."""
         self.count(SUCCESS[request.finish_reason or "abort"])
         self.observe("e2e_request_latency_seconds", now_s - request.arrival_s)
         self.observe("request_prompt_tokens", request.num_prompt_tokens)
@@ -207,7 +208,7 @@ class StepMetrics:
     # --- out ----------------------------------------------------------------------------------------------------------------
 
     def loras(self, running: Sequence[Request], waiting: Mapping[str, Request]) -> None:
-        """Which adapters are in use; published when that changes."""
+        """Record which adapters are in use. This is published only when it changes."""
         here = {request.lora.name for request in running if request.lora is not None}
         other = {request.lora.name for request in waiting.values() if request.lora is not None and request.row is None}
         key = series("lora_requests_info", str(self._limits.max_loras), ",".join(sorted(other)), ",".join(sorted(here)))
@@ -217,7 +218,7 @@ class StepMetrics:
             self._inform({key: self._clock()})
 
     def publish(self, gauges: Mapping[str, float]) -> None:
-        """Publish everything gathered to every sink and start anew."""
+        """Publish everything that was collected to every sink, and start over."""
         if self._num_generated:
             self.count("generation_tokens_total", self._num_generated)
         if self._latencies:
@@ -235,27 +236,28 @@ class StepMetrics:
         self._num_generated, self._latencies = 0, []
 
     def _check(self, keys: Collection[str]) -> None:
-        """Check that these names are in the catalogue, and remember them. A misspelled one is a mistake in the engine."""
+        """Check that these names are in the catalogue, and remember them. A name that is not is a mistake in the engine."""
         names = {metric.name: metric for metric in self.metrics}
         for name, labels in map(split_series, keys):
             assert name in names and len(labels) == len(names[name].labels), f"metric {name!r} {labels} is not in the catalogue"
         self._known.update(keys)
 
     def close(self) -> None:
-        """No more samples."""
+        """Close the sinks. There are no more samples."""
         self._sinks.close()
 
 
 @dataclass(slots=True)
 class _OpenRequest:
-    """A request with running completions. ended: those that have ended. forward_s, execute_s: of the steps it took part in."""
+    """A request with running completions. ended: the completions that have ended. forward_s, execute_s: seconds, summed over the
+    steps that the request took part in."""
 
     ended: list[Request] = field(default_factory=list)
     forward_s: float = 0.0
     execute_s: float = 0.0
 
     def record(self, now_s: float) -> RequestRecord:
-        """The record of the request, whose last completion has just ended."""
+        """Return the record of the request. Its last completion has just ended."""
         ended, request = self.ended, self.ended[-1]
         params = request.params if isinstance(request.params, SamplingParams) else None
         return RequestRecord(
