@@ -1,8 +1,8 @@
-"""Pegboard: LLM inference and serving made of plugins.
+"""Pegboard: LLM inference and serving, composed of plugins.
 
     from pegboard import LLM, SamplingParams
 
-Every name below is imported on first use, so `import pegboard` costs next to nothing.
+Every name below is imported on first use, so `import pegboard` takes almost no time.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def test_help(capsys):
     shown = capsys.readouterr().out
     assert all(command in shown for command in commands())
     assert main(["--help"]) == main(["help"]) == main(["help", "--max-model-len"]) == 0
-    assert "Longest prompt plus output" in capsys.readouterr().out
+    assert "Maximum tokens of prompt plus output" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["help", "serve"])
     assert "--max-model-len" in capsys.readouterr().out

@@ -1,1 +1,1 @@
-"""The command line. One module per command, imported only when that command runs."""
+"""The command line. Each command has a module, which is imported only when the command runs."""

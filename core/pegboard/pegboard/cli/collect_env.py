@@ -1,5 +1,5 @@
 """`pegboard collect-env`: reports the machine and the installation for a bug report. It shows no secrets from the environment and
-no paths of the user's files."""
+no paths of user files."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from pegboard.plugins.registry import Registry
 
 VARIABLES = ("PEGBOARD_LOG_LEVEL", "PEGBOARD_PLUGINS", "PEGBOARD_STRICT", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS")
 PROBED = ("platform", "kernel")
-"""Kinds whose probes look at the machine."""
+"""The kinds whose probes examine the machine."""
 
 
 def main(words: Sequence[str], config: PluginConfig | None) -> int:
     """Print the report, as text or JSON."""
     parser = FlagParser(prog="pegboard collect-env", description="Report versions, machine and plugins, for a bug report.")
     parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.add_argument("--no-torch", action="store_true", help="do not import torch (it takes seconds), and probe no plugins")
+    parser.add_argument("--no-torch", action="store_true", help="do not import torch, which takes seconds, and probe no plugins")
     arguments = parser.parse(words)
     registry = Registry.discover(PluginPolicy.from_config(config))
     report: dict[str, Any] = {
@@ -58,7 +58,7 @@ def _processor() -> dict[str, Any]:
 
 
 def _read_pairs(path: str) -> dict[str, str]:
-    """The first "name: value" of every name in a file of /proc; nothing where there is no such file."""
+    """Read "name: value" lines from a file in /proc. The first value of each name counts. Returns {} if there is no such file."""
     try:
         lines = Path(path).read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -68,7 +68,7 @@ def _read_pairs(path: str) -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    """The version of every installed distribution of Pegboard and of everything that they require."""
+    """Return the versions of all installed Pegboard distributions and of the distributions that they require."""
     ours = {item.name: item for item in distributions() if re.match(r"pegboard($|[-_])", item.name)}
     wanted = {re.split(r"[^\w.-]", text, maxsplit=1)[0] for item in ours.values() for text in item.requires or ()}
     found = {name: item.version for name, item in sorted(ours.items())}
@@ -81,7 +81,7 @@ def _versions() -> dict[str, str]:
 
 
 def _torch() -> dict[str, Any]:
-    """What torch reports. It is imported here, because this command is about the whole installation."""
+    """Return what torch reports. torch is imported here, because this command is about the whole installation."""
     try:
         torch = import_module("torch")
     except (ImportError, OSError) as error:
@@ -90,7 +90,7 @@ def _torch() -> dict[str, Any]:
 
 
 def _probes(registry: Registry) -> dict[str, str]:
-    """The verdicts of the probes that look at the machine; one line per distribution."""
+    """Return the verdicts of the probes that examine the machine, one per distribution."""
     entries = {entry.distribution: entry for kind in PROBED for entry in registry.entries(kind)}
     return {f"{entry.kind} of {name}": str(registry.verdict(entry)) for name, entry in entries.items()}
 

@@ -1,8 +1,8 @@
-"""Flags from declared settings: the command line knows no setting by name.
-
-`_` and `-` are the same in flag names. Numbers may be written 4k (4000) or 4K (4096), lists as words or as one JSON list. vLLM's
-own names are understood as `pegboard.config.vllm_names` says. Precedence: command line, --config file, PEGBOARD_CONFIG file,
-default. `--kind.name.field VALUE` is an option of a plugin, `--setting.key VALUE` one value of a setting that is a mapping.
+"""Creates flags from the declared settings; this file names no setting itself. `_` and `-` are the same in flag names. Numbers
+may be written as 4k (4000) or 4K (4096), and lists as words or as one JSON list. vLLM's own names are translated by
+`pegboard.config.vllm_names`. The command line overrides the --config file, which overrides the PEGBOARD_CONFIG file, which
+overrides the defaults. `--kind.name.field VALUE` sets an option of a plugin. `--setting.key VALUE` sets one value of a setting
+that is a mapping.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from pegboard.interfaces import KINDS
 
 
 class FlagParser(argparse.ArgumentParser):
-    """argparse with Pegboard's rules: no abbreviations, `_` is `-`, and errors are `UsageError` and name the nearest flag. A flag
-    of type "number" takes 4096, 4k or 4K. This is what `pegboard.interfaces.command.FlagParser` promises to commands."""
+    """argparse with Pegboard's rules: abbreviations are not allowed, `_` and `-` are the same, and an error is a `UsageError`
+    that names the most similar flag. A flag of type "number" takes 4096, 4k or 4K. The class implements
+    `pegboard.interfaces.command.FlagParser`, which commands get."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **more)
@@ -37,7 +38,8 @@ class FlagParser(argparse.ArgumentParser):
     # --- declaring --------------------------------------------------------------------------------------------------------
 
     def add_settings(self, *sections: str, only: Mapping[str, Collection[str]] | None = None) -> None:
-        """MODEL, --config, one flag per setting of these sections (only: of some sections, just these), and vLLM's names."""
+        """Add MODEL, --config, one flag for each setting of these sections, and vLLM's names. only: section → its settings that
+        get flags; a section that is not in it gets all of them."""
         self.add_argument("model", nargs="?", help="model reference: a path, org/name or scheme:name")
         self.add_argument("--config", metavar="FILE", help="TOML or YAML file of settings")
         for section in sections:
@@ -57,9 +59,9 @@ class FlagParser(argparse.ArgumentParser):
     # --- parsing ----------------------------------------------------------------------------------------------------------
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """The namespace. Raises UsageError for anything unknown, before it complains about values that a mistyped flag should
-        have set.
-        `--help=WORD` prints the flags of a group, or those that match, and ends the program like --help."""
+        """Parse the words and return the namespace. Raises UsageError for an unknown flag, before it checks other things that may
+        be wrong because of a mistyped flag.
+        `--help=WORD` prints the flags of a group, or the flags that match, and exits like --help."""
         words = [_dashed(word) for word in words]
         for word in words:
             if word.startswith("--help="):
@@ -75,8 +77,8 @@ class FlagParser(argparse.ArgumentParser):
     def parse_settings(
         self, words: Sequence[str], defaults: Mapping[str, Mapping[str, Any]] | None = None
     ) -> tuple[Settings, argparse.Namespace]:
-        """Settings from files and flags, for a parser that has them. defaults: the command's own, by section and setting, weaker
-        than files and flags. Raises ConfigError."""
+        """Return the settings from files and flags, and the namespace. The parser must have the flags of settings. defaults: the
+        command's own defaults by section and setting, which files and flags override. Raises ConfigError."""
         rest, dotted = split_dotted(_spelled_out(words))
         arguments = self.parse(rest)
         layer = _layer_of(arguments, dotted)
@@ -98,7 +100,7 @@ class FlagParser(argparse.ArgumentParser):
 
     @property
     def flags(self) -> Iterable[str]:
-        """Every flag that exists, those of sub-commands included."""
+        """All flags, including those of sub-commands."""
         yield from self._option_string_actions
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -106,7 +108,8 @@ class FlagParser(argparse.ArgumentParser):
                     yield from parser.flags
 
     def _explain(self, word: str) -> None:
-        """Print what `word` asks for: "all", "listgroup", the name of a group, a flag or a part of one. Raises UsageError."""
+        """Print the help that `word` asks for: "all", "listgroup", the name of a group, a flag, or a part of a flag. Raises
+        UsageError."""
         groups = {str(group.title).partition(" ")[0]: group for group in self._action_groups if group._group_actions}
         word = word.strip("-").lower().replace("_", "-")
         if word == "all":
@@ -127,7 +130,7 @@ class FlagParser(argparse.ArgumentParser):
         acting = [action for action in actions if action.help != argparse.SUPPRESS]
         shown.add_arguments(acting)
         lines = [shown.format_help().rstrip()] if acting else []
-        lines += ["cannot act here:"] if len(acting) < len(actions) else []
+        lines += ["no effect in Pegboard:"] if len(acting) < len(actions) else []
         for action in actions:
             if action.help == argparse.SUPPRESS:
                 lines.append(f"  {action.option_strings[0]}: {ABSENT[action.dest.partition('.')[2]].reason}")
@@ -144,13 +147,13 @@ def _add_setting(group: Any, setting: Setting) -> None:
 
 
 def _add_flag(group: Any, name: str, dest: str, text: str, annotation: Any, more: Sequence[str] = ()) -> None:
-    """Add one flag, with its short form. A flag that is not given does not appear in the namespace."""
+    """Add one flag with its short form. If the user does not give the flag, it is not in the namespace."""
     names = [f"--{one.replace('_', '-')}" for one in (name, *more)] + ([SHORT[name]] if name in SHORT else [])
     group.add_argument(*names, dest=dest, default=argparse.SUPPRESS, help=text, **_form(annotation))
 
 
 def _form(annotation: Any) -> dict[str, Any]:
-    """argparse arguments for a type. object: JSON, or text as it is."""
+    """Return the argparse arguments for a type. For `object` the value is parsed as JSON if possible and is text otherwise."""
     if get_origin(annotation) in (Union, types.UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
     origin = get_origin(annotation) or annotation
@@ -167,7 +170,7 @@ def _form(annotation: Any) -> dict[str, Any]:
 
 
 def number(text: str) -> int:
-    """An integer, also as 4k (4000), 4K (4096), 25.6k."""
+    """Parse an integer, which may have a unit: 4k (4000), 4K (4096), 25.6k."""
     try:
         return parse_number(text)
     except ValueError as error:
@@ -203,7 +206,7 @@ def _dashed(word: str) -> str:
 
 
 def _spelled_out(words: Sequence[str]) -> list[str]:
-    """Replace vLLM's short forms that argparse would not know by the full ones: -cc.mode 0, -O3."""
+    """Replace vLLM's short forms that argparse does not know (-cc.mode 0, -O3) with the long ones."""
     long = {letters: f"--{name.replace('_', '-')}" for name, letters in SHORT.items()}
     spelled = []
     for word in words:
@@ -216,8 +219,8 @@ def _spelled_out(words: Sequence[str]) -> list[str]:
 
 
 def split_dotted(words: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Take `--kind.name.field value` and `--kind.name.field=value` out of the words; (the rest, [("kind.name.field", "value")]).
-    Raises UsageError."""
+    """Split off `--kind.name.field value` and `--kind.name.field=value`. Return the other words and [("kind.name.field",
+    "value")]. Raises UsageError."""
     rest: list[str] = []
     dotted: list[tuple[str, str]] = []
     words = iter(words)
@@ -235,7 +238,7 @@ def split_dotted(words: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]
 
 
 def _layer_of(arguments: argparse.Namespace, dotted: Iterable[tuple[str, str]]) -> Layer:
-    """The settings that were given on the command line, by section. Raises UsageError."""
+    """Return the settings of the command line by section. Raises UsageError."""
     layer: Layer = {}
     for dest, value in vars(arguments).items():
         section, dot, name = dest.partition(".")
@@ -256,7 +259,8 @@ def _layer_of(arguments: argparse.Namespace, dotted: Iterable[tuple[str, str]]) 
 
 
 def _place_dotted(layer: Layer, path: str, value: str, mappings: Mapping[str, str]) -> None:
-    """Put one dotted flag into the layer. mappings: settings that hold a mapping → section of the layer. Raises UsageError."""
+    """Put one dotted flag into the layer. mappings: setting whose value is a mapping → its section of the layer. Raises
+    UsageError."""
     head, *middle, last = path.split(".")
     head = head.replace("-", "_")
     if head in mappings:
@@ -272,7 +276,7 @@ def _place_dotted(layer: Layer, path: str, value: str, mappings: Mapping[str, st
 
 
 def _flat(dest: str, items: list[Any]) -> list[Any]:
-    """The words, with each JSON list among them replaced by its items."""
+    """Return the items with each JSON list among them replaced by the list's items."""
     flat: list[Any] = []
     for item in items:
         if not (isinstance(item, str) and item.startswith("[")):
@@ -286,6 +290,6 @@ def _flat(dest: str, items: list[Any]) -> list[Any]:
 
 
 def config_layers(path: str | None) -> list[tuple[Layer, str]]:
-    """Layers of the config files: PEGBOARD_CONFIG's, then the one given."""
+    """Return the layers of the config files: first that of PEGBOARD_CONFIG, then that of `path`."""
     files = [file for file in (env.config_file(), Path(path).expanduser() if path else None) if file is not None]
     return [(read_config_file(file), str(file)) for file in files]

@@ -1,6 +1,7 @@
-"""`pegboard`: finds the command, runs it, and turns what goes wrong into one line and an exit status.
+"""The program `pegboard`: finds and runs the command, and turns an error into one line and an exit status.
 
-Exit status: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C. Tracebacks only with PEGBOARD_LOG_LEVEL=DEBUG.
+The exit status is 0, or 1 for an error, 2 for wrong usage, 130 after Ctrl-C. Tracebacks are shown only with
+PEGBOARD_LOG_LEVEL=DEBUG.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Tokenizer
 
 OWN = {
-    "plugins": "what is installed, what would be chosen and why, what is wrong",
+    "plugins": "list plugins, explain how they are chosen, and look for problems",
     "collect-env": "report versions, machine and plugins, for a bug report",
-    "help": "explain a command, a setting or a plugin's options",
+    "help": "explain a command, a setting or the options of a plugin",
 }
-"""Commands of core → one line for the list. All others are plugins of the kind `command`."""
+"""Core's own commands → their line in the list of commands. All other commands are plugins of the kind `command`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit status."""
+    """Run one command line and return the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(words)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of the output is gone, as with `head`
+    except BrokenPipeError:  # the program that reads the output is gone, as with `head`
         sys.stderr.close()
         return 1
-    except Exception as error:  # the type is checked below, so that `--help` does not import the errors
+    except Exception as error:  # the type is checked below, so `--help` does not import the errors
         from pegboard.errors import PegboardError, UsageError
 
         if not isinstance(error, PegboardError) or _is_debug():
@@ -67,7 +68,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def overview() -> str:
-    """What `pegboard --help` prints."""
+    """Return the text of `pegboard --help`."""
     from pegboard.plugins.discovery import scan, summary
 
     listed: dict[str, list[str]] = {}
@@ -84,14 +85,15 @@ def overview() -> str:
 
 
 def commands() -> list[str]:
-    """Every word that is a command here."""
+    """Return the names of all commands, core's and those of plugins."""
     from pegboard.plugins.discovery import scan
 
     return [*dict.fromkeys(entry.name for entry in scan().entries if entry.kind == "command"), *OWN]
 
 
 def _explain(words: Sequence[str]) -> int:
-    """`pegboard help [what]`: a command, a setting, or `kind.name` for the options of a plugin. Raises UsageError."""
+    """Run `pegboard help [what]`: explain a command, a setting, or with `kind.name` the options of a plugin. Raises
+    UsageError."""
     from pegboard.errors import UsageError
 
     if len(words) > 1:
@@ -131,7 +133,7 @@ def _setting_help(word: str) -> str:
 
 
 def plugin_config() -> "PluginConfig | None":
-    """The plugin rules of the PEGBOARD_CONFIG file; None where there is none."""
+    """Return the plugin rules of the PEGBOARD_CONFIG file, or None if there is no such file."""
     from pegboard.cli.flags import config_layers
     from pegboard.config.sources import settings_from
 
@@ -140,8 +142,8 @@ def plugin_config() -> "PluginConfig | None":
 
 
 def _run_plugin(word: str, words: list[str]) -> int:
-    """Run a command that a plugin provides. Raises UsageError for an unknown one. An allow list is about serving: typing a
-    command allows it."""
+    """Run a command that a plugin provides. Raises UsageError if it is unknown. An allow list does not apply to commands, because
+    the user types the command."""
     from dataclasses import replace
 
     from pegboard.errors import UsageError, did_you_mean
@@ -157,7 +159,7 @@ def _run_plugin(word: str, words: list[str]) -> int:
 
 
 def command_setup(word: str) -> "CommandSetup":
-    """The setup of the command `word`."""
+    """Return the setup of the command `word`."""
     from pegboard.cli.flags import FlagParser
     from pegboard.interfaces.command import CommandSetup
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 def main(words: Sequence[str], config: PluginConfig | None = None) -> int:
-    """Exit status: 0, or 1 when nothing suits or something is wrong. config: the plugin settings of a config file."""
+    """Run the command and return the exit status: 0, or 1 if no plugin suits or a problem was found. config: the plugin settings
+    of a config file."""
     arguments = _parser().parse(words)
     if getattr(arguments, "model", None) is not None:
         return _why_for_model(arguments, config)
@@ -35,19 +36,19 @@ def main(words: Sequence[str], config: PluginConfig | None = None) -> int:
 def _parser() -> FlagParser:
     from pegboard.cli.flags import FlagParser
 
-    parser = FlagParser(prog="pegboard plugins", description="What is installed, what would be chosen and why, what is wrong.")
+    parser = FlagParser(prog="pegboard plugins", description="List plugins, explain how they are chosen, and look for problems.")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = actions.add_parser("list", help="installed plugins, from metadata alone")
+    listing = actions.add_parser("list", help="list installed plugins; runs no code of plugins")
     listing.add_argument("--kind", help="only this kind")
-    show = actions.add_parser("show", help="one plugin: spec, probe and options")
+    show = actions.add_parser("show", help="show one plugin: its spec, probe and options")
     show.add_argument("plugin", metavar="KIND:NAME", help='"kind:name" or "kind:distribution:name"')
-    why = actions.add_parser("why", help="what would be chosen, and what stops the others")
-    why.add_argument("kind", nargs="?", metavar="KIND", help="only this kind; may be left out with --model")
+    why = actions.add_parser("why", help="show which plugin would be chosen, and why the others would not be")
+    why.add_argument("kind", nargs="?", metavar="KIND", help="the kind; with --model it is optional")
     why.add_argument("--need", action="append", default=[], metavar="KEY=VALUE", help="a field of the kind's need; repeatable")
     why.add_argument("--name", help="an explicit choice, or the key to look up in a keyed kind")
     why.add_argument("--platform", help="device family to choose for")
-    why.add_argument("--model", metavar="REF", help="explain the choices that are made to serve this model")
-    doctor = actions.add_parser("doctor", help="look for problems; exit status 1 if there is one")
+    why.add_argument("--model", metavar="REF", help="explain the choices for serving this model")
+    doctor = actions.add_parser("doctor", help="look for problems; the exit status is 1 if there is one")
     for action in (listing, show, why, doctor):
         action.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output")
     return parser
@@ -132,9 +133,10 @@ def _why(registry: Registry, arguments: argparse.Namespace) -> int:
 
 
 def _why_kernels(registry: Registry, need: Need, as_json: bool) -> int:
-    """One choice per op, which is a kernel's name up to the dot, and what the probes of the chosen found."""
+    """Print one choice per op, which is the part of a kernel's name before the dot, and the facts that the probes of the chosen
+    kernels found."""
     made = _kernels(registry, need)
-    _print_decisions(made, as_json, "no kernels are installed: core's torch operators compute")
+    _print_decisions(made, as_json, "no kernels are installed: core's torch operators are used")
     winners = {decision.winner.distribution: decision.winner for decision in made if decision.winner is not None}
     for distribution, entry in winners.items() if not as_json else ():
         found = _field_values(registry.verdict(entry)).get("facts") or {}
@@ -150,8 +152,8 @@ def _kernels(registry: Registry, need: Need) -> list[Decision]:
 
 
 def _why_for_model(arguments: argparse.Namespace, config: PluginConfig | None) -> int:
-    """Choices made for a model: those that read the checkpoint, the platform, and the kernels. The exit status is 1 when the kind
-    is not among them."""
+    """Print the choices for a model: those that depend on the checkpoint, the platform and the kernels. Return the exit status,
+    which is 1 if the requested kind is not among them."""
     from dataclasses import replace
 
     from pegboard.config.schema import PluginConfig
@@ -193,7 +195,7 @@ def _decision_facts(decision: Decision) -> dict[str, Any]:
 
 
 def _need(kind: str, pairs: Sequence[str], platform: str | None) -> Need:
-    """The kind's Need from KEY=VALUE texts; values are JSON where they parse as JSON, else text."""
+    """Make the kind's Need from KEY=VALUE texts. A value is parsed as JSON if possible and is text otherwise."""
     from dataclasses import fields
 
     wanted = need_class(kind)
@@ -235,7 +237,7 @@ def _doctor(registry: Registry, arguments: argparse.Namespace) -> int:
 
 
 def _field_values(value: Any) -> dict[str, Any]:
-    """A dataclass as plain data for JSON: sets sorted, anything unknown as text."""
+    """Return a dataclass as plain data for JSON. Sets become sorted lists, and unknown types become text."""
     import msgspec
 
     plain: dict[str, Any] = msgspec.to_builtins(value, str_keys=True, order="deterministic", enc_hook=str)

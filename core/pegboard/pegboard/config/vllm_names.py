@@ -78,7 +78,7 @@ def refuse(name: str, value: Any, said: str | None = None) -> None:
         return
     agreeing = f" (only {' or '.join(absent.agrees)})" if absent.agrees and not absent.is_flag else ""
     typed = f"{said or name} {value}" if not absent.is_flag else said or name
-    raise ConfigError(f"{typed} cannot act here{agreeing}: {absent.reason}")
+    raise ConfigError(f"{typed} has no effect in Pegboard{agreeing}: {absent.reason}")
 
 
 def _text(value: Any) -> str:
