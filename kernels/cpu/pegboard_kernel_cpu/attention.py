@@ -1,7 +1,7 @@
-"""The attention backend `cpu_native`: compiled paged attention, with one instance per KV group.
+"""The attention backend `cpu_native`: compiled paged attention. Each KV group has one instance.
 
-The kernels (csrc/attention*.c) use their own cache layout. They treat the views that core hands out as plain memory: [block, KV
-head, head_dim, slot] for keys and [block, KV head, slot, head_dim] for values.
+The kernels (csrc/attention*.c) use their own cache layout. They treat the views from core as plain memory: [block, KV head,
+head_dim, slot] for keys and [block, KV head, slot, head_dim] for values.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PLAN = PYFUNCTYPE(None, c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32)
-"""Takes a few microseconds and keeps the interpreter lock; the step's program, which runs next, releases it."""
+"""The type of the C function that plans a step. The call keeps the interpreter lock, because it takes only a few microseconds.
+The step's program runs next and releases the lock."""
 
 
 class NativeAttention:
-    """Attention of one KV group."""
+    """The attention of one KV group."""
 
     def __init__(self, options: None, setup: AttentionSetup) -> None:
         self.library = library()
@@ -73,8 +74,8 @@ class NativeAttention:
         self._fill = _PLAN(self.library.address("attention_plan"))
 
     def _make_room(self, num_tokens: int) -> None:
-        """Room for the items of a step of `num_tokens` tokens. Each item has at least one token, and some items are cut into
-        pieces."""
+        """Allocate the items of a step of up to `num_tokens` tokens. Each item has at least one token, and some items are cut
+        into pieces."""
         self.capacity = num_tokens
         self.items = np.empty((num_tokens + self.most_pieces) * sizeof(Item), np.uint8)
         self.members = np.empty(num_tokens, np.int32)
@@ -82,11 +83,11 @@ class NativeAttention:
 
     @staticmethod
     def kv_spec(layer: AttentionLayer, dtype: str, quantization: KVQuantization | None) -> KVCacheSpec | None:
-        """int8 also stores one float32 scale per token and KV head, for keys and for values."""
+        """For int8, the cache also stores one float32 scale per token and KV head for the keys, and one for the values."""
         if layer.value_dim not in (None, layer.head_dim):
             raise ModelError(
                 f"attention layer {layer.layer_index} has values of {layer.value_dim} channels and keys of {layer.head_dim}; "
-                "cpu_native wants both equal: choose another attention backend, for example --attention-backend cpu_paged"
+                "cpu_native needs both to be equal: choose another attention backend, for example --attention-backend cpu_paged"
             )
         stored = quantization.dtype if quantization else dtype
         shape = (layer.num_kv_heads, layer.head_dim)
@@ -102,7 +103,7 @@ class NativeAttention:
     def plan(self, inputs: AttentionInputs) -> None:
         if inputs.num_tokens > self.capacity:
             self._make_room(inputs.num_tokens)
-        self.inputs = inputs  # the plan points into its tensors
+        self.inputs = inputs  # keep them alive: the plan points to their memory
         plan, table = self.current, inputs.block_table
         plan.num_rows, plan.block_size = inputs.num_rows, self.block_size
         plan.query_start_loc, plan.seq_lens = inputs.query_start_loc.data_ptr(), inputs.seq_lens.data_ptr()
@@ -114,7 +115,7 @@ class NativeAttention:
         return NativeLayer(self, layer)
 
     def cache(self, owner: int) -> Cache:
-        """Address and strides of the cache of layer `owner`."""
+        """Return the addresses and strides of the cache of layer `owner`."""
         view, cache = self.views[owner], Cache()
         for name, tensor in view.items():
             setattr(cache, name, tensor.data_ptr())
@@ -125,7 +126,7 @@ class NativeAttention:
 
 
 class NativeLayer:
-    """One bound layer: called eagerly, or recorded into a program."""
+    """One bound layer. It is called eagerly, or recorded into a program."""
 
     def __init__(self, backend: NativeAttention, layer: AttentionLayer) -> None:
         self.backend, self.layer = backend, layer
@@ -152,7 +153,7 @@ class NativeLayer:
         return out
 
     def _store_arguments(self, turn: Turn | None, stores: bool) -> StoreArguments:
-        """Rotates as `turn` says, q in place, and stores k and v."""
+        """Arguments of the call that rotates q in place and k, as `turn` says, and stores k and v in the cache."""
         return StoreArguments(
             plan=addressof(self.backend.current),
             cache=self.cache,

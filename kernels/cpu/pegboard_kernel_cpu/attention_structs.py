@@ -1,4 +1,4 @@
-"""The structures of csrc/attention.h, field by field."""
+"""The structures of csrc/attention.h for ctypes, with the same fields in the same order."""
 
 from __future__ import annotations
 
@@ -71,12 +71,13 @@ _ATTEND = [
 
 
 class AttendArguments(Structure):
-    """`to`: the kernel can also write its result in quantized form."""
+    """`to` is where the kernel also writes its result in quantized form, if that is wanted."""
 
     _fields_ = [*_ATTEND, ("to", Quantized)]
 
 
 class FloatAttendArguments(Structure):
-    """For heads whose channels are not a multiple of 32: there is no field `to`, so a recorder quantizes with a separate call."""
+    """The same structure for a group of heads whose channels are not a multiple of 32. It has no field named `to`, so a recorder
+    quantizes the result with a separate call."""
 
     _fields_ = [*_ATTEND, ("not_quantized", Quantized)]

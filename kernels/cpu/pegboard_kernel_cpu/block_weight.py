@@ -29,7 +29,7 @@ LAYOUT = "cpu blocks 1"
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive rows of the matrix, [start, stop), in one format, packed."""
+    """Consecutive packed rows of the matrix, [start, stop), all in the same format."""
 
     start: int
     stop: int
@@ -38,7 +38,7 @@ class Segment:
 
 
 class NativeBlockWeight:
-    """See `pegboard.ops.blocks.BlockWeight`. Neighboring rows of one format are packed as one segment."""
+    """See `pegboard.ops.blocks.BlockWeight`. Neighboring rows of the same format are packed as one segment."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class NativeBlockWeight:
         self.segments: list[Segment] = []
 
     def restore(self) -> bool:
-        """Map what an earlier start packed."""
+        """Map the weight from the file that an earlier start packed. Returns False if there is none."""
         kept = open_packed(self.cache, LAYOUT) if self.cache is not None else None
         if kept is None:
             return False
@@ -68,7 +68,7 @@ class NativeBlockWeight:
         self._written.append((start, blocks))
 
     def finish(self) -> None:
-        """Pack what was written. A second call packs into the same memory."""
+        """Pack all blocks that were written. A second call packs into the same memory."""
         self._written.sort(key=lambda entry: entry[0])
         is_first = not self.segments
         runs = _runs(self._written) if is_first else []
@@ -104,7 +104,7 @@ class NativeBlockWeight:
 
 
 class _Run(NamedTuple):
-    """Adjacent rows [start, stop) of one format; their fields are merged."""
+    """Adjacent rows [start, stop) of the same format, before they are packed."""
 
     start: int
     stop: int
@@ -120,7 +120,7 @@ class _Run(NamedTuple):
         return Format(self.bits, self.block_size, self.is_wide, self.has_minimum, self.zero, record_bytes)
 
     def num_bytes(self, columns: int) -> int:
-        """Bytes of the packed rows, rounded up to the next cache line."""
+        """Number of bytes of the packed rows, rounded up to a multiple of the cache line."""
         size = -(-(self.stop - self.start) // GROUP) * (columns // self.block_size) * self.format().record_bytes
         return -(-size // CACHE_LINE) * CACHE_LINE
 
@@ -138,7 +138,7 @@ def _runs(written: Sequence[tuple[int, Blocks]]) -> list[_Run]:
 
 
 def _offsets(runs: Sequence[_Run], columns: int) -> list[int]:
-    """Offset of each run's first byte, then the end of the last run."""
+    """Return the offset of each run's first byte, followed by the end of the last run."""
     offsets = [0]
     for run in runs:
         offsets.append(offsets[-1] + run.num_bytes(columns))
@@ -154,7 +154,7 @@ def _segments(runs: Sequence[_Run], columns: int, memory: Tensor) -> list[Segmen
 
 
 def _zeros(size: int) -> Tensor:
-    """A buffer of bytes that is aligned to a cache line."""
+    """Return a zeroed buffer that is aligned to a cache line."""
     raw = torch.zeros(size + CACHE_LINE, dtype=torch.uint8)
     offset = -raw.data_ptr() % CACHE_LINE
     return raw[offset : offset + size]
@@ -174,7 +174,7 @@ def _pack(segment: Segment, start: int, blocks: Blocks, columns: int) -> None:
 
 
 class NativeBlockLinear:
-    """[T, in] → [T, out]: quantize the activations once, then multiply them with every segment."""
+    """[T, in] → [T, out]. Quantizes the activations once, and then multiplies them with every segment."""
 
     def __init__(self, segments: Sequence[Segment], shape: tuple[int, int]) -> None:
         self.segments, self.shape = list(segments), shape
@@ -184,7 +184,7 @@ class NativeBlockLinear:
         x, calls = rows_of(x), []
         if type(x) is Value:
             if self.is_padded:
-                raise refusal("has rows without weights: a padded vocabulary")
+                raise refusal("has rows without weights (a padded vocabulary)")
             codes, scales, sums = x.recorder.quantized(x)
         else:
             codes, scales, sums = new(x, x.shape[1], torch.int8), new(x, x.shape[1] // 32), new(x, x.shape[1] // 16)

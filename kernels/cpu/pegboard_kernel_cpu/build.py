@@ -1,8 +1,7 @@
 """Compiles the C sources for one level of CPU features, once, into the cache.
 
-A level is a set of compiler switches. The whole library is compiled for one level, so the code makes no such choice at run time.
-`python -m
-pegboard_kernel_cpu.build` compiles for this machine ahead of time.
+A level is a set of compiler switches. The whole library is compiled for one level, so the C code never chooses an instruction set
+at run time. `python -m pegboard_kernel_cpu.build` compiles for this machine ahead of time.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ LEVELS: dict[str, tuple[str, ...]] = {
 _AVX512_FLAGS = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"}
 FAULTS = frozenset({signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT})
 WRONG = 3
-"""A trial shows a library to be unusable when one of the signals FAULTS kills it, or when it exits with status WRONG and the
-reason on stdout."""
+"""A trial proves that a library is unusable in two ways: one of the signals FAULTS kills it, or it exits with status WRONG and
+prints the reason on stdout."""
 
 _FLAGS = {
     "amx": {*_AVX512_FLAGS, "avx512_vnni", "amx_tile", "amx_int8"},
@@ -55,17 +54,17 @@ _FLAGS = {
 
 
 def levels_of(cpu_flags: Collection[str]) -> list[str]:
-    """The levels a CPU with these flags can run, best first."""
+    """Return the levels that a CPU with these flags can run, best first."""
     return [level for level in LEVELS if _FLAGS.get(level, set()) <= set(cpu_flags)]
 
 
 def usable_levels(cpu_flags: Collection[str]) -> list[str]:
-    """The supported levels, without those whose library failed its trial on this machine."""
+    """Return the supported levels, without those whose library failed its trial on this machine."""
     return [level for level in levels_of(cpu_flags) if failure(level) is None]
 
 
 def cpu_flags() -> frozenset[str]:
-    """The CPU flags that the operating system lists; empty where it lists none."""
+    """Return the CPU flags that the operating system lists. On a system that lists none, the set is empty."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -74,13 +73,13 @@ def cpu_flags() -> frozenset[str]:
 
 
 def compiler() -> str | None:
-    """Path of a C compiler, or None."""
+    """Return the path of a C compiler, or None."""
     return next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
 
 
 @functools.lru_cache
 def _digest(switches: tuple[str, ...]) -> str:
-    """Digest of the sources and switches: a library is valid only for these."""
+    """Return a digest of the sources and switches. A library is valid only for the digest in its name."""
     digest = hashlib.sha256(repr((SWITCHES, switches)).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
@@ -88,12 +87,12 @@ def _digest(switches: tuple[str, ...]) -> str:
 
 
 def library_path(level: str) -> Path:
-    """Path of a level's library, whether or not it has been compiled yet."""
+    """Return the path of a level's library, whether or not it has been compiled yet."""
     return cache_dir() / "kernels" / f"pegboard_cpu-{level}-{_digest(LEVELS[level])}.so"
 
 
 def failure(level: str) -> str | None:
-    """Why the library of a level does not work on this machine; None if it works or was never tried."""
+    """Return why the library of a level does not work on this machine, or None if it works or was never tried."""
     try:
         return library_path(level).with_suffix(".failed").read_text()
     except FileNotFoundError:
@@ -101,8 +100,8 @@ def failure(level: str) -> str | None:
 
 
 def compiled(level: str) -> Path:
-    """The library of a level, compiled and tried first if necessary. Raises ConfigError with the compiler's output, or with the
-    reason why the trial failed."""
+    """Return the path of a level's library. If necessary, compile and try it first. Raises ConfigError with the compiler's
+    output, or with the reason why the trial failed."""
     path = library_path(level)
     if path.exists():
         return path
@@ -124,16 +123,16 @@ def compiled(level: str) -> Path:
         if (reason := _trial(unfinished)) is not None:
             path.with_suffix(".failed").write_text(reason)
             raise ConfigError(f"the CPU kernels for {level} do not work on this machine: {reason}")
-        os.replace(unfinished, path)  # another process may have been faster; both compiled the same file
+        os.replace(unfinished, path)  # another process may have been faster, but it compiled the same file
     finally:
         Path(unfinished).unlink(missing_ok=True)
     return path
 
 
 def _trial(path: str) -> str | None:
-    """Use a library in a separate process and return what goes wrong. An instruction that the CPU lists but the system, or the
-    host of a virtual machine, forbids would kill the process. A trial that fails for any other reason says nothing about the
-    library."""
+    """Use a library in a separate process and return what went wrong, or None. The process is needed because an instruction that
+    the CPU lists, but that the system or the host of a virtual machine forbids, kills the process. If a trial fails for any other
+    reason, nothing is known about the library, and the result is None."""
     command = [sys.executable, "-m", "pegboard_kernel_cpu.trial", path]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -147,8 +146,8 @@ def _trial(path: str) -> str | None:
 
 
 def best_compiled(refused: Collection[str] = ()) -> tuple[str, Path]:
-    """The best level that works on this machine, and its library, compiled first if necessary. Raises ConfigError when no level
-    works. refused: levels to skip."""
+    """Return the best level that works on this machine and the path of its library, which is compiled first if necessary.
+    refused: levels to skip. Raises ConfigError if no level works."""
     levels = [level for level in usable_levels(cpu_flags()) if level not in refused] or ["plain"]
     for level in levels[:-1]:
         try:

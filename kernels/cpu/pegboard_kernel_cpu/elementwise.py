@@ -10,7 +10,7 @@ from pegboard_kernel_cpu.values import Call, Value, new, rows_of, submit
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Over the last dimension; heads side by side are normalised one by one."""
+    """Normalize over the last dimension. Adjacent heads are normalized one by one."""
     rows = rows_of(x)
     out = new(x, rows.shape[1])
     submit(x, Call("rms_norm", _norm(weight, eps, rows), {"x": rows}, {"out": out}, weight))
@@ -18,7 +18,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(normalised sum, sum); the sum takes the residual's place."""
+    """Return (normalized sum, sum). The sum is written to the residual's memory."""
     rows = rows_of(x)
     out = new(x, rows.shape[1])
     reads, writes = {"x": rows, "residual": residual}, {"out": out, "residual": residual}
@@ -50,5 +50,5 @@ def _gated(x: Tensor, is_gelu: bool) -> Tensor:
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, pairs: bool) -> Tensor:
-    """As the reference; recorded as a part of the attention that takes the result."""
+    """The same as the reference. When recorded, the rotation becomes a part of the attention that takes the result."""
     return x.recorder.turned(x, cos, sin, pairs) if type(x) is Value else ops.rope(x, cos, sin, pairs)

@@ -14,7 +14,8 @@ GROUP = 16
 
 
 class NativeFloatWeight(FloatWeight):
-    """See `FloatWeight` for its life cycle. The packed matrix replaces the plain one unless rows are also looked up."""
+    """See `FloatWeight` for its life cycle. The packed matrix replaces the plain one, unless the matrix is also a table whose
+    rows are looked up."""
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device | str, is_table: bool = False) -> None:
         if dtype != torch.float32:
@@ -25,7 +26,7 @@ class NativeFloatWeight(FloatWeight):
     def dense(self) -> Tensor:
         if self._plain is not None:
             return self._plain
-        assert self._packed is not None, "one of the two exists"
+        assert self._packed is not None, "either the plain or the packed matrix exists"
         dense = torch.empty(self.shape)
         library().unpack_linear_float(self._packed.data_ptr(), *self.shape, dense.data_ptr())
         return dense
@@ -46,7 +47,7 @@ class NativeFloatWeight(FloatWeight):
         return NativeFloatLinear(self._packed, self.shape)
 
     def bind_lookup(self) -> "NativeFloatLookup":
-        """[T] row indices → [T, in]; only of a table."""
+        """Return [T] row indices → [T, in]. Call it only for a table."""
         return NativeFloatLookup(self.plain())
 
     @property

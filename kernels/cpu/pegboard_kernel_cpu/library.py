@@ -1,4 +1,4 @@
-"""The compiled library for this machine's level, and the team of threads that it computes with."""
+"""The compiled library for this machine's level, and the team of threads that runs its kernels."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Library:
     """The kernels of one level. num_threads: size of the team, including the calling thread."""
 
     def __init__(self, level: str, path: str | Path, num_threads: int) -> None:
-        """Raises ConfigError when the system refuses the process what this level needs."""
+        """Load the library and start the team. Raises ConfigError if the system refuses a permission that this level needs."""
         self.level = level
         self._functions = ctypes.CDLL(str(path))
         self._addresses: dict[str, int] = {}
         functions = self._functions
         if hasattr(functions, "allow_tiles") and not functions.allow_tiles():
-            raise ConfigError("the system refuses matrix tiles to this process: AMX needs Linux 5.16 or newer")
+            raise ConfigError("the operating system does not let this process use matrix tiles: AMX needs Linux 5.16 or newer")
         functions.team_create.restype, functions.team_create.argtypes = c_void_p, (c_int,)
         functions.team_run.restype, functions.team_run.argtypes = None, (c_void_p, InstructionList, c_int64, ctypes.POINTER(Step))
         functions.team_stop.restype, functions.team_stop.argtypes = None, (c_void_p,)
@@ -40,22 +40,22 @@ class Library:
         self._run = functions.team_run
         self._team = functions.team_create(num_threads)
         if not self._team:
-            raise MemoryError("no memory for the kernel threads")
+            raise MemoryError("not enough memory for the kernel threads")
         self.num_threads: int = functions.team_size(self._team)
 
     def address(self, kernel: str) -> int:
-        """Address of a kernel, by its C name."""
+        """Return the address of a kernel, given its C name."""
         if kernel not in self._addresses:
             self._addresses[kernel] = ctypes.cast(getattr(self._functions, kernel), c_void_p).value or 0
         return self._addresses[kernel]
 
     def instructions(self, calls: Sequence[tuple[str, ctypes.Structure]]) -> ctypes.Array[Instruction]:
-        """A list of calls for `run`; the structures must outlive it."""
+        """Return the calls as a list for `run`. The structures must outlive it."""
         return (Instruction * len(calls))(*((self.address(kernel), ctypes.addressof(arguments)) for kernel, arguments in calls))
 
     def run(self, instructions: ctypes.Array[Instruction], count: int, num_tokens: int) -> None:
         """Run the first `count` instructions, each on all threads, for a step of `num_tokens` tokens. Other Python threads can
-        run meanwhile."""
+        run in the meantime."""
         self._run(self._team, instructions, count, byref(Step(num_tokens, num_tokens)))
 
     def team_run(self, calls: Sequence[tuple[str, ctypes.Structure]], num_tokens: int) -> None:
@@ -71,18 +71,19 @@ _current: Library | None = None
 
 
 def library() -> Library:
-    """The library of this process, compiled and started at first use, with as many threads as the platform gave torch."""
+    """Return the library of this process. It is compiled and started at first use, with as many threads as the platform gave
+    torch."""
     global _current
     if _current is None:
-        import torch  # only now: a trial of the library does not need it
+        import torch  # imported here, because a trial of the library does not need it
 
         _current = _best(torch.get_num_threads())
     return _current
 
 
 def _best(num_threads: int) -> Library:
-    """The library of the best level that works in this process, which may have fewer permissions than the process that tried the
-    library."""
+    """Load the best level that works in this process. A level may fail here after its trial, because this process may have fewer
+    permissions than the one that tried it."""
     refused: list[str] = []
     while True:
         level, path = best_compiled(refused)
@@ -95,7 +96,7 @@ def _best(num_threads: int) -> Library:
 
 @contextmanager
 def using(level: str, num_threads: int) -> Iterator[Library]:
-    """Compute with another level or team inside a `with`: for tests and measurements."""
+    """Compute with another level or team inside a `with` statement, for tests and measurements."""
     global _current
     before, _current = _current, Library(level, compiled(level), num_threads)
     try:

@@ -1,7 +1,7 @@
-"""A float32 matrix in oneDNN's blocked layout, for x86 machines where nothing can be compiled.
+"""A float32 matrix in oneDNN's blocked layout, for x86 machines on which nothing can be compiled.
 
-It beats the plain one from one row to some hundred (docs/decisions/2026-11-21-float-linear.md has the table). The blocked layout
-replaces the plain matrix, it does not double it.
+Its products are faster than those of the plain matrix from one row to some hundred rows (see the table in
+docs/decisions/2026-11-21-float-linear.md). The blocked layout replaces the plain matrix, so it takes no additional memory.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from pegboard.ops.blocks import BlockWeight
 from pegboard.ops.linear import FloatWeight
 
 COPY_LIMIT_BYTES = 256 * 1024**2
-"""Largest matrix that is held a second time, blocked, when the plain one must stay (an embedding that is also the head)."""
+"""Largest matrix of which a blocked copy is kept in addition to the plain one. Both are needed for an embedding that is also the
+head."""
 
 UNPACK_ROWS = 1024
-"""From this many rows on, unpacking the matrix and multiplying the plain one is the faster way."""
+"""From this number of rows on, it is faster to unpack the matrix and multiply with the plain one."""
 
 
 class OneDNNFloatWeight(FloatWeight):
-    """See `FloatWeight`. A table keeps the plain matrix too."""
+    """See `FloatWeight`. A table also keeps the plain matrix."""
 
     _blocked: Tensor | None = None
 
     def dense(self) -> Tensor:
         if self._plain is not None:
             return self._plain
-        assert self._blocked is not None, "either form is there"
+        assert self._blocked is not None, "either the plain or the blocked matrix exists"
         return self._blocked.to_dense()
 
     def finish(self) -> None:
-        assert self._plain is not None, "plain() comes before finish()"
+        assert self._plain is not None, "call plain() before finish()"
         if self.is_table:
             if self._blocked is not None:
                 self._blocked = _pack(self._plain)
@@ -62,7 +63,7 @@ class OneDNNFloatWeight(FloatWeight):
 
 
 class OneDNNBlockWeight(BlockWeight):
-    """See `BlockWeight`: dequantized at `finish`, like the reference."""
+    """See `BlockWeight`. Like the reference, it dequantizes the weight in `finish`."""
 
     FLOAT = OneDNNFloatWeight
 

@@ -1,4 +1,4 @@
-"""Specs of this package."""
+"""The specs of this package."""
 
 from pegboard.interfaces.attention import AttentionSpec
 from pegboard.interfaces.kernel import KernelSpec, Provides

@@ -1,4 +1,4 @@
-"""Whether this machine can run compiled kernels."""
+"""Probes: whether this machine can run compiled kernels, and whether it profits from oneDNN's layout."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pegboard_kernel_cpu.build import compiler, failure, levels_of, library_path
 
 
 def probe(facts: ProbeFacts) -> Verdict:
-    """ok when a library was compiled earlier, or when a C compiler can make one at first use."""
+    """Return Ok if a library was compiled earlier, or if there is a C compiler to compile one at first use."""
     if not sys.platform.startswith("linux"):
         return Absent(f"compiled kernels run on Linux only; this is {facts.system}")
     failed = {level: reason for level in levels_of(facts.cpu_flags) if (reason := failure(level)) is not None}
     usable = usable_levels(facts.cpu_flags)
     if not usable:
-        return Absent("; ".join(f"kernels of level {level} do not work here: {reason}" for level, reason in failed.items()))
+        return Absent("; ".join(f"kernels of level {level} fail on this machine: {reason}" for level, reason in failed.items()))
     level = usable[0]
     notes = {"passed over": "; ".join(f"{name}: {reason}" for name, reason in failed.items())} if failed else {}
     if library_path(level).exists():
@@ -27,7 +27,7 @@ def probe(facts: ProbeFacts) -> Verdict:
 
 
 def probe_onednn(facts: ProbeFacts) -> Verdict:
-    """oneDNN is a part of torch's builds for x86; its blocked layout was measured to be faster there."""
+    """Return Ok on x86, where torch includes oneDNN and its blocked layout was measured to be faster."""
     if facts.machine.lower() not in ("x86_64", "amd64"):
-        return Absent(f"measured on x86 only; this is {facts.machine}")
+        return Absent(f"its speed was measured on x86 only; this is {facts.machine}")
     return Ok()

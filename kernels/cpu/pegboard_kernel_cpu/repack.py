@@ -1,11 +1,12 @@
-"""The files of the repack cache: weights in a packed layout, made once and mapped into memory at every later start.
+"""The files of the repack cache: weights in a packed layout, which are packed once and mapped into memory at every later start.
 
-A weight class calls `open_packed` before anything is read or decoded, and `store_packed` after it has made the layout. Both
+A weight class calls `open_packed` before it reads or decodes anything, and `store_packed` after it has packed the weight. Both
 return the memory to compute with.
 
-One file per weight below `<model cache>/repacked/<checkpoint>/`. Its name is a digest of everything the bytes depend on, so a
-file is never out of date. It is written under another name and moved into place; the sums in its header tell a damaged one, which
-is made again. When the limit is reached, files that were not used for longest go first.
+Each weight has one file below `<model cache>/repacked/<checkpoint>/`. Its name is a digest of everything that determines the
+bytes, so a file is never out of date. A file is written under another name and then moved into place. The checksums in its header
+show whether it is damaged; the weight is then packed again. When the limit is reached, the files that have been unused for
+longest are deleted first.
 """
 
 from __future__ import annotations
@@ -31,40 +32,40 @@ log = get_logger(__name__)
 MAGIC = b"pegboard packed weight 1\n"
 SUFFIX = ".packed"
 PAGE = 4096
-"""The bytes begin at a multiple of this, and one sum covers as many of them."""
+"""The bytes begin at a multiple of this, and each sum covers this number of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
     """memory: the bytes of a weight. Writing to them changes no file. If they are mapped from a file, they begin at a page
-    border. facts: small JSON values that say how to read them."""
+    border. facts: small JSON values that say how to read the bytes."""
 
     memory: memoryview
     facts: Mapping[str, Any]
 
 
 def open_packed(entry: RepackEntry, layout: str) -> Packed | None:
-    """What `store_packed` left under this layout, mapped; None when there is nothing sound. layout: names the arrangement of the
-    bytes, with everything it depends on."""
+    """Map the weight that `store_packed` kept under this layout. Returns None if there is none, or if its file is damaged.
+    layout: names the arrangement of the bytes and everything that it depends on."""
     return _files_of(entry.cache).open(entry.key, layout)
 
 
 def store_packed(entry: RepackEntry, layout: str, memory: memoryview, facts: Mapping[str, Any]) -> Packed:
-    """Keep the bytes in a file and return them mapped from it, so that the caller can free its copy. If nothing can be written,
-    the returned memory is `memory` itself."""
+    """Keep the bytes in a file and return them mapped from it, so that the caller can free its copy. If the file cannot be
+    written, the returned memory is `memory` itself."""
     return _files_of(entry.cache).store(entry.key, layout, memory, facts)
 
 
 def _files_of(cache: RepackCache) -> RepackFiles:
-    """One for all weights of an engine: the cache keeps it."""
+    """Return the files of this cache. All weights of an engine share them."""
     if not isinstance(cache.files, RepackFiles):
         cache.files = RepackFiles(cache.root, cache.digest, cache.limit_bytes)
     return cache.files
 
 
 class RepackFiles:
-    """root: the folder of all checkpoints. digest: of this checkpoint. limit_bytes: of all files together, those of other engines
-    included."""
+    """root: the folder with the files of all checkpoints. digest: of this checkpoint. limit_bytes: of all files together,
+    including those of other engines."""
 
     def __init__(self, root: Path, digest: str, limit_bytes: int) -> None:
         self.root, self.limit_bytes = root, limit_bytes
@@ -79,7 +80,7 @@ class RepackFiles:
             mapped = _map(path)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:  # not readable, or empty
+        except (OSError, ValueError) as error:  # it cannot be read, or is empty
             log.warning("%s cannot be mapped (%s); the weight is packed again", path, error)
             return None
         packed = _unpack(mapped, key)
@@ -87,7 +88,7 @@ class RepackFiles:
             log.warning("%s is damaged; the weight is packed again", path)
             return None
         self.in_use.add(path)
-        with contextlib.suppress(OSError):  # a folder that is only read keeps its old times
+        with contextlib.suppress(OSError):  # in a read-only folder the file keeps its old time
             os.utime(path)
         return packed
 
@@ -99,7 +100,7 @@ class RepackFiles:
             return kept
         try:
             mapped = _map(path)
-        except (OSError, ValueError):  # gone again: another engine needed the room
+        except (OSError, ValueError):  # another engine has deleted it, because it needed the room
             return kept
         self.in_use.add(path)
         return _unpack(mapped, key) or kept
@@ -109,7 +110,7 @@ class RepackFiles:
         return key, self.folder / (_name(key) + SUFFIX)
 
     def _write(self, path: Path, header: bytes, memory: memoryview) -> bool:
-        """Put a file in place. Returns False if the file cannot be written, and logs the reason once."""
+        """Write a file and move it into place. Returns False if that fails, and logs the reason once."""
         size = len(header) + len(memory)
         if not self._can_write or not self._make_room(size):
             return False
@@ -124,12 +125,13 @@ class RepackFiles:
         return True
 
     def _make_room(self, size: int) -> bool:
-        """Whether `size` more bytes are within the limit, after deleting the files that have been unused for longest."""
+        """Delete the files that have been unused for longest until `size` more bytes are within the limit. Returns whether they
+        are."""
         if self._total is not None and self._total + size <= self.limit_bytes:
             return True
         found = []
         for file in self.root.glob(f"*/*{SUFFIX}"):
-            with contextlib.suppress(OSError):  # another process dropped it just now
+            with contextlib.suppress(OSError):  # another process has just deleted it
                 stat = file.stat()
                 found.append((stat.st_mtime_ns, stat.st_size, file))
         self._total = sum(length for _, length, _ in found)
@@ -137,7 +139,7 @@ class RepackFiles:
             if self._total + size <= self.limit_bytes:
                 break
             if file not in self.in_use:
-                with contextlib.suppress(OSError):  # it may belong to someone else
+                with contextlib.suppress(OSError):  # it may belong to another user
                     file.unlink()
                     self._total -= length
         return self._total + size <= self.limit_bytes
@@ -148,15 +150,15 @@ def _name(text: str) -> str:
 
 
 def _header(key: str, memory: memoryview, facts: Mapping[str, Any]) -> bytes:
-    """MAGIC, one line of JSON, and zeros up to the page where the bytes begin."""
+    """Return MAGIC, one line of JSON, and zeros up to the page where the bytes begin."""
     content = {"key": key, "size": len(memory), "facts": dict(facts), "sums": _sums(key, memory, facts)}
     line = MAGIC + json.dumps(content).encode() + b"\n"
     return line + bytes(-len(line) % PAGE)
 
 
 def _sums(key: str, memory: memoryview, facts: Mapping[str, Any]) -> str:
-    """A digest of key and facts, of the sum of each page's words and of the bytes left over. Reads at the speed of memory, where
-    a cryptographic digest of all bytes would make a warm start wait."""
+    """Return a digest of the key, the facts, the sum of each page's words, and the bytes after the last whole page. It runs at
+    the speed of memory. A cryptographic digest of all bytes would delay a warm start."""
     whole = len(memory) // PAGE * PAGE
     pages = np.frombuffer(memory[:whole], "<u8").reshape(-1, PAGE // 8)
     digest = hashlib.sha256(json.dumps([key, dict(facts)], sort_keys=True).encode())
@@ -166,7 +168,7 @@ def _sums(key: str, memory: memoryview, facts: Mapping[str, Any]) -> str:
 
 
 def _unpack(mapped: mmap.mmap, key: str) -> Packed | None:
-    """The weight in a file, or None when the file does not hold this key's bytes whole and unchanged."""
+    """Return the weight in a file, or None if the file does not hold the complete and unchanged bytes of this key."""
     end = mapped.find(b"\n", len(MAGIC))
     if mapped[: len(MAGIC)] != MAGIC or end < 0:
         return None
@@ -183,7 +185,7 @@ def _unpack(mapped: mmap.mmap, key: str) -> Packed | None:
 
 
 def _map(path: Path) -> mmap.mmap:
-    """Private memory: a reload of the weights may write over it without touching the file."""
+    """Map a file as private memory, so a reload of the weights can write over it without changing the file."""
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     if hasattr(mmap, "MADV_WILLNEED"):
@@ -192,7 +194,8 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def _write_file(path: Path, header: bytes, memory: memoryview) -> None:
-    """All or nothing under `path`. Not flushed to the disk: after a power failure the sums tell."""
+    """Write a file that appears under `path` only when it is complete. It is not flushed to the disk: if a power failure damages
+    it, the checksums show that."""
     number, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".new")
     try:
         with os.fdopen(number, "wb") as file:

@@ -1,9 +1,9 @@
-"""Recording a forward as a program: a list of kernel calls over buffers that stay where they are, replayed by one C call.
+"""Records a forward as a program: a list of kernel calls on buffers with fixed addresses, which one C call replays.
 
-While a model is recorded it is called with stand-ins instead of tensors (see `values`), and the kernels that would compute append
-themselves to the list. When the list is complete every buffer gets memory, shared by those that are never needed at the same
-time, and the addresses are written into the kernels' arguments. Token counts are read at replay, so one program serves every step
-up to the size of its buffers.
+While a model is recorded, it is called with stand-ins instead of tensors (see `values`), and each kernel appends its calls to the
+list instead of computing. When the list is complete, every buffer gets memory. Buffers that are never needed at the same time
+share it. Then the addresses are written into the kernels' arguments. The number of tokens is read at each replay, so one program
+serves every step that fits its buffers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LINEAR = ("linear_float", "linear_blocks")
 
 
 class NativeReplay:
-    """See `pegboard.interfaces.platform.Replay`. Recordings share one memory, because one runs at a time."""
+    """See `pegboard.interfaces.platform.Replay`. Recordings share one memory, because only one runs at a time."""
 
     pads = False
 
@@ -33,7 +33,7 @@ class NativeReplay:
         self.programs: list[Program] = []
 
     def sizes(self, trait: str, largest: int) -> Sequence[int]:
-        """One program serves every number of rows."""
+        """Return only the largest size: one program serves every number of rows."""
         return (largest,)
 
     def record(self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Program:
@@ -53,7 +53,8 @@ class NativeReplay:
 
 
 class Recorder:
-    """What one recording has written down. rows: of every buffer. keep: objects whose memory the calls point into."""
+    """The calls of a recording in progress. rows: number of rows of every buffer. keep: objects that own memory the calls point
+    to."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -63,29 +64,29 @@ class Recorder:
         self._turned: dict[Buffer, list[Value]] = {}
 
     def input(self, tensor: Tensor) -> Value:
-        """What stands for a contiguous tensor [rows, …] whose contents change from step to step."""
+        """Return the stand-in for a contiguous tensor [rows, …] whose contents change from step to step."""
         self.keep.append(tensor)
         buffer = Buffer(tensor[0].nbytes, is_input=True, address=tensor.data_ptr())
         return Value(self, buffer, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
 
     def value(self, width: int, dtype: torch.dtype = torch.float32) -> Value:
-        """A new [T, width]."""
+        """Return a stand-in for a new result [T, width]."""
         return Value(self, Buffer(width * dtype.itemsize), torch.empty(self.rows, width, dtype=dtype, device="meta"))
 
     def emit(self, call: Call) -> None:
-        """Append a call."""
+        """Append a call. Raises CannotRecord if it reads rotated channels and cannot do so."""
         for value in call.reads.values():
-            assert isinstance(value, Value), "a kernel computes on stand-ins only, or on none"
+            assert isinstance(value, Value), "a call needs stand-ins for all of its tensors or for none"
             if value.buffer.turn is not None:
-                raise refusal(f"takes rotated channels to {call.kernel}, which does not rotate")
+                raise refusal(f"passes rotated channels to {call.kernel}, which cannot rotate")
             if any(_overlap(value, spent) for spent in self._turned.get(value.buffer, ())):
-                raise refusal(f"gives {call.kernel} channels that were rotated in place")
+                raise refusal(f"passes channels that were rotated in place to {call.kernel}")
         self.calls.append(call)
         for value in call.writes.values():
             self._quantized.pop(value.buffer, None)
 
     def compute(self, name: str, args: tuple[Any, ...]) -> Value:
-        """A function of torch on stand-ins, where a kernel computes the same. Raises CannotRecord for all others."""
+        """Record a function of torch on stand-ins, if a kernel computes the same. Raises CannotRecord for all others."""
         if name in ("__getitem__", "embedding"):
             table, index = args[:2] if name == "__getitem__" else (args[1], args[0])
             is_plain = type(table) is not Value and table.dtype == torch.float32 and table.dim() == 2 and table.is_contiguous()
@@ -102,7 +103,7 @@ class Recorder:
         return out
 
     def _add_bias(self, y: Any, bias: Any) -> bool:
-        """y += bias by the linear kernels that made all of y; False where that is not so."""
+        """Let the linear kernels that wrote y add the bias. Returns False if y was not written by such kernels alone."""
         if type(y) is not Value or type(bias) is Value or not y.is_whole or bias.shape != y.shape[1:] or not bias.is_contiguous():
             return False
         makers = [call for call in self.calls if any(value.buffer is y.buffer for value in call.writes.values())]
@@ -116,13 +117,14 @@ class Recorder:
         return True
 
     def turned(self, x: Value, cos: Tensor, sin: Tensor, pairs: bool) -> Value:
-        """x with its channels rotated, by the kernel that takes it next."""
+        """Return a stand-in for x with its channels rotated. The kernel that takes it rotates them."""
         made = self.value(x.numel() // self.rows)
         made.buffer.turn = Turn(x, cos, sin, pairs)
         return made.view(x.shape)
 
     def take_turn(self, *values: Tensor | None) -> tuple[list[Tensor | None], Turn | None]:
-        """The sources of values that are to be rotated alike, and how; the values themselves where nothing is to be done."""
+        """Return the values before their rotation, and the rotation, which must be the same for all. Values that are not to be
+        rotated are returned as they are, with None. Raises CannotRecord if the rotations differ."""
         turns = [value.buffer.turn if type(value) is Value else None for value in values]
         first = turns[0]
         ways = {
@@ -135,12 +137,12 @@ class Recorder:
         return [turn.source if turn else x for turn, x in zip(turns, values, strict=True)], first
 
     def spend(self, value: Value) -> None:
-        """Its channels are rotated in place from here on: nobody else can have them."""
+        """Note that the value's channels have been rotated in place. No later call can read them unrotated."""
         self._turned.setdefault(value.buffer, []).append(value)
 
     def quantized(self, value: Value) -> tuple[Tensor, Tensor, Tensor]:
-        """`value` as int8 codes, scales and sums (csrc/quantize.h), made by the kernel that computes it where that one can, else
-        by a call of its own."""
+        """Return `value` as int8 codes, scales and sums (csrc/quantize.h). If the kernel that computes the value can quantize it,
+        it does; otherwise a separate call is appended."""
         known = self._quantized.get(value.buffer)
         if known is not None and value.is_whole:
             return known
@@ -157,7 +159,7 @@ class Recorder:
         return made
 
     def _producer(self, value: Value) -> Call | None:
-        """The call that wrote the value last, if it wrote exactly that."""
+        """Return the call that wrote the value last, or None if no call wrote exactly the value."""
         for call in reversed(self.calls):
             for name, written in call.writes.items():
                 if written.buffer is value.buffer:
@@ -195,7 +197,7 @@ class Program:
         return self._views
 
     def move_to(self, arena: Tensor) -> None:
-        """Put the buffers into this memory and bind all addresses."""
+        """Move the buffers into this memory and write all addresses into the kernels' arguments."""
         base = -(-arena.data_ptr() // ALIGNMENT) * ALIGNMENT
         for call in self.calls:
             for name, value in (*call.reads.items(), *call.writes.items()):
@@ -206,7 +208,7 @@ class Program:
         self._num_rows = -1
 
     def _tensor(self, value: Value, arena: Tensor, start: int) -> Tensor:
-        """The value's memory as a tensor [rows, width]."""
+        """Return the value's memory as a tensor [rows, width]."""
         buffer, offset, width, _ = value.place
         start += buffer.address
         rows = arena[start : start + self.size * buffer.token_bytes].view(self.size, -1)
@@ -214,7 +216,7 @@ class Program:
         return rows[:, offset : offset + width * size].view(value.dtype)
 
     def _drop_unused(self) -> None:
-        """A float result that only its quantized form is read of is not written at all."""
+        """Do not write a float result if only its quantized form is read."""
         read = {value.buffer for call in self.calls for value in call.reads.values()}
         read |= {output.buffer for output in self._outputs}
         for call in self.calls:
@@ -231,7 +233,8 @@ class Program:
             output.buffer.last = len(self.calls)
 
     def _place(self) -> tuple[list[Buffer], int]:
-        """First fit: a buffer takes the lowest place that no buffer alive at the same time lies in. → buffers, bytes of all."""
+        """Place the buffers by first fit: each takes the lowest place that no buffer needed at the same time overlaps. Returns
+        the buffers and the number of bytes that they take together."""
         used = [value.buffer for call in self.calls for value in (*call.reads.values(), *call.writes.values())]
         buffers = [buffer for buffer in dict.fromkeys(used) if not buffer.is_input]
         alive: list[tuple[int, int, Buffer]] = []

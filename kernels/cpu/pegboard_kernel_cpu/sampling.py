@@ -1,4 +1,4 @@
-"""Drawing tokens: see `pegboard.ops.sampling.sample_tokens`."""
+"""Samples tokens: see `pegboard.ops.sampling.sample_tokens`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pegboard_kernel_cpu.structures import SampleTokens
 
 
 class _Calls(threading.local):
-    """Buffers for one thread's calls, made once and reused in every step."""
+    """The buffers of one thread's calls. They are allocated once and reused in every step."""
 
     def __init__(self) -> None:
         self.scratch = torch.empty(0, 0)
@@ -20,7 +20,8 @@ class _Calls(threading.local):
         self.library: Library | None = None
 
     def prepare(self, library: Library, vocabulary: int) -> SampleTokens:
-        """The arguments, with room to select from a row of this many logits on every thread of the library's team."""
+        """Return the arguments. On each thread of the library's team, their scratch memory holds the selection from a row of
+        `vocabulary` logits."""
         if library is not self.library:
             self.library, self.instructions = library, library.instructions([("sample_tokens", self.arguments)])
         needed = -(-(vocabulary + vocabulary // 64 + 64) // 16) * 16
@@ -41,7 +42,7 @@ def sample_tokens(
     top_k: Tensor | None = None,
     top_p: Tensor | None = None,
 ) -> Tensor:
-    """As the reference; logits float32, each row contiguous."""
+    """The same as the reference. Logits are float32."""
     team, (rows, vocabulary) = library(), logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     ids = torch.empty(rows, dtype=torch.int64)

@@ -1,5 +1,5 @@
-"""Multiplies a small matrix with a compiled library and exits with an error when the result is wrong: `python -m
-pegboard_kernel_cpu.trial PATH`. build.py runs it once for every library it compiles."""
+"""Multiplies a small matrix with a compiled library, and exits with an error if the result is wrong: `python -m
+pegboard_kernel_cpu.trial PATH`. build.py runs this once for every library that it compiles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ COLUMNS = BLOCKS * BLOCK
 
 
 def try_linear(library: Library, bits: int) -> None:
-    """Multiply blocks of `bits` bits with random activations and compare with plain sums. Raises AssertionError."""
+    """Multiply blocks of `bits` bits with random activations and compare the results with plain sums. Raises AssertionError if
+    they differ."""
     rng = random.Random(bits)
     zero = 8 if bits == 4 else 0
     codes = (c_uint8 * (ROWS * COLUMNS))(*(rng.randrange(16 if bits == 4 else 128) for _ in range(ROWS * COLUMNS)))

@@ -1,8 +1,8 @@
-"""What kernels compute on: tensors, or while a forward is recorded, stand-ins for them.
+"""What kernels compute on: tensors, or stand-ins for tensors while a forward is recorded.
 
-Every kernel of this package describes a call once, as `Call`s over whatever it was given, and hands them to `submit`. Calls over
-tensors run at once. Calls over stand-ins are written down. A stand-in (`Value`) has a tensor's shape and strides, so that models
-take views of it as usual, but no memory: whatever else is done with it refuses, and says what it was.
+Every kernel of this package describes its work as `Call`s on what it was given, and hands them to `submit`. Calls on tensors run
+at once. Calls on stand-ins are appended to the recording. A stand-in (`Value`) has a tensor's shape and strides but no memory. A
+model can take views of it as usual; every other operation raises CannotRecord, which names the operation.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pegboard_kernel_cpu.library import library
 
 @dataclass(slots=True)
 class Call:
-    """One kernel call: which field of its arguments is which tensor [T, width]. Field names may be dotted ("to.codes");
-    `<name>_stride` is set where the structure has it. A tensor that is both read and written stands in both. holds: what the
-    arguments point into besides."""
+    """One kernel call: which tensor [T, width] each field of its arguments points to. Field names may be dotted ("to.codes").
+    `<name>_stride` is also set if the structure has it. A tensor that is both read and written is in `reads` and in `writes`.
+    holds: another object whose memory the arguments point to."""
 
     kernel: str
     arguments: Structure
@@ -32,14 +32,14 @@ class Call:
     holds: Any = None
 
     def point(self) -> None:
-        """Write the addresses of tensors into the arguments."""
+        """Write the addresses of the tensors into the arguments."""
         for fields in (self.reads, self.writes):
             for name, tensor in fields.items():
                 set_place(self.arguments, name, tensor.data_ptr(), tensor.stride(0))
 
 
 def set_place(arguments: Any, name: str, address: int, stride: int) -> None:
-    """Write an address, and the elements from row to row where there is a field for them."""
+    """Write an address into a field, and the number of elements from row to row into its stride field, if there is one."""
     while "." in name:
         part, _, name = name.partition(".")
         arguments = getattr(arguments, part)
@@ -49,7 +49,7 @@ def set_place(arguments: Any, name: str, address: int, stride: int) -> None:
 
 
 def submit(x: Tensor, *calls: Call) -> None:
-    """Run the calls for as many tokens as x has rows, or write them down if it is a stand-in."""
+    """Run the calls for as many tokens as x has rows. If x is a stand-in, append them to its recording instead."""
     if type(x) is Value:
         for call in calls:
             x.recorder.emit(call)
@@ -60,20 +60,21 @@ def submit(x: Tensor, *calls: Call) -> None:
 
 
 def new(x: Tensor, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Room for a result [T, width], in the world of `x`."""
+    """Return memory for a result [T, width]: a tensor, or a stand-in if x is one."""
     return x.recorder.value(width, dtype) if type(x) is Value else torch.empty(x.shape[0], width, dtype=dtype)
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """x [T, …] as [T, n] whose rows are contiguous; a view where possible."""
+    """Return x [T, …] as [T, n] with contiguous rows. It is a view if possible."""
     flat = x if x.dim() == 2 else x.reshape(x.shape[0], -1)
     return flat if flat.stride(1) == 1 or flat.shape[1] == 1 else flat.contiguous()
 
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """Rows of token_bytes each. first, last: the calls that write it first and use it last. address: given for an input, else
-    where it lies in the memory that recordings share."""
+    """Memory of one row of token_bytes per token. first, last: index of the first call that uses it and of the last one. address:
+    that of the tensor for an input, else the offset in the memory that recordings share. turn: a rotation that is still to be
+    applied."""
 
     token_bytes: int
     is_input: bool = False
@@ -85,7 +86,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A rotary embedding that the kernel which takes the result applies."""
+    """A rotary embedding of `source`. The kernel that takes the result applies it."""
 
     source: Tensor
     cos: Tensor
@@ -100,8 +101,9 @@ COMPUTED = frozenset(("add_", "__iadd__", "embedding"))
 
 
 class Value(torch.Tensor):
-    """[T, …] of a buffer. meta: a tensor without memory that has its shape, strides and offset. place: equal for stand-ins of the
-    same memory: buffer, bytes from the start of its row, elements of a row, elements from row to row."""
+    """[T, …] of a buffer. meta: a tensor without memory that has the value's shape, strides and offset. place: the buffer, the
+    byte offset in its row, the number of elements of a row, and the number of elements from row to row. Stand-ins for the same
+    memory have equal places."""
 
     recorder: Any
     buffer: Buffer
@@ -120,7 +122,7 @@ class Value(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Shapes and views are those of `meta`; a few functions have a kernel; all others refuse."""
+        """Take shapes and views from `meta`. A few other functions have a kernel. All others raise CannotRecord."""
         name = function.__name__
         if name in HOST_READS:
             raise refusal("reads memory" if name == "data_ptr" else "reads values on the host")
@@ -138,7 +140,7 @@ class Value(torch.Tensor):
         return found
 
     def _view(self, view: Tensor, name: str) -> Value:
-        """The same buffer seen as `view`. Raises CannotRecord when that is not a view but something computed."""
+        """Return the same buffer seen as `view`. Raises CannotRecord if that is not a view but a computed result."""
         if view.untyped_storage()._cdata != self.meta.untyped_storage()._cdata:
             raise refusal(f"computes {name}")
         return self if view is self.meta else Value(self.recorder, self.buffer, view)
@@ -149,7 +151,7 @@ class Value(torch.Tensor):
 
     @property
     def offset(self) -> int:
-        """Bytes from the start of the buffer's row."""
+        """Number of bytes from the start of the buffer's row."""
         return self.place[1]
 
     @property
@@ -167,7 +169,8 @@ def _leaves(args: Any) -> Any:
 
 
 def refusal(what: str) -> CannotRecord:
-    """What cannot be recorded, with the function that does it: the innermost one outside of torch and this package."""
+    """Return an error that says what cannot be recorded, and in which function: the innermost one outside torch and this
+    package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", __package__):
         frame = frame.f_back

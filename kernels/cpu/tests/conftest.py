@@ -1,5 +1,5 @@
-"""Every test here runs on every level that this CPU supports, compiled as on a CPU that supports nothing higher, and also on the
-levels above AVX2 with their instructions emulated (see emulated/immintrin.h)."""
+"""Every test in this folder runs on every level that this CPU supports, compiled as on a CPU that supports no higher level. It
+also runs on the levels above AVX2 with their instructions emulated (see emulated/immintrin.h)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEAMS = [(level, 2) for level in LEVELS] + [(LEVELS[0], 1), (LEVELS[0], 3)] + [(
 @pytest.fixture(scope="module", params=TEAMS, ids=lambda team: f"{team[0]}-{team[1]}")
 def native(request: pytest.FixtureRequest) -> Iterator[Library]:
     """Replaces the process's library by the library of one level, with its own team of threads."""
-    digest = hashlib.sha256((EMULATION / "immintrin.h").read_bytes()).hexdigest()[:16]  # a change recompiles
+    digest = hashlib.sha256((EMULATION / "immintrin.h").read_bytes()).hexdigest()[:16]  # so that a change compiles again
     with pytest.MonkeyPatch.context() as patch:
         for number, level in enumerate(EMULATED, start=1):
             switches = (f"-I{EMULATION}", f"-DEMULATE={number}", f"-DEMULATION=0x{digest}", *build.LEVELS["avx2"])

@@ -1,4 +1,4 @@
-"""Compiled attention against `pegboard.ops.paged_attention`, on every level and with teams of several sizes."""
+"""Compiled attention, compared with `pegboard.ops.paged_attention` on every level and with teams of several sizes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pegboard_testing.contract_generic import check_entry, installed_entry
 pytestmark = pytest.mark.usefixtures("native")
 
 TOLERANCES = {"float32": 3e-5, "bfloat16": 3e-5, "float16": 3e-5, "int8": 1e-4}
-"""Compared with the reference on values rounded as the cache stores them, see `Stored.rounded`."""
+"""Caches are compared with the reference on values that are rounded as the cache stores them, see `Stored.rounded`."""
 
 
 class TestNativeAttention(AttentionContract):
@@ -40,7 +40,7 @@ class TestNativeAttention(AttentionContract):
 
 @dataclass
 class Stored(AttentionContract):
-    """Trials whose cache stores another element type."""
+    """The contract and the trials for a cache with another element type."""
 
     kv_dtype: str
 
@@ -55,7 +55,7 @@ class Stored(AttentionContract):
         return Backend(None, setup)
 
     def rounded(self, x: Tensor) -> Tensor:
-        """x [..., D] rounded as the cache stores it."""
+        """Return x [..., D] rounded as the cache stores it."""
         if self.kv_dtype == "int8":
             largest = x.abs().amax(-1, keepdim=True)
             inverse = torch.where(largest > 0, torch.tensor(127.0) / largest, 0)  # 127 / largest would round twice
@@ -123,8 +123,8 @@ def _items(backend: NativeAttention) -> list[Item]:
 @settings(max_examples=20)
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 3000)), min_size=1, max_size=6), st.none() | st.integers(1, 900))
 def test_every_key_in_sight_is_computed_once(rows: list[tuple[int, int]], window: int | None) -> None:
-    """rows: numbers of new tokens and of the tokens before them. Checks that items stay within the keys of their tokens and are
-    sorted by work."""
+    """Plan a step. Check that every item stays within the keys of its tokens and that items are sorted by work. rows: the number
+    of new tokens of each row, and the number of tokens before them."""
     contract = Stored("float32")
     trial = Trial(contract, [_layer(window=window, head_dim=8)], 32, [new + known for new, known in rows], 0)
     trial.backend.plan(trial.inputs([Piece(row, known, known + new) for row, (new, known) in enumerate(rows)]))
@@ -144,7 +144,7 @@ def test_every_key_in_sight_is_computed_once(rows: list[tuple[int, int]], window
 
 @dataclass
 class Sharing:
-    """Rows of a few families: the rows of a family share some first blocks, and each has its own remaining blocks."""
+    """Rows of a few families. The rows of a family share their first blocks; each has its own remaining blocks."""
 
     contract: Stored
     layers: list[AttentionLayer]
@@ -168,7 +168,8 @@ class Sharing:
         return trial
 
     def steps(self, num_last: list[int]) -> list[list[Piece]]:
-        """Compute all but the last token of each row (shared blocks once), then the last tokens of all rows together."""
+        """Compute all tokens except the last of each row, with shared blocks only once. Then compute the last tokens of all rows
+        together."""
         fill, last = [], []
         for row, (family, own) in enumerate(zip(self.families, self.owned, strict=True)):
             known = 0 if self.families.index(family) == row else self.prefixes[family] * self.block_size
@@ -265,7 +266,7 @@ def test_queries_that_were_turned_in_place_are_nobody_elses() -> None:
         return out, elementwise.rms_norm(q, torch.ones(64), 1e-5).flatten(1)
 
     inputs = [x[0][0].clone() for x in (trial.q, trial.k, trial.v)]
-    with pytest.raises(CannotRecord, match="run gives rms_norm channels that were rotated in place"):
+    with pytest.raises(CannotRecord, match="run passes channels that were rotated in place to rms_norm"):
         NativeReplay().record(run, [*inputs, torch.arange(8)])
 
 
@@ -283,7 +284,7 @@ def test_a_recorded_layer_that_reads_anothers_cache_stores_nothing() -> None:
 
 @pytest.mark.parametrize(("num_heads", "head_dim", "fused"), [(8, 40, True), (6, 64, True), (6, 16, False)])
 def test_the_result_is_quantized_where_blocks_fit_the_heads(num_heads: int, head_dim: int, fused: bool) -> None:
-    """The heads of a group have 160, 192 or 48 channels; blocks of 32 would overlap two groups of 48."""
+    """The heads of a group have 160, 192 or 48 channels together. With 48, a block of 32 would overlap two groups."""
     trial = Stored("float32").trial([_layer(num_heads=num_heads, head_dim=head_dim)], 32, [700, 3], head_dim)
     trial.step([Piece(0, 0, 699)])
     pieces = [Piece(0, 699, 700), Piece(1, 0, 3)]

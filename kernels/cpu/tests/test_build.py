@@ -1,4 +1,4 @@
-"""Compiling: levels, the cache, and messages for what is missing."""
+"""Compiling the kernels: levels, the cache, and messages about what is missing."""
 
 from __future__ import annotations
 

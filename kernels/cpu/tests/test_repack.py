@@ -50,7 +50,7 @@ def test_a_later_start_maps_what_was_stored(tmp_path_factory: pytest.TempPathFac
 
 
 def test_writing_into_mapped_memory_changes_no_file(tmp_path: Path) -> None:
-    """As a reload of the weights does."""
+    """Overwrite the memory, as a reload of the weights does."""
     entry = cache_in(tmp_path).entry("layers.0", {})
     memory = random_bytes(PAGE + 5)
     stored = store_packed(entry, "tiles-1", memory, FACTS)
@@ -78,7 +78,7 @@ def test_a_damaged_file_is_noticed_and_made_again(tmp_path: Path, place: str, ca
     store_packed(entry, "tiles-1", memory, FACTS)
     (path,) = files(tmp_path)
     data = bytearray(path.read_bytes())
-    if place == "page":  # two pages change places: their sums stay
+    if place == "page":  # the two pages are exchanged, which does not change their sums
         data[PAGE : 2 * PAGE], data[2 * PAGE : 3 * PAGE] = data[2 * PAGE : 3 * PAGE], data[PAGE : 2 * PAGE]
     else:
         where = {"magic": 3, "header": data.index(b'"rows"') + 2, "first": PAGE, "middle": 3 * PAGE + 77, "last": len(data) - 1}
@@ -113,7 +113,7 @@ def test_the_limit_drops_what_was_not_used_for_longest(tmp_path: Path) -> None:
         os.utime(path, (number, number))
     assert len(files(tmp_path)) == 3
     newer = cache_in(tmp_path, "sha256:2", limit_bytes=7 * PAGE)
-    assert opened(cache_in(tmp_path).entry("layers.0", {})) is not None  # now the youngest
+    assert opened(cache_in(tmp_path).entry("layers.0", {})) is not None  # now the most recently used
     store_packed(newer.entry("layers.0", {}), "tiles-1", random_bytes(PAGE), FACTS)
     held = [open_packed(cache_in(tmp_path).entry(f"layers.{number}", {}), "tiles-1") is not None for number in range(3)]
     assert held == [True, False, True] and len(files(tmp_path)) == 3
@@ -132,7 +132,7 @@ def test_what_is_in_use_stays_and_the_rest_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "repacked").write_text("a file stands where the folder should be")
+    (tmp_path / "repacked").write_text("there is a file in place of the folder")
     cache, memory = cache_in(tmp_path / "repacked"), random_bytes(100)
     with caplog.at_level(logging.INFO):
         for number in range(3):

@@ -1,4 +1,4 @@
-"""Recorded forwards equal eager ones, whatever the number of tokens; buffers that share memory never meet."""
+"""Recorded forwards equal eager ones for any number of tokens. Buffers that share memory are never needed at the same time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _weight(rows: int, columns: int, in_blocks: bool, seed: int) -> NativeBlockW
 
 
 def _feed_forward(in_blocks: bool, layers: int, bias: torch.Tensor | None = None):
-    """[T, 64] → [T, 64] through gated layers with norms before them."""
+    """Return a function [T, 64] → [T, 64]: gated layers with a norm before each."""
     weights = [(_weight(128, 64, in_blocks, 2 * i).bind(), _weight(64, 64, in_blocks, 2 * i + 1).bind()) for i in range(layers)]
     scale = torch.rand(64) + 0.5
 
@@ -164,7 +164,7 @@ def test_recordings_of_several_threads_take_turns(native: Library) -> None:
 
 
 def test_rows_without_weights_are_not_recorded() -> None:
-    """A padded vocabulary: their results are zeros, which shared memory does not promise."""
+    """A padded vocabulary has such rows. Their results must be zeros, but shared memory holds old values."""
     weight = NativeBlockWeight((48, 64), torch.float32, "cpu")
     weight.write(0, Blocks(8, 32, torch.ones(32, 64, dtype=torch.int8), torch.ones(32, 2)))
     weight.finish()
@@ -194,7 +194,7 @@ def softcap(x: torch.Tensor) -> torch.Tensor:
         ),
         (
             lambda x: elementwise.rms_norm(elementwise.rope(x, x, x, False), torch.ones(64), 1e-5),
-            r"takes rotated channels to rms_norm",
+            r"passes rotated channels to rms_norm",
         ),
     ],
 )

@@ -1,4 +1,5 @@
-"""Tokens drawn by the kernel are those of `pegboard.ops.sampling.sample_tokens`, up to the rounding of cumulative weights."""
+"""The kernel samples the same tokens as `pegboard.ops.sampling.sample_tokens`, except where cumulative weights round
+differently."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def _kept(logits: Tensor, temperature: Tensor, min_p: Tensor, top_k: Tensor, top
 @given(st.integers(1, 5), st.sampled_from([1, 2, 63, 64, 65, 1000, 5003]), st.sampled_from([0.01, 1, 6, 30]), st.booleans(),
        st.integers(0, 2**20))  # fmt: skip
 def test_draws_are_of_the_reference(num_rows: int, vocabulary: int, spread: float, has_ties: bool, seed: int) -> None:
-    """The reference keeps the drawn token, and its share of the cumulative weight contains the uniform."""
+    """Check that the reference also keeps the sampled token, and that the token's share of the cumulative weight contains the
+    uniform."""
     random = torch.Generator().manual_seed(seed)
 
     def uniform(*shape: int) -> Tensor:
@@ -47,7 +49,7 @@ def test_draws_are_of_the_reference(num_rows: int, vocabulary: int, spread: floa
     probs = _kept(logits, temperature, min_p, top_k, top_p)
     wider = _kept(logits, temperature, min_p * (1 - 1e-5), top_k, (top_p + ROUNDING).clamp(max=1))
     narrower = _kept(logits, temperature, min_p * (1 + 1e-5), top_k, top_p - ROUNDING)
-    if torch.equal(wider, narrower):  # otherwise rounding decides on which side of a cut a token is
+    if torch.equal(wider, narrower):  # otherwise rounding decides which side of a cut a token is on
         until = probs.cumsum(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
         own = probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
         assert (own > 0).all()
@@ -57,7 +59,8 @@ def test_draws_are_of_the_reference(num_rows: int, vocabulary: int, spread: floa
 @settings(max_examples=30)
 @given(st.integers(1, 40), st.integers(1, 3000), st.integers(0, 2**20))
 def test_most_likely_tokens(num_rows: int, vocabulary: int, seed: int) -> None:
-    """argmax takes the first of equal maxima and treats NaN as the largest; also rows with infinities and rows of −inf only."""
+    """argmax takes the first of equal maxima and treats NaN as the largest value. Some rows have infinities, and some have only
+    −inf."""
     random = torch.Generator().manual_seed(seed)
     logits = torch.randint(-3, 3, (num_rows, vocabulary), generator=random).float()
     for value in ("nan", "inf", "-inf"):
@@ -80,6 +83,6 @@ def test_rows_that_cannot_be_drawn_from_give_their_maximum(value: float) -> None
 
 
 def test_columns_of_a_wider_buffer() -> None:
-    """Rows of a view have the view's own stride."""
+    """The rows of a view have the view's stride."""
     logits = torch.randn(4, 300)[:, 20:280]
     assert torch.equal(sample_tokens(logits), logits.argmax(-1))

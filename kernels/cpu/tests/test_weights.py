@@ -25,7 +25,7 @@ SOME = settings(max_examples=12, deadline=None)
 
 
 def blocks_of(form: tuple, rows: int, columns: int, seed: int) -> Blocks:
-    """Random rows in a format; the codes use the whole range."""
+    """Return random rows in a format. The codes use the whole range."""
     bits, block_size, dtype, has_minimum = form
     generator = torch.Generator().manual_seed(seed)
     low, high, kind = (0, 16, torch.uint8) if bits == 4 else (-127, 128, torch.int8)
@@ -37,15 +37,15 @@ def blocks_of(form: tuple, rows: int, columns: int, seed: int) -> Blocks:
 
 
 def quantized(x: torch.Tensor) -> torch.Tensor:
-    """x with every 32 columns rounded to int8 times a scale, as the kernels multiply it."""
+    """Return x with every 32 columns rounded to int8 times a scale, as in the kernels."""
     parts = x.view(x.shape[0], -1, 32)
     scale = parts.abs().amax(-1, keepdim=True) / 127
     return (torch.round(parts / scale.clamp_min(1e-30)) * scale).view_as(x)
 
 
 def activations(count: int, columns: int, seed: int) -> torch.Tensor:
-    """Random values with unambiguous int8 codes: none is near the middle between two codes, where rounding of the arithmetic
-    decides."""
+    """Return random values with unambiguous int8 codes. None is near the middle between two codes, where rounding errors would
+    decide."""
     generator = torch.Generator().manual_seed(seed)
     shape = (count, columns // 32, 32)
     codes = torch.randint(-126, 127, shape, generator=generator) + torch.rand(shape, generator=generator) * 0.8 - 0.4
@@ -123,7 +123,7 @@ def test_columns_that_fill_no_block_are_refused() -> None:
 
 
 def test_a_kept_layout_is_the_weight(tmp_path: Path) -> None:
-    def entry() -> RepackEntry:  # as a start of the engine makes it
+    def entry() -> RepackEntry:  # as when the engine starts
         return RepackCache(tmp_path, "sha256:1", 1 << 20).entry("layers.0", {})
 
     x = torch.randn(7, 96)

@@ -1,7 +1,6 @@
 /* Causal attention over the paged cache, prefill and decode alike: a tile of query rows (tokens times the heads of a group) goes
- * through its keys in chunks with a running softmax (Milakov & Gimelshein 2018; Dao et al. 2022). When few rows have long
- * histories,
- * the keys are split into ranges. The thread that finishes last merges their results in a fixed order (Dao et al. 2023,
+ * through its keys in chunks with a running softmax (Milakov & Gimelshein 2018; Dao et al. 2022). If few rows have long
+ * histories, the keys are split into ranges. The thread that finishes last merges their results in a fixed order (Dao et al. 2023,
  * "Flash-Decoding").
  */
 #include "attention_products.h"
@@ -10,15 +9,15 @@
  * head, so the rows of a block see nearly the same keys. */
 typedef struct {
     const AttendArguments *a;
-    int kv_head, group, dim, padded, type; /* padded: dim rounded up to whole vectors; type: of the elements that the products
-    read */
-    const int32_t *members; /* the row that each token belongs to; NULL = all belong to one row */
+    int kv_head, group, dim;
+    int padded, type; /* padded: dim rounded up to whole vectors; type: of the elements that the products read */
+    const int32_t *members; /* the row of each token; NULL = all tokens belong to one row */
     int num_rows, num_blocks; /* blocks of at most ROWS rows, rows [start[i], start[i + 1]) */
-    int k_is_staged, v_is_staged, is_shaped; /* staged: first copied as floats */
+    int k_is_staged, v_is_staged, is_shaped; /* staged: copied as floats before use */
     int start[TILE + 1];
     int position[TILE], head[TILE];
-    int first_key[TILE], stop_key[TILE]; /* first and end of the keys that a row sees, within the chunk */
-    int from[TILE], stop[TILE]; /* the same for a block of rows; from >= stop: nothing to do */
+    int first_key[TILE], stop_key[TILE]; /* the keys [first_key, stop_key) of the chunk that a row attends to */
+    int from[TILE], stop[TILE]; /* the same for a block of rows; if from >= stop, there is nothing to do */
     float top[TILE], total[TILE], factor[TILE];
     const char *k[CHUNK / RUN], *v[CHUNK / RUN];
     ALIGNED float k_scale[CHUNK], v_scale[CHUNK];
@@ -29,7 +28,8 @@ typedef struct {
     ALIGNED float staged_v[CHUNK * MAX_DIM]; /* [CHUNK][padded] */
 } Tile;
 
-/* Index in the step of the item's (or the tile's) `index`-th token, and that token's position. */
+/* Return the index within the step of the item's (or the tile's) `index`-th token. `position_of` returns the position of that
+ * token in its request. */
 INLINE int64_t token_of(const Tile *t, const Item *item, int index) {
     const int32_t *starts = t->a->plan->query_start_loc;
     return t->members ? starts[t->members[index]] : starts[item->row] + item->first + index;
@@ -82,10 +82,11 @@ static void locate(Tile *t, int row, int chunk, int count) {
             memcpy(t->v_scale + run * RUN, v_scale + v_head + offset, RUN * sizeof(float));
         }
     }
-    for (int run = num_runs; run % RUNS; run++) t->k[run] = t->k[num_runs - 1]; /* read as part of a panel, but not used */
+    /* The rest of the panel is read, but not used. */
+    for (int run = num_runs; run % RUNS; run++) t->k[run] = t->k[num_runs - 1];
 }
 
-/* Find which keys of the chunk each row, and each block of rows, attends to. */
+/* Find the keys of the chunk that each row attends to, and those that each block of rows attends to. */
 static void see(Tile *t, int chunk, int count) {
     for (int i = 0; i < t->num_blocks; i++) {
         int from = CHUNK, stop = 0;
@@ -101,7 +102,7 @@ static void see(Tile *t, int chunk, int count) {
     }
 }
 
-/* Copy a panel of keys as floats, once for all blocks of rows. */
+/* Copy a panel of keys as floats. All blocks of rows use the copy. */
 static const char *stage_keys(Tile *t, const char *const *k) {
     int64_t stride = (int64_t)t->a->cache.block_size * bytes_of(t->a->cache.type);
     for (int64_t d = 0; d < t->dim; d++)
@@ -129,7 +130,7 @@ INLINE void widen(int type, const char *from, int n, float *to) {
     }
 }
 
-/* Copy the values of the chunk as floats, with rows padded to whole vectors. */
+/* Copy the values of the chunk as floats, each padded to whole vectors. */
 static void stage_values(Tile *t, int count) {
     int type = t->a->cache.type;
     for (int key = 0; key < count; key++) {
@@ -188,8 +189,8 @@ static void shape(const Tile *t, int row, float *scores, int from, int stop, int
     }
 }
 
-/* Turn scores into weights, 2^(score - highest so far), for the vectors from `from` to `stop`; the weight is 0 where the row does
- * not attend. */
+/* Turn the scores [from, stop) into weights 2^(score - highest score so far). The weight of a key that the row does not
+ * attend to is 0. */
 static void soften(Tile *t, int row, int from, int stop, int chunk) {
     float *s = t->scores + row * CHUNK;
     int first = t->first_key[row], last = t->stop_key[row];
@@ -221,8 +222,8 @@ static void soften(Tile *t, int row, int from, int stop, int chunk) {
 static void add_values(Tile *t) {
     int type = t->v_is_staged ? FLOAT32 : t->type;
     int64_t channel = bytes_of(type), stride = t->padded * channel;
-    int span = t->v_is_staged ? CHUNK : t->a->cache.block_size % KEY_STEP ? RUN : KEY_STEP; /* keys that are certain to be stored
-    together */
+    /* Runs of `span` keys are always stored together. */
+    int span = t->v_is_staged ? CHUNK : t->a->cache.block_size % KEY_STEP ? RUN : KEY_STEP;
     for (int d = 0, log2 = VECTORS / 2; d < t->padded; d += LANES << log2) {
         while (d + (LANES << log2) > t->padded) log2--;
         for (int i = 0; i < t->num_blocks; i++) {
@@ -256,7 +257,7 @@ INLINE float *partial_of(const AttendArguments *a, int partial, int kv_head, int
     return a->plan->partials + place * a->plan->partial_stride + (int64_t)index * (a->cache.head_dim + 2);
 }
 
-/* Copy the results of the item's rows [base, base + num_rows) from the place of the queries to the output. */
+/* Copy the results of the item's rows [base, base + num_rows) to the output. They are in the memory of the queries. */
 static void deliver(const Tile *t, const Item *item, int base) {
     const AttendArguments *a = t->a;
     const int64_t dim = t->dim, columns = a->num_heads * dim;
@@ -270,7 +271,8 @@ static void deliver(const Tile *t, const Item *item, int base) {
     }
 }
 
-/* Store the tile's rows divided by their totals. For a split, store them undivided, with what the merge needs. */
+/* Store the tile's rows, divided by their totals. If the item is a split, store them undivided, with the totals and maxima that
+ * the merge needs. */
 static void finish(Tile *t, const Item *item, int base) {
     for (int row = 0; row < t->num_rows; row++) {
         const float *from = t->out + row * t->padded;
@@ -287,7 +289,7 @@ static void finish(Tile *t, const Item *item, int base) {
     if (item->num_splits == 1) deliver(t, item, base);
 }
 
-/* Merge the rows of all splits of an item, weighted as if they had been computed together. */
+/* Merge the rows of all splits of an item. The result is the same as if they had been computed together. */
 static void merge(Tile *t, const Item *item, int base) {
     const int dim = t->dim;
     for (int row = 0; row < t->num_rows; row++) {

@@ -1,8 +1,7 @@
-/* What the kernels of paged attention share. attention_structs.py mirrors the structures.
+/* Structures shared by the kernels of paged attention. attention_structs.py has the same ones for ctypes.
  *
- * Layout of a cache block, per KV head: keys [head_dim][block_size], so that one query value is multiplied with neighboring
- * memory to score neighboring keys; values [block_size][head_dim]; for an int8 cache, scales [block_size] for keys and for
- * values.
+ * Layout of a cache block, per KV head: keys [head_dim][block_size], so that one query value is multiplied with the neighboring
+ * values of neighboring keys; values [block_size][head_dim]. An int8 cache also has scales [block_size] for keys and for values.
  */
 #ifndef PEGBOARD_ATTENTION_H
 #define PEGBOARD_ATTENTION_H
@@ -11,30 +10,30 @@
 
 #include <stdatomic.h>
 
-#define TILE 48 /* maximum number of query rows (tokens times heads of a group) that read the cache together */
-#define CHUNK 128 /* keys between two updates of the running softmax */
+#define TILE 48 /* maximum number of query rows (tokens times heads of a group) that are computed together */
+#define CHUNK 128 /* number of keys per update of the running softmax */
 #define MAX_DIM 256
-#define KEY_STEP 32 /* tasks start at a multiple of this many keys */
+#define KEY_STEP 32 /* tasks start at a multiple of this number of keys */
 
 enum { FLOAT32, BFLOAT16, INT8, FLOAT16, NUM_TYPES };
 
-/* Query tokens [first, first + count) of a row against keys [key_first, key_stop), one of num_splits such ranges. The thread that
- * finishes last merges their results.
+/* The attention of query tokens [first, first + count) of a row to the keys [key_first, key_stop), which are one of num_splits
+ * ranges. The thread that finishes last merges the results of all ranges.
  *
- * Rows that decode and begin with the same blocks share the ranges of these blocks. Such an item stands for one token of each of
- * its members, and every member has one more range of its own as its last split. */
+ * Decoding rows that begin with the same blocks share the ranges of these blocks. A shared item has one token of each of its
+ * members. Every member also has a range for itself, which is its last split. */
 typedef struct {
     int32_t row, first, count, key_first, key_stop;
     int32_t split, num_splits;
     int32_t partial; /* index of the first split's partial result */
     int32_t merge; /* index of the counter of finished pieces */
-    int32_t pieces; /* number of pieces to merge: num_splits, or more when members have ranges of their own */
+    int32_t pieces; /* number of pieces to merge: num_splits, or more if each member also has a range for itself */
     int32_t members, num_members; /* start and length in the plan's list of members; num_members 0 = a single row */
-    int32_t member; /* the member that owns this range; -1 = a range that all share */
+    int32_t member; /* the member that the range belongs to; -1 = all members share it */
     float work;
 } Item;
 
-/* One step as a KV group sees it. There is one per group, at a fixed address. */
+/* One step of one KV group. Each group has one plan, at a fixed address. */
 typedef struct {
     int64_t num_rows, num_items, block_size;
     Item *items; /* longest first */
@@ -64,7 +63,7 @@ typedef struct {
     Cache cache;
     int32_t num_heads, rotary_pairs;
     int32_t pairs; /* 1: channel 2i is rotated with 2i + 1; 0: channel i with i + rotary_pairs */
-    int32_t stores; /* 0: the layer reads the cache of another layer */
+    int32_t stores; /* 0: do not store, because the layer reads the cache of another layer */
 } StoreArguments;
 
 typedef struct {
@@ -74,7 +73,7 @@ typedef struct {
     const Plan *plan;
     const float *slopes, *sinks; /* per head, NULL = none */
     Cache cache;
-    int32_t num_heads, window; /* window 0 = none; a window includes the token itself */
+    int32_t num_heads, window; /* window 0 = none; it includes the token itself */
     float scale, soft_cap; /* soft_cap 0 = none */
     Quantized to; /* used only if the channels of a group's heads are a multiple of 32 */
 } AttendArguments;

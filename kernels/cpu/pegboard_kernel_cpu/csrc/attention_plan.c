@@ -1,14 +1,15 @@
-/* Plan the work of a step: which tokens attend to which keys, in pieces that the threads of the team take one by one. */
+/* Plan the work of a step: which tokens attend to which keys. The work is cut into pieces, which the threads of the team take one
+ * by one. */
 #include "attention.h"
 
 #include <stdlib.h>
 
-#define PIECES_PER_THREAD 4 /* with fewer pieces, the other threads wait long for the last one */
-#define MIN_SPLIT 128 /* in keys; merging shorter pieces costs more than it saves */
+#define PIECES_PER_THREAD 4 /* with fewer pieces, the other threads wait longer for the last one */
+#define MIN_SPLIT 128 /* in keys; for shorter pieces, merging costs more than splitting saves */
 #define MIN_SHARED 256 /* number of keys that rows must share before they read them together */
 #define MOST_FAMILIES 16
 
-/* Rows that decode one token each and have the same first blocks in the cache. */
+/* Rows that decode one token each and begin with the same blocks of the cache. */
 typedef struct {
     int32_t leader, blocks, count;
 } Family;
@@ -37,7 +38,8 @@ static Item *add_item(Work *w, int row, int first, int count, int key_first, int
     return item;
 }
 
-/* Number of blocks that the row and the family have in common. A row's last block is always its own, even when it is full. */
+/* Return the number of first blocks that the row and the family have in common. A row's last block is never shared, even if it is
+ * full. */
 static int common_blocks(const Plan *plan, const Family *family, int row) {
     const int32_t *a = plan->block_table + family->leader * plan->table_stride, *b = plan->block_table + row * plan->table_stride;
     int most = minimum(family->blocks, (plan->seq_lens[row] - 1) / (int)plan->block_size), n = 0;
@@ -45,7 +47,8 @@ static int common_blocks(const Plan *plan, const Family *family, int row) {
     return n;
 }
 
-/* Add the row to a family and return it, or -1. A family that would then share much less does not take the row. */
+/* Add the row to a family and return the family's index, or -1. A family does not take the row if its members would then share
+ * far fewer blocks. */
 static int find_family(Work *w, int row) {
     const Plan *plan = w->plan;
     int num_tokens = plan->query_start_loc[row + 1] - plan->query_start_loc[row];
@@ -63,7 +66,8 @@ static int find_family(Work *w, int row) {
     return w->num_families++;
 }
 
-/* Add a single row: tiles of tokens, each with the keys from the start of its first token's window to its last token. */
+/* Add the items of a row that shares no blocks: tiles of tokens. The keys of a tile start with the window of its first token and
+ * end with its last token. */
 static void add_row(Work *w, int row) {
     const Plan *plan = w->plan;
     int num_tokens = plan->query_start_loc[row + 1] - plan->query_start_loc[row], known = plan->seq_lens[row] - num_tokens;
@@ -74,8 +78,8 @@ static void add_row(Work *w, int row) {
     }
 }
 
-/* Turn all rows into items without splits. A tile of members has one item for the keys that they share and one item per member
- * for the rest. */
+/* Turn all rows into items without splits. A tile of members gets one item for the keys that they share, and one item per member
+ * for its other keys. */
 static void cut_into_tiles(Work *w) {
     Plan *plan = w->plan;
     int32_t family_of[plan->num_rows + 1], num_members = 0;
@@ -107,7 +111,7 @@ static void cut_into_tiles(Work *w) {
     }
 }
 
-/* Piece number `split` of an item whose keys are cut into pieces of `step`. */
+/* Return piece number `split` of an item whose keys are cut into pieces of `step` keys. */
 static Item piece_of(const Item *whole, int split, int step) {
     Item piece = *whole;
     piece.key_first = whole->key_first + split * step;
@@ -117,12 +121,13 @@ static Item piece_of(const Item *whole, int split, int step) {
     return piece;
 }
 
-/* Fill plan->items. `most_splits`: how many pieces a step may have in addition to its tiles (the room in items and partials). */
+/* Fill plan->items. `most_splits`: number of pieces that a step may have in addition to its tiles, because the arrays have room
+ * for no more. */
 EXPORT void attention_plan(Plan *plan, int32_t num_threads, int32_t num_kv_heads, int32_t group, int32_t window,
                            int32_t most_splits) {
     Work w = {.plan = plan, .tile = maximum(1, TILE / group), .window = window, .most_shared = most_splits / 2};
     cut_into_tiles(&w);
-    int kept = 2 * w.num_shared; /* part of that room: each of these tiles needs at least two pieces */
+    int kept = 2 * w.num_shared; /* a part of that room is taken, because each of these tiles needs at least two pieces */
     int64_t num_tiles = w.num_items;
     int partial = 0, merge = 0;
     float fair = w.total * num_kv_heads / (PIECES_PER_THREAD * num_threads);

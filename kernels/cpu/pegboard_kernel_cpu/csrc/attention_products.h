@@ -1,8 +1,8 @@
 /* The two matrix products of attention, blocked in registers: scores = q kT for PANEL keys, and out += weights v for some
  * channels.
  *
- * Both are compiled for every type of cache element and every number of query rows that fits the level's registers; tables hold
- * the variants. A panel's keys may be in several cache blocks, but at least 16 keys are together.
+ * Both are compiled for every type of cache element and for every number of query rows that fits the level's registers. Tables
+ * hold the variants. A panel's keys may be in several cache blocks, but runs of at least 16 keys are in the same block.
  */
 #ifndef PEGBOARD_ATTENTION_PRODUCTS_H
 #define PEGBOARD_ATTENTION_PRODUCTS_H
@@ -17,7 +17,7 @@
 #define ROWS 3
 #endif
 
-#define RUN 16 /* number of keys that are certain to be in one block */
+#define RUN 16 /* runs of this number of keys are always in one block */
 #define PANEL (VECTORS * LANES)
 #define RUNS (PANEL / RUN)
 

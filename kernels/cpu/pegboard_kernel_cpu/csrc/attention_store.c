@@ -1,7 +1,7 @@
 /* Rotate the queries and keys of a step, and store its keys and values in the cache. */
 #include "attention.h"
 
-#define TOKENS 16 /* maximum per task: neighbors share cache lines of the transposed keys */
+#define TOKENS 16 /* maximum per task; neighboring tokens share cache lines of the transposed keys */
 
 /* `head`: [D], rotated in place (Su et al. 2021). */
 INLINE void turn(float *head, const float *cos, const float *sin, int n, int pairs) {
@@ -27,7 +27,7 @@ INLINE void turn(float *head, const float *cos, const float *sin, int n, int pai
     }
 }
 
-/* The value of one int8 step, and its inverse. */
+/* The scale of an int8 code, and its inverse. */
 INLINE float scale_of(const float *x, int n, float *inverse) {
     float largest = 0;
     for (int i = 0; i < n; i++) largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;

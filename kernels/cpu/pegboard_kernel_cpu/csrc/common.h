@@ -1,8 +1,9 @@
-/* What all kernels of this package share: vectors of the level they are compiled for, and the team of threads that runs them.
+/* Shared by all kernels of this package: the vectors of the level that they are compiled for, and the team of threads that runs
+ * them.
  *
  * The same sources are compiled once per level (see build.py), so no level is chosen at run time. A kernel is a function that all
- * threads of a team call; each takes tasks with `next_task` until none are left. The next kernel starts when all tasks are done,
- * so it sees everything that the previous one wrote.
+ * threads of a team call. Each thread takes tasks with `next_task` until none are left. The next kernel starts when all tasks are
+ * done, so it sees everything that the previous one wrote.
  */
 #ifndef PEGBOARD_COMMON_H
 #define PEGBOARD_COMMON_H
@@ -33,7 +34,7 @@ typedef int8_t vbyte __attribute__((vector_size(LANES), aligned(1), may_alias));
 #define EXPORT __attribute__((visibility("default")))
 #define ALIGNED __attribute__((aligned(64)))
 
-/* One step, the same for all kernels of a program. */
+/* A step. All kernels of a program get the same one. */
 typedef struct {
     int64_t num_tokens; /* rows of the activations */
     int64_t num_outputs; /* rows that need logits */
@@ -41,11 +42,11 @@ typedef struct {
 
 typedef struct Team Team;
 
-/* One thread inside a kernel. */
+/* A thread that runs a kernel. */
 typedef struct {
     Team *team;
     int thread, num_threads;
-    uint64_t kernel; /* its number */
+    uint64_t kernel; /* number of the kernel */
     int has_task;
 } Worker;
 
@@ -56,8 +57,8 @@ typedef struct {
     const void *arguments;
 } Instruction;
 
-/* Take the next of `total` tasks, or return `total` when none are left; also marks the caller's previous task as done. Every
- * kernel calls this until none are left, with the same total on all threads. */
+/* Return the next of `total` tasks, or `total` if none are left. The call also marks the caller's previous task as done. Every
+ * kernel calls this until no task is left, with the same total on all threads. */
 int64_t next_task(Worker *worker, int64_t total);
 
 INLINE vfloat splat(float x) { return x - (vfloat){}; }
@@ -86,7 +87,7 @@ INLINE vfloat vmin(vfloat a, vfloat b) {
 #endif
 }
 
-INLINE float sum_of(vfloat x) { /* in halves: in a chain of LANES additions each would wait for the one before */
+INLINE float sum_of(vfloat x) { /* in halves, because in a chain of LANES additions each one waits for the previous one */
 #if LANES == 16
     return _mm512_reduce_add_ps((__m512)x);
 #elif LANES == 8
@@ -134,7 +135,7 @@ INLINE uint16_t to_half(float x) { /* round to nearest even; overflow gives infi
     u.bits &= 0x7fffffff;
     if (u.bits > 0x7f800000) return (uint16_t)(sign | 0x7e00);
     if (u.bits >= 0x47800000) return (uint16_t)(sign | 0x7c00);
-    if (u.bits < 0x38800000) { /* denormal half: adding 1/2 moves the bits to keep to the end of the mantissa */
+    if (u.bits < 0x38800000) { /* denormal half: adding 1/2 moves the bits that are kept to the end of the mantissa */
         u.value += 0.5f;
         return (uint16_t)(sign | (uint16_t)(u.bits - 0x3f000000));
     }
@@ -155,7 +156,7 @@ INLINE vfloat load_half(const uint16_t *p) {
 #endif
 }
 
-/* The compiler's own widening of small integers takes three times as many instructions. */
+/* What the compiler generates for widening small integers takes three times as many instructions. */
 INLINE vfloat load_bfloat16(const uint16_t *p) {
 #if LANES == 16
     return (vfloat)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
@@ -182,9 +183,8 @@ INLINE vfloat load_int8(const int8_t *p) {
 #endif
 }
 
-/* exp for x <= 0 and slightly above, 0 for very small x: 2^n times a polynomial on [-ln2/2, ln2/2] (Cody & Waite reduction,
- * minimax
- * coefficients of degree 5; relative error below 2e-7). */
+/* exp(x) for x <= 0 and slightly above; 0 for very small x. It is 2^n times a polynomial on [-ln2/2, ln2/2] (Cody & Waite
+ * reduction, minimax coefficients of degree 5; relative error below 2e-7). */
 INLINE vfloat exp_of(vfloat x) {
     x = vmax(x, splat(-87.0f));
     vfloat scaled = x * 1.44269504088896341f;
@@ -202,9 +202,9 @@ INLINE vfloat exp_of(vfloat x) {
 }
 
 #define LOG2E 1.44269504088896341f
-#define LEAST (-120.0f) /* smaller powers are 0, so that no denormal number reaches a product */
+#define LEAST (-120.0f) /* smaller powers are set to 0, so that no product gets a denormal number */
 
-/* 2^x for x <= 0, and 0 below LEAST: 2^n times a polynomial on [-1/2, 1/2] (minimax, degree 5; relative error below 2e-7). */
+/* 2^x for x <= 0; 0 below LEAST. It is 2^n times a polynomial on [-1/2, 1/2] (minimax, degree 5; relative error below 2e-7). */
 INLINE vfloat power_of_two(vfloat x) {
     vfloat shifted = x + 12582912.0f, r = x - (shifted - 12582912.0f); /* 1.5 * 2^23 leaves no room for a fraction */
     vfloat y = splat(0.00132647273f);

@@ -1,20 +1,20 @@
 /* Kernels that treat each token separately: norms, gated activations, table rows.
  *
- * Each can also quantize its result, while it is still in the cache, for the linear layer that follows.
+ * Norms and activations can also quantize their result for the next linear layer, while it is still in the cache.
  */
 #include "quantize.h"
 
 typedef struct {
     const float *x; /* [tokens][columns] */
     int64_t x_stride;
-    float *residual; /* [tokens][columns], set to x + residual, which is then normalized; NULL = normalize x alone */
+    float *residual; /* [tokens][columns], set to x + residual before this sum is normalized; NULL = normalize x */
     int64_t residual_stride;
     const float *weight; /* [columns] */
     float *out; /* [tokens][columns]; NULL = only the quantized result is wanted */
     int64_t out_stride;
     Quantized to;
     int64_t columns; /* a multiple of 8 */
-    int64_t parts; /* number of adjacent norms in a token (one per head); columns is the width of one */
+    int64_t parts; /* number of adjacent norms of a token (one per head), each over `columns` values */
     float epsilon;
 } RMSNorm;
 
@@ -62,7 +62,7 @@ typedef struct {
     int64_t out_stride;
     Quantized to;
     int64_t columns;
-    int64_t is_gelu; /* the tanh approximation of gelu instead of silu */
+    int64_t is_gelu; /* 1: the tanh approximation of gelu; 0: silu */
 } GatedActivation;
 
 INLINE vfloat silu(vfloat x) { return x / (1.0f + exp_of(vmin(-x, splat(87.0f)))); }

@@ -1,8 +1,8 @@
-/* y = x Wᵀ + b with W in small integers. Each row has a scale, and in some formats a minimum, per block of columns.
+/* y = x Wᵀ + b, where W consists of small integers. Each row has a scale per block of columns and, in some formats, a minimum.
  *
- * The activations are quantized as well, per token and 32 columns, to int8 with one scale, so the inner products are sums of
- * integers and exact; scales are applied to them in float32. Packed W: groups of 16 rows, in each a record per block of columns:
- * 16 scales, 16 minimums if the format has them, then the codes as linear_blocks.h describes.
+ * The activations are also quantized, to int8 with one scale per token and 32 columns. The inner products are therefore sums of
+ * integers and exact. The scales are applied to them in float32. Packed W consists of groups of 16 rows. A group has one record
+ * per block of columns: 16 scales, 16 minimums if the format has them, and the codes as described in linear_blocks.h.
  */
 #include "linear_tiles.h"
 #include "quantize.h"
@@ -10,7 +10,7 @@
 #define TOKEN_BLOCK 96
 
 typedef struct {
-    int32_t bits, block_size; /* 4 and 32, or 8 and 16 or 32 */
+    int32_t bits, block_size; /* bits 4 with block_size 32, or bits 8 with block_size 16 or 32 */
     int32_t is_wide; /* scales and minimums are float32 instead of float16 */
     int32_t has_minimum;
     int32_t zero; /* subtracted from every code */
@@ -42,8 +42,8 @@ INLINE vfloat scale_vector(const uint8_t *p, int is_wide, int v) {
     return is_wide ? load((const float *)p + v * LANES) : load_half((const uint16_t *)p + v * LANES);
 }
 
-/* Read the scales of a record; returns its codes. Codes are stored too high by `zero` and, for 8 bits, by `offset`: the minimum
- * corrects this. */
+/* Read the scales of a record and return its codes. The products use codes that are too high by `zero` and, for 8 bits, by
+ * `offset`. The minimum corrects this. */
 INLINE const uint8_t *read_scales(const uint8_t *record, int is_wide, int has_minimum, int zero, int offset, Scales *to) {
     int bytes = is_wide ? 64 : 32;
     for (int v = 0; v < VECTORS; v++) {
@@ -55,8 +55,8 @@ INLINE const uint8_t *read_scales(const uint8_t *record, int is_wide, int has_mi
     return record + bytes * (1 + has_minimum);
 }
 
-/* Add one block to the sums of a token. x_scales, x_sums: of the token; halves: number of halves in a block; has_offset: the
- * format has minimums. */
+/* Add one block to the sums of a token. x_scales, x_sums: those of the token. halves: number of halves in a block. has_offset:
+ * the format has minimums. */
 INLINE void add_block(vfloat *sums, const vint *dots, const Scales *scales, const float *x_scales, const float *x_sums, int64_t block,
                       int halves, int has_offset) {
     vfloat x_scale = splat(x_scales[block * halves / 2]);
@@ -77,7 +77,8 @@ INLINE void put_results(const LinearBlocks *a, int64_t token, int64_t row, const
         for (int64_t r = 0; r < width; r++) out[r] += a->bias[row + r];
 }
 
-/* `tokens` x 16 results. The parts of the format are separate arguments so that the compiler specializes every combination. */
+/* Compute `tokens` x 16 results. The parts of the format are separate arguments, so that the compiler specializes every
+ * combination. */
 INLINE void tile(const LinearBlocks *a, int tokens, int64_t token, int64_t row, const uint8_t *record, int bits, int block_size,
                  int is_wide, int has_minimum) {
     const int64_t columns = a->columns, halves = columns / X_HALF;
@@ -103,7 +104,7 @@ INLINE void tile(const LinearBlocks *a, int tokens, int64_t token, int64_t row, 
 }
 
 #if defined(__AMX_INT8__)
-/* The same for `groups` times 16 tokens. Their sums are in memory, in the first-level cache. */
+/* The same for `groups` times 16 tokens, whose sums are in memory and fit the first-level cache. */
 INLINE void wide_tile(const LinearBlocks *a, int groups, int64_t token, int64_t row, const uint8_t *record, int bits, int block_size,
                       int is_wide, int has_minimum) {
     const int64_t columns = a->columns, halves = columns / X_HALF;
@@ -144,7 +145,7 @@ INLINE void tiles(const LinearBlocks *a, int64_t token, int64_t end, int64_t row
     for (; token < end; token++) tile(a, 1, token, row, record, bits, block_size, is_wide, has_minimum);
 }
 
-/* One code of the packed matrix; `at` points to the codes of its record. */
+/* Return one code of the packed matrix. `at` points to the codes of its record. */
 INLINE int32_t code_at(const uint8_t *at, int bits, int row, int64_t column) {
     if (bits == 8) return (int8_t)at[column / 4 * 64 + row * 4 + column % 4];
     uint8_t byte = at[column % 16 / 4 * 64 + row * 4 + column % 4];
@@ -213,7 +214,7 @@ EXPORT void lookup_blocks(const Step *step, Worker *worker, const void *argument
     for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
         float *out = a->out + t * a->out_stride;
         if (a->ids[t] < a->rows) unpack_row(a->weight, &a->format, a->ids[t], a->columns, out);
-        else memset(out, 0, a->columns * sizeof(float)); /* rows that only pad the table */
+        else memset(out, 0, a->columns * sizeof(float)); /* rows that pad the table */
     }
 }
 

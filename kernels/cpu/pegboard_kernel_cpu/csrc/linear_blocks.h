@@ -1,9 +1,9 @@
 /* Integer dot products of a group of 16 weight rows with some tokens, over one block of columns.
  *
- * Codes of a block are stored by quads of columns, and by rows within a quad. 8 bits: 64 bytes per quad; byte 4·row + i is column
- * 4·quad + i. 4 bits: in the same order, the low halves of the bytes hold the first 16 columns of the block, the high halves the
- * last 16. Activations are int8 in column order, so four columns of a token are one 32-bit word that is multiplied with all rows
- * at once.
+ * The codes of a block are stored by quads of columns, and within a quad by rows. With 8 bits, a quad has 64 bytes, and byte
+ * 4·row + i is column 4·quad + i. With 4 bits the order is the same: the low halves of the bytes hold the first 16 columns of the
+ * block, and the high halves the last 16. Activations are int8 in column order, so four columns of a token are one 32-bit word,
+ * which is multiplied with all rows at once.
  */
 #ifndef PEGBOARD_LINEAR_BLOCKS_H
 #define PEGBOARD_LINEAR_BLOCKS_H
@@ -28,7 +28,7 @@ INLINE int32_t quad(const int8_t *x) {
 
 #if defined(__AVX512VNNI__)
 
-#define SIGNED_OFFSET 128 /* 8-bit codes are multiplied as code + 128 */
+#define SIGNED_OFFSET 128 /* 8-bit codes are multiplied as code + 128; the minimum corrects this */
 
 INLINE void dots_4bit(const uint8_t *codes, const int8_t *x, int64_t stride, int tokens, vint dots[TOKENS][VECTORS]) {
     __m512i sums[TOKENS], mask = _mm512_set1_epi8(15);
@@ -61,8 +61,9 @@ INLINE void dots_8bit(const uint8_t *codes, const int8_t *x, int64_t stride, int
 
 #define SIGNED_OFFSET 0
 
-/* Products of unsigned and signed bytes are added in pairs to 16 bits: 2 · 15 · 127 eight times stays below 2^15, and so does
- * 2 · 127 · 127 once. 8-bit codes are therefore split into magnitude and sign, and the sign is applied to the activation. */
+/* Products of unsigned and signed bytes are added in pairs to 16 bits. For 4 bits, eight sums of 2 · 15 · 127 stay below 2^15.
+ * For 8 bits, one sum of 2 · 127 · 127 does, so 8-bit codes are split into magnitude and sign, and the sign is applied to the
+ * activation. */
 #if LANES == 16
 typedef __m512i wide;
 #define LOAD(p) _mm512_loadu_si512(p)
@@ -93,7 +94,7 @@ typedef __m256i wide;
 #define WITH_SIGN(x, a) _mm256_sign_epi8(x, a)
 #endif
 
-/* The compiler must keep this order. Left alone, it adds in trees, and there are not enough registers for those. */
+/* The compiler must keep this order. Otherwise it adds in trees, which need more registers than there are. */
 #ifndef KEEP
 #define KEEP(x) __asm__("" : "+v"(x))
 #endif

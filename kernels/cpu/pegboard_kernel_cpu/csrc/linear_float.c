@@ -1,8 +1,8 @@
 /* y = x Wᵀ + b in float32.
  *
- * W is packed in groups of 16 rows, columns inside: packed[group][column][16], the last group is padded with zeros. A tile of
- * TOKENS x 16 sums stays in registers while the kernel goes through the columns (the scheme of Goto & van de Geijn 2008): Columns
- * are taken in pieces whose 16 rows fit the first cache level, tokens in blocks whose activations fit the second.
+ * W is packed in groups of 16 rows as packed[group][column][16]. The last group is padded with zeros. A tile of TOKENS x 16 sums
+ * stays in registers while the kernel iterates over the columns (the scheme of Goto & van de Geijn 2008). Columns are taken in
+ * pieces whose 16 rows fit the first-level cache, and tokens in blocks whose activations fit the second-level cache.
  */
 #include "common.h"
 
@@ -15,7 +15,7 @@
 #else
 #define TOKENS 2
 #endif
-#define COLUMNS 256 /* columns of a piece: 16 KiB of weights */
+#define COLUMNS 256 /* number of columns of a piece, which has 16 KiB of weights */
 #define TOKEN_BLOCK 96
 
 typedef struct {

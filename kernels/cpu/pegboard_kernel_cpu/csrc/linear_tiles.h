@@ -1,6 +1,5 @@
-/* The same products for 16 tokens at a time, with the matrix tiles of AMX: a tile of activations [16 tokens][block] times a tile
- * of
- * codes [block / 4 quads][16 rows x 4] is 16 x 16 sums, to which the scales are applied as usual.
+/* The same products for 16 tokens at a time, with the matrix tiles of AMX. A tile of activations [16 tokens][block] times a tile
+ * of codes [block / 4 quads][16 rows x 4] gives 16 x 16 sums. The scales are then applied as for a single token.
  */
 #ifndef PEGBOARD_LINEAR_TILES_H
 #define PEGBOARD_LINEAR_TILES_H
@@ -14,17 +13,18 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define X_TILE 0 /* the intrinsics want literal numbers */
+#define X_TILE 0 /* the intrinsics need literal numbers */
 #define CODE_TILE 1
 #define DOT_TILE 2
 
 /* The compiler does not know that tile loads read memory. */
 #define WRITTEN(p) __asm__ volatile("" : : "r"(p) : "memory")
 
-/* Ask the system for the tile registers, which a process gets only on request (arch_prctl ARCH_REQ_XCOMP_PERM, Linux 5.16). */
+/* Ask the system for permission to use the tile registers (arch_prctl ARCH_REQ_XCOMP_PERM, Linux 5.16). Without it, a process
+ * cannot use them. */
 EXPORT int32_t allow_tiles(void) { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
 
-/* Set the shapes of a thread's tiles for blocks of this many columns; they stay until release_tiles. */
+/* Set the shapes of a thread's tiles for blocks of this number of columns. They are valid until release_tiles. */
 INLINE void configure_tiles(int block_size) {
     ALIGNED struct {
         uint8_t palette, start_row, reserved[14];

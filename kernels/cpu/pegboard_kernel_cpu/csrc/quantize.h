@@ -1,4 +1,4 @@
-/* Activations as int8: code = round(x / scale) with scale = max |x| / 127, per token and 32 columns. */
+/* Quantize activations to int8: code = round(x / scale) with scale = max |x| / 127, per token and 32 columns. */
 #ifndef PEGBOARD_QUANTIZE_H
 #define PEGBOARD_QUANTIZE_H
 
@@ -10,7 +10,7 @@
 typedef struct {
     int8_t *codes; /* [tokens][columns]; NULL = do not quantize */
     float *scales; /* [tokens][columns / 32] */
-    float *sums; /* [tokens][columns / 32][2] scale times the sum of the block's codes, and the same for its first half */
+    float *sums; /* [tokens][columns / 32][2]: scale times the sum of the block's codes, and the same for its first half */
 } Quantized;
 
 typedef struct {
@@ -57,7 +57,8 @@ INLINE void put_codes(const float *x, vfloat inverse, int8_t *codes, int32_t sum
 }
 #endif
 
-/* x: columns [first, first + count) of a token's row of `columns` columns; first and count are multiples of 32. */
+/* Quantize the columns [first, first + count) of a token's row of `columns` columns. x: these columns. first and count are
+ * multiples of 32. */
 INLINE void quantize_part(const float *x, const Quantized *to, int64_t columns, int64_t token, int64_t first, int64_t count) {
     int64_t start = token * columns + first;
     int8_t *codes = to->codes + start;

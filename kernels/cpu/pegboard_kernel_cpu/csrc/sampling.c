@@ -1,10 +1,10 @@
-/* From logits to a token per row: argmax, or a draw from what min_p, top_k and top_p leave.
+/* Sample a token per row of logits: the argmax, or a random token of those that min_p, top_k and top_p leave.
  *
- * All three drop the tokens below some value, so a row has one floor, and no sort is needed. The row is read once for the maxima
- * of its groups of
- * 64 tokens; a group whose maximum is below the floor is never read again. The k-th largest maximum bounds the k-th largest
- * value from below. For top_p only tokens with at least (1 - p) / V of the total weight matter: all lighter ones together weigh
- * less than what may be left out. Both thresholds are then found by selection among the few that remain.
+ * Each of the three drops all tokens below some value, so a row has one floor, and no sort is needed. The row is read once to
+ * find the maxima of its groups of 64 tokens. A group whose maximum is below the floor is never read again. The k-th largest
+ * maximum is a lower bound of the k-th largest value. For top_p, only tokens with at least (1 - p) / V of the total weight
+ * matter, because all lighter tokens together weigh less than the part that may be dropped. Both thresholds are then found by
+ * selection among the few values that remain.
  */
 #include "common.h"
 
@@ -22,7 +22,7 @@ typedef struct {
     int64_t scratch_stride;
 } SampleTokens;
 
-/* A row while it is sampled. A weight is exp((logit - peak) / temperature). */
+/* The state of a row while it is sampled. A weight is exp((logit - peak) / temperature). */
 typedef struct {
     const float *x;
     int64_t size, num_groups;
@@ -36,7 +36,7 @@ INLINE int64_t group_end(const Row *row, int64_t group) {
     return (group + 1) * GROUP < row->size ? (group + 1) * GROUP : row->size;
 }
 
-/* Find the maxima of the groups and of the row; returns the index of the first NaN, or -1. */
+/* Find the maxima of the groups and of the row. Return the index of the first NaN, or -1. */
 static int64_t read_row(Row *row) {
     vint unordered = {0};
     int rest_is_unordered = 0;
@@ -72,7 +72,7 @@ static int64_t first_peak(const Row *row) {
     return 0;
 }
 
-/* Gather the values that are at least `least`; returns how many. */
+/* Gather the values that are at least `least`, and return their number. */
 static int64_t gather(const Row *row, float least) {
     int64_t n = 0;
     for (int64_t group = 0; group < row->num_groups; group++) {
@@ -85,8 +85,9 @@ static int64_t gather(const Row *row, float least) {
     return n;
 }
 
-/* The largest v with sum of size(value) over values >= v at least `wanted`; the smallest value when the sum of all is less.
- * The size is 1, or the weight (Hoare's selection with the median of three as pivot). */
+/* Return the largest v for which the sizes of all values >= v add up to at least `wanted`. If the sum of all sizes is less,
+ * return the smallest value. The size of a value is 1, or its weight. (Hoare's selection, with the median of three as the
+ * pivot.) */
 static float select_value(const Row *row, float *values, int64_t n, double wanted, int by_weight) {
     double above = 0;
     for (;;) {
@@ -128,7 +129,7 @@ static float kth_largest(const Row *row, int64_t k) {
     return select_value(row, row->values, gather(row, bound), (double)k, 0);
 }
 
-/* Sum of a group's weights at or above the floor. */
+/* Return the sum of a group's weights at or above the floor. */
 static double group_weight(const Row *row, int64_t group) {
     int64_t i = group * GROUP, stop = group_end(row, group);
     vfloat sum = splat(0);
@@ -148,7 +149,7 @@ static double total_weight(const Row *row) {
     return total;
 }
 
-/* The value of the least likely token that top_p keeps. */
+/* Return the value of the least likely token that top_p keeps. */
 static float nucleus(const Row *row, float top_p) {
     double total = total_weight(row), spare = (1.0 - top_p) * total / (double)row->size;
     float least = row->peak + (float)(log(spare) - 0.01) * LOG2E / row->rate; /* slightly lower, because weights are rounded */
@@ -156,14 +157,15 @@ static float nucleus(const Row *row, float top_p) {
     return select_value(row, row->values, n, top_p * total, 1);
 }
 
-/* The token whose share of the cumulative weight contains `uniform`. */
+/* Return the token whose share of the cumulative weight contains `uniform`. */
 static int64_t draw(const Row *row, double uniform) {
     double *sums = (double *)row->values, total = 0;
     for (int64_t group = 0; group < row->num_groups; group++)
         total += sums[group] = row->maxima[group] >= row->floor ? group_weight(row, group) : 0;
     double left = uniform * total;
     int64_t group = 0, last = 0;
-    for (int64_t g = 0; g < row->num_groups; g++) { /* rounding may leave a remainder after the last group with weight */
+    /* Because of rounding, a remainder may be left after the last group with weight. */
+    for (int64_t g = 0; g < row->num_groups; g++) {
         if (sums[g] <= 0) continue;
         group = g;
         if (left < sums[g]) break;

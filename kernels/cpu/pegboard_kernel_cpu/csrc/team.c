@@ -1,11 +1,11 @@
 /* The team: the calling thread and helpers that sleep between programs.
  *
- * A kernel ends when all its tasks are done, on whatever threads. No thread waits for one that has no task: a thread that the
- * system has suspended delays the others only if it was in the middle of a task. When it runs again, it joins the kernel that is
- * current by then. Inside a program, threads without a task poll the state for a moment and then yield their core: a kernel takes
- * a few microseconds, less than sleeping and waking up. Between programs the helpers sleep.
+ * A kernel ends when all its tasks are done, no matter by which threads. No thread waits for a thread that has no task. If the
+ * system suspends a thread, it delays the others only if it was in the middle of a task. When it runs again, it joins the kernel
+ * that is current then. Within a program, threads without a task poll the state for a moment and then yield their core, because a
+ * kernel takes only a few microseconds, which is less than sleeping and waking up. Between programs the helpers sleep.
  *
- * The state is one word: the number of the current kernel, which is never used again, and its next task.
+ * The state is one word. It consists of the number of the current kernel and its next task. A number is never used again.
  */
 #include "common.h"
 
@@ -30,10 +30,10 @@ struct Team {
     int stopping;
     ALIGNED _Atomic uint64_t started; /* number of programs started, for helpers that are still awake */
     pthread_mutex_t owner; /* one program at a time */
-    /* The program; changed only while the state is idle and no helper is inside. */
+    /* The program. It is changed only while the state is idle and no helper reads it. */
     const Step *step;
     const Instruction *instructions;
-    uint64_t first, count; /* number of its first kernel, and how many */
+    uint64_t first, count; /* number of its first kernel, and the number of its kernels */
     ALIGNED _Atomic uint64_t state; /* IDLE bit, number of the kernel, its next task */
     ALIGNED _Atomic int64_t done; /* finished tasks of the kernel */
     ALIGNED atomic_int inside; /* number of helpers that may read the program */
@@ -131,7 +131,7 @@ EXPORT Team *team_create(int num_threads) {
         *member = (Member){team, thread};
         if (pthread_create(&team->threads[thread], NULL, help, member)) {
             free(member);
-            break; /* with fewer threads it is slower, but still right */
+            break; /* with fewer threads the results are the same, but take longer */
         }
         team->num_threads++;
     }
@@ -140,7 +140,7 @@ EXPORT Team *team_create(int num_threads) {
 
 EXPORT int team_size(const Team *team) { return team->num_threads; }
 
-/* Run `count` instructions one after another on all threads; returns when the last one is done. */
+/* Run `count` instructions one after another on all threads. Returns when the last one is done. */
 EXPORT void team_run(Team *team, const Instruction *instructions, int64_t count, const Step *step) {
     if (count == 0) return;
     pthread_mutex_lock(&team->owner);

@@ -1,7 +1,7 @@
-/* AVX-512, VNNI and AMX in plain C: for testing kernels of CPUs that this machine does not have. Compile for AVX2 with this
- * folder first in the search path. Every instruction that the kernels use is written as the manual defines it ("Intel 64 and
- * IA-32 Architectures
- * Software Developer's Manual", volume 2); a missing one does not compile. -DEMULATE=1 is AVX-512, 2 with VNNI, 3 with AMX.
+/* AVX-512, VNNI and AMX in plain C, for testing the kernels for CPUs that this machine does not have. Compile for AVX2 with this
+ * folder first in the search path. Every instruction that the kernels use is implemented as the manual defines it ("Intel 64 and
+ * IA-32 Architectures Software Developer's Manual", volume 2). Code that uses any other instruction does not compile. -DEMULATE=1
+ * emulates AVX-512, 2 also VNNI, 3 also AMX.
  */
 #ifndef EMULATED_IMMINTRIN_H
 #define EMULATED_IMMINTRIN_H
@@ -20,7 +20,7 @@
 #define __AMX_INT8__ 1
 #endif
 
-#define KEEP(x) ((void)0) /* it names registers that this CPU does not have */
+#define KEEP(x) ((void)0) /* the clobber list names registers that this CPU does not have */
 
 #define EMULATED static inline __attribute__((always_inline))
 
