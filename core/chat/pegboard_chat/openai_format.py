@@ -148,16 +148,6 @@ def template_kwargs(given: Mapping[str, Any], reasoning_effort: str | None) -> d
     return {"reasoning_effort": reasoning_effort, "enable_thinking": reasoning_effort != "none", **given}
 
 
-def read_logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
-    """JSON keys are text; values beyond ±100 count as ±100 (OpenAI's range)."""
-    result = {}
-    for key, value in biases.items():
-        if not key.isascii() or not key.isdigit() or len(key) > 18:
-            raise RequestError(f"logit_bias: expected token ids as keys, got {key[:60]!r}", parameter="logit_bias")
-        result[int(key)] = max(-100.0, min(100.0, value))
-    return result
-
-
 Step = Mapping[int, Logprob]
 
 LOWEST = -9999.0

@@ -6,16 +6,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from pegboard.errors import RequestError
-
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
-
-
-class Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+from pegboard_chat.sampling_fields import Count, Fields, Int32
 
 
 class ToolChoice(Fields):

@@ -1,66 +1,37 @@
-"""The request bodies: every supported field. `parse_body` refuses all other fields by name. Types are strict: "5" is not an
-integer. SamplingParams checks ranges. The bounds here are vLLM's, or they keep numbers inside the range of the engine's
-integers."""
+"""The request bodies: every supported field. `parse_body` refuses all other fields by name."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
-TokenIds = list[Annotated[int, Field(ge=0, le=2**31 - 1)]]
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-LogprobCount = Annotated[int, Field(ge=-1, le=2**31 - 1)]
-Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+from pegboard_chat.sampling_fields import Fields, Int32, SamplingFields, TokenIds
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Fields):
     """include_usage: send a last chunk with the usage. continuous_usage_stats: report the usage so far in every chunk."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class GenerationFields(BaseModel):
-    """Fields of both chat and text completions. None means not given: then the model's default applies, else that of
-    SamplingParams."""
+class GenerationFields(SamplingFields):
+    """Fields of both chat and text completions."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    model: str | None = None
-    stream: bool = False
     stream_options: StreamOptions | None = None
 
     n: Int32 = 1
     use_beam_search: bool = False
     length_penalty: float = 1.0
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int32 | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: Int64 | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: TokenIds | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
     min_tokens: Int32 | None = None
-    logit_bias: dict[str, float] | None = None
     allowed_token_ids: TokenIds | None = None
     bad_words: list[str] | None = None
     prompt_logprobs: Int32 | None = None
-    skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
 
     echo: bool = False
-    priority: Int32 = 0
-    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,256}$")] | None = None
     cache_salt: str | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
@@ -68,21 +39,14 @@ class GenerationFields(BaseModel):
 
     # The structure of the answer; `sampling.structure` checks these fields.
     response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
 
-    # OpenAI's bookkeeping: accepted and ignored, because it does not concern the answer.
-    user: str | None = None
-    metadata: dict[str, str] | None = None
+    # Accepted only with the values that change nothing.
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
 
 
-class TemplateFields(BaseModel):
+class TemplateFields(Fields):
     """The fields that the chat template turns into a prompt. `openai_format.read_messages` checks messages."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None

@@ -10,18 +10,12 @@ from typing import Any
 from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from pegboard.errors import MalformedRequest, RequestError
 from pegboard_api_openai.fields import ChatRequest, CompletionRequest, GenerationFields
-from pegboard_chat.openai_format import read_logit_bias
+from pegboard_chat.sampling_fields import SAME, sampling_values
 
 MAX_N = 1024
 MAX_TOKENS = 2**31 - 1
 
-# Fields whose name and meaning are SamplingParams'.
-SAME = (
-    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop",
-    "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens", "allowed_token_ids", "bad_words",
-    "prompt_logprobs", "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens",
-)  # fmt: skip
-# The fields that BeamSearchParams also has. Beam search accepts only these, n and temperature.
+# The fields of SamplingParams that BeamSearchParams also has. Beam search accepts only these, n and temperature.
 SAME_WITH_BEAMS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 
 
@@ -61,24 +55,19 @@ def _params(
     request: GenerationFields, defaults: Mapping[str, Any], *, max_tokens: int | None, logprobs: int | None, **more: Any
 ) -> SamplingParams | BeamSearchParams:
     _check(request)
-    values = dict(defaults)
-    limits = [limit for limit in (max_tokens, values.pop("max_tokens", None)) if limit is not None]
-    values.update({name: getattr(request, name) for name in SAME if name in request.model_fields_set})
+    values = sampling_values(request, defaults, max_tokens)
     if request.use_beam_search:
-        return _beam_params(request, values, min(limits, default=MAX_TOKENS))
-    if request.logit_bias:
-        values["logit_bias"] = read_logit_bias(request.logit_bias)
+        return _beam_params(request, values)
     return SamplingParams(
         **{**values, **more},
         logprobs=logprobs,
-        max_tokens=min(limits, default=None),
         extra_args=dict(request.vllm_xargs) if request.vllm_xargs else None,
         structured_outputs=structure(request.response_format, request.structured_outputs),
         output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
     )
 
 
-def _beam_params(request: GenerationFields, values: Mapping[str, Any], max_tokens: int) -> BeamSearchParams:
+def _beam_params(request: GenerationFields, values: Mapping[str, Any]) -> BeamSearchParams:
     if request.stream:
         raise RequestError(
             "stream: true is not supported with use_beam_search: the best beam is only known at the end", parameter="stream"
@@ -93,7 +82,7 @@ def _beam_params(request: GenerationFields, values: Mapping[str, Any], max_token
         raise RequestError(f"{other[0]} has no effect with use_beam_search; leave it out", parameter=other[0])
     return BeamSearchParams(
         beam_width=values.get("n", 1),
-        max_tokens=max_tokens,
+        max_tokens=MAX_TOKENS if values["max_tokens"] is None else values["max_tokens"],
         temperature=values.get("temperature", 1.0),
         length_penalty=request.length_penalty,
         **{name: values[name] for name in SAME_WITH_BEAMS if name in values},

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anyio import to_thread
-from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -14,10 +13,11 @@ from starlette.routing import BaseRoute, Route
 from pegboard.errors import MalformedRequest
 from pegboard.interfaces.api import ApiSetup
 from pegboard_api_openai.chat import read_chat
-from pegboard_api_openai.fields import TemplateFields, TokenIds
+from pegboard_api_openai.fields import TemplateFields
 from pegboard_chat.chats import ChatRequest, Chats
 from pegboard_chat.openai_format import read_tools
 from pegboard_chat.request_body import parse_body
+from pegboard_chat.sampling_fields import Fields, TokenIds
 from pegboard_server.json_api import endpoint, error_body, json_response, served_model
 
 
@@ -32,10 +32,8 @@ class TokenizeRequest(TemplateFields):
     return_token_strs: bool = False
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Fields):
     """POST /detokenize."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     model: str | None = None
     tokens: TokenIds

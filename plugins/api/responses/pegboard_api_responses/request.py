@@ -11,14 +11,9 @@ from pegboard.interfaces.tokenizer import Chat
 from pegboard_api_responses.fields import LOGPROBS, ResponsesRequest
 from pegboard_api_responses.tools import Tools
 from pegboard_chat.chats import ChatRequest, Chats
-from pegboard_chat.openai_format import read_logit_bias
 from pegboard_chat.request_body import wrong
+from pegboard_chat.sampling_fields import sampling_values
 
-# Fields whose name and meaning are SamplingParams'.
-SAME = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop",
-    "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens",
-)  # fmt: skip
 NO_CALLS = (
     "built-in tools need calls that can be read, and no tool parser is known for this model, or --no-enable-auto-tool-choice "
     "turns it off: name one with --tool-call-parser, or force a call with tool_choice 'required'"
@@ -61,14 +56,8 @@ def response_params(request: ResponsesRequest, defaults: Mapping[str, Any]) -> S
     """The sampling parameters. The output is always read in pieces (DELTA), so that a whole answer is the sum of its stream."""
     if request.top_logprobs is not None and LOGPROBS not in request.include:
         raise MalformedRequest(f"top_logprobs needs include: ['{LOGPROBS}']", parameter="top_logprobs")
-    values = dict(defaults)
-    limits = [limit for limit in (request.max_output_tokens, values.pop("max_tokens", None)) if limit is not None]
-    values.update({name: getattr(request, name) for name in SAME if name in request.model_fields_set})
-    if request.logit_bias:
-        values["logit_bias"] = read_logit_bias(request.logit_bias)
     return SamplingParams(
-        **values,
-        max_tokens=min(limits, default=None),
+        **sampling_values(request, defaults, request.max_output_tokens),
         logprobs=(request.top_logprobs or 0) if LOGPROBS in request.include else None,
         truncate_prompt_tokens=-1 if request.truncation == "auto" else None,
         structured_outputs=_structure(request),

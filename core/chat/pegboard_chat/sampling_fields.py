@@ -1,0 +1,85 @@
+"""The sampling fields that the request bodies of several APIs share, with vLLM's additions, and their way to SamplingParams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pegboard.errors import RequestError
+
+Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+TokenIds = list[Annotated[int, Field(ge=0, le=2**31 - 1)]]
+
+SAME = (
+    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop",
+    "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens", "allowed_token_ids", "bad_words",
+    "prompt_logprobs", "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens",
+)  # fmt: skip
+"""Fields whose name and meaning are SamplingParams'."""
+
+
+class Fields(BaseModel):
+    """A request body or a part of one. Types are strict: "5" is not an integer. Unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class SamplingFields(Fields):
+    """None = not given; the default then is the model's, else SamplingParams'. SamplingParams checks the ranges; the bounds here
+    keep numbers inside the integers of the engine."""
+
+    model: str | None = None
+    stream: bool = False
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int32 | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: Int64 | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: dict[str, float] | None = None
+
+    priority: Int32 = 0
+    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,256}$")] | None = None
+
+    # The form of the answer, checked by each API.
+    structured_outputs: dict[str, Any] | None = None
+
+    # OpenAI's bookkeeping: accepted and ignored, because it does not concern the answer.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+def sampling_values(request: SamplingFields, defaults: Mapping[str, Any], max_tokens: int | None) -> dict[str, Any]:
+    """Arguments of SamplingParams: what the request gives, else the model's defaults. max_tokens: the request's limit; the lower
+    one counts. Raises RequestError naming `logit_bias`."""
+    values = dict(defaults)
+    limits = [limit for limit in (max_tokens, values.get("max_tokens")) if limit is not None]
+    values.update({name: getattr(request, name) for name in SAME if name in request.model_fields_set})
+    values["max_tokens"] = min(limits, default=None)
+    if request.logit_bias:
+        values["logit_bias"] = _logit_bias(request.logit_bias)
+    return values
+
+
+def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
+    """JSON keys are text; values beyond ±100 count as ±100 (OpenAI's range)."""
+    result = {}
+    for key, value in biases.items():
+        if not key.isascii() or not key.isdigit() or len(key) > 18:
+            raise RequestError(f"logit_bias: expected token ids as keys, got {key[:60]!r}", parameter="logit_bias")
+        result[int(key)] = max(-100.0, min(100.0, value))
+    return result
