@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -33,6 +34,20 @@ def server(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory, probe: 
     with Server(smollm2_gguf, tmp_path_factory.mktemp("server"), probe=probe) as running:
         yield running.wait_until_ready()
     running.check_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    """The official client of the session's server."""
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture
+def left_idle(server: Server) -> Iterator[None]:
+    """The session's server has nothing to do after the test."""
+    yield
+    server.wait_until_idle()
 
 
 @pytest.fixture

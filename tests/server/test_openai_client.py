@@ -4,7 +4,7 @@ answers."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -19,16 +19,7 @@ QUESTION = [{"role": "user", "content": "What is 2+2?"}]
 PROMPT = "The three primary colors are"
 
 
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with server.client() as client:
-        yield client
-
-
-@pytest.fixture(autouse=True)
-def left_idle(server: Server) -> Iterator[None]:
-    yield
-    server.wait_until_idle()
+pytestmark = pytest.mark.usefixtures("left_idle")
 
 
 def chat_pieces(chunks: list[Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,10 +14,7 @@ CHAT = [{"role": "user", "content": "Name a color."}]
 Complete = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture(autouse=True)
-def left_idle(server: Server) -> Iterator[None]:
-    yield
-    server.wait_until_idle()
+pytestmark = pytest.mark.usefixtures("left_idle")
 
 
 def post(server: Server, path: str, body: dict[str, Any], status: int = 200) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from typing import Any, Literal
@@ -13,7 +12,7 @@ from typing import Any, Literal
 import openai
 import pytest
 from pydantic import BaseModel
-from server_process import MODEL, Server
+from server_process import MODEL
 
 from pegboard_testing.contract_structured_output import json_judge
 from pegboard_testing.structured_output_cases import PERSON
@@ -45,16 +44,7 @@ class Order(BaseModel):
     is_gift: bool
 
 
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with server.client() as client:
-        yield client
-
-
-@pytest.fixture(autouse=True)
-def left_idle(server: Server) -> Iterator[None]:
-    yield
-    server.wait_until_idle()
+pytestmark = pytest.mark.usefixtures("left_idle")
 
 
 def test_parse_gives_pydantic_models(client: openai.OpenAI) -> None:

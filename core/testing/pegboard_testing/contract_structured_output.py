@@ -135,8 +135,11 @@ class StructuredOutputContract:
     """Every backend passes these. kinds: what its spec supports. takes: names of cases.JSON_SCHEMAS that it must not refuse.
     num_samples: texts per constraint."""
 
-    kinds: ClassVar[tuple[str, ...]] = ()
-    takes: ClassVar[tuple[str, ...]] = ("person", "array sizes", "enum", "boolean")
+    kinds: ClassVar[tuple[str, ...]] = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+    takes: ClassVar[tuple[str, ...]] = (
+        "person", "tree", "shape", "optional properties", "all optional", "map", "array sizes", "integer range", "pattern",
+        "string sizes", "enum", "boolean", "date", "uuid", "free object",
+    )  # fmt: skip
     num_samples: ClassVar[int] = 6
 
     def backend(self, setup: StructuredOutputSetup) -> StructuredOutput:

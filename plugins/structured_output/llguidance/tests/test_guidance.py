@@ -14,22 +14,5 @@ def test_contract() -> None:
 
 
 class TestGuidance(StructuredOutputContract):
-    kinds = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
-    takes = (
-        "person",
-        "tree",
-        "shape",
-        "optional properties",
-        "all optional",
-        "map",
-        "integer range",
-        "pattern",
-        "string sizes",
-        "enum",
-        "date",
-        "uuid",
-        "free object",
-    )
-
     def backend(self, setup: StructuredOutputSetup) -> StructuredOutput:
         return Guidance(None, setup)

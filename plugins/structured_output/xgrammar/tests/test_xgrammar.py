@@ -17,23 +17,6 @@ def test_contract() -> None:
 
 
 class TestXGrammar(StructuredOutputContract):
-    kinds = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
-    takes = (
-        "person",
-        "tree",
-        "shape",
-        "optional properties",
-        "all optional",
-        "map",
-        "integer range",
-        "pattern",
-        "string sizes",
-        "enum",
-        "date",
-        "uuid",
-        "free object",
-    )
-
     def backend(self, setup: StructuredOutputSetup) -> StructuredOutput:
         return XGrammar(None, setup)
 
