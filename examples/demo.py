@@ -25,7 +25,7 @@ def free_port() -> int:
 
 
 def wait_until_healthy(url: str, server: subprocess.Popen[bytes]) -> None:
-    """Raises RuntimeError when the server exits or takes too long."""
+    """Wait until the server is ready. Raises RuntimeError if it exits or takes too long."""
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
         if server.poll() is not None:
@@ -39,7 +39,7 @@ def wait_until_healthy(url: str, server: subprocess.Popen[bytes]) -> None:
 
 
 def stream_answer(url: str) -> tuple[float, int, float]:
-    """Print the answer as it arrives; returns (seconds to first token, tokens, seconds in total)."""
+    """Print the answer as it arrives. Returns (seconds to the first token, tokens, seconds in total)."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
     model = client.models.list().data[0].id
     started = time.perf_counter()

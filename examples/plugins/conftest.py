@@ -1,6 +1,6 @@
-"""Makes the examples importable and, for each test, installed: as `pip install` would, without running pip.
+"""Makes the examples importable and, during each test, discoverable, as if pip had installed them.
 
-A copy of one of these folders does not need this file once its package is installed.
+If you copy one of these folders and install its package, you do not need this file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ sys.path += [str(project.parent) for project in PROJECTS]
 
 @pytest.fixture(autouse=True)
 def installed_examples(fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Discovery finds all examples through metadata made from their pyproject.toml."""
+    """Let discovery find all examples, with metadata made from their pyproject.toml."""
     for path in PROJECTS:
         project = tomllib.loads(path.read_text("utf-8"))["project"]
         fake_distributions.add(project["name"], project["entry-points"], version=project["version"])

@@ -1,4 +1,4 @@
-"""Writes samples as they arrive; the file is the only state."""
+"""Writes samples as they arrive. The file is the only state."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class JsonlSink:
-    """One line per sample: time, model, and every gauge, counter and observation it holds."""
+    """Writes one line per sample: the time, the model, and every gauge, counter and observation in the sample."""
 
     def __init__(self, options: JsonlOptions, setup: MetricsSetup) -> None:
         self._model_name = setup.model_name
         self._file = options.path.open("a", encoding="utf-8", buffering=1)  # line by line, so that a reader sees whole lines
 
     def declare(self, metrics: Sequence[Metric]) -> None:
-        """Prepares nothing: every line names its metrics."""
+        """Do nothing: every line names its metrics."""
 
     def publish(self, sample: Sample) -> None:
         values = {**sample.gauges, **sample.counters, **{name: list(seen) for name, seen in sample.observations.items()}}

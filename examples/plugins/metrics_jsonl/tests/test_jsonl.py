@@ -1,4 +1,4 @@
-"""What an engine measures arrives in the file."""
+"""The file holds what an engine measures."""
 
 from __future__ import annotations
 

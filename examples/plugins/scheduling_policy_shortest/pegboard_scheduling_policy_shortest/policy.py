@@ -1,4 +1,4 @@
-"""Shortest first: short requests overtake long ones, up to a limit."""
+"""Shortest first: short requests overtake long ones, until these have waited for a limited time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ShortestPolicy:
 
     def __init__(self, options: ShortestOptions, setup: SchedulingPolicySetup) -> None:
         self._max_wait_s = options.max_wait_s
-        self._waiting: dict[int, RequestView] = {}  # by identity: the completions of one request share its id
+        self._waiting: dict[int, RequestView] = {}  # by id(), because a request's completions share its request_id
         limits = setup.limits
         chunk = min(limits.long_prefill_token_threshold, limits.max_num_batched_tokens)
         self._budget = StepBudget(
@@ -42,11 +42,11 @@ class ShortestPolicy:
         return iter(sorted(self._waiting.values(), key=place))
 
     def victim(self, running: Sequence[RequestView], need: RequestView) -> RequestView | None:
-        """The request admitted last, so that the first one can always finish."""
+        """Return the request that was admitted last, so that the first one can always finish."""
         return running[-1] if running else None
 
     def budget(self, load: StepLoad) -> StepBudget:
         return self._budget
 
     def observe(self, load: StepLoad, times: StepTimes) -> None:
-        """Ignored, because the budget is fixed."""
+        """Do nothing, because the budget is fixed."""

@@ -1,4 +1,4 @@
-"""Order of the queue, and the contracts that every scheduling policy must pass."""
+"""The order of the queue, and the contracts that every scheduling policy must pass."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_preempted_request_goes_before_its_equals() -> None:
 
 
 def test_it_drives_an_engine() -> None:
-    """One row, so requests run one after another: the order in which they finish is the policy's."""
+    """The engine has one row, so requests run one after another and finish in the policy's order."""
     engine = FakeEngine(policy=policy(NEVER_S * 10), max_num_seqs=1)
     for name, length in [("long", 20), ("short", 2), ("middle", 9)]:
         engine.add(name, [3] * length, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))

@@ -1,4 +1,4 @@
-"""The backend `cpu_paged`: keys and values are gathered block by block, then handed to torch's fused attention."""
+"""The backend `cpu_paged`: gathers keys and values block by block and passes them to torch's fused attention."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from pegboard_attention_cpu.plan import Bucket, Chunk, Plan, make_plan
 
 class Scratch:
     """Memory that all layers of a step gather into. Its pages are already mapped, and are still in the CPU's cache when they are
-    read. Allocating memory for every gather cost more than the copying."""
+    read. Allocating memory for every gather took longer than copying."""
 
     def __init__(self) -> None:
         self.memory = torch.empty(0)
 
     def gather(self, cache: Tensor, blocks: Tensor) -> Tensor:
-        """cache[blocks], valid until the next gather."""
+        """Return cache[blocks], which is valid until the next gather."""
         size = len(blocks) * cache[0].numel()
         if self.memory.numel() < size or self.memory.dtype != cache.dtype:
             self.memory = torch.empty(size, dtype=cache.dtype)
@@ -67,7 +67,7 @@ class CPUPagedAttention:
         self.current = make_plan(inputs, self.block_size, self.windows)
 
     def bind(self, layer: AttentionLayer) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
-        """Returns a closure over the layer's cache; see `AttentionBackend.bind`."""
+        """Return a closure over the layer's cache. See `AttentionBackend.bind`."""
         owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
         k_cache, v_cache = self.views[owner]["k"], self.views[owner]["v"]
         k_slots, v_slots = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
@@ -100,7 +100,8 @@ class CPUPagedAttention:
 
 
 def _attention(layer: AttentionLayer) -> Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Tensor]:
-    """softmax(q kᵀ · scale + bias) v on [n, heads, queries, D]; uses torch's fused kernel unless the layer caps its scores."""
+    """Return the callable for softmax(q kᵀ · scale + bias) v on [n, heads, queries, D]. It is torch's fused kernel, unless the
+    layer caps its scores."""
     scale, soft_cap = layer.scale, layer.soft_cap
     if soft_cap is None:
 
@@ -128,7 +129,8 @@ def _slopes(layer: AttentionLayer) -> Tensor | None:
 def _bucket_attention(
     layer: AttentionLayer, key_scratch: Scratch, value_scratch: Scratch
 ) -> Callable[[Tensor, Tensor, Tensor, Bucket], Tensor]:
-    """Decode rows: the query heads that share a KV head are treated as queries of one head, so keys and values are read once."""
+    """Return the attention of decode rows. The query heads that share a KV head are treated as queries of one head, so keys and
+    values are read once."""
     attend, window, slopes = _attention(layer), layer.window, _slopes(layer)
     num_kv_heads, group = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads
 
@@ -148,7 +150,7 @@ def _bucket_attention(
 
 
 def _chunk_attention(layer: AttentionLayer) -> Callable[..., Tensor]:
-    """One row's prompt, or a chunk of it after the tokens that are already cached."""
+    """Return the attention of one row's prompt, or of a chunk of it that follows cached tokens."""
     attend, window, slopes = _attention(layer), layer.window, _slopes(layer)
     group = layer.num_heads // layer.num_kv_heads
 

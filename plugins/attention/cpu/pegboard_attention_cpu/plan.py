@@ -1,7 +1,7 @@
-"""The attention plan of one step, made once and shared by all layers of a KV group.
+"""The attention plan of a step. It is made once and shared by all layers of a KV group.
 
-Rows with one new token (decodes) are computed together, in groups of similar length to keep padding small; every other
-row (a prompt or a chunk of one) is computed by itself.
+Rows with one new token (decodes) are computed together, in groups of similar length to keep the padding small. Every other row (a
+prompt, or a chunk of one) is computed alone.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ FEW_BLOCKS = 4
 
 @dataclass(slots=True)
 class Bucket:
-    """Decode rows of similar length. tokens: their token indices in the step [n], None = tokens 0 … n−1. blocks: [n · m] block
-    ids, m = blocks of the longest row. bias: per window, [n, 1, 1, m · block_size] float32, −inf where a key is not visible.
-    positions: [n] of the new tokens."""
+    """Decode rows of similar length. tokens: [n] indices of their tokens in the step; None = tokens 0 … n−1. blocks: [n · m]
+    block ids, where the longest row has m blocks. bias: for each window [n, 1, 1, m · block_size] float32, −inf for keys that are
+    not visible. positions: [n], those of the new tokens."""
 
     num_rows: int
     tokens: Tensor | None
@@ -34,8 +34,8 @@ class Bucket:
 
 @dataclass(slots=True)
 class Chunk:
-    """New tokens start … stop − 1 of one row, at the end of a history of num_keys tokens, held by `blocks`. is_whole: the whole
-    history is computed in this step. bias: per window [stop − start, num_keys] float32, None = plain causal."""
+    """The new tokens start … stop − 1 of one row. They are the last of num_keys tokens, which are in `blocks`. is_whole: all of
+    these tokens are computed in this step. bias: for each window [stop − start, num_keys] float32; None = plain causal."""
 
     start: int
     stop: int
@@ -54,7 +54,7 @@ class Plan:
 
 
 def make_plan(inputs: AttentionInputs, block_size: int, windows: set[int | None]) -> Plan:
-    """Runs once per step: numpy on the host and a few small tensors."""
+    """Make the plan of a step, with numpy on the host and a few small tensors."""
     starts, seq_lens, tables = inputs.query_start_loc_cpu, inputs.seq_lens_cpu, inputs.block_table_cpu
     query_lens = np.diff(starts)
     slots, stored = inputs.slot_mapping, None

@@ -1,7 +1,7 @@
-"""One rank in the engine's own process.
+"""One rank in the engine's process.
 
-A step that is submitted alone runs when its result is requested, in the thread that requests it. When steps are submitted ahead,
-they run in order in a separate thread: the engine prepares the next step and delivers the tokens of the last one while kernels
+A step that is submitted alone runs when its result is requested, in the thread that requests it. Steps that are submitted ahead
+run in order in a separate thread. The engine can then prepare the next step and deliver the tokens of the last one while kernels
 compute, because kernels release the interpreter lock.
 """
 
@@ -28,7 +28,7 @@ class Step:
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Compute now, and keep an exception for `result` to raise."""
+        """Compute the step. An exception is kept for `result` to raise."""
         try:
             self.wait = self.executor.worker.run(self.batch, self._masks if self.batch.needs_masks else None)
         except BaseException as error:  # noqa: BLE001 - raised again by `result`
@@ -39,7 +39,7 @@ class Step:
     def _masks(self) -> TokenMasks:
         if self.executor.thread is not None:
             self.masks_given.wait()
-        assert self.masks is not None, "masks must be provided before the result of their step is requested"
+        assert self.masks is not None, "provide_masks() must be called before the result of the step is requested"
         return self.masks
 
     def result(self) -> StepOutput:
@@ -87,14 +87,14 @@ class InProcessExecutor:
         return [self.worker.call(method, *args)]
 
     def watch(self, on_death: Callable[[WorkerDeath], None]) -> None:
-        """The worker cannot die without this process."""
+        """Do nothing: the worker cannot die without this process."""
 
     def stop(self) -> None:
         if self.thread is not None:
-            for step in self.masked.values():  # no one will request these results any more
+            for step in self.masked.values():  # these results will not be requested any more
                 step.masks_given.set()
             self.submitted.put(None)
-            if self.thread is not threading.current_thread():  # not when garbage collection runs in it
+            if self.thread is not threading.current_thread():  # it is, if garbage collection calls stop() in that thread
                 self.thread.join()
             self.thread = None
         self.worker.stop()

@@ -52,12 +52,12 @@ def test_stopping_does_not_wait_for_masks() -> None:
 
 def test_masks_that_never_came_are_our_own_mistake() -> None:
     executor = InProcessExecutor(None, ExecutorSetup(RecordingWorker))
-    with pytest.raises(AssertionError, match="masks must be provided before"):
+    with pytest.raises(AssertionError, match=r"provide_masks\(\) must be called before"):
         executor.submit(make_batch(1, needs_masks=True)).result()
 
 
 def test_a_step_may_stop_its_executor() -> None:
-    """Stop is called in the steps' thread, as by a finalizer that garbage collection runs there."""
+    """stop() is called in the thread that runs the steps, as a finalizer does when garbage collection runs there."""
 
     class Forgetful(RecordingWorker):
         def run(self, batch: Batch, masks: Callable[[], TokenMasks] | None) -> StepOutput:

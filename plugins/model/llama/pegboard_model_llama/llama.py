@@ -1,4 +1,4 @@
-"""The Llama architecture (Touvron et al. 2023) and its close relatives, distinguished by their configs:
+"""The Llama architecture (Touvron et al. 2023) and similar ones, which are distinguished by their configs:
 
 Llama, SmolLM   grouped-query attention, SwiGLU, RMSNorm before each block, rotary embedding
 Mistral         the same with an optional sliding window (Jiang et al. 2023)
@@ -18,7 +18,7 @@ from pegboard.layers.rope import rope_parameters
 
 
 class Shape:
-    """The sizes in a checkpoint's config, under uniform names."""
+    """The sizes from a checkpoint's config, under uniform names."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.hidden_size: int = config["hidden_size"]
@@ -39,8 +39,8 @@ class Shape:
 
     @staticmethod
     def _window(config: Mapping[str, Any], index: int) -> int | None:
-        """Sliding window of a layer, in tokens. It applies to all layers (Mistral) or to those that `layer_types` names
-        (Qwen)."""
+        """Return the sliding window of a layer, in tokens. It applies to all layers (Mistral) or to those that `layer_types`
+        names (Qwen)."""
         window = config.get("sliding_window")
         if not window or config.get("use_sliding_window") is False:
             return None
@@ -51,7 +51,7 @@ class Shape:
 
 
 class LlamaModel(nn.Module):
-    """[T] token ids → [T, vocab] logits, in the stages core calls: embed, forward, logits."""
+    """[T] token ids → [T, vocab] logits, in the stages that core calls: embed, forward, logits."""
 
     WEIGHTS: ClassVar[Mapping[str, str]] = {}
 
@@ -80,7 +80,7 @@ class LlamaModel(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each after a norm; `residual` carries the sum of both."""
+    """Attention and feed-forward, each after a norm. `residual` is the sum of their results so far."""
 
     def __init__(self, build: Build, index: int, shape: Shape, rope: Rope) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class DecoderLayer(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Grouped-query attention; Qwen3 first normalizes each query and key head."""
+    """Grouped-query attention. Qwen3 first normalizes each query and key head."""
 
     def __init__(self, build: Build, index: int, shape: Shape, rope: Rope) -> None:
         super().__init__()

@@ -45,7 +45,7 @@ def test_contract(name: str) -> None:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
-    """Causal attention of one request from its first token; [T, heads, D] each."""
+    """Causal attention of one request from its first token. All tensors are [T, heads, D]."""
     group = q.shape[1] // k.shape[1]
     keys, values = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = torch.einsum("qhd,khd->hqk", q, keys) * q.shape[-1] ** -0.5
@@ -55,7 +55,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
 
 
 def make_tensors(config: dict[str, Any]) -> dict[str, Tensor]:
-    """Random tensors for every name that the model may ask for."""
+    """Return random tensors for every name that the model may ask for."""
     random = torch.Generator().manual_seed(0)
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     dim = config.get("head_dim") or hidden // config["num_attention_heads"]
@@ -74,7 +74,8 @@ def make_tensors(config: dict[str, Any]) -> dict[str, Tensor]:
 
 
 class Formulas:
-    """The same model in plain matrix products; biases and head norms are used if the model took them from the checkpoint."""
+    """Compute the same model with plain matrix products. Biases and head norms are used if the model took them from the
+    checkpoint."""
 
     def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], used: set[str]) -> None:
         self.config, self.tensors = config, {name: tensors[name] for name in used}
@@ -113,7 +114,7 @@ class Formulas:
 
 
 def built(config: dict[str, Any], tensors: dict[str, Tensor], **more: Any) -> tuple[LlamaModel, set[str]]:
-    """The model with fake attention over one complete request."""
+    """Run the model with fake attention over one complete request."""
     build = fake_build(**more)
     model = LlamaModel(config, build)
     used = load_layers(build.declared.layers, tensors, bind=False)
@@ -171,7 +172,7 @@ def test_two_ranks_give_the_logits_of_one(variant: str) -> None:
 
 
 def test_every_op_is_a_kernel() -> None:
-    """The model computes with the ops it was given, so a wrong kernel changes the result."""
+    """The model computes with the ops that it was given, so a wrong kernel changes the result."""
     tensors, ids = make_tensors(CONFIG), torch.tensor([1, 2, 3])
     expected = run(built(CONFIG, tensors)[0], ids)
     for op in ("rms_norm", "add_rms_norm", "rope", "silu_mul"):
@@ -182,4 +183,4 @@ def test_every_op_is_a_kernel() -> None:
             return (out[0] * 3, *out[1:]) if isinstance(out, tuple) else out * 3
 
         changed = run(built(CONFIG, tensors, kernels={**REFERENCES, op: wrong})[0], ids)
-        assert not torch.allclose(changed, expected), f"{op} does not come from the build"
+        assert not torch.allclose(changed, expected), f"the model does not take {op} from the build"

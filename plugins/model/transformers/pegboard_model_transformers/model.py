@@ -1,7 +1,8 @@
 """Any decoder-only architecture, run with transformers' modules on Pegboard's attention, linear layers, embedding and head.
 
-declared      attention, by a trial run (see `probe`); nn.Linear, token embedding and head, replaced in place; the rest by name
-step          embed → the base model's own forward over inputs_embeds [1, T, hidden] → the head's own path
+loading   Attention is declared after a trial run (see `probe`). nn.Linear modules, the token embedding and the head are replaced.
+          All other tensors are loaded by name.
+step      embed → the base model's forward over inputs_embeds [1, T, hidden] → the path of the head
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pegboard_model_transformers.probe import PAGED, PROBE, SERVE, AttentionCall
 
 
 class TransformersModel(nn.Module):
-    """[T] token ids → [T, vocab] logits, in the stages core calls: embed, forward, logits."""
+    """[T] token ids → [T, vocab] logits, in the stages that core calls: embed, forward, logits."""
 
     WEIGHTS: ClassVar[Mapping[str, str]] = {}
 
@@ -36,7 +37,7 @@ class TransformersModel(nn.Module):
             )
         if build.rope_style != "halves":
             raise ModelError(
-                "the checkpoint stores rotary channels in pairs, but transformers' modules need halves; use a safetensors "
+                "the checkpoint stores rotary channels as pairs, but transformers' modules need halves; use a safetensors "
                 "checkpoint"
             )
         dtype = getattr(torch, build.dtype)
@@ -64,13 +65,13 @@ class TransformersModel(nn.Module):
 
 
 def make_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
-    """The causal language model on the meta device; for a multimodal config, only its text part."""
+    """Return the causal language model on the meta device. Of a multimodal config, only the text part is used."""
     model_type = str(config.get("model_type"))
     try:
         parsed = AutoConfig.for_model(model_type, **{name: value for name, value in config.items() if name != "model_type"})
     except ValueError as error:
         raise ModelError(
-            f"transformers knows no model_type {model_type!r}, and no plugin for it is installed: {error}"
+            f"transformers does not know model_type {model_type!r}, and no plugin for it is installed: {error}"
         ) from error
     parsed = parsed.get_text_config(decoder=True)
     name = type(parsed).__name__
@@ -82,7 +83,7 @@ def make_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
     if not model_class._supports_attention_backend:
         raise ModelError(
             f"{model_class.__name__} computes attention (or a recurrent state) in a way that cannot be replaced, so it cannot "
-            "use Pegboard's KV cache; it needs a model plugin of its own"
+            "use Pegboard's KV cache; it needs its own model plugin"
         )
     refuse_config(parsed, model_class.__name__)
     parsed.use_cache = False
@@ -92,9 +93,9 @@ def make_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
 
 
 def refuse_config(config: Any, name: str) -> None:
-    """Raises ModelError for models that would run, but whose requests would affect each other."""
+    """Raise ModelError for models that would run, but whose requests would affect each other."""
     if getattr(config, "num_kv_shared_layers", 0):
-        raise ModelError(f"{name} shares keys and values between layers, which only a model plugin of its own can support")
+        raise ModelError(f"{name} shares keys and values between layers, which only its own model plugin can support")
     parameters = getattr(config, "rope_parameters", None) or {}
     rules = [rule for rule in parameters.values() if isinstance(rule, Mapping)] or [parameters]
     for rule in rules:
@@ -109,12 +110,12 @@ def refuse_config(config: Any, name: str) -> None:
 
 
 def declare_attention(build: Build, model: Any, calls: list[AttentionCall]) -> None:
-    """One paged attention layer per attention module."""
+    """Declare one paged attention layer for each attention module."""
     name, num_layers = type(model).__name__, model.config.num_hidden_layers
     if len(calls) != num_layers or len({id(call.module) for call in calls}) != num_layers:
         raise ModelError(
             f"{name} attends {len(calls)} times in {num_layers} layers; models whose layers do not each attend exactly once, "
-            "such as hybrids with a recurrent state, need a plugin of their own"
+            "such as hybrids with a recurrent state, need their own plugin"
         )
     paths = {id(module): path for path, module in model.named_modules()}
     for index, call in enumerate(calls):
@@ -133,7 +134,7 @@ def declare_attention(build: Build, model: Any, calls: list[AttentionCall]) -> N
 
 
 def declare_layers(build: Build, model: Any) -> Embedding:
-    """Replace linear modules, the token embedding and the head by Pegboard's layers; allocate all other tensors. Returns the
+    """Replace linear modules, the token embedding and the head by Pegboard's layers, and allocate all other tensors. Returns the
     embedding."""
     names = Names(model)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -164,8 +165,8 @@ def declare_layers(build: Build, model: Any) -> Embedding:
 
 
 def make_buffers(model: Any, device: str) -> None:
-    """Checkpoints do not contain non-persistent buffers (rotary frequencies, embedding scales): transformers' own initialization
-    fills them."""
+    """Fill non-persistent buffers (rotary frequencies, embedding scales) with transformers' initialization, because checkpoints
+    do not contain them."""
     with torch.no_grad():
         for module in model.modules():
             names = [name for name in module._non_persistent_buffers_set if module._buffers.get(name) is not None]
@@ -179,7 +180,7 @@ def make_buffers(model: Any, device: str) -> None:
 
 
 class FinalHidden(BaseModelOutputWithPast):
-    """A base model's output with only the last hidden state, whatever other fields an architecture may look up."""
+    """A base model's output that holds only the last hidden state. Every other field that an architecture may read is None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -187,7 +188,7 @@ class FinalHidden(BaseModelOutputWithPast):
 
 
 class Passthrough(nn.Module):
-    """Stands for the base model: returns its input embeddings as the final hidden state."""
+    """Replaces the base model: returns its input embeddings as the final hidden state."""
 
     def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> FinalHidden:
         return FinalHidden(last_hidden_state=inputs_embeds)
@@ -199,8 +200,8 @@ class Passthrough(nn.Module):
 
 
 def with_bare_head(model: Any) -> Any:
-    """The same model without its base model: its forward is the path of the head, including any scaling or capping of logits.
-    Shares all modules."""
+    """Return the same model without its base model. Its forward is the path of the head, including any scaling or capping of
+    logits. It shares all modules."""
     bare = copy.copy(model)
     bare._modules = {**model._modules, model.base_model_prefix: Passthrough()}
     return bare

@@ -40,7 +40,7 @@ class ModuleLinear(Linear):
 
 
 class ModuleEmbedding(Embedding):
-    """Replaces the token embedding; its rows are multiplied by `scale`, as in Gemma's embedding class."""
+    """Replaces the token embedding. Its rows are multiplied by `scale`, as in Gemma's embedding class."""
 
     def __init__(self, build: Build, embedding: nn.Embedding, names: Names) -> None:
         super().__init__(build, embedding.num_embeddings, embedding.embedding_dim)
@@ -81,8 +81,8 @@ class ModuleHead(Head):
 
 
 class ModuleTensors(Layer):
-    """Every parameter and persistent buffer that no other layer holds, in the compute type, stored where its module expects
-    it."""
+    """Every parameter and persistent buffer that no other layer holds. They have the compute type and are stored where their
+    modules expect them."""
 
     def __init__(self, build: Build, model: nn.Module, targets: list[str], names: Names) -> None:
         super().__init__(build)

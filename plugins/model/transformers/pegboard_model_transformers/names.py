@@ -1,8 +1,8 @@
-"""Which checkpoint tensors fill which tensor of a transformers model.
+"""Finds the checkpoint tensors for every tensor of a transformers model.
 
-For each architecture, transformers has rules that rename and convert tensors from their names on the hub to those of its modules
-(the matrices of several experts become one tensor, a prefix is added). This module uses the same rules, so the same checkpoints
-load.
+For each architecture, transformers has rules that turn tensors with their names on the hub into those of its modules. For
+example, the matrices of several experts become one tensor, or a prefix is added. This module uses the same rules, so the same
+checkpoints can be loaded.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 from pegboard.errors import ModelError
 
 NESTED = "language_model."
-"""Prefix of the text model's tensors in a multimodal checkpoint."""
+"""Prefix of the names of the text model's tensors in a multimodal checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a tensor of the model comes from: checkpoint names in order, each with the converter pattern that matched it. Without
-    a converter, the one tensor is used unchanged."""
+    """Where a tensor of the model comes from: the names of checkpoint tensors in order, each with the converter pattern that
+    matched it. Without a converter there is only one tensor, which is used unchanged."""
 
     names: tuple[str, ...]
     patterns: tuple[str, ...]
@@ -33,7 +33,7 @@ class Source:
 
 
 class Names:
-    """Sources by module tensor name, made once the checkpoint's index is known."""
+    """The sources by name of the module's tensor. They are found once the checkpoint's index is known."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -41,7 +41,8 @@ class Names:
         self.sources: dict[str, Source] | None = None
 
     def source(self, target: str, available: Mapping[str, Any]) -> Source:
-        """Raises ModelError when the checkpoint has nothing for `target`. An empty index (dummy weights) has everything."""
+        """Return the source of `target`. Raises ModelError if the checkpoint has none. An empty index (dummy weights) has every
+        tensor."""
         if not available:
             return Source((target,), ("",), None)
         if self.sources is None:
@@ -51,7 +52,7 @@ class Names:
         return self.sources[target]
 
     def module_path(self, path: str, available: Mapping[str, Any]) -> str:
-        """Checkpoint path of the module at `path`, derived from the source of its weight."""
+        """Return the checkpoint path of the module at `path`. It is derived from the source of the module's weight."""
         source = self.source(f"{path}.weight", available)
         if source.converter is not None or not source.names[0].endswith(".weight"):
             raise ModelError(

@@ -1,8 +1,8 @@
-"""Finds out how a transformers model attends, by one run on the meta device, where nothing is computed.
+"""Finds out how a transformers model attends, with one run on the meta device, on which nothing is computed.
 
-transformers calls attention through a registry of functions and masks through another (`AttentionInterface`,
-`AttentionMaskInterface`). During the probe, functions of ours replace both. They only record what each attention module passes
-in, and which keys its mask lets a query see. Nothing is guessed from configs or class names.
+transformers looks up attention in one registry of functions and masks in another (`AttentionInterface`,
+`AttentionMaskInterface`). During the probe, functions of this module replace both. They only record what each attention module
+passes in, and which keys its mask lets a query see. Nothing is guessed from configs or class names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pegboard.errors import ModelError
 PROBE = "pegboard_probe"
 SERVE = "pegboard"
 PAGED = "paged_attention"
-"""Attribute of an attention module that holds our layer."""
+"""Name of the attribute of an attention module that holds Pegboard's layer."""
 PROBE_TOKENS = 3
 PASSIVE_ARGUMENTS = {"position_ids", "cache_position", "output_attentions", "output_hidden_states", "use_cache", "is_causal",
                      "past_key_values", "return_dict", "output_router_logits", "position_embeddings"}  # fmt: skip
@@ -29,9 +29,9 @@ PASSIVE_ARGUMENTS = {"position_ids", "cache_position", "output_attentions", "out
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Stands for an attention mask in the probe. A query sees all earlier keys, or the last `window` keys. trouble: why the mask
-    cannot be served. Models create masks that they do not use, so `trouble` counts only when an attention module receives the
-    mask."""
+    """Replaces an attention mask in the probe. window: a query sees the last `window` keys; None = all earlier keys. trouble: why
+    the mask cannot be served. Models also create masks that they do not use, so `trouble` counts only if an attention module
+    receives the mask."""
 
     window: int | None = None
     trouble: str | None = None
@@ -39,7 +39,7 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What one attention module needs; sizes as in `pegboard.layers.Attention`."""
+    """What one attention module needs. Sizes are as in `pegboard.layers.Attention`."""
 
     module: nn.Module
     num_heads: int
@@ -53,7 +53,7 @@ class AttentionCall:
 
 @dataclass(slots=True)
 class Notes:
-    """Notes of the probe in progress."""
+    """What the running probe has found so far."""
 
     name: str
     calls: list[AttentionCall] = field(default_factory=list)
@@ -63,14 +63,14 @@ _current: list[Notes] = []
 
 
 def probe_attention(model: Any, inner: nn.Module, dtype: torch.dtype) -> list[AttentionCall]:
-    """The attention calls of one forward of `inner`, in order. Raises ModelError for a model that cannot be run this way."""
+    """Return the attention calls of one forward of `inner`, in order. Raises ModelError if the model cannot be run this way."""
     name = type(model).__name__
     notes = Notes(name)
     hidden_size = model.get_input_embeddings().embedding_dim
     experts = model.get_experts_implementation()
     _current.append(notes)
     try:
-        model.set_experts_implementation("batched_mm")  # plain products, which run for all types on the meta device
+        model.set_experts_implementation("batched_mm")  # plain products, which support all types on the meta device
         with torch.no_grad():
             inner(
                 inputs_embeds=torch.empty(1, PROBE_TOKENS, hidden_size, dtype=dtype, device="meta"),
@@ -93,7 +93,8 @@ def probe_attention(model: Any, inner: nn.Module, dtype: torch.dtype) -> list[At
 def _note_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float | None = None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """query [1, H, T, D], key [1, K, T, D], value [1, K, T, Dv] → [1, T, H, Dv]."""
+    """Record an attention call: query [1, H, T, D], key [1, K, T, D], value [1, K, T, Dv] → [1, T, H, Dv], which is not
+    computed."""
     notes = _current[-1]
     dropout = kwargs.pop("dropout", 0.0)
     window, soft_cap = kwargs.pop("sliding_window", None), kwargs.pop("softcap", None)
@@ -102,7 +103,7 @@ def _note_attention(
     extra = sorted(name for name, value in kwargs.items() if value is not None and name not in PASSIVE_ARGUMENTS)
     if extra or dropout:
         raise ModelError(
-            f"{notes.name} has attention with {', '.join(extra) or 'dropout'}, which the paged attention layer does not have"
+            f"{notes.name} has attention with {', '.join(extra) or 'dropout'}, which the paged attention layer does not support"
         )
     if query.shape[2] != PROBE_TOKENS or key.shape[2] != PROBE_TOKENS:
         raise ModelError(
@@ -113,14 +114,14 @@ def _note_attention(
             raise ModelError(f"{notes.name} {attention_mask.trouble}")
         window = attention_mask.window
     elif attention_mask is not None and (not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2):
-        raise ModelError(f"{notes.name} makes attention masks of its own, which the paged attention layer cannot follow")
+        raise ModelError(f"{notes.name} makes its own attention masks, which the paged attention layer cannot apply")
     head_dim, value_dim = query.shape[3], value.shape[3]
     notes.calls.append(AttentionCall(module, query.shape[1], key.shape[1], head_dim, value_dim, scaling, window, soft_cap))
     return query.new_empty(1, PROBE_TOKENS, query.shape[1], value_dim), None
 
 
 def _note_mask(*, mask_function: Callable[..., Any], local_size: int | None = None, **kwargs: Any) -> Sight:
-    """What a mask function lets through, tested at the edges of a causal mask and of a window."""
+    """Find out which keys a mask function lets a query see. Tested are the edges of a causal mask and of a window."""
 
     def sees(query: int, key: int) -> bool:
         return bool(mask_function(0, 0, torch.tensor(query), torch.tensor(key)))
@@ -138,7 +139,7 @@ def _note_mask(*, mask_function: Callable[..., Any], local_size: int | None = No
 
 
 def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> tuple[Tensor, None]:
-    """The attention of a served step: scale, window and cap were set when the layer was declared."""
+    """The attention of a served step. Scale, window and cap were set when the layer was declared."""
     out = module.paged_attention(*(x[0].transpose(0, 1).contiguous() for x in (query, key, value)))
     return out.view(1, query.shape[2], query.shape[1], -1), None
 

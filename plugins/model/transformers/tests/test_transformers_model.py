@@ -1,4 +1,5 @@
-"""What the wildcard model detects before any weight is loaded. tests/parity compares numbers with transformers."""
+"""What the wildcard model detects before any weight is loaded. The tests in tests/parity compare its numbers with
+transformers."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def test_declares_one_attention_layer_per_layer_and_no_weight_memory() -> None:
 @pytest.mark.parametrize(
     ("model_type", "values", "reason"),
     [
-        ("no_such_model", {}, "knows no model_type"),
+        ("no_such_model", {}, "does not know model_type"),
         ("t5", {}, "encoder-decoder"),
         ("mamba", {}, "cannot be replaced"),
         ("falcon", {}, "cannot be replaced"),

@@ -1,4 +1,4 @@
-"""CPU platform: one thread pool per process, memory numbers from the operating system."""
+"""The CPU platform: one thread pool per process, and memory numbers from the operating system."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KV_CACHE_LIMIT = 4 * GIB
 KV_CACHE_SHARE = 0.4
 BLOCK_SIZE = 16
 BATCHED_TOKENS = 512
-"""With compiled kernels this is as fast as 2048, and running requests wait only a quarter as long while a prompt is computed."""
+"""With compiled kernels, prompts are computed as fast as with 2048, and running requests wait only a quarter as long for them."""
 
 
 class CPUPlatform:
@@ -42,7 +42,8 @@ class CPUPlatform:
         return Device("cpu", self.num_threads)
 
     def memory(self, *, reset_peak: bool = False) -> MemoryNumbers:
-        """`free` is what the system can hand out without swapping. The peak cannot be reset: it is that of the whole process."""
+        """`free` is the memory that the system can provide without swapping. The peak cannot be reset, because it is that of the
+        whole process."""
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         total, free = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
         used = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
@@ -50,25 +51,26 @@ class CPUPlatform:
         return MemoryNumbers(free, total, used, max(peak, used))
 
     def zeros(self, num_bytes: int) -> torch.Tensor:
-        """Fresh private pages, which take memory only once they are written."""
+        """Return new private pages. They take memory only when they are written."""
         try:
             pages = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"the KV cache does not fit: no memory for a part of {num_bytes} bytes ({error}); lower kv_cache_memory_bytes"
+                f"the KV cache does not fit: there is no memory for a part of {num_bytes} bytes ({error}); lower "
+                "kv_cache_memory_bytes"
             ) from error
         return torch.frombuffer(pages, dtype=torch.uint8, count=num_bytes)
 
     def copies(self) -> None:
-        """The host computes."""
+        """Return None, because the host computes."""
 
     def replay(self, programs: Callable[[], Replay] | None) -> Replay | None:
-        """A CPU has no graphs to capture: what kernels it has also record."""
+        """Return the recorder of a kernel plugin, if there is one. A CPU has no graphs to capture."""
         return programs() if programs is not None else None
 
     def defaults(self, checkpoint_dtype: str | None) -> Mapping[str, object]:
-        """float32 unless the CPU multiplies bfloat16 in hardware; the KV cache gets 4 GiB or 40 % of free memory, whichever is
-        less (the system allocates it only as blocks are used)."""
+        """dtype is float32, unless the CPU multiplies bfloat16 in hardware. The KV cache gets 4 GiB or 40 % of the free memory,
+        whichever is less. The system allocates it only as blocks are used."""
         dtype = "float32"
         if checkpoint_dtype == "bfloat16" and torch.ops.mkldnn._is_mkldnn_bf16_supported() and _has_native_bfloat16():
             dtype = "bfloat16"

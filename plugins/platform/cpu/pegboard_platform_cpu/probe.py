@@ -1,4 +1,4 @@
-"""Whether Pegboard can run on this CPU. Reads facts only and does not import torch."""
+"""Whether Pegboard can run on this CPU. The probe only reads facts, and does not import torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LEVELS = ("amx_int8", "avx512_vnni", "avx512f", "avx2")
 
 
 def probe(facts: ProbeFacts) -> Verdict:
-    """Every machine has a CPU, but torch may be missing."""
+    """Return Ok if torch is installed: every machine has a CPU."""
     if find_spec("torch") is None:
         return Absent("torch is not installed: pip install torch")
     level = next((flag for flag in LEVELS if flag in facts.cpu_flags), facts.machine)

@@ -1,6 +1,7 @@
-"""The methods that quantize a plain checkpoint while it is loaded: every weight becomes `Blocks`, layer by layer. Kernels treat
-these like any other blocks; the native ones quantize activations to 8 bits per block and token. The checkpoint can have any float
-type; norms and biases are not quantized.
+"""The methods that quantize a plain checkpoint while it is loaded. Layer by layer, every weight becomes `Blocks`.
+
+Kernels treat these like any other blocks. The native ones quantize activations to 8 bits per block and token. The checkpoint can
+have any float type. Norms and biases are not quantized.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from pegboard_quantization_integer.rounding import BLOCK_SIZE, round_to_blocks
 Bound = Callable[[Tensor], Tensor]
 Kernels = Mapping[str, Callable[..., Any]]
 ROUNDING = "rtn 1"
-"""Part of the repack cache's keys. Change it whenever the same values round to different blocks."""
+"""A part of the repack cache's keys. Change it whenever the same values round to different blocks."""
 HEAD_BITS = 8
 """Bits of embeddings and output heads, whose errors affect the logits directly."""
 
 
 class Rtn:
-    """Round to nearest. Layers whose columns do not divide into whole blocks use the plain method."""
+    """Round to nearest. A layer uses the plain method if its columns cannot be divided into whole blocks."""
 
     def __init__(self, options: RtnOptions, setup: QuantizationSetup) -> None:
         if setup.config:
             raise ConfigError(
-                f"the checkpoint is quantized already ({setup.config.get('quant_method')!r}); quantizing at load takes plain "
-                "weights. Leave --quantization away to use it as it is"
+                f"the checkpoint is already quantized ({setup.config.get('quant_method')!r}), but this method needs plain "
+                "weights. Leave out --quantization to use it as it is"
             )
         self.bits, self.setup = options.bits, setup
 
@@ -62,7 +63,7 @@ class Int4(Rtn):
 
 
 class BlockLinear:
-    """One matrix in blocks with `bits` bits. Pieces are kept until `finish`, which rounds them unless the cache has the
+    """One matrix in blocks with `bits` bits. Pieces are kept until `finish`, which rounds them, unless the cache has the
     result."""
 
     IS_TABLE = False
@@ -79,7 +80,7 @@ class BlockLinear:
     def accept(self, piece: WeightPiece) -> None:
         start, stop = self.parts[piece.name].rows
         if not isinstance(piece.data, Tensor) or not piece.data.is_floating_point():
-            raise ModelError(f"tensor {piece.name} is stored as {piece.stored}; quantizing at load takes floats")
+            raise ModelError(f"tensor {piece.name} is stored as {piece.stored}; quantizing at load needs floats")
         if tuple(piece.data.shape) != (stop - start, self.shape[1]):
             raise ModelError(
                 f"tensor {piece.name} has shape {tuple(piece.data.shape)}; the model expects {(stop - start, self.shape[1])}"
@@ -112,7 +113,7 @@ class BlockLinear:
         return cache.entry(self.path, [ROUNDING, self.bits, self.shape, self.IS_TABLE, cuts])
 
     def weight(self) -> Any:
-        """The weight that the op `block_weight` made; exists after the first `finish`."""
+        """Return the weight that the op `block_weight` made. It exists after the first `finish`."""
         assert self._weight is not None, "call finish() before the weight is used"
         return self._weight
 
@@ -127,7 +128,7 @@ class BlockLinear:
 
 
 class BlockTable(BlockLinear):
-    """An embedding table; the same matrix may be the output head."""
+    """An embedding table. The same matrix may also be the output head."""
 
     IS_TABLE = True
 

@@ -1,4 +1,4 @@
-"""The method "none": weights in the compute type, multiplied as they are."""
+"""The method "none": weights are kept in the compute type and not quantized."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Bound = Callable[[Tensor], Tensor]
 
 
 class Plain:
-    """Takes every layer; the checkpoint must contain plain types."""
+    """Takes every layer. The checkpoint must contain plain types."""
 
     def __init__(self, options: None, setup: QuantizationSetup) -> None:
         if setup.config:
@@ -72,7 +72,7 @@ class PlainWeight:
 
 
 class PlainTable(PlainWeight):
-    """An embedding table; the same matrix may be the output head."""
+    """An embedding table. The same matrix may also be the output head."""
 
     IS_TABLE = True
 

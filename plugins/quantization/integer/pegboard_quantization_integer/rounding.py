@@ -1,7 +1,7 @@
-"""Floats → `Blocks` by rounding to the nearest code: 32 columns share a scale, and a minimum where codes have 4 bits.
+"""Rounds floats to `Blocks`, each to the nearest code. 32 columns share a scale and, for 4-bit codes, a minimum.
 
-Scales and minima are float16, rounded so that the codes can reach every value of the block. The codes are then chosen for the
-rounded scales and minima.
+Scales and minimums are float16, rounded so that the codes can reach every value of the block. The codes are then chosen for the
+rounded scales and minimums.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pegboard.ops.blocks import Blocks
 
 BLOCK_SIZE = 32
 CHUNK_ELEMENTS = 1 << 20
-"""Elements rounded at a time. Temporary memory is a few times this number of floats."""
+"""Number of elements that are rounded at a time. The temporary memory is a few times this number of floats."""
 
 
 def round_to_blocks(values: Tensor, bits: int) -> Blocks | None:
-    """values: [rows, columns] of any float type; columns is a multiple of the block size. None when a block has no finite float16
-    scale."""
+    """Return the blocks of `values` [rows, columns], which may have any float type. columns must be a multiple of the block size.
+    Returns None if a block has no finite float16 scale."""
     rows, columns = values.shape
     per_row = columns // BLOCK_SIZE
     codes = torch.empty(rows, columns, dtype=torch.uint8 if bits == 4 else torch.int8)
@@ -40,13 +40,13 @@ def round_to_blocks(values: Tensor, bits: int) -> Blocks | None:
 
 
 def _round_int8(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric, codes from -127 to 127: [n, 32] → codes, scale [n]."""
+    """Round with a scale alone, to codes from -127 to 127: [n, 32] → codes, scale [n]."""
     scale = _half_above(blocks.abs().amax(1) / 127)
     return _codes(blocks, scale, -127, 127).to(torch.int8), scale
 
 
 def _round_int4(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """From the smallest value in 15 steps to the largest: [n, 32] → codes, scale [n], minimum [n]."""
+    """Round in 15 steps from the smallest value to the largest: [n, 32] → codes, scale [n], minimum [n]."""
     low, high = blocks.aminmax(dim=1)
     minimum = -_half_above(-low)
     start = minimum.float()
@@ -60,7 +60,7 @@ def _codes(blocks: Tensor, scale: Tensor, first: int, last: int) -> Tensor:
 
 
 def _half_above(values: Tensor) -> Tensor:
-    """The smallest float16 that is not below each value: [n] float32 → [n] float16."""
+    """Return the smallest float16 that is not below each value: [n] float32 → [n] float16."""
     half = values.half()
     bits = half.view(torch.int16)
     above = torch.where(half == 0, torch.ones_like(bits), torch.where(bits < 0, bits - 1, bits + 1))

@@ -33,7 +33,7 @@ class TestPlain(QuantizationContract):
 
 
 class TestPlainFromBfloat16(TestPlain):
-    """Checkpoints whose plain type differs from the type of the activations."""
+    """Checkpoints can have a plain type other than that of the activations."""
 
     def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
         rounded = values.bfloat16()

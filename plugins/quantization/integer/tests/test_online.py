@@ -48,7 +48,7 @@ def test_no_value_moves_further_than_half_a_step(bits: int, seed: int, exponent:
     assert bool((off <= step * 0.5001 + values.abs() * 1e-5).all())
     by_block = values.view(5, -1, BLOCK_SIZE)
     full = by_block.abs().amax(2) / 127 if bits == 8 else (by_block.amax(2) - by_block.amin(2)) / 15
-    # the scale may exceed this only by the rounding to float16 of the scale or of the minimum
+    # the scale may be larger only because it, or the minimum, is rounded to float16
     slack = full * 2e-3 + 1.3e-7 + (0.0 if bits == 8 else by_block.abs().amax(2) * 1e-3 / 15)
     assert bool((blocks.scale.float() <= full + slack).all())
 
@@ -79,7 +79,7 @@ def test_what_has_no_scale_is_refused(bits: int, bad: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_many_rows_of_any_float_type(dtype: torch.dtype) -> None:
-    """More than one run of rows; the values are representable in the stored type."""
+    """The rows are rounded in more than one chunk. The values are representable in the stored type."""
     values = torch.randn(40_000, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
     found = rounded(values, 8)
     assert torch.equal(found.dense(), torch.cat([rounded(part.float(), 8).dense() for part in values.split(777)]))
@@ -145,7 +145,7 @@ def test_narrow_layers_are_left_to_the_plain_method() -> None:
 
 
 def test_quantized_checkpoints_are_refused() -> None:
-    with pytest.raises(ConfigError, match="quantized already \\('gguf'\\)"):
+    with pytest.raises(ConfigError, match="already quantized \\('gguf'\\)"):
         Int8(None, QuantizationSetup({"quant_method": "gguf"}, "float32", "cpu", REFERENCES))
     weight = Int8(None, SETUP).linear(LinearLayer("up", 32, 2, (Part("w", (0, 2), (2, 32)),)))
     assert weight is not None

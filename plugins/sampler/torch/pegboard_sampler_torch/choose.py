@@ -1,14 +1,15 @@
 """The dense arithmetic of sampling: argmax, weights cut by min_p, top_k and top_p, and the draw.
 
-Rows are long (V is 10⁴ … 2·10⁵), so passes over [N, V] dominate the cost. Three choices follow; times are for 32 rows of 49152 on
-one core (docs/decisions/0102-sampler.md has the table):
+Rows are long (V is 10⁴ … 2·10⁵), so passes over [N, V] dominate the cost. This leads to three choices. The times are for 32 rows
+of 49152 on one core (see the table in docs/decisions/0102-sampler.md):
 
-* The draw inverts the cumulative distribution with one uniform per row, in two levels: sums of 64 tokens, then inside one
-  block. Exact, 2.0 ms with the softmax; an exponential race needs a random number per logit and takes 37 ms, multinomial 44 ms.
-* min_p, top_k and top_p all drop the tokens below some value, so a row has one threshold, and its logits need not be sorted with
-their ids. The
-  threshold comes from the largest 1024 values (1.8 ms); only rows with a wider nucleus look at more. A full sort is 133 ms.
-* Masks are float 0/1 tensors: torch compares into float four times faster than into bool.
+* The draw inverts the cumulative distribution with one uniform per row, in two levels: first over sums of 64 tokens, then within
+  one block. It is exact and takes 2.0 ms, softmax included. An exponential race needs a random number per logit and takes 37 ms,
+  and multinomial takes 44 ms.
+* min_p, top_k and top_p each drop all tokens below some value, so a row has one threshold, and its logits need not be sorted with
+  their ids. The threshold is found among the largest 1024 values (1.8 ms). Only rows with a wider nucleus look at more. A full
+  sort takes 133 ms.
+* Masks are float 0/1 tensors, because torch compares into float four times faster than into bool.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from torch import Tensor
 
 BLOCK = 64
 FLOOR_EXPONENT, FLOOR_WEIGHT = -86.0, 4.6e-38
-"""Below this, exp gives denormal numbers and takes ten times as long on a CPU; with a mask, that is most of a row."""
+"""Below this exponent, exp gives denormal numbers and takes ten times as long on a CPU. In a masked row, that is most of the
+row."""
 NEG_INF = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Which tokens may be drawn, per row of logits [n, V]. None: no row uses it. top_k int64 [n], V = off, max_k is the
-    largest in use; top_p float32 [n], 1 = off; min_p float32 [n], 0 = off."""
+    """Which tokens may be drawn, per row of logits [n, V]. A field is None if no row uses it. top_k: int64 [n], V = off. max_k:
+    the largest top_k in use. top_p: float32 [n], 1 = off. min_p: float32 [n], 0 = off."""
 
     min_p: Tensor | None = None
     top_k: Tensor | None = None
@@ -41,7 +43,7 @@ class Cuts:
 
 
 def blockwise(x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
-    """[n, V] → [n, ceil(V / BLOCK)]: torch.amax or torch.sum of each run of BLOCK values; the last run may be shorter."""
+    """[n, V] → [n, ceil(V / BLOCK)]: torch.amax or torch.sum of each run of BLOCK values. The last run may be shorter."""
     num_whole, rest = divmod(x.shape[-1], BLOCK)
     head = x[:, : num_whole * BLOCK]
     reduced = reduce(head.view(len(x), num_whole, BLOCK), -1)
@@ -51,21 +53,22 @@ def blockwise(x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
 
 
 def _block_ids(blocks: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Token ids of the blocks [...] → int64 [..., BLOCK] clamped into the vocabulary, and bool: whether they are inside it."""
+    """Return the token ids of the blocks [...]: int64 [..., BLOCK], clamped to the vocabulary, and bool that says whether they
+    are in it."""
     ids = blocks.unsqueeze(-1) * BLOCK + torch.arange(BLOCK, device=blocks.device)
     return ids.clamp(max=vocab_size - 1), ids < vocab_size
 
 
 def argmax(x: Tensor) -> Tensor:
-    """[n, V] → int64 [n], the first of equal maxima. NaN counts as the largest, as in torch.argmax, which is slower."""
+    """[n, V] → int64 [n], the first of equal maxima. NaN counts as the largest value, as in torch.argmax, which is slower."""
     best = blockwise(x, torch.amax).argmax(-1)
     ids, _ = _block_ids(best, x.shape[-1])
     return ids.gather(-1, x.gather(-1, ids).argmax(-1, keepdim=True)).squeeze(-1)
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """weights float32 [n, V] ≥ 0, uniforms float64 [n] → (ids int64 [n], failed bool [n]). A row fails when its weights are
-    all zero or not finite; its id is then meaningless, but still inside the vocabulary."""
+    """Draw a token per row: weights float32 [n, V] ≥ 0, uniforms float64 [n] → (ids int64 [n], failed bool [n]). A row fails if
+    its weights are all zero or not finite. Its id is then arbitrary, but within the vocabulary."""
     sums = blockwise(weights, torch.sum).double()
     cumulative = sums.cumsum(-1)
     total = cumulative[:, -1:]
@@ -76,15 +79,15 @@ def draw(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     ids, inside = _block_ids(block.squeeze(-1), weights.shape[-1])
     within = weights.gather(-1, ids).double().mul_(inside).cumsum(-1)
     end = within[:, -1:]
-    # The two levels round differently: the second is scaled to its own total, so that a token with weight is always found.
+    # The two levels round differently, so the second one is scaled to its own total. A token with weight is then always found.
     wanted = torch.minimum(share.clamp_(min=0) * end, torch.nextafter(end, torch.zeros_like(end)))
     place = torch.searchsorted(within, wanted, right=True).clamp_(max=BLOCK - 1)
     return ids.gather(-1, place).squeeze(-1), ~((total > 0) & torch.isfinite(total)).squeeze(-1)
 
 
 def weigh(x: Tensor, peak: Tensor, cuts: Cuts, *, has_holes: bool = False) -> tuple[Tensor, Tensor | None]:
-    """x [n, V] logits after temperature, peak [n, 1] their maxima → weights exp(x − peak) [n, V], 0 where cut, and the
-    threshold [n, 1] below which x was cut, or None without cuts. has_holes: many logits are −inf."""
+    """Return the weights exp(x − peak) [n, V], which are 0 where x was cut, and the threshold [n, 1] below which x was cut, or
+    None without cuts. x: [n, V] logits after temperature. peak: [n, 1] their maxima. has_holes: many logits are −inf."""
     weights = torch.sub(x, peak)
     if has_holes:
         weights.clamp_(min=FLOOR_EXPONENT)
@@ -118,7 +121,7 @@ def weigh(x: Tensor, peak: Tensor, cuts: Cuts, *, has_holes: bool = False) -> tu
 
 
 def largest_values(x: Tensor, k: int) -> Tensor:
-    """The k largest of each row [n, V], descending. It is cheap on a CPU because it returns no ids."""
+    """Return the k largest values of each row [n, V], descending. This is cheap on a CPU, because no ids are returned."""
     if x.device.type != "cpu":
         return x.topk(k).values
     values = x.numpy()
@@ -133,8 +136,8 @@ def _cut(weights: Tensor, x: Tensor, floor: Tensor) -> None:
 
 
 def _nucleus(x: Tensor, weights: Tensor, peak: Tensor, floor: Tensor, top_p: Tensor, largest: Tensor | None) -> Tensor:
-    """The value [n, 1] of the least likely token that top_p keeps. weights are already cut at `floor`. largest: known values of x
-    in descending order, tried first."""
+    """Return the value [n, 1] of the least likely token that top_p keeps. weights: already cut at `floor`. largest: known values
+    of x in descending order, which are tried first."""
     vocab_size = x.shape[-1]
     wanted = top_p.double().unsqueeze(-1) * blockwise(weights, torch.sum).double().sum(-1, keepdim=True)
     result = torch.empty_like(peak)

@@ -1,6 +1,6 @@
-"""Changes to single logits: allowed_token_ids, bad_words, min_tokens and logit_bias, for the rows that have them.
+"""Changes to single logits: allowed_token_ids, bad_words, min_tokens and logit_bias, for the rows that use them.
 
-They touch few logits of few rows, so each row contributes index lists and one scatter applies them all.
+They change only a few logits of a few rows. Each row adds to lists of indices, and one scatter applies them all.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _NO_IDS = np.zeros(0, np.int64)
 
 @dataclass(slots=True)
 class Edits:
-    """The edits of one row. allowed: int64 ids on the device or None. forbidden: ids of one-token bad words. words: longer ones.
-    stop_ids: forbidden before `min_tokens` outputs. bias_ids, bias: where and what logit_bias adds. outputs: the row's output
-    tokens so far, kept only for `words`."""
+    """The edits of one row. allowed: int64 ids on the device, or None. forbidden: ids of one-token bad words. words: longer bad
+    words. stop_ids: forbidden before `min_tokens` outputs. bias_ids, bias: ids and values of logit_bias. outputs: the row's
+    output tokens so far, kept only for `words`."""
 
     allowed: Tensor | None = None
     forbidden: np.ndarray = field(default_factory=lambda: _NO_IDS)
@@ -34,7 +34,8 @@ class Edits:
 
     @classmethod
     def of(cls, params: SamplingParams, outputs: np.ndarray, vocab_size: int, device: str) -> "Edits | None":
-        """The edits that `params` asks for, or None. outputs: [n] tokens generated before the row (re)started."""
+        """Return the edits that `params` asks for, or None. outputs: [n] tokens generated before the row was started or
+        resumed."""
         edits = cls()
         if params.allowed_token_ids is not None:
             edits.allowed = torch.as_tensor(_inside(params.allowed_token_ids, vocab_size), device=device)
@@ -52,12 +53,12 @@ class Edits:
         return None if edits.is_done(len(outputs)) else edits
 
     def is_done(self, num_outputs: int) -> bool:
-        """True when none of the edits can have an effect any more."""
+        """True if none of the edits can have an effect any more."""
         lasting = len(self.forbidden) or len(self.bias_ids) or self.words or self.allowed is not None
         return not lasting and (num_outputs >= self.min_tokens or not len(self.stop_ids))
 
     def forbidden_now(self, num_outputs: int, drafts: Sequence[int]) -> list[np.ndarray]:
-        """Ids that must not come next, after `num_outputs` tokens and then `drafts`."""
+        """Return the ids that must not come next, after `num_outputs` tokens and then `drafts`."""
         parts = [self.forbidden]
         if num_outputs + len(drafts) < self.min_tokens:
             parts.append(self.stop_ids)
@@ -70,7 +71,7 @@ class Edits:
 
 
 def apply_edits(logits: Tensor, places: Sequence[tuple[int, Edits, int, Sequence[int]]]) -> None:
-    """In place on contiguous logits [N, V]. places: (logits row, edits, number of outputs, drafts before it)."""
+    """Edit contiguous logits [N, V] in place. places: (logits row, edits, number of outputs, drafts before it)."""
     vocab_size = logits.shape[-1]
     forbidden, biased, bias = [], [], []
     for place, edits, num_outputs, drafts in places:
@@ -90,6 +91,6 @@ def apply_edits(logits: Tensor, places: Sequence[tuple[int, Edits, int, Sequence
 
 
 def _inside(ids: Sequence[int], vocab_size: int) -> np.ndarray:
-    """The distinct ids inside the vocabulary, int64."""
+    """Return the distinct ids that are in the vocabulary, int64."""
     unique = np.unique(np.asarray(ids, np.int64))
     return unique[(unique >= 0) & (unique < vocab_size)]

@@ -13,10 +13,11 @@ _ID_MASK = (1 << _ID_BITS) - 1
 
 
 def top_tokens(x: Tensor, k: int) -> Tensor:
-    """int64 [n, k]: ids of the k largest of x [n, V] float32, descending, with the lower id first among equals.
+    """Return int64 [n, k]: the ids of the k largest values of x [n, V] float32, descending, with the lower id first among equal
+    values.
 
-    The k largest are in the k blocks with the largest maxima, so two small selections suffice. Both order by (value, lower id),
-    packed into one integer, so the result depends neither on k nor on how the library treats ties."""
+    The k largest values are in the k blocks with the largest maxima, so two small selections suffice. Both order by (value, lower
+    id), packed into one integer, so the result depends neither on k nor on how the library treats ties."""
     num_blocks = -(-x.shape[-1] // BLOCK)
     if k >= num_blocks // 2:
         return x.sort(dim=-1, descending=True, stable=True).indices[:, :k]
@@ -35,7 +36,7 @@ def _largest(values: Tensor, ids: Tensor, k: int) -> Tensor:
 
 
 def gather_logprobs(x: Tensor, chosen: Tensor, k: int, *, normalize: bool) -> Logprobs:
-    """As `pegboard.ops.sampling.log_softmax_topk`, on the host. x: float32 [n, V], chosen: int64 [n]."""
+    """The same as `pegboard.ops.sampling.log_softmax_topk`, with the result on the host. x: float32 [n, V]. chosen: int64 [n]."""
     k = x.shape[-1] if k < 0 else min(k, x.shape[-1])
     ids = chosen.unsqueeze(-1)
     if k:

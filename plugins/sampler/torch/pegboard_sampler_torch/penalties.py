@@ -1,7 +1,8 @@
-"""Repetition, frequency and presence penalties for the rows that use them.
+"""Repetition, frequency and presence penalties, for the rows that use them.
 
-Only tokens that have occurred change. So a row keeps a list of them (with repeats) and its output counts, and a step gathers
-those logits, changes them and scatters them back: the work grows with the history, not with the vocabulary.
+Only the logits of tokens that have occurred change. A row therefore keeps a list of these tokens (with repeats) and their output
+counts. A step gathers their logits, changes them and scatters them back. The work grows with the history, not with the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from torch import Tensor
 
 
 class PenaltyTable:
-    """Slots of token history for rows with penalties, allocated when the first such row is added.
+    """Slots with the token history of rows with penalties. They are allocated when the first such row is added.
 
-    tokens: int64 [S, capacity] on the device, the first lengths[s] valid. counts: int32 [S, V] of the output."""
+    tokens: int64 [S, capacity] on the device, of which the first lengths[s] are valid. counts: int32 [S, V], occurrences in the
+    output.
+    """
 
     def __init__(self, vocab_size: int, device: str) -> None:
         self.vocab_size, self.device = vocab_size, device
@@ -25,8 +28,8 @@ class PenaltyTable:
         self.lengths = np.zeros(0, np.int64)
 
     def add(self, row: int, prompt: np.ndarray, outputs: np.ndarray) -> None:
-        """prompt: tokens that only the repetition penalty sees; empty when the row has no such penalty. Negative ids are
-        skipped."""
+        """Give the row a slot. prompt: tokens to which only the repetition penalty applies; empty if the row has no such penalty.
+        Negative ids are skipped."""
         prompt, outputs = np.unique(self._known(prompt)), self._known(outputs)
         if not self._free:
             self._reserve(max(4, 2 * len(self.lengths)), self.tokens.shape[1])
@@ -38,13 +41,13 @@ class PenaltyTable:
         self.counts[slot] = torch.from_numpy(np.bincount(outputs, minlength=self.vocab_size)).to(self.device)
 
     def remove(self, row: int) -> None:
-        """`row` may have no slot."""
+        """Free the row's slot, if it has one."""
         slot = self.slots.pop(row, None)
         if slot is not None:
             self._free.append(slot)
 
     def append(self, rows: list[int], tokens: Tensor) -> None:
-        """Add one new output token [n] to each of these rows, all of which have a slot."""
+        """Add one new output token of [n] to each of these rows. All of them have a slot."""
         slots = np.fromiter((self.slots[row] for row in rows), np.int64, len(rows))
         self._reserve(len(self.lengths), int(self.lengths[slots].max()) + 1)
         index, ends = (torch.from_numpy(a).to(self.device) for a in (slots, self.lengths[slots]))
@@ -53,9 +56,9 @@ class PenaltyTable:
         self.lengths[slots] += 1
 
     def apply(self, logits: Tensor, places: Tensor, rows: list[int], parameters: Tensor, drafts: Tensor | None) -> None:
-        """In place on logits [N, V] at `places` int64 [n]; rows: the row of each place. parameters: float32 [3, n] repetition,
-        frequency, presence. drafts: int64 [n, D], tokens that count as outputs before the place, −1 = none there.
-        Gives the same numbers as `pegboard.ops.sampling.apply_penalties`."""
+        """Change logits [N, V] in place at `places` int64 [n]. rows: the row of each place. parameters: float32 [3, n],
+        repetition, frequency and presence. drafts: int64 [n, D], tokens that count as outputs before the place; −1 = none. The
+        numbers are the same as those of `pegboard.ops.sampling.apply_penalties`."""
         slots = np.fromiter((self.slots[row] for row in rows), np.int64, len(rows))
         lengths = self.lengths[slots]
         index, length = (torch.from_numpy(a).to(self.device) for a in (slots, lengths))
@@ -65,7 +68,7 @@ class PenaltyTable:
             ids, valid = torch.cat([ids, drafts], -1), torch.cat([valid, drafts >= 0], -1)
         if not ids.shape[1]:
             return
-        # Invalid places repeat a valid id of the row, so all writes to one id agree. A row without a valid id must not change.
+        # Invalid places repeat a valid id of the row, so all writes to an id are equal. A row without a valid id must not change.
         ids = torch.where(valid, ids, ids.gather(-1, valid.byte().argmax(-1, keepdim=True))).clamp_(min=0)
         occurred = valid.any(-1, keepdim=True)
         counts = self.counts[index.unsqueeze(-1), ids]
@@ -82,7 +85,7 @@ class PenaltyTable:
         return token_ids[(token_ids >= 0) & (token_ids < self.vocab_size)]
 
     def _reserve(self, num_slots: int, capacity: int) -> None:
-        """Make room for this many slots and tokens by doubling the capacity."""
+        """Make room for this number of slots and tokens, by doubling the capacity."""
         if capacity > self.tokens.shape[1]:
             wider = max(capacity, 2 * self.tokens.shape[1], 64)
             self.tokens = torch.nn.functional.pad(self.tokens, (0, wider - self.tokens.shape[1]))

@@ -1,4 +1,4 @@
-"""Runs the custom logits processors: tells them of row changes before the next step, and applies them in their two stages."""
+"""Runs the custom logits processors: tells them which rows have changed before the next step, and applies them in two stages."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pegboard.interfaces.logits_processor import LogitsProcessor
 
 
 class ProcessorChain:
-    """`changing` processors may change the most likely token, so they see every row. `invariant` ones may not, so greedy rows
-    skip them. `listening` ones are told of every new token."""
+    """`changing` processors may change the most likely token, so they see every row. `invariant` processors may not, so greedy
+    rows skip them. `listening` processors are told every new token."""
 
     def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
         self.all = tuple(processors)
@@ -34,7 +34,8 @@ class ProcessorChain:
             self._removed.add(row)
 
     def flush(self) -> None:
-        """Tell the processors which rows changed. A row that was freed and taken again is in both lists and is removed first."""
+        """Tell the processors which rows have changed. A row that was freed and then taken again is in both lists, and is removed
+        first."""
         if not self._added and not self._removed:
             return
         added, removed = list(self._added.values()), np.array(sorted(self._removed), np.int32)
@@ -44,7 +45,8 @@ class ProcessorChain:
         self._added, self._removed = {}, set()
 
     def extend(self, rows: np.ndarray, token_ids: Tensor, counts: Tensor) -> None:
-        """Pass on the first counts[i] of token_ids[i] [B, D + 1], the new tokens of rows[i]."""
+        """Pass the first counts[i] of token_ids[i] [B, D + 1] to the listening processors. These are the new tokens of
+        rows[i]."""
         if self.listening:
             tokens = [ids[:count] for ids, count in zip(token_ids.tolist(), counts.tolist(), strict=True)]
             for processor in self.listening:

@@ -1,5 +1,5 @@
-"""Random numbers as a function of (seed, output position). Nothing else can change them: no batch, preemption, speculation or
-step in flight."""
+"""Random numbers as a function of (seed, output position). Nothing else changes them: not the batch, preemption, speculation or
+steps in flight."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _ROUNDS = 10
 
 
 def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). counter: uint64 [4, n] and key:
-    uint64 [2, n], 32 bits of each word are used → uint64 [4, n] of 32 random bits."""
+    """Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). counter: uint64 [4, n]. key: uint64 [2,
+    n]. Only 32 bits of each word are used. → uint64 [4, n] with 32 random bits each."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -36,8 +36,8 @@ def seeded_uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 class SeededUniforms:
-    """The same for the rows of a step. `seeded_uniforms` takes 200 array operations whatever their size, so a row gets the
-    numbers of many positions at once."""
+    """The same numbers for the rows of a step. `seeded_uniforms` takes 200 array operations for any number of positions, so each
+    row gets the numbers of several positions at once."""
 
     SPAN = 32
 
@@ -47,13 +47,13 @@ class SeededUniforms:
         self._numbers = np.empty((max_num_seqs, self.SPAN))
 
     def of(self, rows: np.ndarray, seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """float64 [n]. A row may occur more than once, as it does with drafts."""
+        """Return float64 [n]. A row may occur more than once, for example with drafts."""
         firsts = positions - positions % self.SPAN
         known = (self._firsts[rows] == firsts) & (self._seeds[rows] == seeds)
         if not known.all():
             missing = np.flatnonzero(~known)
             self._make(rows[missing], seeds[missing], firsts[missing])
-            if (self._firsts[rows] != firsts).any():  # a row that needs positions on both sides of a block border
+            if (self._firsts[rows] != firsts).any():  # a row needs positions in two spans
                 return seeded_uniforms(seeds, positions)
         return self._numbers[rows, positions - firsts]
 

@@ -1,5 +1,5 @@
-"""What the sampler knows about each row: parameters as arrays indexed by row, and feature bits that let a step skip whatever none
-of its rows uses."""
+"""What the sampler knows about each row: its parameters in arrays that are indexed by row, and feature bits, which let a step
+skip everything that none of its rows uses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pegboard.data.sampling_params import SamplingParams
 
 
 class Feature:
-    """What a row uses, as bits of an int. A row without any bit is greedy and needs nothing else. This is not an `IntFlag`,
-    because a step checks a dozen bits and each `IntFlag` operation costs a microsecond."""
+    """The features that a row uses, as bits of an int. A row without any bit is greedy and needs nothing else. This is not an
+    `IntFlag`, because a step checks a dozen bits and each `IntFlag` operation costs a microsecond."""
 
     SAMPLED = 1
     TEMPERATURE = 2
@@ -34,8 +34,9 @@ TEMPERATURE, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE = range(6)
 class Rows:
     """Arrays over rows 0 … max_num_seqs − 1.
 
-    flags: int32, the `Feature` bits. values: float32 [6, R] on the device, the parameters named above. top_k, num_logprobs
-    (−1 = whole vocabulary), seeds, num_outputs: int64, on the host. A free row has flags 0."""
+    flags: int32, the `Feature` bits; 0 for a free row. values: float32 [6, R] on the device, with the parameters named above.
+    top_k, num_logprobs (−1 = whole vocabulary), seeds, num_outputs: int64, on the host.
+    """
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: str) -> None:
         self.vocab_size = vocab_size
@@ -47,7 +48,7 @@ class Rows:
         self.num_outputs = np.zeros(max_num_seqs, np.int64)
 
     def add(self, row: int, params: SamplingParams, seed: int | None, num_outputs: int) -> int:
-        """Fill `row` and return its features, except EDITS, which the caller decides."""
+        """Fill `row` and return its features, except EDITS, which the caller sets."""
         features = 0
         if not params.is_greedy:
             features |= Feature.SAMPLED
@@ -71,5 +72,5 @@ class Rows:
         return features
 
     def of(self, name: int, rows: Tensor) -> Tensor:
-        """float32 [n]: parameter `name` of `rows` (int64 on the device)."""
+        """Return parameter `name` of `rows` (int64 on the device) as float32 [n]."""
         return self.values[name].index_select(0, rows)

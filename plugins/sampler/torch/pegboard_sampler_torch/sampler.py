@@ -1,10 +1,10 @@
 """Sampler `torch`: the pipeline from logits to token ids.
 
-State lives in `rows` (arrays), `penalties` and `edits` (only the rows that use them); the arithmetic in `choose`. A step takes
-the union of its rows' feature bits and skips what none of them uses, so greedy rows cost one argmax.
+State is in `rows` (arrays), `penalties` and `edits` (only for the rows that use them). The arithmetic is in `choose`. A step
+combines the feature bits of its rows and skips what none of them uses, so a step of greedy rows costs only an argmax.
 
-A row whose logits leave nothing to draw from (all −inf, or NaN) gets its argmax, and id 0 when all are −inf. The sampler never
-raises because of what a model or a mask produces.
+If a row's logits leave nothing to draw from (all −inf, or NaN), it gets its argmax, which is id 0 if all are −inf. The sampler
+never raises because of what a model or a mask produces.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ from pegboard_sampler_torch.rows import (
 from pegboard_sampler_torch.step import StepLayout
 
 SCORE_ROWS = 256
-"""Prompt logprobs are computed for this many positions at a time, which bounds the temporary memory of a long chunk."""
+"""Prompt logprobs are computed for this number of positions at a time, which bounds the temporary memory for a long chunk."""
 
 
 class TorchSampler:
     """Implements `pegboard.interfaces.sampler.Sampler`.
 
-    Random numbers: a row with a seed uses a function of (seed, output position); the others share one generator that starts from
-    `setup.seed` and is used in the order of steps and rows."""
+    The random numbers of a row with a seed are a function of (seed, output position). All other rows share one generator, which
+    starts from `setup.seed` and is used in the order of steps and rows.
+    """
 
     def __init__(self, options: None, setup: SamplerSetup) -> None:
         self.setup = setup
@@ -59,11 +60,11 @@ class TorchSampler:
         self.raw_logprobs = setup.logprobs_mode.startswith("raw")
         self.normalize = setup.logprobs_mode.endswith("logprobs")
         kernel = setup.kernels.get("sample_tokens")
-        self.kernel = None if kernel is sample_tokens else kernel  # the reference sorts twice; what follows here is faster
+        self.kernel = None if kernel is sample_tokens else kernel  # the reference sorts twice; `choose` is faster
 
     @torch.inference_mode()
     def add(self, row: int, params: SamplingParams, seed: int | None, token_ids: np.ndarray, num_prompt_tokens: int) -> None:
-        """See `Sampler.add`. A row that is still in use is replaced."""
+        """See `Sampler.add`. If the row is still in use, it is replaced."""
         self.remove(np.array([row]))
         prompt, outputs = token_ids[:num_prompt_tokens], token_ids[num_prompt_tokens:]
         features = self.rows.add(row, params, seed, len(outputs))
@@ -85,7 +86,7 @@ class TorchSampler:
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, step: SampleStep) -> Sampled:
-        """See `Sampler.sample`; overwrites `logits`."""
+        """See `Sampler.sample`. Overwrites `logits`."""
         if self._is_plain_greedy(step, logits):
             self.rows.num_outputs[step.rows] += 1
             best = (self.kernel or argmax)(logits if logits.dtype is torch.float32 else logits.float())
@@ -108,21 +109,21 @@ class TorchSampler:
         return Sampled(token_ids, counts, logprobs)
 
     def _is_plain_greedy(self, step: SampleStep, logits: Tensor) -> bool:
-        """The common case: every row wants only its most likely token, so no layout is needed."""
+        """True in the common case that every row needs only its most likely token. No layout is needed then."""
         if step.masks is not None or len(logits) != len(step.rows) or self.processors.all:
             return False
         return not self.rows.flags[step.rows].any()
 
     @torch.inference_mode()
     def score(self, logits: Tensor, targets: Tensor, top: int) -> Logprobs:
-        """See `Sampler.score`. Always normalized; targets outside the vocabulary (prompt embeddings) count as id 0."""
+        """See `Sampler.score`. The results are always normalized. Targets outside the vocabulary count as id 0."""
         targets = targets.to(logits.device, torch.int64)
         targets = torch.where((targets < 0) | (targets >= logits.shape[-1]), 0, targets)
         chunks = zip(torch.split(logits, SCORE_ROWS), torch.split(targets, SCORE_ROWS), strict=True)
         return Logprobs.concat([gather_logprobs(x.float(), chosen, top, normalize=True) for x, chosen in chunks])
 
     def _apply_masks(self, logits: Tensor, masks: TokenMasks, layout: StepLayout) -> None:
-        """Masks of rows or depths that are not in this step are ignored."""
+        """Apply the token masks. Masks for rows or depths that are not in this step are ignored."""
         index_of = np.full(self.setup.limits.max_num_seqs, -1)
         index_of[layout.rows] = np.arange(len(layout.rows))
         index = index_of[masks.rows]
@@ -141,14 +142,14 @@ class TorchSampler:
             logits[where] = logits[where].masked_fill_(forbidden, float("-inf"))
 
     def _keep_raw(self, logits: Tensor, asked: np.ndarray, layout: StepLayout) -> Tensor:
-        """A copy of the logits of the rows that asked for it, before the next stages change them."""
+        """Return the logits of the rows that asked for raw values: a copy, if the next stages change them."""
         untouched = not layout.present & (Feature.SAMPLED | Feature.PENALTIES | Feature.EDITS) and not self.processors.all
         if untouched and len(asked) == len(logits):
             return logits
         return logits[layout.to_device(asked)]
 
     def _shape(self, logits: Tensor, layout: StepLayout) -> Tensor:
-        """Apply everything that may change which token is the most likely."""
+        """Apply all changes that can change which token is the most likely one."""
         if layout.present & Feature.EDITS:
             drafts = layout.host_drafts
             apply_edits(
@@ -171,8 +172,8 @@ class TorchSampler:
         return logits
 
     def _choose(self, logits: Tensor, layout: StepLayout) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the tokens drawn at every logits row [N], accepted token_ids [B, 1 + D], counts [B]. Unless processed logprobs
-        are wanted, the logits are invalid afterwards."""
+        """Return the tokens drawn at every logits row [N], the accepted token_ids [B, 1 + D] and counts [B]. Unless processed
+        logprobs are needed, the logits are invalid afterwards."""
         sampled = layout.places(Feature.SAMPLED) if layout.present & Feature.SAMPLED else layout.rows[:0]
         uniforms = self._uniforms(sampled, layout)
         if self.kernel is not None and self._leaves_logits_alone(layout):
@@ -192,12 +193,12 @@ class TorchSampler:
         return tokens, *accept_equal(tokens, layout.drafts, layout.offsets_tensor)
 
     def _leaves_logits_alone(self, layout: StepLayout) -> bool:
-        """True when nothing reads the logits between temperature and the draw, or after it."""
+        """True if nothing reads the logits between temperature and the draw, or after it."""
         return not self.processors.invariant and (self.raw_logprobs or not layout.present & Feature.LOGPROBS)
 
     def _draw_by_kernel(self, logits: Tensor, sampled: np.ndarray, uniforms: Tensor, layout: StepLayout) -> Tensor:
-        """Tokens of all logits rows, chosen by the op `sample_tokens`; the rows in `sampled` are drawn at random."""
-        assert self.kernel is not None, "asked before"
+        """Choose the tokens of all logits rows with the op `sample_tokens`. The rows in `sampled` are drawn at random."""
+        assert self.kernel is not None, "the caller has checked that there is a kernel"
         if not len(sampled):
             return self.kernel(logits)
         present, index = layout.present, layout.to_device(layout.row_of)
@@ -218,8 +219,8 @@ class TorchSampler:
         )
 
     def _draw(self, x: Tensor, places: np.ndarray, uniforms: Tensor, layout: StepLayout) -> Tensor:
-        """Draw tokens [n]. x [n, V]: the logits of `places`, all sampled; becomes the processed logits where logprobs need
-        these."""
+        """Draw tokens [n]. x [n, V]: the logits of `places`, all of which are sampled. If logprobs need the processed logits, x
+        holds them afterwards."""
         rows, present = layout.row_of[places], layout.present
         index = layout.to_device(rows)
         if present & Feature.TEMPERATURE:
@@ -248,7 +249,7 @@ class TorchSampler:
         return torch.where(failed, best, tokens)
 
     def _uniforms(self, places: np.ndarray, layout: StepLayout) -> Tensor:
-        """float64 [n] in [0, 1) on the device for the logits rows `places`."""
+        """Return random numbers for the logits rows `places`: float64 [n] in [0, 1), on the device."""
         numbers = np.empty(len(places))
         seeded = (layout.flags[places] & Feature.SEED) != 0
         if seeded.any():
@@ -262,10 +263,11 @@ class TorchSampler:
     def _logprobs(
         self, scores: Tensor, asked: np.ndarray, token_ids: Tensor, counts: Tensor, layout: StepLayout
     ) -> list[Logprobs | None]:
-        """scores: [n, V] of the logits rows `asked`. Rows that want the whole vocabulary are computed apart from the others."""
+        """Return the logprobs of each row. scores: [n, V], of the logits rows `asked`. Rows that want the whole vocabulary are
+        computed separately."""
         owner, depth = layout.owner[asked], layout.depth[asked]
         where = layout.to_device(np.stack([owner, depth]))
-        chosen = token_ids[where[0], where[1]].clamp(min=0)  # −1 where a draft was rejected before; such places are removed
+        chosen = token_ids[where[0], where[1]].clamp(min=0)  # −1 after a rejected draft; such places are removed below
         num_logprobs = self.rows.num_logprobs[layout.row_of[asked]]
         counts_cpu = counts.cpu().numpy()
         result: list[Logprobs | None] = [None] * len(layout.rows)
@@ -284,7 +286,8 @@ class TorchSampler:
         return result
 
     def _commit(self, token_ids: Tensor, counts: Tensor, layout: StepLayout) -> None:
-        """Add the accepted tokens to the rows' history; makes a host copy only for rows that look back."""
+        """Add the accepted tokens to the rows' history. They are copied to the host only for rows that need their earlier
+        tokens."""
         present, history = layout.present, self.rows.num_outputs
         if not layout.has_drafts:
             history[layout.rows] += 1

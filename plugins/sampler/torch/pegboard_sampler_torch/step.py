@@ -1,4 +1,4 @@
-"""The layout of one step: which logits row belongs to which row at which depth, and which features the step uses."""
+"""The layout of one step: which row each logits row belongs to, at which depth, and which features the step uses."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pegboard_sampler_torch.rows import Feature, Rows
 
 class StepLayout:
     """rows: int64 [B]. owner: int64 [N], index into `rows`. row_of, depth: int64 [N]. flags: int32 [N], the features of each
-    logits row; present: their union. has_holes: masks or edits make logits −inf. All are on the host; the properties move them to
-    the device when needed."""
+    logits row. present: all features of the step. has_holes: masks or edits set logits to −inf. All of these are on the host. The
+    properties copy them to the device when needed."""
 
     def __init__(self, step: SampleStep, rows: Rows, device: torch.device) -> None:
         self.device = device
@@ -38,7 +38,7 @@ class StepLayout:
         self.has_holes = step.masks is not None or bool(self.present & Feature.EDITS)
 
     def places(self, feature: int) -> np.ndarray:
-        """int64: the logits rows that use `feature`."""
+        """Return the logits rows that use `feature`, int64."""
         return np.flatnonzero(self.flags & feature)
 
     def to_device(self, array: np.ndarray) -> Tensor:
@@ -64,14 +64,14 @@ class StepLayout:
 
     @cached_property
     def drafts_before(self) -> Tensor:
-        """int64 [N, most drafts] on the device: the drafts each logits row comes after, −1 elsewhere."""
+        """The drafts before each logits row: int64 [N, most drafts] on the device, −1 elsewhere."""
         column = torch.arange(self.drafts.shape[1], device=self.device)
         later = column >= self.depth_tensor.unsqueeze(-1)
         return self.drafts[self.to_device(self.owner)].masked_fill_(later, -1)
 
     @cached_property
     def host_drafts(self) -> list[list[int]]:
-        """Per row of `rows`, without padding."""
+        """The drafts of each of `rows`, without padding."""
         if not self.has_drafts:
             return [[]] * len(self.rows)
         lengths = (np.diff(self.offsets) - 1).tolist()

@@ -1,4 +1,4 @@
-"""The contract of the kind, and what this sampler guarantees beyond it."""
+"""The contract of the kind, and what this sampler guarantees in addition."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TestTorchSampler(SamplerContract):
         return TorchSampler(None, setup)
 
     def test_speculation_does_not_change_the_tokens_of_a_seeded_row(self) -> None:
-        """More than lossless: a deterministic proposal gives exactly the same tokens in fewer steps."""
+        """This is more than lossless: a deterministic proposal gives exactly the same tokens in fewer steps."""
         rng = np.random.default_rng(11)
         x = rng.normal(0, 1, (40, 24))
         params = SamplingParams(seed=3, temperature=0.7, top_k=5, max_tokens=None)
@@ -71,7 +71,7 @@ class TestTorchSampler(SamplerContract):
         np.testing.assert_allclose(shown["processed_logprobs"], log_softmax(processed), atol=1e-5)
 
     def test_rows_come_and_go_at_random(self) -> None:
-        """A sampler whose rows are reused for a long time gives, step by step, the same tokens as one that was made for a single
+        """A sampler whose rows have been reused many times gives the same tokens in every step as one that was made for a single
         row."""
         for trial in range(4):
             rng = np.random.default_rng(400 + trial)
@@ -99,7 +99,7 @@ class TestTorchSampler(SamplerContract):
 
 
 class TestTorchSamplerWithKernel(SamplerContract):
-    """The same when a plugin provides the op `sample_tokens`, represented here by its reference."""
+    """The same tests for a plugin's op `sample_tokens`, which its reference represents here."""
 
     def sampler(self, setup: SamplerSetup) -> Sampler:
         return TorchSampler(None, replace(setup, kernels={"sample_tokens": sample_tokens}))

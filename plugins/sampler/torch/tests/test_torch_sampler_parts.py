@@ -51,7 +51,7 @@ def test_draw_equals_the_plain_inverse(seed: int, vocab_size: int) -> None:
     ids, failed = draw(weights, uniforms)
     assert not failed.any()
     assert (weights.gather(-1, ids.unsqueeze(-1)) > 0).all()
-    # Both round, so a uniform next to a boundary may fall on either side of it. Compare the cumulative mass instead.
+    # Both round, so a uniform next to a boundary may be on either side of it. The cumulative mass is compared instead.
     cumulative = weights.double().cumsum(-1) / weights.double().sum(-1, keepdim=True)
     upper = cumulative.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
     lower = upper - weights.double().gather(-1, ids.unsqueeze(-1)).squeeze(-1) / weights.double().sum(-1)
@@ -96,7 +96,7 @@ def test_weigh_cuts_like_the_references(
     peak = x.amax(-1, keepdim=True)
     weights, floor = weigh(x.clone(), peak, cuts)
     kept = torch.ones_like(x, dtype=torch.bool) if floor is None else x >= floor
-    # When a token's cumulative probability equals p up to rounding, one may keep it and the other drop it.
+    # If a token's cumulative probability equals p up to rounding, one of them may keep it and the other drop it.
     differing = (kept != expected.isfinite()).float() * (x - peak).exp()
     assert (differing.sum(-1) / (x - peak).exp().sum(-1) < 2e-3).all()
     assert (kept != expected.isfinite()).sum() <= (0 if not with_top_p or ties else 2)
@@ -106,7 +106,7 @@ def test_weigh_cuts_like_the_references(
 @quick
 @given(seeds, vocabularies, st.floats(0, 1))
 def test_masked_tokens_weigh_nothing(seed: int, vocab_size: int, share: float) -> None:
-    """exp is clamped where most logits are −inf: the weights are unchanged, and exactly 0 under the mask."""
+    """exp is clamped if most logits are −inf. The weights are unchanged by this, and are exactly 0 under the mask."""
     rng = np.random.default_rng(seed)
     x = random_logits(seed, 4, vocab_size)
     x[torch.from_numpy(rng.random(x.shape) < share)] = float("-inf")
@@ -154,7 +154,8 @@ def test_gather_logprobs(seed: int, vocab_size: int, k: int, ties: bool, normali
 @quick
 @given(seeds, st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 3)), min_size=1, max_size=6))
 def test_penalty_table(seed: int, lengths: list[tuple[int, int, int]]) -> None:
-    """Rows with prompts, outputs and drafts of any length, some appended later, compared with the dense reference."""
+    """Rows with prompts, outputs and drafts of any length are compared with the dense reference. Some tokens are appended
+    later."""
     rng, vocab_size, n = np.random.default_rng(seed), 12, len(lengths)
     table = PenaltyTable(vocab_size, "cpu")
     table.add(99, np.arange(9), np.arange(5))
@@ -200,7 +201,7 @@ steps_of_rows = st.lists(
 
 @given(steps_of_rows)
 def test_numbers_made_ahead_are_the_same(steps: list[list[tuple[int, int, int]]]) -> None:
-    """Rows come and go, change seeds, and occur more than once in a step."""
+    """Rows are added and removed, change their seeds, and occur more than once in a step."""
     ahead = SeededUniforms(4)
     for step in steps:
         seed_of = {row: seed for row, seed, _ in step}  # a row has one seed at a time

@@ -1,4 +1,4 @@
-"""Weight loader `dummy`: needs only a config and makes random weights, for tests and for measuring speed."""
+"""Weight loader `dummy`: makes random weights from a config alone, for tests and for measuring speed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ STANDARD_DEVIATION = 0.02
 
 
 class DummyLoader:
-    """Every tensor depends only on the seed and its own name, so ranks that take slices of one tensor agree. One-dimensional
-    weights (those of norms) are 1, everything else is normal with mean 0."""
+    """Every tensor depends only on the seed and the tensor's name, so slices of one tensor fit together. One-dimensional weights
+    (those of norms) are 1. All others are drawn from a normal distribution with mean 0."""
 
     def __init__(self, options: None, setup: WeightLoaderSetup) -> None:
         self.seed = setup.seed
@@ -29,7 +29,7 @@ class DummyLoader:
         config = read_config(directory)
         if config.get("quantization_config"):
             raise ModelError(
-                f"{directory / 'config.json'} describes a quantized model; load format 'dummy' makes only plain weights. "
+                f"{directory / 'config.json'} describes a quantized model, but load format 'dummy' makes only plain weights. "
                 "Remove quantization_config from a copy of the config"
             )
         return Checkpoint(
@@ -50,7 +50,7 @@ class DummyLoader:
 
         for piece in dict.fromkeys(wanted):
             if not piece.shape:
-                raise ModelError(f"load format 'dummy' cannot make {piece.name!r}: its layer does not say which shape it has")
+                raise ModelError(f"load format 'dummy' cannot make {piece.name!r}: its layer does not give its shape")
             if len(piece.shape) == 1 and piece.name.endswith("weight"):
                 data = torch.ones(piece.shape)
             else:

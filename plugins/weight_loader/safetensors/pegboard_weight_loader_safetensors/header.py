@@ -1,8 +1,8 @@
-"""The header of a safetensors file, read with bounds checks and without torch.
+"""Reads the header of a safetensors file, with bounds checks and without torch.
 
-Format (https://huggingface.co/docs/safetensors): 8 bytes, little-endian length N of the header; N bytes of JSON,
-{name: {"dtype", "shape", "data_offsets": [begin, end]}} and an optional "__metadata__"; the data, at offsets counted from
-the header's end.
+The format (https://huggingface.co/docs/safetensors) is: 8 bytes with the length N of the header, little-endian; N bytes of JSON,
+{name: {"dtype", "shape", "data_offsets": [begin, end]}} and an optional "__metadata__"; the data, with offsets that count from
+the end of the header.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Tensors of one file by name, sha256 of the header's bytes, and size of the whole file."""
+    """The tensors of one file by name, the sha256 of the header's bytes, and the size of the whole file."""
 
     tensors: dict[str, TensorEntry]
     sha256: str
@@ -54,7 +54,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Raises ModelError for a file that is missing, truncated or inconsistent."""
+    """Read the header of a file. Raises ModelError if the file is missing, truncated or inconsistent."""
     try:
         file_bytes = path.stat().st_size
         with path.open("rb") as file:
@@ -63,7 +63,7 @@ def read_header(path: Path) -> Header:
                 raise ModelError(f"{path} is not a safetensors file: it has only {file_bytes} bytes")
             length = int.from_bytes(prefix, "little")
             if length > MAX_HEADER_BYTES:
-                raise ModelError(f"{path} is not a safetensors file: a header of {length} bytes is over {MAX_HEADER_BYTES}")
+                raise ModelError(f"{path} is not a safetensors file: a header of {length} bytes exceeds {MAX_HEADER_BYTES}")
             if 8 + length > file_bytes:
                 raise ModelError(f"{path} is truncated: the header ends at byte {8 + length}, the file at {file_bytes}")
             raw = file.read(length)
@@ -94,7 +94,7 @@ def _entry(path: Path, name: str, value: Any, start: int, data_bytes: int) -> Te
         raise ModelError(f"{where} has shape {shape!r} and offsets {offsets!r}, expected non-negative integers")
     begin, end = offsets
     if end > data_bytes:
-        raise ModelError(f"{where} ends at byte {end} of the data, which has {data_bytes}: the file is truncated; fetch it again")
+        raise ModelError(f"{where} ends at byte {end} of {data_bytes} bytes of data: the file is truncated; fetch it again")
     expected = math.prod(shape) * ITEM_BYTES[dtype]
     if end - begin != expected:
         raise ModelError(f"{where} has {end - begin} bytes; its shape {shape} of {dtype} needs {expected}")

@@ -1,4 +1,4 @@
-"""The JSON files of a checkpoint in Hugging Face layout. Does not import torch."""
+"""The JSON files of a checkpoint in Hugging Face layout. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pegboard.errors import ModelError
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ModelError when the file cannot be read or contains something else."""
+    """Return the object in a JSON file. Raises ModelError if the file cannot be read or contains something else."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -24,7 +24,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_optional(path: Path) -> dict[str, Any]:
-    """Like `read_json`, but {} when there is no such file."""
+    """Like `read_json`, but return {} if there is no such file."""
     return read_json(path) if path.is_file() else {}
 
 
@@ -36,7 +36,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def architectures(config: Mapping[str, Any], directory: Path) -> tuple[str, ...]:
-    """`architectures` of a config; () when it names none. Raises ModelError when it is not a list of names."""
+    """Return `architectures` of a config, or () if it names none. Raises ModelError if it is not a list of names."""
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ModelError(f"{directory / 'config.json'} has architectures {names!r}, expected a list of class names")
@@ -44,7 +44,7 @@ def architectures(config: Mapping[str, Any], directory: Path) -> tuple[str, ...]
 
 
 def config_dtype(config: Mapping[str, Any]) -> str | None:
-    """The type of the weights according to the config (or its text part), as a torch name."""
+    """Return the type of the weights that the config (or its text part) names, as a torch name."""
     text = config.get("text_config")
     for part in (config, text if isinstance(text, Mapping) else {}):
         name = part.get("dtype") or part.get("torch_dtype")
@@ -54,8 +54,8 @@ def config_dtype(config: Mapping[str, Any]) -> str | None:
 
 
 def chat_template(directory: Path) -> str | None:
-    """The template in chat_template.jinja, otherwise in chat_template.json, otherwise in tokenizer_config.json. Of several named
-    templates, the one named "default"."""
+    """Return the template in chat_template.jinja, otherwise in chat_template.json, otherwise in tokenizer_config.json. If there
+    are several named templates, return the one with the name "default"."""
     path = directory / "chat_template.jinja"
     if path.is_file():
         try:

@@ -1,4 +1,4 @@
-"""Weight loader `safetensors`: describes a Hugging Face directory (no torch) and streams its tensors from mapped files."""
+"""Weight loader `safetensors`: describes a Hugging Face directory without torch, and streams its tensors from mapped files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class SafetensorsLoader:
         )
 
     def tensors(self, checkpoint: Checkpoint, wanted: Iterable[WeightSlice]) -> Iterator[WeightPiece]:
-        """Tensors are views of the mapped file if the slice is contiguous."""
+        """A tensor is a view of the mapped file if its slice is contiguous."""
         from safetensors import SafetensorError, safe_open
 
         for file, slices in _by_file(checkpoint, wanted).items():
@@ -76,11 +76,11 @@ class SafetensorsLoader:
                             data = opened.get_slice(entry.name)[cut]
                         yield WeightPiece(entry.name, entry.stored, tuple(data.shape), data)
             except (SafetensorError, OSError) as error:
-                raise ModelError(f"{path} changed since it was described, or is damaged: {error}") from error
+                raise ModelError(f"{path} has changed since it was described, or is damaged: {error}") from error
 
 
 def _by_file(checkpoint: Checkpoint, wanted: Iterable[WeightSlice]) -> dict[str, list[tuple[TensorEntry, WeightSlice]]]:
-    """The distinct slices of each file, in the order of their position in the file."""
+    """Return the distinct slices of each file, ordered by their position in the file."""
     chosen = []
     for piece in dict.fromkeys(wanted):
         entry = checkpoint.tensors.get(piece.name)
@@ -97,8 +97,8 @@ def _by_file(checkpoint: Checkpoint, wanted: Iterable[WeightSlice]) -> dict[str,
 
 
 def _read_index(root: Path) -> tuple[dict[str, Header], dict[str, TensorEntry]]:
-    """Headers by file, and the tensors of the model: those of a single file, or those that an index file assigns to several
-    files."""
+    """Return the headers by file, and the tensors of the model: those of a single file, or those that an index file assigns to
+    several files."""
     if root.is_file():
         header = read_header(root)
         return {root.name: header}, header.tensors
@@ -144,20 +144,20 @@ def _only_file(root: Path) -> Path:
     if found:
         names = ", ".join(path.name for path in found[:8])
         raise ModelError(
-            f"{root} contains {len(found)} safetensors files ({names}) and no {INDEX} that says what each one contains"
+            f"{root} contains {len(found)} safetensors files ({names}) and no {INDEX} that says what each of them contains"
         )
     pickled = sorted(path.name for pattern in PICKLED for path in root.glob(pattern))
     if pickled:
         raise ModelError(
             f"{root} contains only pickled weights ({', '.join(pickled[:4])}). Unpickling can run any code, so Pegboard does not "
-            "read them. Convert once, where you trust the files: "
+            "read them. If you trust the files, convert them once: "
             "transformers' AutoModelForCausalLM.from_pretrained(dir).save_pretrained(new_dir)"
         )
     raise ModelError(f"{root} contains no weights: expected {SINGLE}, or {INDEX} and its shards")
 
 
 def _main_dtype(tensors: Mapping[str, TensorEntry]) -> str | None:
-    """The floating-point type with the most bytes; None when there is none."""
+    """Return the floating-point type with the most bytes, or None if there is none."""
     sizes: dict[str, int] = {}
     for entry in tensors.values():
         sizes[entry.stored] = sizes.get(entry.stored, 0) + entry.num_bytes
@@ -165,8 +165,8 @@ def _main_dtype(tensors: Mapping[str, TensorEntry]) -> str | None:
 
 
 def _digest(directory: Path, headers: Mapping[str, Header], known: Mapping[str, str]) -> str:
-    """The source's own digests if it has them; otherwise sha256 over the header, size and modification time of every file,
-    because hashing gigabytes of weights would take longer than loading them."""
+    """Return a digest of the source's digests, if it has any. Otherwise hash the header, size and modification time of every
+    file: hashing gigabytes of weights would take longer than loading them."""
     parts: list[Any] = []
     for name, header in sorted(headers.items()):
         stamp = f"{header.sha256}:{header.file_bytes}:{(directory / name).stat().st_mtime_ns}"

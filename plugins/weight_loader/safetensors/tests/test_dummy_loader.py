@@ -46,7 +46,7 @@ def test_norm_weights_are_one(tmp_path: Path) -> None:
 
 
 def test_refusals(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="does not say which shape"):
+    with pytest.raises(ModelError, match="does not give its shape"):
         make(describe(tmp_path), WeightSlice("x.scales"))
     with pytest.raises(ModelError, match="quantized"):
         describe(tmp_path, quantization_config={"quant_method": "gptq"})

@@ -1,4 +1,4 @@
-"""The safetensors loader: what it describes, what it delivers and what it refuses."""
+"""The safetensors loader: what it describes, delivers and refuses."""
 
 from __future__ import annotations
 
