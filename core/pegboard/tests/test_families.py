@@ -76,7 +76,7 @@ def test_a_tie_recommends_nothing_and_says_so(registry):
     found = registry(markers="BY_MARKER", twin="TWIN")
     family = choose_family(found, need())
     assert family.name is None and family.recommends == {}
-    assert "tie of markers and twin" in family.reason
+    assert "tie: markers and twin" in family.reason
     assert choose_parser(found, "tool_parser", "auto", family) is None
     assert "tie" in found.decisions["tool_parser", ""].rank
 

@@ -158,7 +158,7 @@ def test_the_tokenizer_and_its_template(model, tmp_path):
         ({"vocab_size": None}, {}, ModelError, "vocab_size=None"),
         ({"weights": "model.bin"}, {}, ModelError, "no installed weight loader reads .*model.bin"),
         ({"data": b"nonsense"}, {}, ModelError, "no installed weight loader"),
-        ({}, {"max_model_len": 129}, ConfigError, "over the model's limit of 128"),
+        ({}, {"max_model_len": 129}, ConfigError, "exceeds the model's limit of 128"),
         ({}, {"load_format": "gguf"}, PluginNotFound, "pip install pegboard-pack-gguf"),
         ({}, {"quantization": "none"}, None, ""),
         ({}, {"override_generation_config": {"nonsense": 1}}, ConfigError, "'nonsense' is not a sampling default"),

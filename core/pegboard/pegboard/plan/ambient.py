@@ -1,5 +1,5 @@
-"""Ambient plugins: which ones a setting switches on, and which metrics sinks run in which process. It reads flags of specs and
-knows no plugin by name."""
+"""Ambient plugins: which ones a setting enables, and which metrics sinks run in which process. This module reads the flags of
+specs and does not know any plugin by name."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pegboard.plugins.registry import Registry
 
 
 def with_enabled(registry: Registry, settings: Settings) -> Registry:
-    """The registry with the plugins that settings enable: sinks that export traces (`otlp_traces_endpoint`), clients of tool
-    servers (`tool_server`), unless they are disabled.
+    """Return the registry with the plugins that settings enable, unless they are disabled: sinks that export traces
+    (`otlp_traces_endpoint`) and clients of tool servers (`tool_server`).
 
-    Raises PluginNotFound when no installed plugin does this, and ConfigError for a sink without an address to export to.
+    Raises PluginNotFound if no installed plugin does this, and ConfigError if a sink has no address to export to.
     """
     engine, servers = settings.engine, settings.server.tool_server
     if engine.otlp_traces_endpoint is not None:
@@ -40,7 +40,7 @@ def with_enabled(registry: Registry, settings: Settings) -> Registry:
 
 
 def _enable(registry: Registry, kind: str, found: list[Entry], given: Mapping[str, Any], told: str) -> Registry:
-    """Enable what was found, unless it is disabled, with `given` as options where the user has set none."""
+    """Enable the plugins in `found` that are not disabled. `given` are their options where the user has set none."""
     policy = registry.policy
     found = [entry for entry in found if f"{kind}:{entry.name}" not in policy.disable]
     if not found:
@@ -54,8 +54,8 @@ def _enable(registry: Registry, kind: str, found: list[Entry], given: Mapping[st
 
 
 def sink_entries(registry: Registry, config: EngineConfig, process: str) -> list[Entry]:
-    """The sinks that are built in a process, "engine" or "api". Under `disable_log_stats` nothing is measured, so the engine
-    has only those that trace requests."""
+    """Return the sinks that are built in a process, "engine" or "api". With `disable_log_stats` nothing is measured, so the
+    engine has only the sinks that trace requests."""
     entries = []
     for entry in registry.enabled("metrics"):
         spec = registry.spec(entry)
@@ -67,11 +67,11 @@ def sink_entries(registry: Registry, config: EngineConfig, process: str) -> list
 
 
 def build_sinks(registry: Registry, config: EngineConfig, model_name: str, process: str) -> dict[str, MetricsSink]:
-    """The sinks of this process, by plugin name."""
+    """Build the sinks of this process. Returns them by plugin name."""
     setup = MetricsSetup(model_name)
     return {entry.name: registry.build(entry, setup) for entry in sink_entries(registry, config, process)}
 
 
 def wants_records(registry: Registry) -> bool:
-    """Whether an enabled sink asks for a record of every request."""
+    """True if an enabled sink asks for a record of every request."""
     return any("requests" in registry.spec(entry).flags for entry in registry.enabled("metrics"))

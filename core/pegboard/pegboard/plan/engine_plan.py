@@ -1,7 +1,7 @@
-"""From settings to an engine plan: find the model, describe it, and refuse what cannot work before anything heavy happens.
+"""From settings to an engine plan: finds the model, describes it, and refuses what cannot work before any expensive step.
 
-Runs in A, in well under a second when the files are there: no torch, no weights. The plan is plain data; with the plugin
-lock in it the engine process makes the same choices without looking at the installation again.
+Runs in A, without torch and without reading weights, in well under a second if the files are on this machine. The plan is plain
+data. It includes the plugin lock, so the engine process makes the same choices without scanning the installation again.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_le
 _DEFAULTS = {"max_new_tokens": "max_tokens"} | {
     name: name for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 }
-"""Names in a generation_config → SamplingParams field."""
+"""Name in a generation_config → SamplingParams field."""
 
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """Everything the engine process needs. Picklable.
+    """Everything that the engine process needs. Picklable.
 
-    lock: what children know of plugins. max_model_len, vocab_size: in tokens. eos_token_ids: ids that end an output, as the
-    checkpoint says. default_params: sampling defaults by SamplingParams field. model_names: names clients may use.
-    family: what the model's family recommends. tool_parser, reasoning_parser: qualified names of the chosen parsers.
+    lock: the plugins as child processes see them. max_model_len, vocab_size: in tokens. eos_token_ids: ids that end an output
+    according to the checkpoint. default_params: sampling defaults by SamplingParams field. model_names: names that clients may
+    use. family: what the model's family recommends. tool_parser, reasoning_parser: qualified names of the chosen parsers.
     """
 
     settings: Settings
@@ -68,10 +68,10 @@ class EnginePlan:
 
 
 def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[EnginePlan, Registry]:
-    """Find, fetch and describe the model and make every choice that needs no device.
+    """Find, fetch and describe the model, and make every choice that needs no device.
 
-    progress: called with the state of a download; None shows a bar on stderr if that is a terminal. Raises ConfigError,
-    ModelError, PluginError. Each choice is logged as one DEBUG line.
+    progress: called with the state of a download. If it is None, a bar is shown on stderr, provided that this is a terminal. Each
+    choice is logged as one DEBUG line. Raises ConfigError, ModelError or PluginError.
     """
     registry = Registry.discover(PluginPolicy.from_config(settings.plugins))
     settings = _amend(registry, settings)
@@ -114,7 +114,8 @@ def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[En
 
 
 def make_tokenizer(registry: Registry, plan: EnginePlan) -> Tokenizer:
-    """The tokenizer for the plan's checkpoint: the one asked for, or one that reads what the checkpoint carries."""
+    """Build the tokenizer for the plan's checkpoint: the one that was asked for, or one that can read the checkpoint's tokenizer
+    files."""
     payload = plan.checkpoint.tokenizer.format
     mode = plan.settings.engine.tokenizer_mode
     need = TokenizerNeed(payload=payload)
@@ -127,7 +128,7 @@ def make_tokenizer(registry: Registry, plan: EnginePlan) -> Tokenizer:
         decision = registry.choose("tokenizer", need, prefers=prefers, among=among, required=False)
     else:
         decision = registry.choose("tokenizer", need, explicit=mode, required=False)
-    # A payload has the name of the tokenizer that reads it.
+    # A payload's format is the name of the tokenizer that reads it.
     if decision.winner is None and payload not in registry.names("tokenizer"):
         raise not_found("tokenizer", payload, registry.names("tokenizer"), typed=False)
     setup = TokenizerSetup(plan.checkpoint, _chat_template(plan.settings.engine.chat_template) or plan.family.chat_template)
@@ -136,11 +137,11 @@ def make_tokenizer(registry: Registry, plan: EnginePlan) -> Tokenizer:
 
 
 def _reads_files(registry: Registry, entry: Entry, payload: TokenizerPayload) -> bool:
-    """Whether the files that the tokenizer asks for exist."""
+    """True if the files that the tokenizer needs exist."""
     try:
         patterns = registry.spec(entry).file_patterns  # type: ignore[attr-defined]  # discovery checks the spec's class
     except PluginError:
-        return True  # the choice reports that it is broken
+        return True  # choosing it reports that it is broken
     if not patterns:
         return True
     directory = payload.directory
@@ -148,7 +149,7 @@ def _reads_files(registry: Registry, entry: Entry, payload: TokenizerPayload) ->
 
 
 def _amend(registry: Registry, settings: Settings) -> Settings:
-    """Let enabled hook plugins change engine settings; each change is logged and remembered with the plugin's name."""
+    """Let the enabled hook plugins change engine settings. Each change is logged and recorded with the plugin's name."""
     if not registry.enabled_hooks():
         return settings
     from pegboard.plugins.hooks import Hooks
@@ -184,7 +185,7 @@ def _describe(registry: Registry, settings: Settings, files: LocalFiles) -> Chec
 
 
 def _choose_loader(registry: Registry, settings: Settings, root: Path) -> Decision:
-    """The loader that was asked for, or the best of those whose file patterns and magic match the files."""
+    """Choose the loader: the one that was asked for, or the best of those whose file patterns and magic match the files."""
     asked = settings.engine.load_format
     if asked != "auto":
         return registry.choose("weight_loader", Need(), explicit=asked)
@@ -193,7 +194,7 @@ def _choose_loader(registry: Registry, settings: Settings, root: Path) -> Decisi
     if entries and not suited:
         advice = missing_providers("weight_loader", registry.names("weight_loader"))
         raise ModelError(
-            f"{root}: no installed weight loader reads what is there ({_listing(root)}); "
+            f"{root}: no installed weight loader can read its files ({_listing(root)}); "
             f"installed: {', '.join(entry.name for entry in entries)}{f'; {advice}' if advice else ''}"
         )
     return registry.choose("weight_loader", Need(), among=suited if entries else None)
@@ -219,7 +220,7 @@ def _listing(root: Path) -> str:
 
 
 def _tokenizer_payload(registry: Registry, settings: Settings, text: str, progress: Progress) -> TokenizerPayload:
-    """What --tokenizer points at: a checkpoint file's own payload, or the files of a directory."""
+    """Return the tokenizer that --tokenizer points to: the payload in a checkpoint file, or the files of a directory."""
     specs = [cast(TokenizerSpec, registry.spec(entry)) for entry in registry.entries("tokenizer")]
     wanted = sorted({pattern for spec in specs for pattern in spec.reads})
     files = _fetch(registry, settings, text, FileFilter(tuple(wanted)), progress, None)
@@ -232,7 +233,7 @@ def _tokenizer_payload(registry: Registry, settings: Settings, text: str, progre
 
 
 def _check_names(registry: Registry, settings: Settings) -> None:
-    """Check that every plugin the user asked for by name is installed, before anything is fetched or loaded."""
+    """Check that every plugin that the user named is installed, before anything is fetched or loaded."""
     engine = settings.engine
     asked: dict[str, Sequence[str | None]] = {
         "platform": [engine.device],
@@ -254,7 +255,8 @@ def _check_names(registry: Registry, settings: Settings) -> None:
 
 
 def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint) -> None:
-    """Check before loading that the architecture and the quantization are installed. The error says what to install."""
+    """Check that plugins for the architecture and the quantization are installed, before anything is loaded. The error says what
+    to install."""
     if not checkpoint.architectures:
         raise ModelError(
             f"{checkpoint.path}: the checkpoint names no architecture; give one with --hf-overrides.architectures '[\"NAME\"]'"
@@ -273,18 +275,19 @@ def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint
 
 
 def max_model_len(config: Mapping[str, Any], asked: int | None) -> int:
-    """Longest prompt plus output: what the user asked for, within what the config allows. Raises ConfigError beyond that."""
+    """Return the maximum length of prompt plus output, in tokens: the user's value, or the model's limit. Raises ConfigError if
+    the user's value exceeds the limit."""
     limit = _config_limit(_text_config(config))
     if limit is None:
         if asked is None:
             log.warning(
-                "the checkpoint names no maximum length; taking %d (set max_model_len to change it)", FALLBACK_MAX_MODEL_LEN
+                "the checkpoint names no maximum length; using %d (set max_model_len to change it)", FALLBACK_MAX_MODEL_LEN
             )
         return asked or FALLBACK_MAX_MODEL_LEN
     if asked is not None and asked > limit:
         raise ConfigError(
-            f"max_model_len={asked} is over the model's limit of {limit} tokens; lower it, or change the model's own limit with "
-            "hf_overrides={'max_position_embeddings': …} if you know that it holds"
+            f"max_model_len={asked} exceeds the model's limit of {limit} tokens; lower it, or change the limit with "
+            "hf_overrides={'max_position_embeddings': …} if you know that the model supports it"
         )
     return asked or limit
 
@@ -303,7 +306,7 @@ def _config_limit(config: Mapping[str, Any]) -> int | None:
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part of a multimodal config; the config itself otherwise."""
+    """Return the language model's part of a multimodal config, or the config itself if it is not multimodal."""
     nested = config.get("text_config")
     return nested if isinstance(nested, Mapping) else config
 
@@ -325,7 +328,7 @@ def _eos_token_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _generation_config(settings: Settings, checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """The generation config the user chose: the checkpoint's, none, or one in a directory."""
+    """Return the generation config that the user chose: the checkpoint's, none, or one from a directory."""
     choice = settings.engine.generation_config
     if choice == "auto":
         return checkpoint.generation_config
@@ -344,7 +347,7 @@ def _generation_config(settings: Settings, checkpoint: Checkpoint) -> Mapping[st
 
 
 def _default_params(settings: Settings, generation: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling defaults by SamplingParams field, the user's overrides on top."""
+    """Return the sampling defaults by SamplingParams field. The user's overrides win."""
     overrides = settings.engine.override_generation_config or {}
     unknown = [name for name in overrides if name not in _DEFAULTS and name != "eos_token_id"]
     if unknown:
@@ -356,7 +359,7 @@ def _default_params(settings: Settings, generation: Mapping[str, Any]) -> dict[s
 
 
 def _chat_template(value: str | None) -> str | None:
-    """Jinja source from a file name or from the template itself. Raises ConfigError for a file that is not there."""
+    """Return the Jinja source, given a file name or the template itself. Raises ConfigError if a file cannot be read."""
     if value is None:
         return None
     is_source = any(mark in value for mark in "{}\n")
@@ -375,7 +378,8 @@ def _chat_template(value: str | None) -> str | None:
 
 @contextmanager
 def _shown(progress: Progress | None) -> Iterator[Progress]:
-    """The function that a download reports to: `progress`, or one tqdm bar per file on stderr if that is a terminal."""
+    """Yield the function that a download reports to: `progress`, or a function that shows one tqdm bar per file on stderr if that
+    is a terminal."""
     if progress is not None:
         yield progress
         return

@@ -1,7 +1,7 @@
 """Which model family a checkpoint belongs to, and what that family recommends: parsers, a tokenizer, a chat template.
 
-A family is data of a plugin (kind `model_family`). The match reads the checkpoint: its model type, its architectures, and the
-markers its chat template writes, because one architecture serves many families.
+A family is data in a plugin (kind `model_family`). It is matched on the checkpoint's model type, its architectures and the
+markers that its chat template writes. The markers are needed because one architecture serves many families.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from pegboard.plugins.selection import Candidate, Decision, by_gate
 log = get_logger(__name__)
 
 TOOLS = re.compile(r"""(?<![\w.'"])tools(?![\w'"])""")
-"""The variable in which a chat template gets the tools; `message.tools` and `message["tools"]` are something else."""
+"""Finds the variable in which a chat template gets the tools. `message.tools` and `message["tools"]` are not this variable."""
 
 AUTO, NONE = "auto", "none"
-"""Words of the parser settings. AUTO: the parser that the family recommends. NONE: no parser."""
+"""Values of the parser settings. AUTO: the parser that the family recommends. NONE: no parser."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """name: None when no family fits, or several fit equally. reason: why. chat_template: Jinja source of a template that knows
-    tools, None when the family brings none or the model's own template knows tools."""
+    """The family that was chosen. name: None if no family fits, or if several fit equally. reason: why it was chosen, or why none
+    was. chat_template: Jinja source of a template that supports tools; None if the family has none, or if the model's template
+    supports tools."""
 
     name: str | None = None
     reason: str = ""
@@ -42,7 +43,7 @@ class Family:
 
 
 def need_of(checkpoint: Checkpoint) -> ModelFamilyNeed:
-    """The parts of a checkpoint that families are matched on."""
+    """Return the parts of a checkpoint that families are matched on."""
     model_type = checkpoint.config.get("model_type")
     directory = checkpoint.tokenizer.directory
     return ModelFamilyNeed(
@@ -54,11 +55,12 @@ def need_of(checkpoint: Checkpoint) -> ModelFamilyNeed:
 
 
 Fit = tuple[int, Entry, ModelFamilySpec, str]
-"""A family that fits: how many matches, and which in words."""
+"""A family that fits: the number of matches, its entry, its spec, and the matches in words."""
 
 
 def choose_family(registry: Registry, need: ModelFamilyNeed) -> Family:
-    """The family with the most matches; recorded as the decision `model_family`. A broken plugin is left out with a warning."""
+    """Return the family with the most matches, and record it as the decision `model_family`. A broken plugin is left out with a
+    warning."""
     candidates: list[Candidate] = []
     fitting: list[Fit] = []
     for entry in registry.entries("model_family"):
@@ -98,14 +100,15 @@ def _reason(winner: Fit | None, best: list[Fit]) -> str:
     if not best:
         return "no installed family fits"
     names = " and ".join(row[1].name for row in best)
-    return f"a tie of {names} with {best[0][0]} matches each, so nothing is recommended; name the parsers yourself"
+    return f"a tie: {names} have {best[0][0]} matches each, so nothing is recommended; name the parsers yourself"
 
 
 def matches(spec: ModelFamilySpec, need: ModelFamilyNeed) -> tuple[int, str]:
-    """How many things match, and which. (0, reason) when something that the family asks for does not match.
+    """Return the number of matches, and the matches in words. If something that the family asks for does not match, return (0,
+    reason).
 
-    The model type or an architecture must fit where the family names any, a file where it names file patterns; every marker must
-    occur in the template.
+    If the family names model types or architectures, one of them must fit. If it names file patterns, a file must fit. Every
+    marker must occur in the template.
     """
     found: list[str] = []
     if need.model_type is not None and need.model_type in spec.model_types:
@@ -113,41 +116,44 @@ def matches(spec: ModelFamilySpec, need: ModelFamilyNeed) -> tuple[int, str]:
     if shared := sorted(spec.architectures & (need.architectures or frozenset())):
         found.append(f"architecture {shared[0]}")
     if not found and (spec.model_types or spec.architectures):
-        return 0, "neither its model types nor its architectures"
+        return 0, "neither its model types nor its architectures fit"
     if spec.file_patterns:
         fitting = sorted(name for name in need.files or () if any(fnmatchcase(name, pattern) for pattern in spec.file_patterns))
         if not fitting:
-            return 0, f"no file {' or '.join(spec.file_patterns)}"
+            return 0, f"there is no file {' or '.join(spec.file_patterns)}"
         found.append(f"file {fitting[0]}")
     missing = [marker for marker in spec.template_markers if marker not in (need.template or "")]
     if missing:
         return 0, f"the chat template has no {missing[0]!r}"
     found += [f"template marker {marker!r}" for marker in spec.template_markers]
-    return len(found), ", ".join(found) or "it names nothing to match"
+    return len(found), ", ".join(found) or "the family names nothing to match"
 
 
 def describe(need: ModelFamilyNeed) -> str:
-    """A need in words; the template only by its length."""
+    """Return a need in words. Of the template, only the length is given."""
     template = "no chat template" if need.template is None else f"a chat template of {len(need.template)} characters"
     return f"model_type={need.model_type!r}, architectures={sorted(need.architectures or ())}, {template}"
 
 
 def _template(entry: Entry, spec: ModelFamilySpec, own: str | None) -> str | None:
-    """The family's template where the model has none that knows tools. Raises PluginBroken when its file is missing."""
+    """Return the family's template, if the model has no template that supports tools. Raises PluginBroken if its file is
+    missing."""
     if spec.chat_template is None or (own is not None and TOOLS.search(own)):
         return None
     package, _, name = spec.chat_template.partition(":")
     try:
         return files(package).joinpath(name).read_text("utf-8")
-    except (OSError, ModuleNotFoundError, TypeError) as error:  # TypeError: the name is that of a module, not of a package
+    except (OSError, ModuleNotFoundError, TypeError) as error:  # TypeError: the name belongs to a module, not to a package
         message = f"{entry.id}: chat_template {spec.chat_template!r} cannot be read ({error}); expected 'package:file'"
         raise PluginBroken(message, plugin=entry.id) from error
 
 
 def choose_parser(registry: Registry, kind: str, asked: str, family: Family) -> str | None:
-    """The qualified name of the parser of `kind`: the one asked for, or under "auto" the family's. None = no parser.
+    """Return the qualified name of the parser of `kind`: the one that was asked for or, for "auto", the family's. None means no
+    parser.
 
-    A parser that was asked for and cannot be used is an error. A recommended one that cannot be used is left out with a warning.
+    If a parser that was asked for cannot be used, this is an error. If a recommended parser cannot be used, it is left out with a
+    warning.
     """
     if asked == NONE:
         return None

@@ -1,7 +1,7 @@
 """Parses the model reference that the user typed: a path, "scheme:name", or "org/name".
 
-No scheme is known by name here. The specs of the installed model sources say which schemes exist, which one takes paths and which
-one takes org/name.
+This module knows no scheme by name. The specs of the installed model sources say which schemes exist, which one takes paths and
+which one takes org/name.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pegboard.plugins.names import missing_providers, not_found, to_install
 from pegboard.plugins.registry import Registry
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_SCHEME = re.compile(r"([A-Za-z][\w+-]+):(.*)", re.DOTALL)  # two letters at least: "C:\models" is a path
+_SCHEME = re.compile(r"([A-Za-z][\w+-]+):(.*)", re.DOTALL)  # at least two letters, because "C:\models" is a path
 _FILE_AFTER = re.compile(r"(?P<name>.+):(?P<file>[^:\\]*[^:\\/.]\.[A-Za-z]\w*)", re.DOTALL)
 _PATH_STARTS = ("./", "../", "/", "~", ".\\", "..\\")
 
 
 def parse_reference(text: str, registry: Registry, *, revision: str | None = None) -> ModelReference:
-    """`split_reference` with the schemes of the installed model sources. Broken plugins are left out. Raises ModelError as
-    `split_reference` does, and PluginNotFound, which says what to install, when a source is missing."""
+    """Call `split_reference` with the schemes of the installed model sources. Broken plugins are left out. Raises ModelError as
+    `split_reference` does. If a source is missing, raises PluginNotFound, which says what to install."""
     flags: dict[str, frozenset[str]] = {}
     for entry in registry.entries("model_source"):
         try:
             flags[entry.name] = registry.spec(entry).flags
-        except PluginError:  # it is reported where plugins are chosen; its scheme is still known
+        except PluginError:  # choosing it reports the error; its scheme is still known
             flags[entry.name] = frozenset()
     directory_scheme = next((name for name in sorted(flags) if "directory" in flags[name]), None)
     default_scheme = next((name for name in sorted(flags) if "default" in flags[name]), None)
@@ -65,13 +65,13 @@ def split_reference(
     default_scheme: str | None,
     endings: tuple[str, ...] = (),
 ) -> ModelReference:
-    """The reference `text` stands for, the first of these that fits:
+    """Return the reference that `text` stands for. The first of these forms that fits is taken:
 
-    1. a path that exists, or looks like one (starts with ./ ../ / ~, or has one of `endings`, those of weight files);
+    1. a path that exists, or that looks like one (it starts with ./ ../ / ~ or has one of `endings`, those of weight files);
     2. scheme:name[:file] with an installed scheme;
     3. org/name[:file].
 
-    Raises ModelError that shows these forms and the nearest scheme, or says that no source for the form is installed.
+    Raises ModelError, which shows these forms and the nearest scheme, or says that no source for the form is installed.
     """
     text = text.strip()
     match = _SCHEME.fullmatch(text)
@@ -94,15 +94,15 @@ def split_reference(
 def _exists(text: str) -> bool:
     try:
         return bool(text) and Path(text).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):  # name too long, unknown home, NUL inside
+    except (OSError, RuntimeError, ValueError):  # the name is too long, has an unknown home or contains NUL
         return False
 
 
 def _weight_endings(registry: Registry) -> tuple[str, ...]:
-    """The file endings that the installed weight loaders read."""
+    """Return the file endings that the installed weight loaders read."""
     found: set[str] = set()
     for entry in registry.entries("weight_loader"):
-        with contextlib.suppress(PluginError):  # a broken one is reported where loaders are chosen
+        with contextlib.suppress(PluginError):  # choosing a broken loader reports the error
             found |= {Path(pattern).suffix.lower() for pattern in getattr(registry.spec(entry), "file_patterns", ())}
     return tuple(sorted(found - {""}))
 
@@ -114,7 +114,7 @@ def _looks_like_path(text: str, endings: tuple[str, ...]) -> bool:
 
 
 def _is_hub_file(reference: ModelReference) -> bool:
-    """Whether it is org/name:file. The colon tells it from a path."""
+    """True if the reference is org/name:file. The colon distinguishes it from a path."""
     return reference.file is not None and _HUB_NAME.fullmatch(reference.name) is not None
 
 
