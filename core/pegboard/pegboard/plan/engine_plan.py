@@ -194,7 +194,7 @@ def _choose_loader(registry: Registry, settings: Settings, root: Path) -> Decisi
     if entries and not suited:
         advice = missing_providers("weight_loader", registry.names("weight_loader"))
         raise ModelError(
-            f"{root}: no installed weight loader can read its files ({_listing(root)}); "
+            f"{root}: no installed weight loader reads its files ({_listing(root)}); "
             f"installed: {', '.join(entry.name for entry in entries)}{f'; {advice}' if advice else ''}"
         )
     return registry.choose("weight_loader", Need(), among=suited if entries else None)
