@@ -111,6 +111,22 @@ def test_why_kernel_tells_of_each_op(fakes: FakeDistributions, capsys: pytest.Ca
     ]
 
 
+def test_why_kernel_tells_what_is_not_replayed(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
+    """The recorder is not an op, whatever its name is. Attention that cannot be replayed is named."""
+    recorder = spec_source("kernel", "RECORDS", provides="replay", probe="command_parts:ok")
+    attention = spec_source("attention", "PLAIN", platforms=frozenset({"x"}))
+    attention += spec_source("attention", "QUICK", flags=frozenset({"replay"}))
+    fakes.add("acme", {"kernel": {"replay.one": "recorder_specs:RECORDS"}}, {"recorder_specs": recorder})
+    fakes.add("beta", {"attention": {"plain": "some_specs:PLAIN", "quick": "some_specs:QUICK"}}, {"some_specs": attention})
+    assert run("why", "kernel", "--platform", "x") == 0
+    out = capsys.readouterr().out
+    assert "kernel recorder → replay.one" in out and "kernel replay" not in out
+    assert "not replayed: sampling" in out and "attention plain, whose spec has no flag 'replay'" in out and "quick" not in out
+    assert run("why", "kernel", "--platform", "y", "--json") == 0
+    (made,) = json.loads(capsys.readouterr().out)
+    assert made["key"] == "recorder" and len(made["notes"]) == 2
+
+
 def test_why_of_a_keyed_kind(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
     fakes.add("acme", {"model": {"Llama": "keyed_specs:SPEC", "*": "keyed_specs:SPEC"}}, {"keyed_specs": spec_source("model")})
     assert run("why", "model", "--name", "Llama") == 0

@@ -106,8 +106,11 @@ def ready(tmp_path: Path, **settings: object) -> Worker:
 def test_recorded_steps_give_the_tokens_of_eager_ones(gpu: FakeGPU, tmp_path: Path) -> None:
     eager = ready(tmp_path, enforce_eager=True)
     assert gpu.captures == 0
+    (made,) = [made for made in eager.registry.describe_decisions() if made["key"] == "recorder"]
+    assert made["notes"] == ["not replayed: every step runs eagerly: enforce_eager is set"]
     wanted = expected(eager, 6)
     recorded = ready(tmp_path)
+    assert recorded.registry.decisions["kernel", "recorder"].notes == ()
     before = gpu.replays
     assert generate(recorded, 6) == wanted
     assert gpu.replays - before == 6  # the prompts' output head, and five whole steps
@@ -198,6 +201,8 @@ def test_what_cannot_be_recorded_is_named_and_runs(
     with caplog.at_level("INFO"):
         worker = ready(tmp_path)
     assert "decode run eagerly: __float__ reads a tensor of the device on the host" in caplog.text
+    (note,) = worker.registry.decisions["kernel", "recorder"].notes
+    assert note == "not replayed: decode run eagerly: __float__ reads a tensor of the device on the host"
     assert generate(worker, 4) == wanted
 
 

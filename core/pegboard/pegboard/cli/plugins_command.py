@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 from pegboard.errors import ConfigError, PluginError, UsageError, did_you_mean
 from pegboard.interfaces import KINDS
@@ -124,7 +126,7 @@ def _why(registry: Registry, arguments: argparse.Namespace) -> int:
             raise
         made = recorded
     if arguments.as_json:
-        _print_json({**_decision_facts(made), "error": error})
+        _print_json({**made.describe(), "error": error})
     else:
         print(made.table())
         if error:
@@ -133,8 +135,7 @@ def _why(registry: Registry, arguments: argparse.Namespace) -> int:
 
 
 def _why_kernels(registry: Registry, need: Need, as_json: bool) -> int:
-    """Print one choice per op, which is the part of a kernel's name before the dot, and the facts that the probes of the chosen
-    kernels found."""
+    """Show one choice per op and weight format, the choice of the recorder, and what the probes of the chosen kernels found."""
     made = _kernels(registry, need)
     _print_decisions(made, as_json, "no kernels are installed: core's torch operators are used")
     winners = {decision.winner.distribution: decision.winner for decision in made if decision.winner is not None}
@@ -145,17 +146,36 @@ def _why_kernels(registry: Registry, need: Need, as_json: bool) -> int:
 
 
 def _kernels(registry: Registry, need: Need) -> list[Decision]:
-    by_op: dict[str, list[Entry]] = {}
+    from pegboard.interfaces.kernel import RECORDER, KernelSpec, key_of
+
+    by_key: dict[str, list[Entry]] = {}
     for entry in registry.entries("kernel"):
-        by_op.setdefault(entry.name.partition(".")[0], []).append(entry)
-    return [registry.choose("kernel", need, key=op, among=among, required=False) for op, among in sorted(by_op.items())]
+        key = entry.name.partition(".")[0]
+        with suppress(PluginError):  # the choice reports what is broken
+            key = key_of(entry.name, cast(KernelSpec, registry.spec(entry)))
+        by_key.setdefault(key, []).append(entry)
+    for key, among in sorted(by_key.items()):
+        made = registry.choose("kernel", need, key=key, among=among, required=False)
+        if key == RECORDER and made.winner is not None:
+            registry.record(replace(made, notes=tuple(_not_replayed(registry, need))))
+    return [registry.decisions["kernel", key] for key in sorted(by_key)]
+
+
+def _not_replayed(registry: Registry, need: Need) -> Iterator[str]:
+    """The parts of a decode step that no recorder replays, as far as specs tell."""
+    yield "not replayed: sampling, which depends on the parameters of each request"
+    for entry in registry.entries("attention"):
+        with suppress(PluginError):
+            spec = registry.spec(entry)
+            runs_here = None in (need.platform, spec.platforms) or need.platform in (spec.platforms or ())
+            if runs_here and "replay" not in spec.flags:
+                yield f"not replayed: decode and forward with attention {entry.name}, whose spec has no flag 'replay'"
+    yield "what else is not replayed depends on the model: the log and GET /v1/pegboard/plugins of a running engine show it"
 
 
 def _why_for_model(arguments: argparse.Namespace, config: PluginConfig | None) -> int:
     """Print the choices for a model: those that depend on the checkpoint, the platform and the kernels. Return the exit status,
     which is 1 if the requested kind is not among them."""
-    from dataclasses import replace
-
     from pegboard.config.schema import PluginConfig
     from pegboard.config.sources import engine_settings
     from pegboard.plan.engine_plan import resolve
@@ -175,23 +195,9 @@ def _why_for_model(arguments: argparse.Namespace, config: PluginConfig | None) -
 
 def _print_decisions(decisions: Sequence[Decision], as_json: bool, nothing: str = "") -> None:
     if as_json:
-        _print_json([{**_decision_facts(made), "error": ""} for made in decisions])
+        _print_json([{**made.describe(), "error": ""} for made in decisions])
     else:
         print("\n".join(made.table() for made in decisions) or nothing)
-
-
-def _decision_facts(decision: Decision) -> dict[str, Any]:
-    def facts(entry: Entry) -> dict[str, str]:
-        return {"name": entry.name, "distribution": entry.distribution, "version": entry.version}
-
-    return {
-        "kind": decision.kind,
-        "key": decision.key,
-        "need": decision.need,
-        "winner": facts(decision.winner) if decision.winner else None,
-        "rank": decision.rank,
-        "candidates": [{**facts(c.entry), "gate": c.gate, "state": c.state, "reason": c.reason} for c in decision.candidates],
-    }
 
 
 def _need(kind: str, pairs: Sequence[str], platform: str | None) -> Need:

@@ -34,3 +34,12 @@ class KernelSpec(Spec):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelNeed(Need):
     dtype: str | None = None
+
+
+RECORDER = "recorder"
+"""Key under which the kernel that records the forward is chosen. All other kernels are chosen by op or weight format."""
+
+
+def key_of(name: str, spec: KernelSpec) -> str:
+    """Return the key under which the entry called `name` is chosen: its op, its weight format, or RECORDER."""
+    return RECORDER if spec.provides == "replay" else name.partition(".")[0]

@@ -46,7 +46,8 @@ class Candidate:
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The outcome of one choice. key: what it was for within the kind (architecture, op, layer group), "" if there is one
-    only. need: text form of the need. rank: why the winner won. candidates: winner first, then in rank order."""
+    only. need: text form of the need. rank: why the winner won. notes: what is known of the
+    winner at work. candidates: winner first, then in rank order."""
 
     kind: str
     winner: Entry | None
@@ -54,6 +55,7 @@ class Decision:
     key: str = ""
     need: str = ""
     rank: str = ""
+    notes: tuple[str, ...] = ()
 
     def line(self) -> str:
         """One line for the log."""
@@ -78,21 +80,24 @@ class Decision:
         others = [c for c in self.candidates if c.gate != "selected"]
         names = [c.entry.name if short.count(c.entry.name) == 1 else c.entry.qualified for c in others]
         width = max(map(len, names), default=0)
+        lines += [f"  {note}" for note in self.notes]
         lines += [f"  {name:<{width}}  {c.state:<12}  {c.reason}".rstrip() for name, c in zip(names, others, strict=True)]
         return "\n".join(lines)
 
     def describe(self) -> dict[str, Any]:
-        """The explanation as plain data."""
+        """Return the explanation as plain data, as `plugins why --json` and the HTTP API show it."""
+
+        def shown(entry: Entry) -> dict[str, str]:
+            return {"name": entry.name, "distribution": entry.distribution, "version": entry.version}
+
         return {
             "kind": self.kind,
             "key": self.key,
             "need": self.need,
-            "winner": self.winner.qualified if self.winner else None,
+            "winner": shown(self.winner) if self.winner else None,
             "rank": self.rank,
-            "candidates": [
-                {"name": candidate.entry.qualified, "state": candidate.state, "gate": candidate.gate, "reason": candidate.reason}
-                for candidate in self.candidates
-            ],
+            "notes": list(self.notes),
+            "candidates": [{**shown(c.entry), "gate": c.gate, "state": c.state, "reason": c.reason} for c in self.candidates],
         }
 
     def require(self) -> Entry:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pegboard.errors import ModelError, PluginBroken
-from pegboard.interfaces.kernel import KernelNeed, KernelSpec
+from pegboard.interfaces.kernel import RECORDER, KernelNeed, KernelSpec, key_of
 from pegboard.ops import REFERENCES
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.registry import Registry
@@ -26,26 +26,26 @@ def choose_kernels(registry: Registry, *, platform: str, dtype: str) -> Kernels:
     kernels, offers = Kernels(REFERENCES), dict[str, list[Entry]]()
     declared: dict[str, Entry] = {}
     for entry in registry.entries("kernel"):
-        name = entry.name.partition(".")[0]
         try:
             spec = registry.spec(entry)
         except PluginBroken as error:
             registry.quarantine(entry, str(error))
             continue
         assert isinstance(spec, KernelSpec)
-        offers.setdefault("" if spec.provides == "replay" else name, []).append(entry)
+        key = key_of(entry.name, spec)
+        offers.setdefault(key, []).append(entry)
         if spec.declares:
-            declared[name] = entry
+            declared[key] = entry
     for name, entries in offers.items():
-        if name and name not in REFERENCES and name not in declared:
+        if name != RECORDER and name not in REFERENCES and name not in declared:
             for entry in entries:
                 registry.quarantine(entry, f"there is no op {name!r}, and this plugin does not declare it")
             continue
         need = KernelNeed(platform=platform, dtype=dtype)
-        decision = registry.choose("kernel", need, key=name or "replay", among=entries, required=False)
+        decision = registry.choose("kernel", need, key=name, among=entries, required=False)
         winner = decision.winner or declared.get(name)
-        if winner is not None and name:
-            kernels[name] = registry.load(winner)
-        elif winner is not None:
+        if winner is not None and name == RECORDER:
             kernels.replay = registry.load(winner)
+        elif winner is not None:
+            kernels[name] = registry.load(winner)
     return kernels

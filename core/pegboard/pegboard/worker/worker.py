@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from pegboard.errors import ConfigError, blame
 from pegboard.interfaces.attention import AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan
 from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
 from pegboard.interfaces.executor import SERVING_CALLS, START_CALLS, WorkerReady
+from pegboard.interfaces.kernel import RECORDER
 from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorSpec, KVConnectorWorker
 from pegboard.interfaces.logits_processor import LogitsProcessorSetup
 from pegboard.interfaces.platform import PlatformSetup, Replay
@@ -29,6 +30,7 @@ from pegboard.log import get_logger
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.importing import import_part
 from pegboard.plugins.registry import Registry
+from pegboard.plugins.selection import Decision
 from pegboard.worker import memory
 from pegboard.worker.adapters import load_adapter
 from pegboard.worker.attention_groups import AttentionGroups
@@ -207,10 +209,13 @@ class Worker:
         """Record what the model computes. A stage that cannot be recorded runs eagerly, and the log says why."""
         self.replay = None if self.config.enforce_eager else self.platform.replay(self.kernels.replay)
         if self.replay is None:
-            return
-        with blame(self.model_entry.id):
-            refusals = self.running.record(self.replay, self.attention.not_replayed())
-        if refusals:
+            refusals = ["every step runs eagerly" + (": enforce_eager is set" if self.config.enforce_eager else "")]
+        else:
+            with blame(self.model_entry.id):
+                refusals = self.running.record(self.replay, self.attention.not_replayed())
+        made = self.registry.decisions.get(("kernel", RECORDER)) or Decision("kernel", None, key=RECORDER)
+        self.registry.record(replace(made, notes=tuple(f"not replayed: {refusal}" for refusal in refusals)))
+        if self.replay is not None and refusals:
             log.info("not replayed: %s", "; ".join(refusals))
 
     # --- serving -----------------------------------------------------------------------------------------------------------
