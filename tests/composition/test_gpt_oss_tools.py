@@ -15,7 +15,6 @@ from starlette.testclient import TestClient
 
 from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup
-from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 from pegboard_server.app import build_app
 from pegboard_testing.fake_builtin_tool import TYPES, FakeBuiltinTool
@@ -52,7 +51,7 @@ TOOLS = [{"type": "mcp", "server_label": "calc"}, {"type": "code_interpreter"}, 
 
 @pytest.fixture(scope="module")
 def registry() -> Registry:
-    return Registry.discover(PluginPolicy())
+    return Registry.discover()
 
 
 @pytest.mark.parametrize("case", CALLS)

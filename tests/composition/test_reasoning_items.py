@@ -18,7 +18,6 @@ from starlette.testclient import TestClient
 
 from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup
-from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 from pegboard_server.app import build_app
 from pegboard_testing.fake_client import FakeEngineClient
@@ -44,7 +43,7 @@ def examples() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def registry() -> Registry:
-    return Registry.discover(PluginPolicy())
+    return Registry.discover()
 
 
 def app(registry: Registry, name: str, example: Example) -> TestClient:

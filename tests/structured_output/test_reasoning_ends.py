@@ -10,7 +10,6 @@ import pytest
 
 from pegboard.interfaces.output_parser import OutputParserSetup, Reasoning
 from pegboard.interfaces.tokenizer import Vocabulary
-from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 
 SWITCHES: tuple[Mapping[str, bool], ...] = (
@@ -49,7 +48,7 @@ CLOSED = {
 
 @pytest.fixture(scope="module")
 def registry() -> Registry:
-    return Registry.discover(PluginPolicy())
+    return Registry.discover()
 
 
 def found(registry: Registry, name: str, switches: Mapping[str, bool], prompt_end: str) -> str:

@@ -22,7 +22,6 @@ from pegboard.interfaces.api import RequestOptions
 from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard.interfaces.structured_output import Constraint, Grammar, StructuredOutput, StructuredOutputSetup
 from pegboard.interfaces.tokenizer import Chat, Vocabulary
-from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 from pegboard_chat.chats import ChatRequest, Chats
 from pegboard_chat.parsing import Message, fold
@@ -120,7 +119,7 @@ for each in SCHEMAS.values():
 
 @pytest.fixture(scope="module")
 def registry() -> Registry:
-    return Registry.discover(PluginPolicy())
+    return Registry.discover()
 
 
 @pytest.fixture(scope="module", params=BACKENDS)

@@ -14,7 +14,6 @@ import pytest
 from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard.interfaces.structured_output import Constraint, Grammar, StructuredOutput, StructuredOutputSetup
 from pegboard.interfaces.tokenizer import Vocabulary
-from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 from pegboard_chat.parsing import fold
 
@@ -38,7 +37,7 @@ TOOLS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def registry() -> Registry:
-    return Registry.discover(PluginPolicy())
+    return Registry.discover()
 
 
 @pytest.fixture(scope="module", params=BACKENDS)

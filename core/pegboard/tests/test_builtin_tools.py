@@ -11,7 +11,6 @@ import pytest
 from pegboard.config.schema import PluginConfig, ServerConfig, Settings
 from pegboard.errors import ConfigError, PluginNotFound
 from pegboard.plan.ambient import with_enabled
-from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 from pegboard_server.app import start_tools
 from pegboard_testing.contract_builtin_tool import BuiltinToolContract
@@ -62,7 +61,7 @@ def make(fake_distributions: FakeDistributions) -> Make:
         points = {"builtin_tool": {name: f"acme_tools:{spec}" for name, spec in names.items()}}
         fake_distributions.add("acme-tools", points, {"acme_tools": SOURCE})
         config = PluginConfig(**(plugins or {}))
-        registry = Registry(fake_distributions.scan(), PluginPolicy.from_config(config))
+        registry = Registry(fake_distributions.scan(), config)
         return registry, Settings(server=ServerConfig(**server), plugins=config)
 
     return make

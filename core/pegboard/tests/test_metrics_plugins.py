@@ -10,7 +10,6 @@ import pytest
 from pegboard.config.schema import EngineConfig, PluginConfig, Settings, check_engine
 from pegboard.errors import ConfigError, PluginNotFound
 from pegboard.plan.ambient import build_sinks, sink_entries, wants_records, with_enabled
-from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 from pegboard_testing.fake_distributions import FakeDistributions
 
@@ -55,7 +54,7 @@ def make(fake_distributions: FakeDistributions) -> Make:
         points = {"metrics": {name: f"acme_sinks:{spec}" for name, spec in names.items()}}
         fake_distributions.add("acme-sinks", points, {"acme_sinks": SOURCE})
         config = PluginConfig(**{"enable": ["metrics:engine", "metrics:api"], **(plugins or {})})
-        registry = Registry(fake_distributions.scan(), PluginPolicy.from_config(config))
+        registry = Registry(fake_distributions.scan(), config)
         return registry, Settings(EngineConfig(**engine), plugins=config)
 
     return make

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from pegboard.cli import plugins_command
+from pegboard.cli.main import plugin_config
 from pegboard.errors import ConfigError, PluginNotFound
 from pegboard.plugins import discovery
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
@@ -29,7 +30,7 @@ def fakes(fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch
 
 
 def run(*arguments: str) -> int:
-    return plugins_command.main(arguments)
+    return plugins_command.main(arguments, plugin_config())
 
 
 def add_attention(fakes: FakeDistributions) -> None:
@@ -159,10 +160,9 @@ def test_doctor_finds_what_is_wrong(
     fakes.add("twin", {"sampler": {"after": "sick_after:SPEC"}, "pegboard.attention.v7": {"far": "x:Y"}})
     # The entry whose module ends the interpreter is judged by its missing answer, so the probing process must not import it.
     from pegboard.plugins.doctor import examine
-    from pegboard.plugins.policy import PluginPolicy
     from pegboard.plugins.registry import Registry
 
-    findings = examine(Registry(fakes.scan(), PluginPolicy()))
+    findings = examine(Registry(fakes.scan()))
     text = {(finding.subject, finding.text) for finding in findings if finding.level == "problem"}
 
     def says(subject: str, words: str) -> bool:

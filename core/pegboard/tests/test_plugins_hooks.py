@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from pegboard.config.schema import PluginConfig
 from pegboard.errors import PluginBroken, PluginFailure
 from pegboard.interfaces.hooks import LoadedModel, Role
 from pegboard.plugins.hooks import Hooks
-from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 from pegboard_testing.fake_distributions import FakeDistributions
 
@@ -24,7 +24,7 @@ def make(fake_distributions: FakeDistributions) -> MakeHooks:
         for name, source in sources.items():
             value = f"hooks_{name}:HOOKS" if "HOOKS =" in source else f"hooks_{name}"
             fake_distributions.add(f"acme-{name}", {"hooks": {name: value}}, {f"hooks_{name}": source})
-        policy = PluginPolicy(enable=tuple(f"hooks:{name}" for name in sources if name != "off"))
+        policy = PluginConfig(enable=[f"hooks:{name}" for name in sources if name != "off"])
         return Hooks(Registry(fake_distributions.scan(), policy))
 
     return build

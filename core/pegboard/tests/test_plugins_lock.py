@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from pegboard.config.schema import PluginConfig
 from pegboard.errors import PluginBroken
 from pegboard.interfaces.attention import AttentionNeed
-from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import PluginLock, Registry
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 
@@ -62,7 +62,7 @@ def child(fakes: FakeDistributions, lock: PluginLock) -> subprocess.CompletedPro
 
 def test_child_repeats_the_parents_choice_without_a_scan(fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEGBOARD__ATTENTION__B__BLOCK", "7")
-    parent = Registry(fakes.scan(), PluginPolicy(deny=()))
+    parent = Registry(fakes.scan(), PluginConfig(deny=[]))
     parent.choose("attention", AttentionNeed(head_dim=64), prefers=("b",))
     monkeypatch.undo()
     result = child(fakes, parent.lock())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pegboard.config.schema import PluginConfig
 from pegboard.errors import ConfigError
 from pegboard.plugins.options import schema_text
-from pegboard.plugins.policy import PluginPolicy
+from pegboard.plugins.policy import check
 from pegboard.plugins.registry import Registry
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 
@@ -33,7 +34,7 @@ def fakes(fake_distributions: FakeDistributions) -> FakeDistributions:
 
 
 def resolved(fakes: FakeDistributions, values: dict[str, object], name: str = "Fast.one") -> dict[str, object]:
-    registry = Registry(fakes.scan(), PluginPolicy(options={("sampler", name): values} if values else {}))
+    registry = Registry(fakes.scan(), PluginConfig(options={f"sampler.{name}": values} if values else {}))
     model = registry.options(registry.find("sampler", name))
     return model.model_dump(exclude_unset=True) if model is not None else {}
 
@@ -56,8 +57,8 @@ def test_environment_fills_what_is_left_out(fakes: FakeDistributions, monkeypatc
 
 
 def test_long_name_wins_over_short(fakes: FakeDistributions) -> None:
-    policy = PluginPolicy(options={("sampler", "Fast.one"): {"block_m": 1}, ("sampler", "acme:Fast.one"): {"block_m": 2}})
-    policy.check(fakes.scan())
+    policy = PluginConfig(options={"sampler.Fast.one": {"block_m": 1}, "sampler.acme:Fast.one": {"block_m": 2}})
+    check(policy, fakes.scan())
     registry = Registry(fakes.scan(), policy)
     assert registry.options(registry.find("sampler", "Fast.one")).block_m == 2
 

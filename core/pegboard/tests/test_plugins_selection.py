@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pegboard.config.schema import PluginConfig
 from pegboard.errors import PluginBroken, PluginConflict, PluginFailure, PluginNotFound, PluginUnsuitable
 from pegboard.interfaces.attention import AttentionNeed, AttentionSpec
 from pegboard.interfaces.spec import TIERS, AtMost, Multiple, Need, unmet
 from pegboard.plugins.discovery import Entry, Scan
-from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 
@@ -66,7 +66,7 @@ def test_conflict_is_an_error_only_when_the_short_name_is_used(fakes: FakeDistri
         registry.find("sampler", "fast")
     assert registry.find("sampler", "b-dist:fast").distribution == "b-dist"
     assert registry.choose("sampler", Need()).require().distribution == "a-dist"
-    denied = Registry(fakes.scan(), PluginPolicy(deny=("a-dist",)))
+    denied = Registry(fakes.scan(), PluginConfig(deny=["a-dist"]))
     assert denied.find("sampler", "fast").distribution == "b-dist"
 
 
@@ -75,20 +75,20 @@ def test_replacing_needs_the_plugin_and_the_operator(fakes: FakeDistributions) -
     add(fakes, "sampler", "faster", "acme", replaces=("known:fast",))
     quiet = Registry(fakes.scan())
     assert quiet.find("sampler", "fast").distribution == "known"
-    registry = Registry(fakes.scan(), PluginPolicy(override=("acme",)))
+    registry = Registry(fakes.scan(), PluginConfig(override=["acme"]))
     assert registry.find("sampler", "fast").distribution == "acme"
     assert registry.find("sampler", "known:fast").distribution == "known"
     decision = registry.choose("sampler", Need())
     assert decision.require().distribution == "acme"
     assert "replaced by acme:faster" in decision.table()
-    wishful = Registry(fakes.scan(), PluginPolicy(override=("known",)))
+    wishful = Registry(fakes.scan(), PluginConfig(override=["known"]))
     assert wishful.find("sampler", "fast").distribution == "known"
 
 
 def test_same_name_conflict_is_solved_by_override(fakes: FakeDistributions) -> None:
     add(fakes, "sampler", "fast", "known")
     add(fakes, "sampler", "fast", "acme", replaces=("known:fast",))
-    assert Registry(fakes.scan(), PluginPolicy(override=("acme",))).find("sampler", "fast").distribution == "acme"
+    assert Registry(fakes.scan(), PluginConfig(override=["acme"])).find("sampler", "fast").distribution == "acme"
 
 
 def test_every_gate_leaves_its_reason(fakes: FakeDistributions) -> None:
@@ -101,7 +101,7 @@ def test_every_gate_leaves_its_reason(fakes: FakeDistributions) -> None:
     add(fakes, "attention", "slow", tier="reference", supports={"head_dim": True})
     add(fakes, "attention", "good", supports={"head_dim": True}, probe="probes:ok")
     fakes.add("d-future", {"pegboard.attention.v2": {"future": "x:Y"}})
-    registry = Registry(fakes.scan(), PluginPolicy(deny=("attention:blocked",)))
+    registry = Registry(fakes.scan(), PluginConfig(deny=["attention:blocked"]))
     decision = registry.choose("attention", AttentionNeed(head_dim=80, platform="cpu"))
     found = {c.entry.name: (c.gate, c.reason) for c in decision.candidates}
     assert found["blocked"] == ("allowed", "denied by 'attention:blocked' in plugins.deny")
@@ -155,7 +155,7 @@ def test_broken_platform_is_fatal_unless_another_is_named_or_it_is_denied(fakes:
     with pytest.raises(PluginBroken, match=r"platform:gpu .*cpu would work"):
         Registry(fakes.scan()).choose("platform", Need())
     assert Registry(fakes.scan()).choose("platform", Need(), explicit="cpu").require().name == "cpu"
-    denied = Registry(fakes.scan(), PluginPolicy(deny=("d-gpu",)))
+    denied = Registry(fakes.scan(), PluginConfig(deny=["d-gpu"]))
     assert denied.choose("platform", Need()).require().name == "cpu"
 
 
@@ -271,7 +271,7 @@ def test_build_is_attributed(fakes: FakeDistributions) -> None:
     with pytest.raises(PluginUnsuitable, match="1.9"):
         registry.load(registry.find("sampler", "newer"))
     with pytest.raises(PluginUnsuitable, match="deny"):
-        Registry(fakes.scan(), PluginPolicy(deny=("d-s",))).load(entry)
+        Registry(fakes.scan(), PluginConfig(deny=["d-s"])).load(entry)
 
 
 def test_prefers_and_among(fakes: FakeDistributions) -> None:

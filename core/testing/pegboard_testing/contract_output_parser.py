@@ -30,7 +30,6 @@ from pegboard.interfaces.output_parser import (
     ToolCallStart,
 )
 from pegboard.interfaces.tokenizer import Vocabulary
-from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 from pegboard_chat.parsing import Message, fold, merged
 from pegboard_testing.parser_examples import TOOLS, Example
@@ -300,7 +299,7 @@ class OutputParserContract:
 
 def contract_classes(module: ModuleType) -> dict[str, type[OutputParserContract]]:
     """A test class for each parser in an `examples.py`. Two names of one parser with the same examples are one class."""
-    registry = Registry.discover(PluginPolicy())
+    registry = Registry.discover()
     classes: dict[tuple[Any, int], type[OutputParserContract]] = {}
     for (kind, name), examples in module.EXAMPLES.items():
         make = registry.load(registry.find(kind, name))

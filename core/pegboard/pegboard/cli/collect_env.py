@@ -16,7 +16,6 @@ from typing import Any
 
 from pegboard.cli.flags import FlagParser
 from pegboard.config.schema import PluginConfig
-from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 
 VARIABLES = ("PEGBOARD_LOG_LEVEL", "PEGBOARD_PLUGINS", "PEGBOARD_STRICT", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS")
@@ -24,13 +23,13 @@ PROBED = ("platform", "kernel")
 """The kinds whose probes examine the machine."""
 
 
-def main(words: Sequence[str], config: PluginConfig | None) -> int:
+def main(words: Sequence[str], config: PluginConfig) -> int:
     """Print the report, as text or JSON."""
     parser = FlagParser(prog="pegboard collect-env", description="Report versions, machine and plugins, for a bug report.")
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument("--no-torch", action="store_true", help="do not import torch, which takes seconds, and probe no plugins")
     arguments = parser.parse(words)
-    registry = Registry.discover(PluginPolicy.from_config(config))
+    registry = Registry.discover(config)
     report: dict[str, Any] = {
         "system": {"os": platform.platform(), "libc": " ".join(platform.libc_ver()), "python": sys.version.split()[0]},
         "processor": _processor(),

@@ -110,11 +110,11 @@ def _explain(words: Sequence[str]) -> int:
 
 def _options_help(address: str) -> str:
     from pegboard.plugins.options import schema_text
-    from pegboard.plugins.policy import PluginPolicy, option_key
+    from pegboard.plugins.policy import option_key
     from pegboard.plugins.registry import Registry
 
     kind, name = option_key(address)
-    return schema_text(Registry.discover(PluginPolicy.from_config(plugin_config())).find(kind.replace("-", "_"), name))
+    return schema_text(Registry.discover(plugin_config()).find(kind.replace("-", "_"), name))
 
 
 def _setting_help(word: str) -> str:
@@ -132,26 +132,24 @@ def _setting_help(word: str) -> str:
     return f"{flag} ({setting.section})\n  {setting.help}\n  type {shown}, default {setting.default!r}"
 
 
-def plugin_config() -> "PluginConfig | None":
-    """Return the plugin rules of the PEGBOARD_CONFIG file, or None if there is no such file."""
+def plugin_config() -> "PluginConfig":
+    """Return the plugin rules of the PEGBOARD_CONFIG file and of PEGBOARD_PLUGINS."""
     from pegboard.cli.flags import config_layers
     from pegboard.config.sources import settings_from
 
-    layers = config_layers(None)
-    return settings_from(layers).plugins if layers else None
+    return settings_from(config_layers(None)).plugins
 
 
 def _run_plugin(word: str, words: list[str]) -> int:
     """Run a command that a plugin provides. Raises UsageError if it is unknown. An allow list does not apply to commands, because
     the user types the command."""
-    from dataclasses import replace
+    from msgspec import structs
 
     from pegboard.errors import UsageError, did_you_mean
     from pegboard.plugins.defaults import provider
-    from pegboard.plugins.policy import PluginPolicy
     from pegboard.plugins.registry import Registry
 
-    registry = Registry.discover(replace(PluginPolicy.from_config(plugin_config()), allow=None))
+    registry = Registry.discover(structs.replace(plugin_config(), allow=None))
     known = commands()
     if word.rpartition(":")[2] not in known and provider("command", word) is None:
         raise UsageError(f"there is no command {word!r}{did_you_mean(word, known)}; there are {', '.join(known)}")

@@ -16,7 +16,6 @@ from pegboard.interfaces.spec import Need
 from pegboard.plugins.discovery import HOOKS_KIND, Entry
 from pegboard.plugins.importing import need_class
 from pegboard.plugins.names import check_kind
-from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 from pegboard.plugins.selection import Decision
 
@@ -25,14 +24,13 @@ if TYPE_CHECKING:
     from pegboard.config.schema import PluginConfig
 
 
-def main(words: Sequence[str], config: PluginConfig | None = None) -> int:
-    """Run the command and return the exit status: 0, or 1 if no plugin suits or a problem was found. config: the plugin settings
-    of a config file."""
+def main(words: Sequence[str], config: PluginConfig) -> int:
+    """Run the command and return the exit status: 0, or 1 if no plugin suits or a problem was found."""
     arguments = _parser().parse(words)
     if getattr(arguments, "model", None) is not None:
         return _why_for_model(arguments, config)
     action = {"list": _list, "show": _show, "why": _why, "doctor": _doctor}[arguments.action]
-    return action(Registry.discover(PluginPolicy.from_config(config)), arguments)
+    return action(Registry.discover(config), arguments)
 
 
 def _parser() -> FlagParser:
@@ -173,16 +171,15 @@ def _not_replayed(registry: Registry, need: Need) -> Iterator[str]:
     yield "what else is not replayed depends on the model: the log and GET /v1/pegboard/plugins of a running engine show it"
 
 
-def _why_for_model(arguments: argparse.Namespace, config: PluginConfig | None) -> int:
+def _why_for_model(arguments: argparse.Namespace, config: PluginConfig) -> int:
     """Print the choices for a model: those that depend on the checkpoint, the platform and the kernels. Return the exit status,
     which is 1 if the requested kind is not among them."""
-    from pegboard.config.schema import PluginConfig
     from pegboard.config.sources import engine_settings
     from pegboard.plan.engine_plan import resolve
 
     if arguments.kind is not None:
         check_kind(arguments.kind)
-    _, registry = resolve(replace(engine_settings(arguments.model, {}), plugins=config or PluginConfig()))
+    _, registry = resolve(replace(engine_settings(arguments.model, {}), plugins=config))
     platform = registry.choose("platform", _need("platform", (), None), required=False).winner
     _kernels(registry, _need("kernel", (), platform.name if platform else None))
     decisions = [made for (kind, _), made in sorted(registry.decisions.items()) if arguments.kind in (None, kind)]

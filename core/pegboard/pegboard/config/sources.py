@@ -15,6 +15,7 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
+from pegboard import env
 from pegboard.config.schema import SECTIONS, Setting, Settings, all_settings, build, check_engine
 from pegboard.config.vllm_names import ABSENT, ALIASES, FORMS, Layer, refuse, translate
 from pegboard.errors import ConfigError, did_you_mean
@@ -46,8 +47,10 @@ def is_vllm_name(name: str) -> bool:
 
 
 def settings_from(layers: list[tuple[Layer, str]]) -> Settings:
-    """Merge the layers; later ones override earlier ones. The name of a value's layer is recorded as its source. Raises
-    ConfigError."""
+    """Merge the layers; later ones override earlier ones. The name of a value's layer is recorded as its source. PEGBOARD_PLUGINS
+    is the weakest layer. Raises ConfigError."""
+    if (allow := env.plugins_allowed()) is not None:
+        layers = [({"plugins": {"allow": list(allow)}}, "PEGBOARD_PLUGINS"), *layers]
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     sources: dict[str, str] = {}
     for given, source in layers:

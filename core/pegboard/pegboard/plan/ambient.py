@@ -4,8 +4,9 @@ specs and does not know any plugin by name."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from pegboard.config.schema import EngineConfig, Settings
 from pegboard.errors import ConfigError, PluginNotFound
@@ -41,16 +42,16 @@ def with_enabled(registry: Registry, settings: Settings) -> Registry:
 
 def _enable(registry: Registry, kind: str, found: list[Entry], given: Mapping[str, Any], told: str) -> Registry:
     """Enable the plugins in `found` that are not disabled. `given` are their options where the user has set none."""
-    policy = registry.policy
-    found = [entry for entry in found if f"{kind}:{entry.name}" not in policy.disable]
+    config = registry.config
+    found = [entry for entry in found if f"{kind}:{entry.name}" not in config.disable]
     if not found:
         raise PluginNotFound(f"{told}, and none runs; {missing_providers(kind, registry.names(kind))}".rstrip("; "))
-    options = {key: dict(values) for key, values in policy.options.items()}
+    options = {key: dict(values) for key, values in config.options.items()}
     for entry in found:
-        own = options.setdefault((kind, entry.name), {})
+        own = options.setdefault(f"{kind}.{entry.name}", {})
         own.update({name: value for name, value in given.items() if value and name not in own})
-    enable = tuple(dict.fromkeys([*policy.enable, *(f"{kind}:{entry.name}" for entry in found)]))
-    return type(registry)(registry.scan, replace(policy, enable=enable, options=options))
+    enable = list(dict.fromkeys([*config.enable, *(f"{kind}:{entry.name}" for entry in found)]))
+    return type(registry)(registry.scan, msgspec.structs.replace(config, enable=enable, options=options))
 
 
 def sink_entries(registry: Registry, config: EngineConfig, process: str) -> list[Entry]:

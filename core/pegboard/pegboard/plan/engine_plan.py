@@ -30,7 +30,6 @@ from pegboard.plan.families import NONE, Family, choose_family, choose_parser, n
 from pegboard.plugins.defaults import default_model, default_name
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.names import missing_providers, not_found
-from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import PluginLock, Registry
 from pegboard.plugins.selection import Decision
 
@@ -73,7 +72,7 @@ def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[En
     progress: called with the state of a download. If it is None, a bar is shown on stderr, provided that this is a terminal. Each
     choice is logged as one DEBUG line. Raises ConfigError, ModelError or PluginError.
     """
-    registry = Registry.discover(PluginPolicy.from_config(settings.plugins))
+    registry = Registry.discover(settings.plugins)
     settings = _amend(registry, settings)
     check_engine(settings.engine)
     registry = with_enabled(registry, settings)

@@ -49,7 +49,7 @@ def choose_ranked(
         named = [entry for entry in entries if keys is None or entry.name == name]
         if ranked:
             reason = f"{ranked[0].entry.name} comes before {name!r}"
-            judged += [Candidate(entry, "ranked", reason) for entry in named if not registry.policy.blocked(entry)]
+            judged += [Candidate(entry, "ranked", reason) for entry in named if not registry.blocked(entry)]
             continue
         found = [judge(registry, entry, need) for entry in named]
         judged += found
@@ -106,7 +106,7 @@ def choose_explicit(registry: Registry, kind: str, need: Need, name: str, key: s
 def judge(registry: Registry, entry: Entry, need: Need) -> Candidate:
     """Send one entry through the gates up to "suitable"; "ranked" means that it passed them all. An error of the plugin becomes
     its candidate's reason. Raises PluginBroken when a child process has another version than its parent."""
-    if reason := registry.policy.blocked(entry):
+    if reason := registry.blocked(entry):
         return Candidate(entry, "allowed", reason)
     if replacement := registry.replacements(entry.kind).get(entry.qualified):
         return Candidate(entry, "allowed", f"replaced by {replacement.qualified} in plugins.override")

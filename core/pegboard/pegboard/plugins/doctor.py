@@ -18,6 +18,7 @@ from pegboard.interfaces.hooks import Finding
 from pegboard.interfaces.spec import Broken, Ok
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_object, import_part, import_spec, incompatibility
+from pegboard.plugins.policy import overrides
 from pegboard.plugins.registry import Registry
 
 BUDGET_MS = 20.0
@@ -52,7 +53,7 @@ def _duplicates(registry: Registry) -> Iterator[Finding]:
 
 
 def _conflicts(registry: Registry) -> Iterator[Finding]:
-    for kind, name in sorted({(entry.kind, entry.name) for entry in registry.scan.entries if not registry.policy.blocked(entry)}):
+    for kind, name in sorted({(entry.kind, entry.name) for entry in registry.scan.entries if not registry.blocked(entry)}):
         try:
             registry.find(kind, name)
         except PluginError as error:
@@ -84,7 +85,7 @@ def _requirements(registry: Registry) -> Iterator[Finding]:
 
 
 def _specs(registry: Registry) -> Iterator[Finding]:
-    allowed = [entry for entry in registry.scan.entries if not registry.policy.blocked(entry)]
+    allowed = [entry for entry in registry.scan.entries if not registry.blocked(entry)]
     for entry, cost in measure(allowed).items():
         if cost.error:
             yield Finding("problem", entry.id, cost.error.removeprefix(f"{entry.id}: "))
@@ -116,7 +117,7 @@ def _judge(registry: Registry, entry: Entry) -> Iterator[Finding]:
         yield Finding("problem", entry.id, reason)
     if isinstance(verdict, Broken):
         yield Finding("problem", entry.id, f"cannot work here: {verdict.reason}")
-    if registry.policy.overrides(entry) and not spec.replaces:
+    if overrides(registry.config, entry) and not spec.replaces:
         yield Finding("note", entry.id, "is in plugins.override, but replaces nothing")
 
 

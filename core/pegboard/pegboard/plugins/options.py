@@ -16,7 +16,7 @@ from pegboard.errors import ConfigError, did_you_mean
 from pegboard.interfaces.spec import Spec
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_part, import_spec
-from pegboard.plugins.policy import OptionKey
+from pegboard.plugins.policy import OptionKey, option_key
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 RawOptions = dict[OptionKey, dict[str, Any]]
 
 
-def gather(entries: Iterable[Entry], policy_options: Mapping[OptionKey, Mapping[str, Any]]) -> RawOptions:
+def gather(entries: Iterable[Entry], options: Mapping[str, Mapping[str, Any]]) -> RawOptions:
     """Raw values per plugin: those of the policy, then those of the environment where the policy says nothing.
     Raises ConfigError for an environment variable that addresses no plugin."""
     entries = list(entries)
     raw: RawOptions = {
-        key: {name.replace("-", "_"): value for name, value in values.items()} for key, values in policy_options.items()
+        option_key(address): {name.replace("-", "_"): value for name, value in values.items()}
+        for address, values in options.items()
     }
     for (kind, name, field), value in env.plugin_options().items():
         meant = {entry.name for entry in entries if entry.kind == kind and _env_name(entry.name) == _env_name(name)}

@@ -6,95 +6,61 @@ two distributions share). A pattern that matches nothing known is an error, so t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
 
-from pegboard import env
+from pegboard.config.schema import PluginConfig
 from pegboard.errors import ConfigError, did_you_mean
 from pegboard.interfaces import KINDS
 from pegboard.plugins.defaults import catalogue, default_enabled
 from pegboard.plugins.discovery import HOOKS_KIND, Entry, Scan, normalized
 
-if TYPE_CHECKING:
-    from pegboard.config.schema import PluginConfig
-
 OptionKey = tuple[str, str]
 """(kind, name), where name is the short one or "distribution:name"."""
 
 
-@dataclass(frozen=True, slots=True)
-class PluginPolicy:
-    """allow: None = everything installed. Otherwise only what matches; a kind that no pattern names is left alone as long
-        as all patterns are of the form kind:name (restricting one kind does not switch off another).
-    deny: never these. override: distributions whose `replaces` is granted.
-    enable, disable: ambient plugins (hooks, api, metrics, builtin_tool) to run in addition to the defaults, or not to run.
-    options: {(kind, name): {field: value}} from file and command line.
-    """
+def blocked(config: PluginConfig, entry: Entry) -> str | None:
+    """Return the reason why the rules forbid the entry, None if they allow it. An allow list whose patterns are all of the form
+    kind:name restricts only the kinds that it names."""
+    for pattern in config.deny:
+        if matches(pattern, entry):
+            return f"denied by {pattern!r} in plugins.deny"
+    if config.allow is None or any(matches(pattern, entry) for pattern in config.allow):
+        return None
+    kinds = {pattern.partition(":")[0] for pattern in config.allow if ":" in pattern}
+    only_names = bool(config.allow) and all(":" in pattern for pattern in config.allow)
+    if only_names and entry.kind not in kinds:
+        return None
+    return "not in plugins.allow"
 
-    allow: tuple[str, ...] | None = None
-    deny: tuple[str, ...] = ()
-    override: tuple[str, ...] = ()
-    enable: tuple[str, ...] = ()
-    disable: tuple[str, ...] = ()
-    options: Mapping[OptionKey, Mapping[str, Any]] = field(default_factory=dict)
 
-    @classmethod
-    def from_config(cls, config: PluginConfig | None = None) -> PluginPolicy:
-        """The policy of a configuration. PEGBOARD_PLUGINS is the allow list where the configuration has none.
-        Raises ConfigError for an option address that is not "kind.name"."""
-        if config is None:
-            from pegboard.config.schema import PluginConfig
+def overrides(config: PluginConfig, entry: Entry) -> bool:
+    """Return whether the operator lets this entry replace what its spec's `replaces` names."""
+    return any(matches(pattern, entry) for pattern in config.override)
 
-            config = PluginConfig()
-        return cls(
-            allow=tuple(config.allow) if config.allow is not None else env.plugins_allowed(),
-            deny=tuple(config.deny),
-            override=tuple(config.override),
-            enable=tuple(config.enable),
-            disable=tuple(config.disable),
-            options={option_key(address): dict(values) for address, values in config.options.items()},
-        )
 
-    def blocked(self, entry: Entry) -> str | None:
-        """The reason why the policy forbids the entry; None = allowed."""
-        for pattern in self.deny:
-            if matches(pattern, entry):
-                return f"denied by {pattern!r} in plugins.deny"
-        if self.allow is None or any(matches(pattern, entry) for pattern in self.allow):
-            return None
-        kinds = {pattern.partition(":")[0] for pattern in self.allow if ":" in pattern}
-        only_names = bool(self.allow) and all(":" in pattern for pattern in self.allow)
-        if only_names and entry.kind not in kinds:
-            return None
-        return "not in plugins.allow"
+def enabled(config: PluginConfig, entry: Entry) -> bool:
+    """Return whether the entry may act: passive kinds always, ambient ones when a default or enabled, and not disabled."""
+    if not is_ambient(entry):
+        return True
+    if any(matches(pattern, entry) for pattern in config.disable):
+        return False
+    return entry.name in default_enabled(entry.kind) or any(matches(pattern, entry) for pattern in config.enable)
 
-    def overrides(self, entry: Entry) -> bool:
-        """True when the operator lets this entry replace what its spec's `replaces` names."""
-        return any(matches(pattern, entry) for pattern in self.override)
 
-    def enabled(self, entry: Entry) -> bool:
-        """True when the entry may act: passive kinds always, ambient ones when a default or enabled, and not disabled."""
-        if not is_ambient(entry):
-            return True
-        if any(matches(pattern, entry) for pattern in self.disable):
-            return False
-        return entry.name in default_enabled(entry.kind) or any(matches(pattern, entry) for pattern in self.enable)
-
-    def check(self, scan: Scan) -> None:
-        """Raises ConfigError for a pattern or option address that matches nothing installed or catalogued, and for
-        enabling something that is not installed or not ambient."""
-        installed = list(scan.all_entries())
-        for setting in ("allow", "deny", "override", "enable", "disable"):
-            for pattern in getattr(self, setting) or ():
-                _check_pattern(setting, pattern, installed)
-        for pattern in self.enable:
-            _check_enable(pattern, installed)
-        for kind, name in self.options:
-            if not any(entry.kind == kind and name in (entry.name, entry.qualified) for entry in installed):
-                known = [f"{entry.kind}.{entry.name}" for entry in installed]
-                advice = _advice(f"{kind}.{name}", f"{kind}:{name}", known)
-                raise ConfigError(f"options for {kind}.{name}: no such plugin is installed{advice}")
+def check(config: PluginConfig, scan: Scan) -> None:
+    """Raises ConfigError for a pattern or option address that matches nothing installed or catalogued, and for enabling
+    something that is not installed or not ambient."""
+    installed = list(scan.all_entries())
+    for setting in ("allow", "deny", "override", "enable", "disable"):
+        for pattern in getattr(config, setting) or ():
+            _check_pattern(setting, pattern, installed)
+    for pattern in config.enable:
+        _check_enable(pattern, installed)
+    for kind, name in map(option_key, config.options):
+        if not any(entry.kind == kind and name in (entry.name, entry.qualified) for entry in installed):
+            known = [f"{entry.kind}.{entry.name}" for entry in installed]
+            advice = _advice(f"{kind}.{name}", f"{kind}:{name}", known)
+            raise ConfigError(f"options for {kind}.{name}: no such plugin is installed{advice}")
 
 
 def is_ambient(entry: Entry) -> bool:

@@ -1,6 +1,6 @@
 """The installed plugins of one process: look-up by name, choice by need, and building what was chosen.
 
-registry = Registry.discover(policy)            # in the parent: one scan
+registry = Registry.discover(config)            # in the parent: one scan
 decision = registry.choose("attention", need)   # explained and remembered
 backend = registry.build(decision.require(), setup)
 child = Registry.from_lock(lock)                # in a child: no scan, the same choices
@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pegboard import env
+from pegboard.config.schema import PluginConfig
 from pegboard.errors import PluginBroken, PluginConflict, PluginUnsuitable, blame
 from pegboard.interfaces.spec import Need, Ok, Spec, Verdict
 from pegboard.log import get_logger
-from pegboard.plugins import choosing, discovery, options
+from pegboard.plugins import choosing, discovery, options, policy
 from pegboard.plugins.discovery import Entry, Scan, normalized
 from pegboard.plugins.importing import import_part, import_spec, incompatibility, run_probe
 from pegboard.plugins.names import check_kind, not_found
 from pegboard.plugins.options import RawOptions
-from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.selection import Decision
 
 logger = get_logger(__name__)
@@ -36,7 +36,7 @@ class PluginLock:
     """
 
     scan: Scan = Scan()
-    policy: PluginPolicy = PluginPolicy()
+    config: PluginConfig = PluginConfig()
     options: RawOptions = field(default_factory=dict)
     decisions: tuple[Decision, ...] = ()
 
@@ -45,12 +45,12 @@ class Registry:
     """Specs, verdicts and choices are kept, so that asking twice costs nothing. `scan` may be made by hand: tests give
     entries whose `value` points at fakes."""
 
-    def __init__(self, scan: Scan, policy: PluginPolicy | None = None, *, raw_options: RawOptions | None = None) -> None:
+    def __init__(self, scan: Scan, config: PluginConfig | None = None, *, raw_options: RawOptions | None = None) -> None:
         self.scan = scan
-        self.policy = policy or PluginPolicy()
+        self.config = config or PluginConfig()
         self.decisions: dict[tuple[str, str], Decision] = {}
         self.locked: dict[tuple[str, str], Decision] = {}
-        self._raw_options = options.gather(scan.entries, self.policy.options) if raw_options is None else raw_options
+        self._raw_options = options.gather(scan.entries, self.config.options) if raw_options is None else raw_options
         self._specs: dict[Entry, Spec] = {}
         self._verdicts: dict[Entry, Verdict] = {}
         self._replacements: dict[str, dict[str, Entry]] = {}
@@ -58,32 +58,37 @@ class Registry:
         self._unverified: set[str] = set()
 
     @classmethod
-    def discover(cls, policy: PluginPolicy | None = None) -> Registry:
-        """Everything installed, under `policy`. Scans once per process. Raises ConfigError for a policy that names unknowns."""
+    def discover(cls, config: PluginConfig | None = None) -> Registry:
+        """Everything installed, under the rules of `config`. Scans once per process. Raises ConfigError for a rule about something
+        unknown."""
         scan = discovery.scan()
-        policy = policy or PluginPolicy()
-        policy.check(scan)
-        return cls(scan, policy)
+        registry = cls(scan, config)
+        policy.check(registry.config, scan)
+        return registry
 
     @classmethod
     def from_lock(cls, lock: PluginLock) -> Registry:
         """The registry that the parent resolved. Neither packages nor the environment are read. Raises PluginBroken at the first
         use of a distribution whose version differs from the locked one."""
-        registry = cls(lock.scan, lock.policy, raw_options=lock.options)
+        registry = cls(lock.scan, lock.config, raw_options=lock.options)
         registry.locked = {(made.kind, made.key): made for made in lock.decisions}
         registry._unverified = {entry.distribution for entry in lock.scan.all_entries()}
         return registry
 
     def lock(self) -> PluginLock:
         """This registry as a value for children."""
-        return PluginLock(self.scan, self.policy, self._raw_options, tuple(self.decisions.values()))
+        return PluginLock(self.scan, self.config, self._raw_options, tuple(self.decisions.values()))
 
     # --- look-up: metadata only ------------------------------------------------------------------------------------------
+
+    def blocked(self, entry: Entry) -> str | None:
+        """Return the reason why the configuration forbids the entry, None if it does not."""
+        return policy.blocked(self.config, entry)
 
     def entries(self, kind: str) -> list[Entry]:
         """Allowed entries of a kind, sorted by name and distribution."""
         check_kind(kind)
-        return [entry for entry in self.scan.entries if entry.kind == kind and not self.policy.blocked(entry)]
+        return [entry for entry in self.scan.entries if entry.kind == kind and not self.blocked(entry)]
 
     def names(self, kind: str) -> list[str]:
         """Short names of the allowed entries, each once."""
@@ -93,14 +98,14 @@ class Registry:
         """The entry called `name`, or "distribution:name".
 
         Raises PluginNotFound (says what to install or what was meant), PluginConflict (several distributions),
-        PluginUnsuitable (installed, but blocked by policy or made for another interface).
+        PluginUnsuitable (installed, but blocked by a rule or made for another interface).
         """
         check_kind(kind)
         distribution, colon, short = name.rpartition(":")
         named = [entry for entry in self.scan.entries if entry.kind == kind and entry.name == short]
         if colon:
             named = [entry for entry in named if entry.distribution == normalized(distribution)]
-        allowed = [entry for entry in named if not self.policy.blocked(entry)]
+        allowed = [entry for entry in named if not self.blocked(entry)]
         if not colon:
             replaced = self.replacements(kind)
             allowed = list(dict.fromkeys(replaced.get(entry.qualified, entry) for entry in allowed))
@@ -109,7 +114,7 @@ class Registry:
         if allowed:
             return allowed[0]
         if named:
-            reasons = "; ".join(f"{entry.id} is {self.policy.blocked(entry)}" for entry in named)
+            reasons = "; ".join(f"{entry.id} is {self.blocked(entry)}" for entry in named)
             raise PluginUnsuitable(f"{kind} {name!r} may not be used: {reasons}", plugin=named[0].id)
         for unusable in self.scan.unusable:
             if unusable.entry.kind == kind and name in (unusable.entry.name, unusable.entry.qualified):
@@ -128,8 +133,8 @@ class Registry:
         so. Reads the specs of overriding plugins only."""
         if kind not in self._replacements:
             found: dict[str, Entry] = {}
-            for entry in self.entries(kind) if self.policy.override else ():
-                if not self.policy.overrides(entry):
+            for entry in self.entries(kind) if self.config.override else ():
+                if not policy.overrides(self.config, entry):
                     continue
                 for qualified in self.spec(entry).replaces:
                     distribution, _, name = qualified.rpartition(":")
@@ -143,7 +148,7 @@ class Registry:
     def enabled(self, kind: str) -> list[Entry]:
         """The entries of an ambient kind that run: installed, allowed, and a default or enabled. Raises PluginConflict when
         two distributions provide the same enabled name."""
-        running = [entry for entry in self.entries(kind) if self.policy.enabled(entry)]
+        running = [entry for entry in self.entries(kind) if policy.enabled(self.config, entry)]
         replaced = self.replacements(kind)
         running = list(dict.fromkeys(replaced.get(entry.qualified, entry) for entry in running))
         for entry in running:
@@ -154,7 +159,7 @@ class Registry:
 
     def enabled_hooks(self) -> list[Entry]:
         """Entries of the hooks group that run, sorted."""
-        return [entry for entry in self.scan.hooks if not self.policy.blocked(entry) and self.policy.enabled(entry)]
+        return [entry for entry in self.scan.hooks if not self.blocked(entry) and policy.enabled(self.config, entry)]
 
     # --- tier 1: specs and verdicts --------------------------------------------------------------------------------------
 
@@ -236,7 +241,7 @@ class Registry:
 
     def load(self, entry: Entry) -> Callable[..., Any]:
         """The entry's implementation, imported. Raises PluginBroken, or PluginUnsuitable for a blocked or incompatible one."""
-        if reason := self.policy.blocked(entry):
+        if reason := self.blocked(entry):
             raise PluginUnsuitable(f"{entry.id} may not be used: {reason}", plugin=entry.id)
         spec = self.spec(entry)
         if reason := incompatibility(entry, spec):
@@ -254,7 +259,7 @@ class Registry:
     def check_options(self) -> None:
         """Validate every option that was given, also those of plugins that will not be chosen. Raises ConfigError."""
         for entry in self.scan.entries:
-            if not self.policy.blocked(entry) and options.raw_values(entry, self._raw_options):
+            if not self.blocked(entry) and options.raw_values(entry, self._raw_options):
                 self.options(entry)
 
     def build(self, entry: Entry, setup: object) -> Any:
@@ -271,7 +276,7 @@ class Registry:
 
     def describe(self) -> list[dict[str, Any]]:
         """Every entry as plain data, with why it may not be used ("" = it may): what `plugins list` and the API show."""
-        rows = [(entry, self.policy.blocked(entry) or "") for entry in (*self.scan.entries, *self.scan.hooks)]
+        rows = [(entry, self.blocked(entry) or "") for entry in (*self.scan.entries, *self.scan.hooks)]
         rows += [(unusable.entry, unusable.reason) for unusable in self.scan.unusable]
         return [
             {
@@ -281,7 +286,7 @@ class Registry:
                 "version": entry.version,
                 "value": entry.value,
                 "reason": reason,
-                "enabled": not reason and self.policy.enabled(entry),
+                "enabled": not reason and policy.enabled(self.config, entry),
             }
             for entry, reason in sorted(rows, key=lambda row: row[0].sort_key)
         ]

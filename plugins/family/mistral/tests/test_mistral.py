@@ -9,7 +9,6 @@ from pegboard_family_mistral.tool_parser import MistralToolParser
 
 from pegboard.interfaces.model_family import ModelFamilyNeed
 from pegboard.plan.families import choose_family
-from pegboard.plugins.policy import PluginPolicy
 from pegboard.plugins.registry import Registry
 from pegboard_chat.parsing import fold
 from pegboard_testing.contract_output_parser import run
@@ -45,7 +44,7 @@ def test_the_family_follows_from_template_and_files(
     need = ModelFamilyNeed(
         model_type=model_type, architectures=frozenset({architecture}), template=template, files=frozenset(files)
     )
-    family = choose_family(Registry.discover(PluginPolicy()), need)
+    family = choose_family(Registry.discover(), need)
     assert family.name == (None if name == "hermes" and architecture != "MistralForCausalLM" else name), family.reason
     if name in ("mistral", "magistral", "mistral_common", "magistral_common"):
         assert family.recommends["tool_parser"] == "mistral"
