@@ -1,6 +1,6 @@
 """Options of a plugin: one frozen pydantic model per implementation, addressed `kind.name.field`.
 
-Values come from the file and the command line (the policy's options) and, for fields that these leave out, from the environment
+Values come from the file and the command line (the options of the settings) and, for fields that these leave out, from the environment
 (`PEGBOARD__KIND__NAME__FIELD`). pydantic is imported only when a plugin that has options is built.
 """
 
@@ -26,7 +26,7 @@ RawOptions = dict[OptionKey, dict[str, Any]]
 
 
 def gather(entries: Iterable[Entry], options: Mapping[str, Mapping[str, Any]]) -> RawOptions:
-    """Raw values per plugin: those of the policy, then those of the environment where the policy says nothing.
+    """Raw values per plugin: those of the settings, then those of the environment where the settings say nothing.
     Raises ConfigError for an environment variable that addresses no plugin."""
     entries = list(entries)
     raw: RawOptions = {
