@@ -31,6 +31,7 @@ WORKER = CORE / "worker/worker.py"
 EXCEPTIONS = {
     "BuiltinToolNeed.type": "`pegboard plugins why builtin_tool --need type=…` asks with it",
     "EngineConfig.structured_outputs_config": "read by a function of its own file, which checks it",
+    "KernelSpec.provides": "read by key_of, in its own file",
     "ModelFamilySpec.implementation": "gives a default to the field of Spec: a family is data",
     "StructuredOutputNeed.constraint": "`pegboard plugins why structured_output --need constraint=…` asks with it",
     "StructuredOutputSetup.load": "read by its property vocabulary, in its own file",

@@ -1,6 +1,6 @@
 """Options of a plugin: one frozen pydantic model per implementation, addressed `kind.name.field`.
 
-Values come from the file and the command line (the options of the settings) and, for fields that these leave out, from the environment
+Values come from the settings (file and command line) and, for fields that these leave out, from the environment
 (`PEGBOARD__KIND__NAME__FIELD`). pydantic is imported only when a plugin that has options is built.
 """
 

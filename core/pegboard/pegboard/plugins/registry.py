@@ -59,7 +59,7 @@ class Registry:
 
     @classmethod
     def discover(cls, config: PluginConfig | None = None) -> Registry:
-        """Everything installed, under the rules of `config`. Scans once per process. Raises ConfigError for a rule about something
+        """Everything installed, under the rules of `config`. Scans once per process. Raises ConfigError if a rule names something
         unknown."""
         scan = discovery.scan()
         registry = cls(scan, config)
