@@ -1,4 +1,4 @@
-"""Linear layers: merged parts, shares of tensor-parallel ranks, biases and adapters, against plain matrices."""
+"""Linear layers: merged parts, biases and adapters, against plain matrices."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pegboard.errors import ConfigError, ModelError
-from pegboard.layers import Embedding, Group, Head, Linear, QKVLinear
+from pegboard.layers import Embedding, Head, Linear, QKVLinear
 from pegboard.layers.build import LoRALimits
-from pegboard_testing.fake_build import fake_build, load_layers, run_ranks
+from pegboard_testing.fake_build import fake_build, load_layers
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -24,85 +24,40 @@ def merged_tensors(parts: dict[str, int], width: int) -> dict[str, Tensor]:
 
 
 @settings(max_examples=20, deadline=None)
-@given(size=st.sampled_from([1, 2, 3]), rows=st.lists(st.integers(1, 4), min_size=1, max_size=3), bias=st.booleans())
-def test_column_shares_side_by_side_are_the_whole(size: int, rows: list[int], bias: bool) -> None:
-    parts = {f"p{index}": count * size for index, count in enumerate(rows)}
+@given(rows=st.lists(st.integers(1, 4), min_size=1, max_size=3), bias=st.booleans())
+def test_merged_parts_side_by_side(rows: list[int], bias: bool) -> None:
+    parts = {f"p{index}": count for index, count in enumerate(rows)}
     tensors, x = merged_tensors(parts, 6), random(5, 6, seed=99)
-
-    def rank(group: Group) -> Tensor:
-        layer = Linear(fake_build(tensor=group).at("m"), 6, sum(parts.values()), split="column", parts=parts, bias=bias)
-        load_layers([layer], tensors)
-        return layer(x)
-
-    shares = run_ranks(size, rank)
-    start = 0
-    for name, count in parts.items():
-        own = slice(start // size, (start + count) // size)
-        expected = x @ tensors[f"m.{name}.weight"].T + (tensors[f"m.{name}.bias"] if bias else 0)
-        torch.testing.assert_close(torch.cat([share[:, own] for share in shares], 1), expected)
-        start += count
+    layer = Linear(fake_build().at("m"), 6, sum(rows), parts=parts, bias=bias)
+    assert load_layers([layer], tensors) == {name for name in tensors if bias or name.endswith("weight")}
+    expected = [x @ tensors[f"m.{name}.weight"].T + (tensors[f"m.{name}.bias"] if bias else 0) for name in parts]
+    torch.testing.assert_close(layer(x), torch.cat(expected, 1))
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_row_shares_sum_to_the_whole_on_every_rank(size: int, bias: bool) -> None:
-    """The bias is added once, not once per rank."""
+def test_a_layer_without_parts_is_one_module(bias: bool) -> None:
     tensors, x = {"m.weight": random(3, 8), "m.bias": random(3, seed=1)}, random(5, 8, seed=2)
-
-    def rank(group: Group) -> Tensor:
-        layer = Linear(fake_build(tensor=group).at("m"), 8, 3, split="row", bias=bias)
-        load_layers([layer], tensors)
-        width = 8 // group.size
-        return layer(x[:, group.rank * width : (group.rank + 1) * width])
-
-    expected = x @ tensors["m.weight"].T + (tensors["m.bias"] if bias else 0)
-    for output in run_ranks(size, rank):
-        torch.testing.assert_close(output, expected)
+    layer = Linear(fake_build().at("m"), 8, 3, bias=bias)
+    load_layers([layer], tensors)
+    torch.testing.assert_close(layer(x), x @ tensors["m.weight"].T + (tensors["m.bias"] if bias else 0))
 
 
-def test_a_row_split_that_is_not_reduced_gives_the_ranks_share() -> None:
-    tensors, x = {"m.weight": random(3, 8)}, random(5, 8, seed=2)
-
-    def rank(group: Group) -> Tensor:
-        layer = Linear(fake_build(tensor=group).at("m"), 8, 3, split="row", reduce=False)
-        load_layers([layer], tensors)
-        return layer(x[:, group.rank * 4 : group.rank * 4 + 4])
-
-    shares = run_ranks(2, rank)
-    assert not torch.allclose(shares[0], shares[1])
-    torch.testing.assert_close(shares[0] + shares[1], x @ tensors["m.weight"].T)
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_heads_of_all_ranks_are_all_heads(size: int) -> None:
+@pytest.mark.parametrize("bias", [False, True])
+def test_query_key_and_value_heads(bias: bool) -> None:
     heads, kv_heads, dim = 4, 2, 3
     shapes = {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
-    tensors = {f"a.{name}.weight": random(rows, 6, seed=rows + i) for i, (name, rows) in enumerate(shapes.items())}
-    x = random(5, 6, seed=3)
-
-    def rank(group: Group) -> tuple[Tensor, Tensor, Tensor]:
-        layer = QKVLinear(fake_build(tensor=group).at("a"), 6, heads, kv_heads, dim)
-        load_layers([layer], tensors)
-        return tuple(part.clone() for part in layer(x))
-
-    for name, shares in zip(shapes, zip(*run_ranks(size, rank), strict=True), strict=True):
-        torch.testing.assert_close(torch.cat(shares, 1).flatten(1), x @ tensors[f"a.{name}.weight"].T)
+    tensors, x = merged_tensors(shapes, 6), random(5, 6, seed=3)
+    layer = QKVLinear(fake_build().at("m"), 6, heads, kv_heads, dim, bias=bias)
+    load_layers([layer], tensors)
+    for name, found in zip(shapes, layer(x), strict=True):
+        expected = x @ tensors[f"m.{name}.weight"].T + (tensors[f"m.{name}.bias"] if bias else 0)
+        torch.testing.assert_close(found.flatten(1), expected)
+        assert found.shape == (5, shapes[name] // dim, dim)
 
 
-def test_what_does_not_divide_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"m\.up: 5 does not divide by tensor_parallel_size=2"):
-        Linear(fake_build(tensor=Group(0, 2)).at("m"), 4, 9, split="column", parts={"gate": 4, "up": 5})
+def test_parts_that_do_not_add_up_are_refused() -> None:
     with pytest.raises(ConfigError, match="do not add up to 9"):
         Linear(fake_build().at("m"), 4, 9, parts={"gate": 4, "up": 4})
-
-
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_auto_bias_is_what_the_checkpoint_has(has_bias: bool) -> None:
-    tensors = {"m.weight": random(3, 4)} | ({"m.bias": random(3)} if has_bias else {})
-    layer = Linear(fake_build().at("m"), 4, 3, bias="auto")
-    assert load_layers([layer], tensors) == set(tensors)
-    x = random(2, 4, seed=1)
-    torch.testing.assert_close(layer(x), x @ tensors["m.weight"].T + tensors.get("m.bias", torch.zeros(3)))
 
 
 # --- adapters ----------------------------------------------------------------------------------------------------------------

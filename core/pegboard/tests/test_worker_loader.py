@@ -53,30 +53,21 @@ def test_any_order_of_delivery_fills_every_layer(num_layers: int, seed: int) -> 
     linears = [Linear(build.at(f"l{i}"), 4, 5, parts={"a": 3, "b": 2}) for i in range(num_layers)]
     norms = [Norm(build.at(f"l{i}").at("n"), 4, 1e-5) for i in range(num_layers)]
     loader = Shuffled(tensors, seed)
-    load_weights(build.declared.layers, {}, loader, checkpoint_of(loader))
+    load_weights(build.declared.layers, loader, checkpoint_of(loader))
     bind_layers(build.declared.layers)
     x = torch.randn(2, 4, generator=torch.Generator().manual_seed(seed))
     for index, (linear, norm) in enumerate(zip(linears, norms, strict=True)):
         matrix = torch.cat([tensors[f"l{index}.a.weight"], tensors[f"l{index}.b.weight"]])
         torch.testing.assert_close(linear(x), x @ matrix.T)
         assert isinstance(linear.method, FakeWeight) and linear.method.num_finishes == 1
-        assert norm.weight is not None and torch.equal(norm.weight.data, tensors[f"l{index}.n.weight"])
-
-
-def test_renamed_prefixes_are_read_from_where_the_checkpoint_has_them() -> None:
-    stored = {"transformer.h.a.weight": torch.ones(3, 4)}
-    build, loader = fake_build(), FakeLoader(stored)
-    linear = Linear(build.at("model").at("a"), 4, 3)
-    load_weights([linear], {"model.": "transformer.h."}, loader, checkpoint_of(loader))
-    linear.bind()
-    torch.testing.assert_close(linear(torch.ones(1, 4)), torch.full((1, 3), 4.0))
+        assert torch.equal(norm.weight.data, tensors[f"l{index}.n.weight"])
 
 
 def test_missing_tensors_are_named_and_counted() -> None:
     build, loader = fake_build(), FakeLoader({"other.weight": torch.ones(1)})
     layers = [Linear(build.at(f"l{i:02}"), 4, 3) for i in range(12)]
     with pytest.raises(ModelError, match=r"model lacks 12 tensors .*: l00\.weight, .*l07\.weight and 4 more"):
-        load_weights(layers, {}, loader, checkpoint_of(loader))
+        load_weights(layers, loader, checkpoint_of(loader))
 
 
 def test_a_loader_that_forgets_is_found_out() -> None:
@@ -86,7 +77,7 @@ def test_a_loader_that_forgets_is_found_out() -> None:
 
     build, loader = fake_build(), Forgetful({"a.weight": torch.ones(3, 4)})
     with pytest.raises(ModelError, match=r"weight loader 'memory' did not deliver: a\.weight"):
-        load_weights([Linear(build.at("a"), 4, 3)], {}, loader, checkpoint_of(loader))
+        load_weights([Linear(build.at("a"), 4, 3)], loader, checkpoint_of(loader))
 
 
 @pytest.mark.parametrize("data", [torch.ones(2, 4), memoryview(b"1234")])

@@ -7,8 +7,7 @@
             return MyBackend(None, setup)
 
 Every declared capability is exercised on random steps and compared with `pegboard.ops.paged_attention`. Selection must refuse
-every other capability. Attention sinks, token trees, bidirectional spans, cross attention and MLA have no reference here: a
-backend that declares one of them must test it itself. Only the backend reads and writes the cache, so it may use any layout.
+every other capability. Only the backend reads and writes the cache, so it may use any layout.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from pegboard.ops.attention import paged_attention
 from pegboard.worker import memory
 from pegboard_testing.fake_limits import fake_limits
 
-FEATURES = ("window", "sinks", "soft_cap", "alibi")
+FEATURES = ("window", "soft_cap")
 TOLERANCES = {"float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 
@@ -79,8 +78,7 @@ class Trial:
         setup = AttentionSetup(self.layers, dtype, self.device, limits, torch.get_num_threads())
         self.backend = contract.backend(setup)
         owners = [layer for layer in self.layers if layer.shares_kv_with is None]
-        spec = self.backend.kv_spec(owners[0], dtype, None)
-        assert spec is not None, "a decoder layer stores keys and values"
+        spec = self.backend.kv_spec(owners[0], dtype)
         group = KVGroup(tuple(layer.layer_index for layer in owners), spec, block_size)
         plan = KVPlan((group,), self.num_blocks, spec.slot_bytes() * block_size * len(owners), block_size)
         self.views = memory.allocate(plan, self._zeros)
@@ -152,10 +150,8 @@ class Trial:
         for layer in self.layers:
             owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
             q = torch.cat([self.q[layer.layer_index][p.row][p.start : p.stop] for p in pieces]).float()
-            alibi = None if layer.alibi is None else torch.tensor(layer.alibi, device=self.device)
             loc, lengths = inputs.query_start_loc, inputs.seq_lens
-            rules: Any = (layer.scale, layer.window, layer.soft_cap, alibi)
-            out = paged_attention(q, *self.caches[owner], tables, loc, lengths, *rules)
+            out = paged_attention(q, *self.caches[owner], tables, loc, lengths, layer.scale, layer.window, layer.soft_cap)
             outputs[layer.layer_index] = out.flatten(1)
         return outputs
 
@@ -202,8 +198,6 @@ class AttentionContract:
             features["window"] = int(rng.choice([1, 2, 5, 16, 33, 200]))
         if self.can("soft_cap") and rng.random() < 0.3:
             features["soft_cap"] = float(rng.choice([0.5, 2.0, 30.0]))
-        if self.can("alibi") and rng.random() < 0.3:
-            features["alibi"] = tuple(float(x) for x in rng.uniform(0, 0.5, num_heads))
         return [AttentionLayer(layer_index=i, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
                                scale=head_dim**-0.5 * (1 + i), **features) for i in range(2)]  # fmt: skip
 
@@ -281,12 +275,11 @@ class AttentionContract:
     def test_a_window_may_drop_old_blocks_but_no_others(self) -> None:
         trial, _ = self.random_trial(600)
         plain = AttentionLayer(layer_index=0, num_heads=2, num_kv_heads=2, head_dim=self.some("head_dim", [64])[0], scale=1.0)
-        spec = trial.backend.kv_spec(plain, "float32", None)
-        assert spec is not None and not isinstance(spec.retain, Window)
+        assert not isinstance(trial.backend.kv_spec(plain, "float32").retain, Window)
         if self.can("window"):
             narrow = AttentionLayer(layer_index=0, num_heads=2, num_kv_heads=2, head_dim=plain.head_dim, scale=1.0, window=32)
-            spec = trial.backend.kv_spec(narrow, "float32", None)
-            assert spec is not None and (not isinstance(spec.retain, Window) or spec.retain.tokens >= 32)
+            retain = trial.backend.kv_spec(narrow, "float32").retain
+            assert not isinstance(retain, Window) or retain.tokens >= 32
 
     def test_what_is_not_declared_is_refused_with_a_reason(self) -> None:
         """Selection compares the need of a layer with `supports`; each refusal names the feature."""
@@ -294,7 +287,7 @@ class AttentionContract:
             reasons = unmet(self.spec.supports, {feature: True})
             assert reasons == [] or feature in reasons[0]
             assert (reasons == []) == bool(self.spec.supports.get(feature))
-        for feature, wrong in (("dtype", "int3"), ("kv_dtype", "int3"), ("kind", "telepathy"), ("head_dim", 12345677)):
+        for feature, wrong in (("dtype", "int3"), ("kv_dtype", "int3"), ("head_dim", 12345677)):
             reasons = unmet(self.spec.supports, {feature: wrong})
             is_any = self.spec.supports.get(feature) is True
             assert is_any or (len(reasons) == 1 and feature in reasons[0]), f"{feature}={wrong!r} must be refused"

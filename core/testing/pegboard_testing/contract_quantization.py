@@ -57,7 +57,7 @@ class QuantizationContract:
         raise AssertionError("override QuantizationContract.method")
 
     def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
-        """This rank's slice `values` [rows, columns] as pieces, and the values they represent. dtype: type of the activations."""
+        """`values` [rows, columns] as pieces, and the values they represent. dtype: type of the activations."""
         raise AssertionError("override QuantizationContract.stored")
 
     # --- what the tests are made of ------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class QuantizationContract:
         """A weight merged from parts of `rows` rows each."""
         parts, start = [], 0
         for index, count in enumerate(rows):
-            parts.append(Part(f"model.part{index}.weight", (start, start + count), (count, columns)))
+            parts.append(Part(f"model.part{index}.weight", (start, start + count)))
             start += count
         return LinearLayer("model.merged", columns, start, tuple(parts))
 
@@ -148,30 +148,10 @@ class QuantizationContract:
         assert not torch.allclose(old, new)
         self.check(call(x), x, new)
 
-    def test_row_split_shares_add_up_to_the_whole(self) -> None:
-        """Two ranks take half of the columns each; their products sum to the unsplit one."""
-        width, rows = self.block * 4, 6
-        whole = self.layer((rows,), width)
-        weight = self.linear(whole)
-        matrix = self.fill(weight, whole, 5)
-        x = self.activations(4, width)
-        total = torch.zeros(4, rows)
-        for rank in range(2):
-            cut = slice(rank * width // 2, (rank + 1) * width // 2)
-            part = Part("model.part0.weight", (0, rows), (rows, width), 1, cut.start, cut.stop)
-            share = self.linear(LinearLayer("model.merged", width // 2, rows, (part,)))
-            share.declare()
-            for piece in self.stored(part, self.values(5, rows, width)[:, cut], "float32")[0]:
-                share.accept(piece)
-            share.finish()
-            total += share.bind(REFERENCES)(x[:, cut].contiguous()).float().cpu()
-        allowed = 2 * TOLERANCES["float32"] * self.tolerance * float(total.abs().max())
-        torch.testing.assert_close(total, x.cpu() @ matrix.T, atol=allowed, rtol=0)
-
     @pytest.mark.parametrize("is_head", [False, True])
     def test_embedding_and_tied_head_share_one_table(self, is_head: bool) -> None:
         num_rows, width = 11, self.block * 2
-        part = Part("model.embed.weight", (0, num_rows), (num_rows, width))
+        part = Part("model.embed.weight", (0, num_rows))
         layer = EmbeddingLayer("model.embed", num_rows, width, part, is_head)
         weight = self.make().embedding(layer)
         if weight is None:
@@ -196,7 +176,7 @@ class QuantizationContract:
     def test_a_piece_that_does_not_fit_is_refused_by_name(self) -> None:
         layer = self.layer((6,), self.block * 2)
         weight = self.linear(layer)
-        wrong = Part(layer.parts[0].name, (0, 6), (6, self.block))
+        wrong = layer.parts[0]
         pieces, _ = self.stored(wrong, self.values(8, 6, self.block), "float32")
         with pytest.raises(PegboardError, match=r"model\.part0"):
             for piece in pieces:

@@ -28,11 +28,11 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.model_source import LocalFiles
 from pegboard.interfaces.weight_loader import (
     Checkpoint,
+    WantedWeight,
     WeightLoader,
     WeightLoaderSetup,
     WeightLoaderSpec,
     WeightPiece,
-    WeightSlice,
 )
 
 NO_TORCH = """
@@ -47,9 +47,8 @@ assert "torch" not in sys.modules, "describe() imported torch"
 
 
 class WeightLoaderContract:
-    """Every weight loader passes these. Override `spec`, `loader` and `write`. At least one tensor must have two dimensions of
-    even size and be stored in a plain type, so that slices of it can be checked. has_weights: False for a loader that makes
-    the weights up."""
+    """Every weight loader passes these. Override `spec`, `loader` and `write`. has_weights: False for a loader that makes the
+    weights up."""
 
     spec: WeightLoaderSpec
     has_weights = True
@@ -67,8 +66,8 @@ class WeightLoaderContract:
         loader = self.loader(WeightLoaderSetup())
         return loader, loader.describe(files), values
 
-    def whole(self, values: Mapping[str, Tensor]) -> list[WeightSlice]:
-        return [WeightSlice(name, shape=tuple(value.shape)) for name, value in values.items()]
+    def whole(self, values: Mapping[str, Tensor]) -> list[WantedWeight]:
+        return [WantedWeight(name, tuple(value.shape)) for name, value in values.items()]
 
     def check(self, piece: WeightPiece, expected: Tensor) -> None:
         """The piece states its stored type; plain data has exactly the bits that were written."""
@@ -119,20 +118,6 @@ class WeightLoaderContract:
         assert sorted(seen) == sorted(values)
         assert places == sorted(places)
 
-    def test_slices_equal_slices_of_the_whole(self, tmp_path: Path) -> None:
-        """Slices along either dimension, as tensor-parallel ranks read them."""
-        loader, checkpoint, values = self.described(tmp_path)
-        kinds = {piece.name: isinstance(piece.data, Tensor) for piece in loader.tensors(checkpoint, self.whole(values))}
-        matrices = [n for n, v in values.items() if kinds[n] and v.dim() == 2 and not any(extent % 2 for extent in v.shape)]
-        assert matrices, "write() needs a plain matrix of even extents"
-        for name in matrices:
-            for dim in (0, 1):
-                half = values[name].shape[dim] // 2
-                for start in (0, half):
-                    wanted = WeightSlice(name, dim, start, start + half, tuple(values[name].shape))
-                    (piece,) = loader.tensors(checkpoint, [wanted])
-                    self.check(piece, values[name].narrow(dim, start, half))
-
     def test_nothing_wanted_is_nothing_read(self, tmp_path: Path) -> None:
         loader, checkpoint, _ = self.described(tmp_path)
         assert list(loader.tensors(checkpoint, [])) == []
@@ -140,7 +125,7 @@ class WeightLoaderContract:
     def test_an_unknown_tensor_is_named(self, tmp_path: Path) -> None:
         loader, checkpoint, _ = self.described(tmp_path)
         with pytest.raises(ModelError, match="no_such_tensor"):
-            list(loader.tensors(checkpoint, [WeightSlice("no_such_tensor")]))
+            list(loader.tensors(checkpoint, [WantedWeight("no_such_tensor")]))
 
     def test_damage_is_found_and_the_file_named(self, tmp_path: Path) -> None:
         """A checkpoint without its last bytes, then one whose weight file is empty."""

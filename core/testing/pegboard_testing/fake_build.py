@@ -1,8 +1,7 @@
-"""What tests build layers and models with: plain float weights, reference ops, and ranks as threads."""
+"""What tests build layers and models with: plain float weights and reference ops."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part
-from pegboard.interfaces.weight_loader import TensorEntry, WeightPiece, WeightSlice
-from pegboard.layers import Build, Group, Layer
+from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
+from pegboard.layers import Build, Layer
 from pegboard.ops import REFERENCES
 
 
@@ -65,7 +64,7 @@ class FakeWeight:
 
 
 class FakeLoader:
-    """Delivers slices of tensors that are in memory, in the order of their names."""
+    """Delivers tensors that are in memory, in the order of their names."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.held = dict(tensors)
@@ -73,11 +72,9 @@ class FakeLoader:
     def index(self) -> dict[str, TensorEntry]:
         return {n: TensorEntry(n, tuple(t.shape), "float32", "memory", 0, t.nbytes) for n, t in self.held.items()}
 
-    def tensors(self, checkpoint: object, wanted: Sequence[WeightSlice]) -> Any:
+    def tensors(self, checkpoint: object, wanted: Sequence[WantedWeight]) -> Any:
         for piece in sorted(wanted, key=lambda piece: piece.name):
             data = self.held[piece.name]
-            if piece.dim is not None:
-                data = data.narrow(piece.dim, piece.start, piece.stop - piece.start)
             yield WeightPiece(piece.name, "float32", tuple(data.shape), data)
 
 
@@ -100,40 +97,3 @@ def load_layers(layers: Sequence[Layer], tensors: Mapping[str, Tensor], *, bind:
     for layer in layers if bind else ():
         layer.bind()
     return used
-
-
-class FakeCollective:
-    """Ranks are threads of one process; every call waits for all of them."""
-
-    def __init__(self, size: int) -> None:
-        self.gate, self.shares = threading.Barrier(size, timeout=20), {}  # type: ignore[var-annotated]
-
-    def _all(self, x: Tensor) -> list[Tensor]:
-        self.gate.wait()
-        self.shares[threading.current_thread().name] = x
-        self.gate.wait()
-        return [self.shares[name] for name in sorted(self.shares)]
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        return torch.stack(self._all(x)).sum(0)
-
-
-def run_ranks(size: int, body: Callable[[Group], Any]) -> list[Any]:
-    """Run `body(group)` once per rank, concurrently; returns the results in rank order."""
-    collective, results, errors = FakeCollective(size), [None] * size, []
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = body(Group(rank, size, collective))  # type: ignore[arg-type]
-        except BaseException as error:  # noqa: BLE001 - raised in the caller below
-            errors.append(error)
-            collective.gate.abort()
-
-    threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank:03}") for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
-        raise error
-    return results

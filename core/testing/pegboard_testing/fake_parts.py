@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,9 @@ from pegboard.interfaces.weight_loader import (
     Checkpoint,
     TensorEntry,
     TokenizerPayload,
+    WantedWeight,
     WeightLoaderSpec,
     WeightPiece,
-    WeightSlice,
 )
 from pegboard.layers import Activation, Attention, Build, Embedding, Head, LayerStack, Linear, Norm, QKVLinear, Rope, Rotation
 from pegboard.plugins.discovery import Entry, Scan
@@ -41,8 +41,6 @@ VOCAB, HIDDEN, HEADS, HEAD_DIM, LAYERS = 61, 32, 2, 16, 2
 
 class TinyModel(nn.Module):
     """A decoder of two layers."""
-
-    WEIGHTS: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__()
@@ -89,7 +87,7 @@ class FakePagedAttention:
         self.inputs: AttentionInputs | None = None
 
     @staticmethod
-    def kv_spec(layer: AttentionLayer, dtype: str, quantization: object) -> KVCacheSpec:
+    def kv_spec(layer: AttentionLayer, dtype: str) -> KVCacheSpec:
         shape = (layer.num_kv_heads, layer.head_dim)
         return KVCacheSpec(tensors=(KVTensor("k", shape, dtype), KVTensor("v", shape, dtype)))
 
@@ -146,7 +144,7 @@ class RandomLoader:
 
     def __init__(self, options: None, setup: object) -> None: ...
 
-    def tensors(self, checkpoint: Checkpoint, wanted: list[WeightSlice]) -> Iterator[WeightPiece]:
+    def tensors(self, checkpoint: Checkpoint, wanted: list[WantedWeight]) -> Iterator[WeightPiece]:
         for piece in wanted:
             generator = torch.Generator().manual_seed(sum(piece.name.encode()))
             data = torch.randn(piece.shape, generator=generator) * (1.0 if len(piece.shape) == 1 else 0.3)
@@ -157,7 +155,7 @@ HERE = "pegboard_testing.fake_parts"
 ATTENTION = AttentionSpec(
     api="1.0",
     implementation=f"{HERE}:FakePagedAttention",
-    supports={"dtype": {"float32"}, "kv_dtype": {"float32"}, "head_dim": True, "kind": {"decoder"}, "block_size": True},
+    supports={"dtype": {"float32"}, "kv_dtype": {"float32"}, "head_dim": True, "block_size": True},
     flags=frozenset({"replay"}),
 )
 MODEL = ModelSpec(api="1.0", implementation=f"{HERE}:TinyModel")

@@ -19,7 +19,6 @@ from pegboard.interfaces.attention import (
     AttentionSetup,
     Full,
     KVCacheSpec,
-    KVQuantization,
     KVTensor,
     KVView,
     Window,
@@ -82,17 +81,16 @@ class NativeAttention:
         self.current.items, self.current.members = self.items.ctypes.data, self.members.ctypes.data
 
     @staticmethod
-    def kv_spec(layer: AttentionLayer, dtype: str, quantization: KVQuantization | None) -> KVCacheSpec | None:
+    def kv_spec(layer: AttentionLayer, dtype: str) -> KVCacheSpec:
         """For int8, the cache also stores one float32 scale per token and KV head for the keys, and one for the values."""
         if layer.value_dim not in (None, layer.head_dim):
             raise ModelError(
                 f"attention layer {layer.layer_index} has values of {layer.value_dim} channels and keys of {layer.head_dim}; "
                 "cpu_native needs both to be equal: choose another attention backend, for example --attention-backend cpu_paged"
             )
-        stored = quantization.dtype if quantization else dtype
         shape = (layer.num_kv_heads, layer.head_dim)
-        tensors = [KVTensor("k", shape, stored), KVTensor("v", shape, stored)]
-        if stored == "int8":
+        tensors = [KVTensor("k", shape, dtype), KVTensor("v", shape, dtype)]
+        if dtype == "int8":
             tensors += [KVTensor(name, (layer.num_kv_heads,), "float32") for name in ("k_scale", "v_scale")]
         retain = Window(layer.window) if layer.window else Full()
         return KVCacheSpec(tensors=tuple(tensors), retain=retain, block_size_multiple=16)
@@ -133,7 +131,6 @@ class NativeLayer:
         self.is_owner = layer.shares_kv_with is None
         owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
         self.cache = backend.cache(owner)
-        self.slopes = None if layer.alibi is None else np.array(layer.alibi, np.float32)
 
     def __call__(self, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         turn: Turn | None = None
@@ -168,7 +165,6 @@ class NativeLayer:
         make = FloatAttendArguments if group * self.layer.head_dim % QUANTIZED_BLOCK else AttendArguments
         return make(
             plan=addressof(self.backend.current),
-            slopes=None if self.slopes is None else self.slopes.ctypes.data,
             cache=self.cache,
             num_heads=self.layer.num_heads,
             window=self.layer.window or 0,

@@ -63,7 +63,7 @@ class StoreArguments(Structure):
 _ATTEND = [
     *((name, c_void_p) for name in ("q", "out")),
     *((name, c_int64) for name in ("q_stride", "out_stride")),
-    *((name, c_void_p) for name in ("plan", "slopes", "sinks")),
+    ("plan", c_void_p),
     ("cache", Cache),
     *((name, c_int32) for name in ("num_heads", "window")),
     *((name, c_float) for name in ("scale", "soft_cap")),

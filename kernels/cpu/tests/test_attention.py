@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from pegboard_kernel_cpu import elementwise
 from pegboard_kernel_cpu.attention import NativeAttention
 from pegboard_kernel_cpu.attention_structs import Item
-from pegboard_kernel_cpu.library import Library
 from pegboard_kernel_cpu.plugin import ATTENTION
 from pegboard_kernel_cpu.replay import NativeReplay
 from torch import Tensor
 
 from pegboard.errors import CannotRecord, ModelError
-from pegboard.interfaces.attention import AttentionLayer, AttentionSetup, KVCacheSpec, KVQuantization
+from pegboard.interfaces.attention import AttentionLayer, AttentionSetup, KVCacheSpec
 from pegboard.ops.rope import rope
 from pegboard_testing.contract_attention import AttentionContract, Piece, Trial, random_steps
 from pegboard_testing.contract_generic import check_entry, installed_entry
@@ -49,8 +48,8 @@ class Stored(AttentionContract):
 
         class Backend(NativeAttention):
             @staticmethod
-            def kv_spec(layer: AttentionLayer, dtype: str, quantization: KVQuantization | None) -> KVCacheSpec | None:
-                return NativeAttention.kv_spec(layer, kv_dtype, None)
+            def kv_spec(layer: AttentionLayer, dtype: str) -> KVCacheSpec:
+                return NativeAttention.kv_spec(layer, kv_dtype)
 
         return Backend(None, setup)
 
@@ -81,7 +80,6 @@ def layers_of_a_group(draw: st.DrawFn) -> list[AttentionLayer]:
     features: dict[str, Any] = {
         "window": draw(st.none() | st.integers(1, 300)),
         "soft_cap": draw(st.none() | st.floats(0.5, 50)),
-        "alibi": draw(st.none() | st.lists(st.floats(0, 0.5), min_size=num_heads, max_size=num_heads).map(tuple)),
     }
     return [
         AttentionLayer(layer_index=i, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
@@ -308,25 +306,9 @@ def test_the_result_is_quantized_where_blocks_fit_the_heads(num_heads: int, head
     np.testing.assert_allclose(codes.reshape(-1, 32) * scales[:, None], blocks, atol=0.501 * scales.max())
 
 
-def test_sinks_take_their_share_of_the_weights(native: Library) -> None:
-    """A sink acts, per head, like one more key with a given logit and no value."""
-    trial = Stored("float32").trial([_layer()], 32, [700], 9)
-    last = [Piece(0, 699, 700)]
-    trial.step([Piece(0, 0, 699)])
-    out, q = trial.step(last)[0].clone(), trial.q[0][0][699:]
-    sinks, arguments = np.random.default_rng(0).normal(size=6).astype(np.float32), trial.calls[0].attend_arguments()
-    found = torch.empty_like(out)
-    arguments.q, arguments.out, arguments.sinks = q.data_ptr(), found.data_ptr(), sinks.ctypes.data
-    native.team_run([("attend", arguments)], 1)
-    scores = torch.einsum("hd,khd->hk", q[0], trial.k[0][0].repeat_interleave(3, 1)) * 0.125
-    total = scores.logsumexp(-1)
-    share = torch.sigmoid(total - torch.from_numpy(sinks))
-    torch.testing.assert_close(found.view(6, 64), out.view(6, 64) * share[:, None], atol=3e-5, rtol=3e-5)
-
-
 def test_values_of_another_size_are_refused_with_a_way_out() -> None:
     with pytest.raises(ModelError, match="cpu_paged"):
-        NativeAttention.kv_spec(_layer(value_dim=32), "float32", None)
+        NativeAttention.kv_spec(_layer(value_dim=32), "float32")
 
 
 def test_entry() -> None:

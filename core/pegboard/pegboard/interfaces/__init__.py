@@ -58,7 +58,6 @@ KINDS: dict[str, Kind] = {
         _kind("quantization", "QuantizationSpec", "keyed", "W", "how weights are stored and multiplied"),
         _kind("attention", "AttentionSpec", "capability", "W", "attention over the paged KV cache"),
         _kind("kernel", "KernelSpec", "capability", "W", "a fast version of one op", provisional=True),
-        _kind("collective", "CollectiveSpec", "one", "W", "communication between ranks", provisional=True),
         _kind("kv_connector", "KVConnectorSpec", "chain", "EW", "moves KV between engines or tiers", provisional=True),
         _kind("scheduling_policy", "SchedulingPolicySpec", "one", "E", "order, victims and step budget"),
         _kind("draft", "DraftSpec", "one", "EW", "proposes tokens for speculative decoding", provisional=True),

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(Spec):
-    """supports: dtype, kv_dtype, head_dim (set), kind (set of "decoder", "encoder", "cross", "mla"), block_size (Multiple);
-    window, sinks, soft_cap and alibi are True if the backend can do them.
+    """supports: dtype, kv_dtype, head_dim (set), block_size (Multiple); window and soft_cap are True if the backend can do them.
 
     flags: "replay" = bound calls can be recorded. Of a step, they then read only the tensors of `AttentionInputs` and memory that
     `plan` fills in place.
@@ -40,11 +39,8 @@ class AttentionNeed(Need):
     dtype: str | None = None
     kv_dtype: str | None = None
     head_dim: int | None = None
-    kind: str | None = None
     window: bool = False
-    sinks: bool = False
     soft_cap: bool = False
-    alibi: bool = False
     block_size: int | None = None
 
 
@@ -134,23 +130,13 @@ class KVPlan(msgspec.Struct, frozen=True):
     hash_block_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class KVQuantization:
-    """A quantized KV cache. dtype: torch name of the stored values. k_scale, v_scale: the layer's scales, 1.0 if the checkpoint
-    has none."""
-
-    dtype: str
-    k_scale: float = 1.0
-    v_scale: float = 1.0
-
-
 # --- the layer, the views and the step ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayer:
-    """One attention layer of the model, with the heads of this rank. scale: factor of q·k. window: in tokens, including the
-    current one. alibi: slope per head. shares_kv_with: the layer whose cache this layer reads; it then writes none."""
+    """One attention layer of the model. scale: factor of q·k. window: in tokens, including the current one. shares_kv_with: the
+    layer whose cache this layer reads; it then writes none. value_dim: channels of a value; None = head_dim."""
 
     layer_index: int
     num_heads: int
@@ -158,10 +144,7 @@ class AttentionLayer:
     head_dim: int
     scale: float
     window: int | None = None
-    sinks: bool = False
     soft_cap: float | None = None
-    alibi: tuple[float, ...] | None = None
-    kind: Literal["decoder", "encoder", "cross", "mla"] = "decoder"
     shares_kv_with: int | None = None
     value_dim: int | None = None
 
@@ -204,7 +187,6 @@ class AttentionSetup:
     limits: "Limits"
     num_threads: int = 1
     kernels: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    quantization: KVQuantization | None = None
 
 
 class AttentionBackend(Protocol):
@@ -213,8 +195,8 @@ class AttentionBackend(Protocol):
     the real cache."""
 
     @staticmethod
-    def kv_spec(layer: AttentionLayer, dtype: str, quantization: KVQuantization | None) -> KVCacheSpec | None:
-        """Return what `layer` stores; None if it stores nothing (encoder-only)."""
+    def kv_spec(layer: AttentionLayer, dtype: str) -> KVCacheSpec:
+        """Return what `layer` stores. dtype: torch name of the type in which keys and values are stored."""
 
     def attach(self, views: Mapping[int, KVView], block_size: int) -> None:
         """Hand over the cache, once. `views[layer_index]` holds the layer's named tensors. block_size: in tokens."""

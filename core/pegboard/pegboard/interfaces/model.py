@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pegboard.interfaces.spec import Spec
 
@@ -23,21 +23,17 @@ class Model(Protocol):
 
     The constructor declares layers through `build` and allocates no weights. A layer asks for its checkpoint tensors by path: a
     layer built at `build.at("model").at("layers").at(3)…` reads `model.layers.3.….weight`.
-    WEIGHTS: exceptions to that rule. It maps prefixes of checkpoint names to new prefixes ({"old.": "new."}), which replace them
-    before the index is searched.
     """
-
-    WEIGHTS: ClassVar[Mapping[str, str]]
 
     def __init__(self, config: Mapping[str, Any], build: Any) -> None:
         """config: the checkpoint's configuration, in Hugging Face's form. build: a `pegboard.layers.Build`."""
 
     def embed(self, input_ids: "Tensor") -> "Tensor":
-        """Embed the tokens: [T] ids → [T, hidden]. Called on the first stage only."""
+        """Embed the tokens: [T] ids → [T, hidden]."""
 
     def forward(self, hidden: "Tensor", positions: "Tensor") -> "Tensor":
-        """Apply this stage's layers and, on the last stage, the final norm: [T, hidden], [T] → [T, hidden]. The call is recorded
-        and replayed as a whole, so it must not synchronize with the host or branch on the values of tensors."""
+        """Apply the layers and the final norm: [T, hidden], [T] → [T, hidden]. The call is recorded and replayed as a whole, so
+        it must not synchronize with the host or branch on the values of tensors."""
 
     def logits(self, hidden: "Tensor") -> "Tensor":
-        """Compute the logits of the rows that need them: [N, hidden] → [N, V] float32. Called on the last stage only."""
+        """Compute the logits of the rows that need them: [N, hidden] → [N, V] float32."""

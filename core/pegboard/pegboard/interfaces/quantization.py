@@ -17,7 +17,7 @@ from pegboard.interfaces.spec import Need, Spec
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pegboard.interfaces.attention import AttentionLayer, KVQuantization
+    from pegboard.interfaces.attention import AttentionLayer
     from pegboard.interfaces.weight_loader import WeightPiece
 
 
@@ -49,7 +49,7 @@ class RepackCache:
 
     def entry(self, path: str, content: object) -> "RepackEntry":
         """Return the place of one weight. path: of the layer. content: JSON values that determine, with the checkpoint, the
-        weight's values: method, stored types, this rank's slices."""
+        weight's values: method, stored types, rows of the parts."""
         return RepackEntry(self, (self.digest, path, content))
 
 
@@ -76,24 +76,15 @@ class QuantizationSetup:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One checkpoint tensor of a merged weight, as this rank holds it.
-
-    name: name of the checkpoint tensor. rows: the rows of the merged weight that it fills, [start, stop). shape: of the whole
-    checkpoint tensor. split_dim, split_start, split_stop: the slice that this rank takes (split_dim None = all).
-    """
+    """One checkpoint tensor of a merged weight. rows: the rows of the merged weight that it fills, [start, stop)."""
 
     name: str
     rows: tuple[int, int]
-    shape: tuple[int, ...]
-    split_dim: int | None = None
-    split_start: int = 0
-    split_stop: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LinearLayer:
-    """y = x Wᵀ + b with W [out_features, in_features] (this rank's share). The `parts` fill W from top to bottom. is_head: the
-    outputs are logits."""
+    """y = x Wᵀ + b with W [out_features, in_features]. The `parts` fill W from top to bottom. is_head: the outputs are logits."""
 
     path: str
     in_features: int
@@ -118,11 +109,11 @@ class WeightMethod(Protocol):
 
     def declare(self) -> list[str]:
         """Return the names of checkpoint tensors that are needed in addition to the parts (scales, zero points); most methods
-        return []. Raises ConfigError with the reason if a part's split is not on the borders of the format's blocks."""
+        return []."""
 
     def accept(self, piece: "WeightPiece") -> None:
-        """Take one piece in checkpoint form, already cut to this rank's slice. It may be kept until `finish`. On a reload the
-        pieces come again and use the same storage."""
+        """Take one piece in checkpoint form. It may be kept until `finish`. On a reload the pieces come again and use the same
+        storage."""
 
     def finish(self) -> None:
         """Repack the pieces, which are complete now, into the layout to compute with. A second call writes to the same
@@ -153,5 +144,5 @@ class QuantizationMethod(Protocol):
 
     def embedding(self, layer: EmbeddingLayer) -> WeightMethod | None: ...
 
-    def kv_cache(self, layer: "AttentionLayer") -> "KVQuantization | None":
-        """Return the format and scales of the KV cache that the checkpoint asks for, or None for the compute dtype."""
+    def kv_cache(self, layer: "AttentionLayer") -> str | None:
+        """Return the torch name of the type that the KV cache should store, or None for the compute dtype."""

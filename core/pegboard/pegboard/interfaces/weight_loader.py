@@ -81,15 +81,11 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightSlice:
-    """A wanted tensor, whole (dim None) or elements [start, stop) along `dim` of its logical shape.
-    shape: the whole tensor's shape as the layer expects it, () when the layer does not know; for loaders that make weights
+class WantedWeight:
+    """A tensor that a layer wants. shape: as the layer expects it, () when the layer does not know; for loaders that make weights
     up."""
 
     name: str
-    dim: int | None = None
-    start: int = 0
-    stop: int = 0
     shape: tuple[int, ...] = ()
 
 
@@ -109,6 +105,6 @@ class WeightLoader(Protocol):
         """Read headers only. Called in A: must not import torch. Raises ModelError naming the file and what is wrong with it
         (missing, truncated, unknown architecture, unsafe format)."""
 
-    def tensors(self, checkpoint: Checkpoint, wanted: Iterable[WeightSlice]) -> Iterator[WeightPiece]:
-        """Stream the wanted slices in file order, each exactly once, from memory-mapped files. Called in W. Raises ModelError
+    def tensors(self, checkpoint: Checkpoint, wanted: Iterable[WantedWeight]) -> Iterator[WeightPiece]:
+        """Stream the wanted tensors in file order, each exactly once, from memory-mapped files. Called in W. Raises ModelError
         on damaged data."""

@@ -1,15 +1,15 @@
 """What models are built from. Public, versioned like the interfaces.
 
 A layer is declared with a `Build` (where it sits, how this engine computes), then core drives it:
-declare → accept pieces → finish → bind → calls. After `bind` a call is one bound function: quantization, adapters and
-collectives were chosen there, and a model knows none of them.
+declare → accept pieces → finish → bind → calls. After `bind` a call is one bound function: quantization and adapters were
+chosen there, and a model knows neither.
 """
 
 from __future__ import annotations
 
 from pegboard.layers.activation import Activation
 from pegboard.layers.attention import Attention
-from pegboard.layers.build import Build, Group, Layer
+from pegboard.layers.build import Build, Layer
 from pegboard.layers.embedding import Embedding, Head
 from pegboard.layers.linear import Linear, QKVLinear
 from pegboard.layers.norm import Norm
@@ -21,7 +21,6 @@ __all__ = [
     "Attention",
     "Build",
     "Embedding",
-    "Group",
     "Head",
     "Layer",
     "LayerStack",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor
 
 from pegboard.errors import ModelError
@@ -13,7 +11,7 @@ from pegboard.layers.rope import Rope, Rotation
 
 
 class Attention(Layer):
-    """(q [T, H, D], k [T, K, D], v [T, K, Dv], rotation or None) → [T, H·Dv], this rank's heads.
+    """(q [T, H, D], k [T, K, D], v [T, K, Dv], rotation or None) → [T, H·Dv].
 
     layer_index names the layer's KV cache. scale multiplies q·k (default D^-0.5). window counts tokens, the current one
     included. rope: rotates q and k by the step's rotation first.
@@ -29,30 +27,23 @@ class Attention(Layer):
         *,
         scale: float | None = None,
         window: int | None = None,
-        sinks: bool = False,
         soft_cap: float | None = None,
-        alibi: tuple[float, ...] | None = None,
         rope: Rope | None = None,
-        kind: Literal["decoder", "encoder", "cross", "mla"] = "decoder",
         shares_kv_with: int | None = None,
         value_dim: int | None = None,
     ) -> None:
         super().__init__(build)
         if layer_index in build.declared.attention:
             raise ModelError(f"{build.path}: layer index {layer_index} already has an attention layer")
-        size = build.tensor.size
         self.rope = rope
         self.spec = AttentionLayer(
             layer_index=layer_index,
-            num_heads=num_heads // size,
-            num_kv_heads=num_kv_heads // size,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             scale=head_dim**-0.5 if scale is None else scale,
             window=window,
-            sinks=sinks,
             soft_cap=soft_cap,
-            alibi=alibi,
-            kind=kind,
             shares_kv_with=shares_kv_with,
             value_dim=value_dim,
         )

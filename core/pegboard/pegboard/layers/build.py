@@ -11,18 +11,8 @@ from torch import Tensor, nn
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import AttentionLayer
-from pegboard.interfaces.collective import Collective
 from pegboard.interfaces.quantization import QuantizationMethod, WeightMethod
-from pegboard.interfaces.weight_loader import WeightPiece, WeightSlice
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Ranks that share a layer: this rank, how many, and how they talk (None when alone)."""
-
-    rank: int = 0
-    size: int = 1
-    collective: Collective | None = None
+from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +48,6 @@ class Build:
     kernels: Mapping[str, Callable[..., Any]]
     path: str = ""
     rope_style: str = "halves"
-    tensor: Group = Group()
     lora: LoRALimits | None = None
     lora_slots: Callable[[], Tensor] | None = None
     declared: Declared = field(default_factory=Declared)
@@ -86,12 +75,12 @@ class Layer(nn.Module):
     def __call__(self, *args: Any) -> Any:
         return self.forward(*args)
 
-    def declare(self, available: Mapping[str, Any]) -> list[WeightSlice]:
-        """Weight slices this layer wants. `available`: the checkpoint's tensor index."""
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        """The tensors this layer wants. `available`: the checkpoint's tensor index."""
         return []
 
     def accept(self, piece: WeightPiece) -> None:
-        """Take one of the declared slices."""
+        """Take one of the declared tensors."""
         raise TypeError(f"{type(self).__name__} takes no weights")
 
     def finish(self) -> None:

@@ -7,24 +7,24 @@ from typing import Any
 
 from pegboard.errors import ConfigError
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part
-from pegboard.interfaces.weight_loader import WeightSlice
+from pegboard.interfaces.weight_loader import WantedWeight
 from pegboard.layers.build import Build, PlainTensor, WeightLayer
 
 
 class Embedding(WeightLayer):
-    """[T] token ids → [T, width]. The whole table is on every rank."""
+    """[T] token ids → [T, width]."""
 
     def __init__(self, build: Build, num_rows: int, width: int) -> None:
         super().__init__(build)
         self.num_rows, self.width, self.is_head = num_rows, width, False
 
-    def declare(self, available: Mapping[str, Any]) -> list[WeightSlice]:
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         name = f"{self.build.path}.weight"
-        part = Part(name, (0, self.num_rows), (self.num_rows, self.width))
+        part = Part(name, (0, self.num_rows))
         layer = EmbeddingLayer(self.build.path, self.num_rows, self.width, part, self.is_head)
         self.method = self.build.quantization.embedding(layer) or self.build.plain.embedding(layer)
         assert self.method is not None, "the plain method takes every layer"
-        return [WeightSlice(name, shape=(self.num_rows, self.width)), *(WeightSlice(extra) for extra in self.method.declare())]
+        return [WantedWeight(name, (self.num_rows, self.width)), *(WantedWeight(extra) for extra in self.method.declare())]
 
     def bind(self) -> None:
         assert self.method is not None
@@ -42,19 +42,19 @@ class Head(WeightLayer):
         if tied is not None:
             tied.is_head = True
 
-    def declare(self, available: Mapping[str, Any]) -> list[WeightSlice]:
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         if self.tied is not None:
             return []
         name = f"{self.build.path}.weight"
-        part = Part(name, (0, self.num_rows), (self.num_rows, self.width))
+        part = Part(name, (0, self.num_rows))
         layer = LinearLayer(self.build.path, self.width, self.num_rows, (part,), is_head=True)
         self.method = self.build.quantization.linear(layer) or self.build.plain.linear(layer)
         assert self.method is not None, "the plain method takes every layer"
-        wanted = [WeightSlice(name, shape=(self.num_rows, self.width)), *(WeightSlice(extra) for extra in self.method.declare())]
+        wanted = [WantedWeight(name, (self.num_rows, self.width)), *(WantedWeight(extra) for extra in self.method.declare())]
         if self.wants_bias:
             bias = f"{self.build.path}.bias"
             self.bias = PlainTensor({bias: (0, self.num_rows)}, (self.num_rows,), self.build)
-            wanted.append(WeightSlice(bias, shape=(self.num_rows,)))
+            wanted.append(WantedWeight(bias, (self.num_rows,)))
         return wanted
 
     def bind(self) -> None:

@@ -30,18 +30,14 @@ class AdapterSlots:
         self.b = torch.zeros(limits.num_slots + 1, out_features, rank, **options)
 
     def load(self, slot: int, weights: dict[str, tuple[Tensor, Tensor]], scaling: float) -> None:
-        """weights: module path → (A [rank, in], B [out, rank]) of the whole layer, of which this rank takes its share; modules
-        the adapter does not change are left zero. Raises ModelError for a rank that is too large."""
+        """weights: module path → (A [rank, in], B [out, rank]); modules that the adapter does not change are left zero. Raises
+        ModelError for a rank that is too large."""
         self.a[slot].zero_()
         self.b[slot].zero_()
         for index, (name, part) in enumerate(self.modules.items()):
             if name not in weights:
                 continue
             a, b = weights[name]
-            if part.split_dim == 1:
-                a = a[:, part.split_start : part.split_stop]
-            elif part.split_dim == 0:
-                b = b[part.split_start : part.split_stop]
             if a.shape[0] > self.max_rank:
                 raise ModelError(f"adapter rank {a.shape[0]} of {name} is over max_lora_rank={self.max_rank}")
             first = index * self.max_rank

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,8 +23,7 @@ Rotation = tuple[Tensor, Tensor]
 class Rope(Layer):
     """(positions [T]) → Rotation. Called once per step by the model, then handed to every layer.
 
-    style: "halves", "pairs", or None = as the checkpoint stores Q and K. max_positions: the config's
-    max_position_embeddings, in tokens; rules that stretch it make the table longer.
+    max_positions: the config's max_position_embeddings, in tokens; rules that stretch it make the table longer.
     """
 
     def __init__(
@@ -35,10 +34,9 @@ class Rope(Layer):
         max_positions: int,
         base: float = 10000.0,
         scaling: Mapping[str, Any] | None = None,
-        style: Literal["halves", "pairs"] | None = None,
     ) -> None:
         super().__init__(build)
-        self.pairs = (style or build.rope_style) == "pairs"
+        self.pairs = build.rope_style == "pairs"
         self.rotary_dim, self.max_positions, self.base, self.scaling = rotary_dim, max_positions, base, dict(scaling or {})
 
     def bind(self) -> None:

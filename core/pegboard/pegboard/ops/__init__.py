@@ -14,7 +14,7 @@ from pegboard.ops.attention import paged_attention
 from pegboard.ops.blocks import BlockWeight
 from pegboard.ops.linear import FloatWeight
 from pegboard.ops.lora import lora_expand, lora_shrink
-from pegboard.ops.norm import add_rms_norm, layer_norm, rms_norm
+from pegboard.ops.norm import add_rms_norm, rms_norm
 from pegboard.ops.rope import rope
 from pegboard.ops.sampling import sample_tokens
 
@@ -23,7 +23,6 @@ OPS: dict[str, Callable[..., Any]] = {
     for op in (
         rms_norm,
         add_rms_norm,
-        layer_norm,
         rope,
         silu_mul,
         gelu_tanh_mul,

@@ -16,14 +16,13 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
-    alibi: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of each row's newest tokens over its whole history.
 
     q: [T, H, D], rows one after another as `query_start_loc` [B+1] says; k_cache, v_cache: [blocks, block_size, K, D or Dv];
     block_table: [B, max_blocks]; seq_lens: [B] with the new tokens counted, whose KV is already in the cache. Query token i of a
-    row with n new tokens is at position seq_len − n + i. window counts the token itself. alibi: [H] slopes. Returns [T, H, Dv].
-    Heads are grouped: H is a multiple of K (Ainslie et al. 2023).
+    row with n new tokens is at position seq_len − n + i. window counts the token itself. Returns [T, H, Dv]. Heads are
+    grouped: H is a multiple of K (Ainslie et al. 2023).
     """
     out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[-1])
     block_size = k_cache.shape[1]
@@ -41,8 +40,6 @@ def paged_attention(
             scores = soft_cap * torch.tanh(scores / soft_cap)
         query_positions = torch.arange(length - (stop - start), length, device=q.device)[:, None]
         key_positions = torch.arange(length, device=q.device)[None, :]
-        if alibi is not None:
-            scores = scores + alibi[:, None, None] * (key_positions - query_positions)
         hidden = key_positions > query_positions
         if window is not None:
             hidden |= key_positions <= query_positions - window

@@ -22,11 +22,6 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return rms_norm(residual, weight, eps), residual
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """[…, size] → (x − mean) / sqrt(var + eps) * weight + bias. (Ba et al. 2016.)"""
-    return torch.nn.functional.layer_norm(x, (x.shape[-1],), weight, bias, eps)
-
-
 @lru_cache(maxsize=64)
 def _epsilon(eps: float, device: torch.device) -> Tensor:
     """eps as a tensor: a Python number in the middle of small ops costs as much as the op it joins."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pegboard.errors import ModelError
 from pegboard.interfaces.attention import AttentionBackend, AttentionLayer, AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan
 from pegboard.interfaces.quantization import QuantizationMethod
 from pegboard.log import get_logger
@@ -33,24 +32,17 @@ class AttentionGroups:
         explicit: str | None,
     ) -> None:
         self.registry, self.layers, self.need, self.setup = registry, layers, need, setup
-        self.quantized = {index: None if need.kv_dtype else quantization.kv_cache(layer) for index, layer in layers.items()}
+        self.stored = {i: need.kv_dtype or quantization.kv_cache(layer) or setup.dtype for i, layer in layers.items()}
         self.entries = {index: self._choose(layer, explicit) for index, layer in layers.items()}
         self.backends: list[tuple[int, AttentionBackend]] = []
-
-    def _stored_dtype(self, layer: AttentionLayer) -> str:
-        quantized = self.quantized[layer.layer_index]
-        return quantized.dtype if quantized else self.need.kv_dtype or self.setup.dtype
 
     def _choose(self, layer: AttentionLayer, explicit: str | None) -> Entry:
         need = replace(
             self.need,
-            kv_dtype=self._stored_dtype(layer),
+            kv_dtype=self.stored[layer.layer_index],
             head_dim=layer.head_dim,
-            kind=layer.kind,
             window=layer.window is not None,
-            sinks=layer.sinks,
             soft_cap=layer.soft_cap is not None,
-            alibi=layer.alibi is not None,
         )
         key = "+".join(f"{name}={value}" for name, value in need.wants().items())
         decision = self.registry.decisions.get(("attention", key))
@@ -66,10 +58,7 @@ class AttentionGroups:
             if layer.shares_kv_with is not None:
                 continue
             backend: Any = self.registry.load(self.entries[index])
-            spec = backend.kv_spec(layer, self._stored_dtype(layer), self.quantized[index])
-            if spec is None:
-                raise ModelError(f"attention layer {index} stores no keys and values; such models are not supported yet")
-            specs[index] = spec
+            specs[index] = backend.kv_spec(layer, self.stored[index])
         return specs
 
     def not_replayed(self) -> str:
@@ -87,8 +76,7 @@ class AttentionGroups:
                 if owner in group.layers:
                     members.setdefault(self.entries[index], []).append(layer)
             for entry, own in members.items():
-                quantized = self.quantized[own[0].layer_index]
-                backend = self.registry.build(entry, replace(self.setup, layers=tuple(own), quantization=quantized))
+                backend = self.registry.build(entry, replace(self.setup, layers=tuple(own)))
                 backend.attach(views, group.block_size)
                 self.backends.append((group_index, backend))
                 bound.update({layer.layer_index: backend.bind(layer) for layer in own})

@@ -7,11 +7,10 @@ finished weights.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.weight_loader import Checkpoint, WeightLoader, WeightPiece, WeightSlice
+from pegboard.interfaces.weight_loader import Checkpoint, WantedWeight, WeightLoader, WeightPiece
 from pegboard.layers import Layer
 from pegboard.log import get_logger
 
@@ -21,33 +20,25 @@ SHOWN = 8
 """Most names listed in an error."""
 
 
-def load_weights(layers: Iterable[Layer], renames: Mapping[str, str], loader: WeightLoader, checkpoint: Checkpoint) -> None:
-    """Give every declared layer its pieces. Raises ModelError naming tensors that the checkpoint lacks.
-
-    renames: checkpoint name prefixes to read instead ({"model.": "transformer."} reads transformer.x for model.x).
-    """
-    layers = list(layers)
+def load_weights(layers: Iterable[Layer], loader: WeightLoader, checkpoint: Checkpoint) -> None:
+    """Give every declared layer its pieces. Raises ModelError naming tensors that the checkpoint lacks."""
     waiting: dict[Layer, int] = {}
     owners: dict[str, list[Layer]] = {}
-    slices: dict[str, WeightSlice] = {}
+    wanted: dict[str, WantedWeight] = {}
     for layer in layers:
-        wanted = list(layer.declare(checkpoint.tensors))
-        waiting[layer] = len(wanted)
-        for part in wanted:
-            owners.setdefault(part.name, []).append(layer)
-            slices[part.name] = part
-    stored = {_stored_name(name, renames): name for name in slices}
-    missing = sorted(set(stored) - set(checkpoint.tensors)) if checkpoint.tensors else []
+        own = layer.declare(checkpoint.tensors)
+        waiting[layer] = len(own)
+        for weight in own:
+            owners.setdefault(weight.name, []).append(layer)
+            wanted[weight.name] = weight
+    missing = sorted(set(wanted) - set(checkpoint.tensors)) if checkpoint.tensors else []
     if missing:
         raise ModelError(f"{checkpoint.path} lacks {len(missing)} tensors that the model needs: {_some(missing)}")
-    unused = sorted(set(checkpoint.tensors) - set(stored))
+    unused = sorted(set(checkpoint.tensors) - set(wanted))
     if unused:
         log.debug("%d tensors of the checkpoint are not used: %s", len(unused), _some(unused))
-    wanted_slices = [_renamed(slices[name], source) for source, name in stored.items()]
-    for piece in _with_progress(loader.tensors(checkpoint, wanted_slices), len(wanted_slices)):
-        name = stored[piece.name]
-        piece.name = name
-        for layer in owners.pop(name):
+    for piece in _with_progress(loader.tensors(checkpoint, wanted.values()), len(wanted)):
+        for layer in owners.pop(piece.name):
             layer.accept(piece)
             waiting[layer] -= 1
             if not waiting[layer]:
@@ -60,17 +51,6 @@ def bind_layers(layers: Iterable[Layer]) -> None:
     """Compose every layer's forward; after this a model may run."""
     for layer in layers:
         layer.bind()
-
-
-def _stored_name(name: str, renames: Mapping[str, str]) -> str:
-    for prefix, stored in renames.items():
-        if name.startswith(prefix):
-            return stored + name.removeprefix(prefix)
-    return name
-
-
-def _renamed(piece: WeightSlice, name: str) -> WeightSlice:
-    return piece if piece.name == name else replace(piece, name=name)
 
 
 def _some(names: list[str]) -> str:

@@ -106,7 +106,7 @@ class Worker:
             self.model = implementation(checkpoint.config, self.build)
         loader_entry = self.registry.choose("weight_loader", Need(), explicit=checkpoint.format).require()
         loader = self.registry.build(loader_entry, WeightLoaderSetup(seed=config.seed))
-        load_weights(self.build.declared.layers, self.model.WEIGHTS, loader, checkpoint)
+        load_weights(self.build.declared.layers, loader, checkpoint)
 
     def _quantization(self, stored: Any, asked: str | None) -> Any:
         """The quantization method: what the checkpoint says, or the user's choice for a plain checkpoint."""

@@ -15,7 +15,7 @@ typedef struct {
     int num_rows, num_blocks; /* blocks of at most ROWS rows, rows [start[i], start[i + 1]) */
     int k_is_staged, v_is_staged, is_shaped; /* staged: copied as floats before use */
     int start[TILE + 1];
-    int position[TILE], head[TILE];
+    int position[TILE];
     int first_key[TILE], stop_key[TILE]; /* the keys [first_key, stop_key) of the chunk that a row attends to */
     int from[TILE], stop[TILE]; /* the same for a block of rows; if from >= stop, there is nothing to do */
     float top[TILE], total[TILE], factor[TILE];
@@ -54,10 +54,8 @@ static void load_queries(Tile *t, const Item *item, int base) {
             float *to = t->q + start * t->dim + r;
             for (int d = 0; d < t->dim; d++) to[d * rows] = from[d] * scale;
             t->position[start + r] = position_of(t, item, token, index);
-            t->head[start + r] = head;
-            int has_sink = a->sinks && item->split == 0;
-            t->top[start + r] = has_sink ? a->sinks[head] * LOG2E : -INFINITY;
-            t->total[start + r] = has_sink ? 1 : 0;
+            t->top[start + r] = -INFINITY;
+            t->total[start + r] = 0;
         }
     }
     memset(t->out, 0, (size_t)t->num_rows * t->padded * sizeof(float));
@@ -164,34 +162,27 @@ static void score(Tile *t, int count) {
     }
 }
 
-INLINE vfloat counting(void) {
-    vfloat x;
-    for (int i = 0; i < LANES; i++) x[i] = (float)i;
-    return x;
-}
-
 /* tanh(x) = (1 - e) / (1 + e) with e = exp(-2 |x|). */
 INLINE vfloat tanh_of(vfloat x) {
     vfloat e = exp_of(vmax(x, -x) * -2.0f), y = (1.0f - e) / (1.0f + e);
     return choose(x < 0, -y, y);
 }
 
-/* Turn plain products into scores: apply the key scales, the cap and the penalty for distance. */
-static void shape(const Tile *t, int row, float *scores, int from, int stop, int chunk) {
+/* Turn plain products into scores: apply the key scales and the cap. */
+static void shape(const Tile *t, float *scores, int from, int stop) {
     const AttendArguments *a = t->a;
-    float cap = a->soft_cap * LOG2E, slope = a->slopes ? a->slopes[t->head[row]] * LOG2E : 0;
+    float cap = a->soft_cap * LOG2E;
     for (int j = from; j < stop; j += LANES) {
         vfloat x = load(scores + j);
         if (a->cache.type == INT8) x *= load(t->k_scale + j);
         if (cap > 0) x = tanh_of(x / cap) * cap;
-        if (slope != 0) x += (counting() + (float)(chunk + j - t->position[row])) * slope;
         store(scores + j, x);
     }
 }
 
 /* Turn the scores [from, stop) into weights 2^(score - highest score so far). The weight of a key that the row does not
  * attend to is 0. */
-static void soften(Tile *t, int row, int from, int stop, int chunk) {
+static void soften(Tile *t, int row, int from, int stop) {
     float *s = t->scores + row * CHUNK;
     int first = t->first_key[row], last = t->stop_key[row];
     t->factor[row] = 1;
@@ -199,7 +190,7 @@ static void soften(Tile *t, int row, int from, int stop, int chunk) {
         memset(s + from, 0, (stop - from) * sizeof(float));
         return;
     }
-    if (t->is_shaped) shape(t, row, s, from, stop, chunk);
+    if (t->is_shaped) shape(t, s, from, stop);
     for (int j = from; j < first; j++) s[j] = -INFINITY;
     for (int j = last; j < stop; j++) s[j] = -INFINITY;
     vfloat best = splat(-INFINITY);
@@ -245,7 +236,7 @@ static void attend_tile(Tile *t, const Item *item, int base) {
         for (int i = 0; i < t->num_blocks; i++) {
             if (t->from[i] >= t->stop[i]) continue;
             int from = t->from[i] / LANES * LANES, stop = (t->stop[i] + LANES - 1) / LANES * LANES;
-            for (int row = t->start[i]; row < t->start[i + 1]; row++) soften(t, row, from, stop, chunk);
+            for (int row = t->start[i]; row < t->start[i + 1]; row++) soften(t, row, from, stop);
         }
         if (t->v_is_staged) stage_values(t, count);
         add_values(t);
@@ -314,7 +305,7 @@ EXPORT void attend(const Step *step, Worker *worker, const void *arguments) {
     const int num_kv_heads = a->cache.num_kv_heads, group = a->num_heads / num_kv_heads, dim = a->cache.head_dim;
     Tile t;
     t.a = a, t.group = group, t.dim = dim, t.padded = (dim + LANES - 1) / LANES * LANES, t.type = a->cache.type;
-    t.is_shaped = a->cache.type == INT8 || a->soft_cap > 0 || a->slopes;
+    t.is_shaped = a->cache.type == INT8 || a->soft_cap > 0;
     const int64_t total = a->plan->num_items * num_kv_heads;
     for (int64_t task; (task = next_task(worker, total)) < total;) {
         const Item *item = a->plan->items + task / num_kv_heads;

@@ -71,7 +71,6 @@ typedef struct {
     float *out; /* [T][heads][head_dim]; NULL = only the quantized result is wanted */
     int64_t q_stride, out_stride;
     const Plan *plan;
-    const float *slopes, *sinks; /* per head, NULL = none */
     Cache cache;
     int32_t num_heads, window; /* window 0 = none; it includes the token itself */
     float scale, soft_cap; /* soft_cap 0 = none */

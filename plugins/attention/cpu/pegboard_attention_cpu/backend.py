@@ -14,7 +14,6 @@ from pegboard.interfaces.attention import (
     AttentionSetup,
     Full,
     KVCacheSpec,
-    KVQuantization,
     KVTensor,
     KVView,
     Window,
@@ -49,13 +48,12 @@ class CPUPagedAttention:
         self.key_scratch, self.value_scratch = Scratch(), Scratch()
 
     @staticmethod
-    def kv_spec(layer: AttentionLayer, dtype: str, quantization: KVQuantization | None) -> KVCacheSpec | None:
-        stored = quantization.dtype if quantization else dtype
+    def kv_spec(layer: AttentionLayer, dtype: str) -> KVCacheSpec:
         value_dim = layer.value_dim or layer.head_dim
         return KVCacheSpec(
             tensors=(
-                KVTensor("k", (layer.num_kv_heads, layer.head_dim), stored),
-                KVTensor("v", (layer.num_kv_heads, value_dim), stored),
+                KVTensor("k", (layer.num_kv_heads, layer.head_dim), dtype),
+                KVTensor("v", (layer.num_kv_heads, value_dim), dtype),
             ),
             retain=Window(layer.window) if layer.window else Full(),
         )
@@ -122,16 +120,12 @@ def _attention(layer: AttentionLayer) -> Callable[[Tensor, Tensor, Tensor, Tenso
     return capped
 
 
-def _slopes(layer: AttentionLayer) -> Tensor | None:
-    return None if layer.alibi is None else torch.tensor(layer.alibi, dtype=torch.float32)
-
-
 def _bucket_attention(
     layer: AttentionLayer, key_scratch: Scratch, value_scratch: Scratch
 ) -> Callable[[Tensor, Tensor, Tensor, Bucket], Tensor]:
     """Return the attention of decode rows. The query heads that share a KV head are treated as queries of one head, so keys and
     values are read once."""
-    attend, window, slopes = _attention(layer), layer.window, _slopes(layer)
+    attend, window = _attention(layer), layer.window
     num_kv_heads, group = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads
 
     def run(q: Tensor, k_cache: Tensor, v_cache: Tensor, bucket: Bucket) -> Tensor:
@@ -141,9 +135,6 @@ def _bucket_attention(
         keys = key_scratch.gather(k_cache, bucket.blocks).view(n, length, num_kv_heads, -1).transpose(1, 2).to(q.dtype)
         values = value_scratch.gather(v_cache, bucket.blocks).view(n, length, num_kv_heads, -1).transpose(1, 2).to(q.dtype)
         bias = bucket.bias[window].to(q.dtype)
-        if slopes is not None:
-            distance = torch.arange(length)[None, :] - bucket.positions[:, None]
-            bias = bias + slopes.view(1, num_kv_heads, group, 1) * distance[:, None, None, :]
         return attend(queries, keys, values, bias, False).reshape(n, -1)
 
     return run
@@ -151,7 +142,7 @@ def _bucket_attention(
 
 def _chunk_attention(layer: AttentionLayer) -> Callable[..., Tensor]:
     """Return the attention of one row's prompt, or of a chunk of it that follows cached tokens."""
-    attend, window, slopes = _attention(layer), layer.window, _slopes(layer)
+    attend, window = _attention(layer), layer.window
     group = layer.num_heads // layer.num_kv_heads
 
     def run(q: Tensor, k: Tensor | None, v: Tensor | None, k_cache: Tensor, v_cache: Tensor, chunk: Chunk) -> Tensor:
@@ -164,12 +155,6 @@ def _chunk_attention(layer: AttentionLayer) -> Callable[..., Tensor]:
         keys = keys.transpose(0, 1).repeat_interleave(group, 0).unsqueeze(0)
         values = values.transpose(0, 1).repeat_interleave(group, 0).unsqueeze(0)
         bias = chunk.bias[window]
-        if slopes is not None:
-            distance = (
-                torch.arange(chunk.num_keys)[None, :] - torch.arange(chunk.num_keys - queries.shape[2], chunk.num_keys)[:, None]
-            )
-            causal = torch.zeros(distance.shape).masked_fill_(distance > 0, float("-inf")) if bias is None else bias
-            bias = causal + slopes[:, None, None] * distance
         bias = bias if bias is None else bias.to(q.dtype)
         return attend(queries, keys, values, bias, bias is None)[0].transpose(0, 1).reshape(queries.shape[2], -1)
 

@@ -22,13 +22,12 @@ FEW_BLOCKS = 4
 class Bucket:
     """Decode rows of similar length. tokens: [n] indices of their tokens in the step; None = tokens 0 … n−1. blocks: [n · m]
     block ids, where the longest row has m blocks. bias: for each window [n, 1, 1, m · block_size] float32, −inf for keys that are
-    not visible. positions: [n], those of the new tokens."""
+    not visible."""
 
     num_rows: int
     tokens: Tensor | None
     blocks: Tensor
     num_keys: int
-    positions: Tensor
     bias: dict[int | None, Tensor]
 
 
@@ -110,7 +109,6 @@ def _bucket(
         tokens=None if in_order else torch.from_numpy(tokens.astype(np.int64)),
         blocks=torch.from_numpy(tables[rows, :num_blocks].reshape(-1).astype(np.int64)),
         num_keys=num_keys,
-        positions=torch.from_numpy(lengths.astype(np.int64) - 1),
         bias=bias,
     )
 

@@ -10,10 +10,8 @@ CPU_PAGED = AttentionSpec(
         "dtype": {"float32", "bfloat16", "float16"},
         "kv_dtype": {"float32", "bfloat16", "float16"},
         "head_dim": True,
-        "kind": {"decoder"},
         "window": True,
         "soft_cap": True,
-        "alibi": True,
         "block_size": True,
     },
 )

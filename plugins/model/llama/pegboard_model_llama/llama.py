@@ -9,7 +9,7 @@ Qwen3           RMSNorm on every query and key head instead of biases (Yang et a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -52,8 +52,6 @@ class Shape:
 
 class LlamaModel(nn.Module):
     """[T] token ids → [T, vocab] logits, in the stages that core calls: embed, forward, logits."""
-
-    WEIGHTS: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__()
@@ -106,9 +104,8 @@ class SelfAttention(nn.Module):
         super().__init__()
         heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
         self.qkv_proj = QKVLinear(build, shape.hidden_size, *heads, bias=shape.qkv_bias)
-        self.o_proj = Linear(
-            build.at("o_proj"), shape.num_heads * shape.head_dim, shape.hidden_size, split="row", bias=shape.output_bias
-        )
+        inner = shape.num_heads * shape.head_dim
+        self.o_proj = Linear(build.at("o_proj"), inner, shape.hidden_size, bias=shape.output_bias)
         self.attention = Attention(build, index, *heads, window=shape.windows[index], rope=rope)
         self.q_norm = Norm(build.at("q_norm"), shape.head_dim, shape.eps) if shape.is_qwen3 else None
         self.k_norm = Norm(build.at("k_norm"), shape.head_dim, shape.eps) if shape.is_qwen3 else None
@@ -127,8 +124,8 @@ class FeedForward(nn.Module):
         super().__init__()
         hidden, inner = shape.hidden_size, shape.intermediate_size
         parts = {"gate_proj": inner, "up_proj": inner}
-        self.gate_up_proj = Linear(build, hidden, 2 * inner, split="column", parts=parts, bias=shape.mlp_bias)
-        self.down_proj = Linear(build.at("down_proj"), inner, hidden, split="row", bias=shape.mlp_bias)
+        self.gate_up_proj = Linear(build, hidden, 2 * inner, parts=parts, bias=shape.mlp_bias)
+        self.down_proj = Linear(build.at("down_proj"), inner, hidden, bias=shape.mlp_bias)
         self.activation = Activation(build, shape.activation)
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from pegboard.errors import ConfigError, ModelError
+from pegboard.errors import ModelError
 from pegboard.layers import Attention, Build, Embedding
 from pegboard_model_transformers.modules import ModuleEmbedding, ModuleHead, ModuleLinear, ModuleTensors
 from pegboard_model_transformers.names import Names
@@ -27,14 +27,8 @@ from pegboard_model_transformers.probe import PAGED, PROBE, SERVE, AttentionCall
 class TransformersModel(nn.Module):
     """[T] token ids → [T, vocab] logits, in the stages that core calls: embed, forward, logits."""
 
-    WEIGHTS: ClassVar[Mapping[str, str]] = {}
-
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__()
-        if build.tensor.size > 1:
-            raise ConfigError(
-                "models run through transformers support one rank only; set tensor_parallel_size and pipeline_parallel_size to 1"
-            )
         if build.rope_style != "halves":
             raise ModelError(
                 "the checkpoint stores rotary channels as pairs, but transformers' modules need halves; use a safetensors "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.weight_loader import WeightPiece, WeightSlice
+from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
 from pegboard.layers import Build, Embedding, Head, Layer, Linear
 from pegboard_model_transformers.names import Names, Source
 
@@ -22,7 +22,7 @@ class ModuleLinear(Linear):
         super().__init__(build, linear.in_features, linear.out_features, bias=linear.bias is not None)
         self.names = names
 
-    def declare(self, available: Mapping[str, Any]) -> list[WeightSlice]:
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         path = self.names.module_path(self.build.path, available)
         self.build = replace(self.build, path=path)
         self.modules_by_name = {path: self.out_features}
@@ -48,7 +48,7 @@ class ModuleEmbedding(Embedding):
         scale = getattr(embedding, "embed_scale", None)
         self.scale = scale.item() if isinstance(scale, Tensor) else scale
 
-    def declare(self, available: Mapping[str, Any]) -> list[WeightSlice]:
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         self.build = replace(self.build, path=self.names.module_path(self.build.path, available))
         return super().declare(available)
 
@@ -69,7 +69,7 @@ class ModuleHead(Head):
         super().__init__(build, linear.out_features, linear.in_features, tied=tied, bias=linear.bias is not None)
         self.names = names
 
-    def declare(self, available: Mapping[str, Any]) -> list[WeightSlice]:
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         if self.tied is None:
             self.build = replace(self.build, path=self.names.module_path(self.build.path, available))
         return super().declare(available)
@@ -105,14 +105,14 @@ class ModuleTensors(Layer):
             module._buffers[name] = data
         return data
 
-    def declare(self, available: Mapping[str, Any]) -> list[WeightSlice]:
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         self.sources = {target: self.names.source(target, available) for target in self.targets}
         self.owners = {name: target for target, source in self.sources.items() for name in source.names}
         self.waiting = {}
         wanted = []
         for target, source in self.sources.items():
             shape = tuple(self.tensors[target].shape) if source.converter is None else ()
-            wanted += [WeightSlice(name, shape=shape) for name in source.names]
+            wanted += [WantedWeight(name, shape) for name in source.names]
         return wanted
 
     def accept(self, piece: WeightPiece) -> None:

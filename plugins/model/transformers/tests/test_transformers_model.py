@@ -11,8 +11,8 @@ from pegboard_model_transformers.model import TransformersModel, make_model
 from pegboard_model_transformers.names import Names
 from pegboard_model_transformers.probe import probe_attention
 
-from pegboard.errors import ConfigError, ModelError
-from pegboard.layers import Build, Group
+from pegboard.errors import ModelError
+from pegboard.layers import Build
 
 SMALL = {
     "vocab_size": 60,
@@ -78,12 +78,9 @@ def test_refuses_with_the_reason(model_type: str, values: dict[str, Any], reason
         TransformersModel({**sizes, "model_type": model_type, **values}, build())
 
 
-def test_refuses_pairs_and_several_ranks() -> None:
-    config = {**SMALL, "model_type": "llama"}
+def test_refuses_pairs() -> None:
     with pytest.raises(ModelError, match="pairs"):
-        TransformersModel(config, build(rope_style="pairs"))
-    with pytest.raises(ConfigError, match="one rank"):
-        TransformersModel(config, build(tensor=Group(rank=0, size=2)))
+        TransformersModel({**SMALL, "model_type": "llama"}, build(rope_style="pairs"))
 
 
 @pytest.mark.parametrize("prefix", ["", "model.", "language_model.model.", "model.language_model."])

@@ -15,12 +15,12 @@ from pegboard.interfaces.weight_loader import (
     Checkpoint,
     TensorEntry,
     TokenizerPayload,
+    WantedWeight,
     WeightLoaderSetup,
     WeightPiece,
-    WeightSlice,
 )
 from pegboard_pack_gguf.architectures import BY_MODEL_TYPE, Architecture, architecture_of, tensor_entries
-from pegboard_pack_gguf.ggml_types import BY_STORED, PLAIN
+from pegboard_pack_gguf.ggml_types import PLAIN
 from pegboard_pack_gguf.header import GGUFHeader, read_header
 from pegboard_pack_gguf.hf_config import hf_config, token_ids
 from pegboard_pack_gguf.vocabulary import end_token_ids
@@ -66,13 +66,12 @@ class GGUFLoader:
             digest=_digest(headers, files.digests),
         )
 
-    def tensors(self, checkpoint: Checkpoint, wanted: Iterable[WeightSlice]) -> Iterator[WeightPiece]:
-        """Yields blocks as read-only views of the mapped file (a copy for slices of columns), and plain types as tensors over
-        private mappings. Slices of columns must begin and end at block borders."""
+    def tensors(self, checkpoint: Checkpoint, wanted: Iterable[WantedWeight]) -> Iterator[WeightPiece]:
+        """Yields blocks as read-only views of the mapped file, and plain types as tensors over private mappings."""
         offset = BY_MODEL_TYPE[checkpoint.config["model_type"]].norm_offset
         maps: dict[str, mmap.mmap] = {}
-        chosen = [(_entry(checkpoint, piece), piece) for piece in dict.fromkeys(wanted)]
-        for entry, piece in sorted(chosen, key=lambda pair: (pair[0].file, pair[0].offset)):
+        chosen = [_entry(checkpoint, name) for name in dict.fromkeys(weight.name for weight in wanted)]
+        for entry in sorted(chosen, key=lambda entry: (entry.file, entry.offset)):
             path = checkpoint.path.parent / entry.file
             data = maps.get(entry.file)
             if data is None:
@@ -83,12 +82,10 @@ class GGUFLoader:
                 tensor = _plain_tensor(path, entry)
                 if offset and entry.name.endswith("norm.weight"):
                     tensor = tensor - offset
-                if piece.dim is not None:
-                    tensor = tensor.narrow(piece.dim, piece.start, piece.stop - piece.start)
-                yield WeightPiece(entry.name, entry.stored, tuple(tensor.shape), tensor)
+                yield WeightPiece(entry.name, entry.stored, entry.shape, tensor)
             else:
                 view = memoryview(data)[entry.offset : entry.offset + entry.num_bytes]
-                yield _block_piece(path, entry, piece, view)
+                yield WeightPiece(entry.name, entry.stored, entry.shape, view)
 
 
 def find_file(root: Path) -> Path:
@@ -164,14 +161,10 @@ def _digest(headers: list[GGUFHeader], known: Mapping[str, str]) -> str:
     return "sha256:" + hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _entry(checkpoint: Checkpoint, piece: WeightSlice) -> TensorEntry:
-    entry = checkpoint.tensors.get(piece.name)
+def _entry(checkpoint: Checkpoint, name: str) -> TensorEntry:
+    entry = checkpoint.tensors.get(name)
     if entry is None:
-        raise ModelError(f"{checkpoint.path} has no tensor {piece.name!r}")
-    if piece.dim is not None and not (
-        0 <= piece.dim < len(entry.shape) and 0 <= piece.start < piece.stop <= entry.shape[piece.dim]
-    ):
-        raise ModelError(f"{piece.name!r} of shape {entry.shape} has no slice {piece.start}:{piece.stop} along {piece.dim}")
+        raise ModelError(f"{checkpoint.path} has no tensor {name!r}")
     return entry
 
 
@@ -195,33 +188,3 @@ def _plain_tensor(path: Path, entry: TensorEntry) -> "Tensor":
     dtype = getattr(torch, entry.stored)
     tensor = torch.frombuffer(data, dtype=dtype, count=entry.num_bytes // dtype.itemsize, offset=skip)
     return tensor.view(entry.shape)
-
-
-def _block_piece(path: Path, entry: TensorEntry, piece: WeightSlice, view: memoryview) -> WeightPiece:
-    if piece.dim is None:
-        return WeightPiece(entry.name, entry.stored, entry.shape, view)
-    shape = list(entry.shape)
-    shape[piece.dim] = piece.stop - piece.start
-    last = len(shape) - 1
-    if piece.dim == last:
-        view = _columns(path, entry, piece, view)
-    elif piece.dim == 0:
-        row_bytes = entry.num_bytes // entry.shape[0]
-        view = view[piece.start * row_bytes : piece.stop * row_bytes]
-    else:
-        raise ModelError(f"{entry.name!r} of shape {entry.shape} can be sliced only along its first and last dimensions")
-    return WeightPiece(entry.name, entry.stored, tuple(shape), view)
-
-
-def _columns(path: Path, entry: TensorEntry, piece: WeightSlice, view: memoryview) -> memoryview:
-    import numpy as np
-
-    ggml_type = BY_STORED[entry.stored]
-    size = ggml_type.block_size
-    if piece.start % size or piece.stop % size:
-        raise ModelError(
-            f"{path}: {entry.name!r} is stored as {entry.stored} in blocks of {size} columns; it cannot be cut at "
-            f"{piece.start}:{piece.stop} of {entry.shape[-1]} columns. Choose a tensor parallel size that cuts at multiples of it"
-        )
-    rows = np.frombuffer(view, np.uint8).reshape(-1, ggml_type.num_bytes(entry.shape[-1]))
-    return memoryview(rows[:, ggml_type.num_bytes(piece.start) : ggml_type.num_bytes(piece.stop)].tobytes())

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.attention import KVQuantization
 from pegboard.interfaces.quantization import (
     EmbeddingLayer,
     LinearLayer,
@@ -49,11 +48,11 @@ class GGUFQuantization:
     def embedding(self, layer: EmbeddingLayer) -> WeightMethod:
         return GGUFEmbedding(layer.path, (layer.num_rows, layer.width), (layer.part,), self)
 
-    def kv_cache(self, layer: "AttentionLayer") -> KVQuantization | None:
+    def kv_cache(self, layer: "AttentionLayer") -> str | None:
         """Half precision, which is usual in programs that compute with these blocks. Its rounding error is far smaller than
         theirs."""
         is_float32 = self.setup.dtype == "float32"
-        return KVQuantization("float16") if self.options.compute == "native" and is_float32 else None
+        return "float16" if self.options.compute == "native" and is_float32 else None
 
     def holder(self, shape: tuple[int, int], pieces: "list[WeightPiece]", cache: RepackEntry | None, is_table: bool) -> Any:
         """Returns the type that holds a weight stored as these pieces."""
@@ -76,7 +75,7 @@ class GGUFWeight:
         self.held: BlockHolder | FloatHolder | None = None
 
     def declare(self) -> list[str]:
-        """Returns no scales, because blocks have their own. The loader checks splits, because it knows the stored type."""
+        """Returns no scales, because blocks have their own."""
         return []
 
     def accept(self, piece: "WeightPiece") -> None:
@@ -109,8 +108,8 @@ class GGUFWeight:
         if cache is None:
             return None
         parts = [(self.parts[piece.name], piece.stored) for piece in pieces]
-        cuts = [[p.name, *p.rows, p.split_dim, p.split_start, p.split_stop, stored] for p, stored in parts]
-        return cache.entry(self.path, [DECODING, self.shape, self.IS_TABLE, cuts])
+        content = [[part.name, *part.rows, stored] for part, stored in parts]
+        return cache.entry(self.path, [DECODING, self.shape, self.IS_TABLE, content])
 
     def weight(self) -> Any:
         """The op that holds the matrix. It exists after the first `finish`."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from pegboard.interfaces.model_source import LocalFiles
 from pegboard.interfaces.quantization import Part, QuantizationSetup
 from pegboard.interfaces.tokenizer import TokenizerSetup
-from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoaderSetup, WeightPiece, WeightSlice
+from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WantedWeight, WeightLoaderSetup, WeightPiece
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_quantization import QuantizationContract
 from pegboard_testing.contract_tokenizer import TokenizerContract
@@ -48,7 +48,7 @@ class TestLoader(WeightLoaderContract):
         loader = self.loader(WeightLoaderSetup())
         checkpoint = loader.describe(files)
         plain = [entry for entry in checkpoint.tensors.values() if entry.stored == "float32"]
-        pieces = loader.tensors(checkpoint, [WeightSlice(entry.name) for entry in plain])
+        pieces = loader.tensors(checkpoint, [WantedWeight(entry.name) for entry in plain])
         return files, {piece.name: torch.clone(piece.data) for piece in pieces if isinstance(piece.data, Tensor)}
 
 

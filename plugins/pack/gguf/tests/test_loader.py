@@ -14,7 +14,7 @@ from pegboard_pack_gguf.rope_scaling import divisors_config
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.model_source import LocalFiles
-from pegboard.interfaces.weight_loader import Checkpoint, WeightLoaderSetup, WeightSlice
+from pegboard.interfaces.weight_loader import Checkpoint, WantedWeight, WeightLoaderSetup
 
 LOADER = GGUFLoader(None, WeightLoaderSetup())
 
@@ -81,7 +81,7 @@ def test_describes_and_streams(write_gguf, arch: str, class_name: str, rope_styl
     assert "rope_scaling" not in found.config
     stored = stored_values(path)
     assert len(found.tensors) == len(stored)
-    pieces = {piece.name: piece for piece in LOADER.tensors(found, [WeightSlice(name) for name in found.tensors])}
+    pieces = {piece.name: piece for piece in LOADER.tensors(found, [WantedWeight(name) for name in found.tensors])}
     for gguf_name, name in NAMES.items():
         if gguf_name in stored:
             assert np.array_equal(pieces[name].data.numpy(), stored[gguf_name]), gguf_name
@@ -92,7 +92,7 @@ def test_describes_and_streams(write_gguf, arch: str, class_name: str, rope_styl
 def test_real_checkpoint_file_order_and_once(write_gguf) -> None:
     found = describe(write_gguf())
     names = list(found.tensors)
-    got = [piece.name for piece in LOADER.tensors(found, [WeightSlice(name) for name in reversed(names)])]
+    got = [piece.name for piece in LOADER.tensors(found, [WantedWeight(name) for name in reversed(names)])]
     assert got == sorted(names, key=lambda name: found.tensors[name].offset)
 
 
@@ -106,39 +106,28 @@ def test_untied_head_and_bias_flags(write_gguf) -> None:
     assert found.tensors["lm_head.weight"].shape == (64, 32)
 
 
-def test_slices_of_plain_tensors(write_gguf) -> None:
-    path = write_gguf(types={"blk.0.ffn_up.weight": "F16", "blk.0.ffn_gate.weight": "BF16"})
-    found = describe(path)
-    up, gate, down = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("up", "gate", "down"))
-    whole = {piece.name: piece.data for piece in LOADER.tensors(found, map(WeightSlice, (up, gate, down)))}
-    assert (whole[up].dtype, whole[gate].dtype) == (torch.float16, torch.bfloat16)
+def test_plain_tensors_come_in_their_type(write_gguf) -> None:
+    found = describe(write_gguf(types={"blk.0.ffn_up.weight": "F16", "blk.0.ffn_gate.weight": "BF16"}))
+    up, gate = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("up", "gate"))
+    pieces = {piece.name: piece.data for piece in LOADER.tensors(found, map(WantedWeight, (up, gate)))}
+    assert (pieces[up].dtype, pieces[gate].dtype) == (torch.float16, torch.bfloat16)
     assert (found.tensors[up].stored, found.tensors[gate].stored) == ("float16", "bfloat16")
-    cut = {
-        piece.name: piece
-        for piece in LOADER.tensors(found, [WeightSlice(up, 0, 3, 9), WeightSlice(gate, 1, 5, 6), WeightSlice(down, 1, 7, 64)])
-    }
-    assert torch.equal(cut[up].data, whole[up][3:9]) and cut[up].shape == (6, 32)
-    assert torch.equal(cut[gate].data, whole[gate][:, 5:6]) and cut[gate].shape == (64, 1)
-    assert torch.equal(cut[down].data, whole[down][:, 7:]) and cut[down].shape == (32, 57)
 
 
-def test_slices_of_blocks(write_gguf) -> None:
-    found = describe(write_gguf(types={"blk.0.ffn_down.weight": "Q4_1"}))
+def test_blocks_come_as_they_are_stored(write_gguf) -> None:
+    path = write_gguf(types={"blk.0.ffn_down.weight": "Q4_1"})
+    found = describe(path)
     name = "model.layers.0.mlp.down_proj.weight"
-    assert found.tensors[name].stored == "Q4_1"
-    (whole,) = LOADER.tensors(found, [WeightSlice(name)])
-    assert isinstance(whole.data, memoryview) and whole.data.readonly
-    blocks = np.frombuffer(whole.data, np.uint8).reshape(32, 2, 20)
-    (rows,) = LOADER.tensors(found, [WeightSlice(name, 0, 4, 7)])
-    assert rows.shape == (3, 64) and bytes(rows.data) == blocks[4:7].tobytes()
-    (columns,) = LOADER.tensors(found, [WeightSlice(name, 1, 32, 64)])
-    assert columns.shape == (32, 32) and bytes(columns.data) == blocks[:, 1].tobytes()
-    with pytest.raises(ModelError, match="blocks of 32 columns"):
-        list(LOADER.tensors(found, [WeightSlice(name, 1, 16, 48)]))
-    with pytest.raises(ModelError, match="no slice"):
-        list(LOADER.tensors(found, [WeightSlice(name, 0, 30, 33)]))
+    entry = found.tensors[name]
+    (piece,) = LOADER.tensors(found, [WantedWeight(name)])
+    assert isinstance(piece.data, memoryview) and piece.data.readonly
+    assert (piece.stored, piece.shape, len(piece.data)) == ("Q4_1", (32, 64), 32 * 2 * 20)
+    assert bytes(piece.data) == path.read_bytes()[entry.offset : entry.offset + entry.num_bytes]
+
+
+def test_an_unknown_tensor_is_named(write_gguf) -> None:
     with pytest.raises(ModelError, match="no tensor 'x'"):
-        list(LOADER.tensors(found, [WeightSlice("x")]))
+        list(LOADER.tensors(describe(write_gguf()), [WantedWeight("x")]))
 
 
 def test_main_dtype_is_none_for_blocks(write_gguf) -> None:
@@ -226,14 +215,14 @@ def test_experts_become_tensors_of_their_own(write_gguf) -> None:
     found = describe(write_gguf(tensors=tensors, metadata={"expert_count": 3, "expert_used_count": 2}))
     assert found.architectures == ("MixtralForCausalLM",)
     assert (found.config["num_local_experts"], found.config["num_experts_per_tok"]) == (3, 2)
-    (piece,) = LOADER.tensors(found, [WeightSlice("model.layers.1.block_sparse_moe.experts.2.w3.weight")])
+    (piece,) = LOADER.tensors(found, [WantedWeight("model.layers.1.block_sparse_moe.experts.2.w3.weight")])
     assert np.array_equal(piece.data.numpy(), experts[2])
 
 
 def test_gemma_norms_lose_the_one_that_was_added(write_gguf) -> None:
     path = write_gguf("gemma")
     found = describe(path)
-    (piece,) = LOADER.tensors(found, [WeightSlice("model.norm.weight")])
+    (piece,) = LOADER.tensors(found, [WantedWeight("model.norm.weight")])
     assert np.array_equal(piece.data.numpy(), stored_values(path)["output_norm.weight"] - 1)
 
 
@@ -253,7 +242,7 @@ def test_split_files(write_gguf) -> None:
     for root in (first, second, first.parent):
         found = describe(root)
         assert found.path == first
-        pieces = {piece.name: piece for piece in LOADER.tensors(found, [WeightSlice(name) for name in found.tensors])}
+        pieces = {piece.name: piece for piece in LOADER.tensors(found, [WantedWeight(name) for name in found.tensors])}
         assert len(pieces) == len(tensors)
         for gguf_name, name in NAMES.items():
             if gguf_name in tensors:
@@ -290,7 +279,7 @@ def test_shrunken_file_is_noticed(write_gguf) -> None:
     found = describe(path)
     path.write_bytes(path.read_bytes()[:-4096])
     with pytest.raises(ModelError, match="has shrunk"):
-        list(LOADER.tensors(found, [WeightSlice(name) for name in found.tensors]))
+        list(LOADER.tensors(found, [WantedWeight(name) for name in found.tensors]))
 
 
 def test_describe_imports_no_torch(write_gguf) -> None:
@@ -311,5 +300,5 @@ def test_smollm2(smollm2_gguf: Path) -> None:
     assert (found.dtype, found.rope_style, found.generation_config["eos_token_id"]) == (None, "pairs", [2, 0])
     assert len(found.tensors) == 272
     assert found.chat_template is not None and "<|im_start|>" in found.chat_template
-    sizes = {piece.name: len(piece.data) for piece in LOADER.tensors(found, [WeightSlice("model.embed_tokens.weight")])}
+    sizes = {piece.name: len(piece.data) for piece in LOADER.tensors(found, [WantedWeight("model.embed_tokens.weight")])}
     assert sizes == {"model.embed_tokens.weight": 49152 * 576 // 32 * 34}

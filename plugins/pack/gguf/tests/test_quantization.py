@@ -19,10 +19,9 @@ from pegboard_pack_gguf.options import GGUFOptions
 from pegboard_pack_gguf.quantization import GGUFQuantization
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.attention import KVQuantization
 from pegboard.interfaces.model_source import LocalFiles
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup, RepackCache
-from pegboard.interfaces.weight_loader import WeightLoaderSetup, WeightPiece, WeightSlice
+from pegboard.interfaces.weight_loader import WantedWeight, WeightLoaderSetup, WeightPiece
 from pegboard.ops import REFERENCES
 from pegboard.ops.blocks import BlockWeight
 from pegboard.ops.linear import FloatWeight
@@ -91,7 +90,7 @@ def merged_layer(stored: tuple[str, str, str] = IN_BLOCKS) -> tuple[LinearLayer,
     kinds = {"q": (stored[0], 64), "k": (stored[1], 32), "v": (stored[2], 32)}
     parts, pieces, row = [], [], 0
     for name, (kind, rows) in kinds.items():
-        parts.append(Part(name, (row, row + rows), (rows, 64)))
+        parts.append(Part(name, (row, row + rows)))
         pieces.append(piece_of(name, torch.randn(rows, 64), kind))
         row += rows
     return LinearLayer("layers.0.qkv", 64, row, tuple(parts)), pieces
@@ -205,9 +204,9 @@ def test_a_warm_start_decodes_nothing(tmp_path: Path) -> None:
     assert torch.allclose(call(torch.ones(1, 64)), torch.full((1, 128), 64.0), rtol=1e-3)
     loaded(*reversed(merged_layer(("Q8_0", "Q4_0", "Q8_0"))))
     assert KeptWeight.num_writes == 3, "other stored types make a different weight"
-    other = replace(layer, parts=tuple(replace(part, split_dim=0, split_stop=5) for part in layer.parts))
-    loaded(pieces, other)
-    assert KeptWeight.num_writes == 3, "another slice is a different weight"
+    q, k, v = layer.parts
+    loaded(pieces, replace(layer, parts=(q, replace(k, rows=v.rows), replace(v, rows=k.rows))))
+    assert KeptWeight.num_writes == 3, "the same parts in other rows make a different weight"
 
 
 @pytest.mark.parametrize("stored", [MIXED, IN_BLOCKS], ids=" ".join)
@@ -244,7 +243,7 @@ def test_pieces_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize("stored", ["Q8_0", "float16"])
 def test_tied_embedding_looks_up_and_multiplies(stored: str) -> None:
     torch.manual_seed(1)
-    layer = EmbeddingLayer("embed", 70, 32, Part("table", (0, 64), (64, 32)), is_head=True)
+    layer = EmbeddingLayer("embed", 70, 32, Part("table", (0, 64)), is_head=True)
     piece = piece_of("table", torch.randn(64, 32), stored)
     method = quantization().embedding(layer)
     method.accept(piece)
@@ -258,7 +257,7 @@ def test_tied_embedding_looks_up_and_multiplies(stored: str) -> None:
 
 
 def test_the_kv_cache_is_half_precision_whatever_kernels_compute() -> None:
-    assert quantization().kv_cache(None) == KVQuantization("float16")
+    assert quantization().kv_cache(None) == "float16"
     assert quantization(compute="float").kv_cache(None) is None
     assert quantization("bfloat16").kv_cache(None) is None, "which is as small"
 
@@ -268,9 +267,9 @@ def test_accepts_what_the_loader_delivers(write_gguf: Any) -> None:
     loader = GGUFLoader(None, WeightLoaderSetup())
     checkpoint = loader.describe(LocalFiles(path))
     names = [f"model.layers.0.mlp.{part}_proj.weight" for part in ("gate", "up")]
-    parts = tuple(Part(name, (64 * index, 64 * index + 64), (64, 32)) for index, name in enumerate(names))
+    parts = tuple(Part(name, (64 * index, 64 * index + 64)) for index, name in enumerate(names))
     method = quantization().linear(LinearLayer("mlp", 32, 128, parts))
-    for piece in loader.tensors(checkpoint, [WeightSlice(name) for name in names]):
+    for piece in loader.tensors(checkpoint, [WantedWeight(name) for name in names]):
         method.accept(piece)
     method.finish()
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
@@ -286,9 +285,9 @@ def test_smollm2_layer_equals_the_package(smollm2_gguf: Path) -> None:
     loader = GGUFLoader(None, WeightLoaderSetup())
     checkpoint = loader.describe(LocalFiles(smollm2_gguf))
     for name in ("model.embed_tokens.weight", "model.layers.29.mlp.down_proj.weight", "model.layers.3.self_attn.q_proj.weight"):
-        (piece,) = loader.tensors(checkpoint, [WeightSlice(name, 0, 64, 576)])
+        (piece,) = loader.tensors(checkpoint, [WantedWeight(name)])
         rows, width = piece.shape
-        method = quantization().linear(LinearLayer("layer", width, rows, (Part(name, (0, rows), (rows, width)),)))
+        method = quantization().linear(LinearLayer("layer", width, rows, (Part(name, (0, rows)),)))
         method.accept(piece)
         method.finish()
         assert torch.equal(method.dequantize(), value_of(piece))

@@ -109,8 +109,8 @@ class BlockLinear:
         cache = self.setup.repack_cache
         if cache is None:
             return None
-        cuts = [[p.name, *p.rows, p.split_dim, p.split_start, p.split_stop, pieces[p.name].stored] for p in self.parts.values()]
-        return cache.entry(self.path, [ROUNDING, self.bits, self.shape, self.IS_TABLE, cuts])
+        parts = [[part.name, *part.rows, pieces[part.name].stored] for part in self.parts.values()]
+        return cache.entry(self.path, [ROUNDING, self.bits, self.shape, self.IS_TABLE, parts])
 
     def weight(self) -> Any:
         """Return the weight that the op `block_weight` made. It exists after the first `finish`."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoaderSetup, WeightPiece, WeightSlice
+from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WantedWeight, WeightLoaderSetup, WeightPiece
 from pegboard_weight_loader_safetensors.hf_files import architectures, chat_template, config_dtype, read_config, read_optional
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ STANDARD_DEVIATION = 0.02
 
 
 class DummyLoader:
-    """Every tensor depends only on the seed and the tensor's name, so slices of one tensor fit together. One-dimensional weights
-    (those of norms) are 1. All others are drawn from a normal distribution with mean 0."""
+    """Every tensor depends only on the seed and the tensor's name. One-dimensional weights (those of norms) are 1. All others are
+    drawn from a normal distribution with mean 0."""
 
     def __init__(self, options: None, setup: WeightLoaderSetup) -> None:
         self.seed = setup.seed
@@ -45,7 +45,7 @@ class DummyLoader:
             digest="sha256:" + hashlib.sha256(json.dumps(["dummy", self.seed, config], sort_keys=True).encode()).hexdigest(),
         )
 
-    def tensors(self, checkpoint: Checkpoint, wanted: Iterable[WeightSlice]) -> Iterator[WeightPiece]:
+    def tensors(self, checkpoint: Checkpoint, wanted: Iterable[WantedWeight]) -> Iterator[WeightPiece]:
         import torch
 
         for piece in dict.fromkeys(wanted):
@@ -56,6 +56,4 @@ class DummyLoader:
             else:
                 seed = int.from_bytes(hashlib.sha256(f"{self.seed}:{piece.name}".encode()).digest()[:8], "little") >> 1
                 data = torch.randn(piece.shape, generator=torch.Generator().manual_seed(seed)).mul_(STANDARD_DEVIATION)
-            if piece.dim is not None:
-                data = data.narrow(piece.dim, piece.start, piece.stop - piece.start)
             yield WeightPiece(piece.name, "float32", tuple(data.shape), data)

@@ -12,9 +12,9 @@ from pegboard.interfaces.weight_loader import (
     Checkpoint,
     TensorEntry,
     TokenizerPayload,
+    WantedWeight,
     WeightLoaderSetup,
     WeightPiece,
-    WeightSlice,
 )
 from pegboard_weight_loader_safetensors.header import Header, read_header
 from pegboard_weight_loader_safetensors.hf_files import (
@@ -60,39 +60,32 @@ class SafetensorsLoader:
             digest=_digest(directory, headers, files.digests),
         )
 
-    def tensors(self, checkpoint: Checkpoint, wanted: Iterable[WeightSlice]) -> Iterator[WeightPiece]:
-        """A tensor is a view of the mapped file if its slice is contiguous."""
+    def tensors(self, checkpoint: Checkpoint, wanted: Iterable[WantedWeight]) -> Iterator[WeightPiece]:
+        """Yields views of the mapped files."""
         from safetensors import SafetensorError, safe_open
 
-        for file, slices in _by_file(checkpoint, wanted).items():
+        for file, entries in _by_file(checkpoint, wanted).items():
             path = checkpoint.path / file
             try:
                 with safe_open(path, framework="pt") as opened:
-                    for entry, piece in slices:
-                        if piece.dim is None:
-                            data = opened.get_tensor(entry.name)
-                        else:
-                            cut = (slice(None),) * piece.dim + (slice(piece.start, piece.stop),)
-                            data = opened.get_slice(entry.name)[cut]
+                    for entry in entries:
+                        data = opened.get_tensor(entry.name)
                         yield WeightPiece(entry.name, entry.stored, tuple(data.shape), data)
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{path} has changed since it was described, or is damaged: {error}") from error
 
 
-def _by_file(checkpoint: Checkpoint, wanted: Iterable[WeightSlice]) -> dict[str, list[tuple[TensorEntry, WeightSlice]]]:
-    """Return the distinct slices of each file, ordered by their position in the file."""
+def _by_file(checkpoint: Checkpoint, wanted: Iterable[WantedWeight]) -> dict[str, list[TensorEntry]]:
+    """Return the distinct tensors of each file, ordered by their position in the file."""
     chosen = []
-    for piece in dict.fromkeys(wanted):
-        entry = checkpoint.tensors.get(piece.name)
+    for name in dict.fromkeys(weight.name for weight in wanted):
+        entry = checkpoint.tensors.get(name)
         if entry is None:
-            raise ModelError(f"{checkpoint.path} has no tensor {piece.name!r}, which the model needs")
-        dim, start, stop = piece.dim, piece.start, piece.stop
-        if dim is not None and not (dim < len(entry.shape) and 0 <= start <= stop <= entry.shape[dim]):
-            raise ModelError(f"tensor {piece.name!r} of shape {entry.shape} has no part {start}:{stop} of dimension {dim}")
-        chosen.append((entry, piece))
-    files: dict[str, list[tuple[TensorEntry, WeightSlice]]] = {}
-    for entry, piece in sorted(chosen, key=lambda pair: (pair[0].file, pair[0].offset, pair[1].start)):
-        files.setdefault(entry.file, []).append((entry, piece))
+            raise ModelError(f"{checkpoint.path} has no tensor {name!r}, which the model needs")
+        chosen.append(entry)
+    files: dict[str, list[TensorEntry]] = {}
+    for entry in sorted(chosen, key=lambda entry: (entry.file, entry.offset)):
+        files.setdefault(entry.file, []).append(entry)
     return files
 
 

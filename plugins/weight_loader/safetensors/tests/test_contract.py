@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pegboard.interfaces.model_source import LocalFiles
-from pegboard.interfaces.weight_loader import WeightLoaderSetup, WeightSlice
+from pegboard.interfaces.weight_loader import WantedWeight, WeightLoaderSetup
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_weight_loader import WeightLoaderContract
 
@@ -68,6 +68,6 @@ class TestDummy(WeightLoaderContract):
     def write(self, folder: Path) -> tuple[LocalFiles, Mapping[str, Tensor]]:
         (folder / "config.json").write_text(json.dumps(CONFIG))
         loader = DummyLoader(None, WeightLoaderSetup())
-        wanted = [WeightSlice("model.a.weight", shape=(6, 8)), WeightSlice("model.b.weight", shape=(4,))]
+        wanted = [WantedWeight("model.a.weight", (6, 8)), WantedWeight("model.b.weight", (4,))]
         pieces = loader.tensors(loader.describe(LocalFiles(folder)), wanted)
         return LocalFiles(folder), {piece.name: piece.data for piece in pieces if isinstance(piece.data, Tensor)}

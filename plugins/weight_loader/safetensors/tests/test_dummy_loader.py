@@ -11,7 +11,7 @@ from pegboard_weight_loader_safetensors.dummy import DummyLoader
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.model_source import LocalFiles
-from pegboard.interfaces.weight_loader import Checkpoint, WeightLoaderSetup, WeightSlice
+from pegboard.interfaces.weight_loader import Checkpoint, WantedWeight, WeightLoaderSetup
 
 
 def describe(directory: Path, **extra: object) -> Checkpoint:
@@ -19,7 +19,7 @@ def describe(directory: Path, **extra: object) -> Checkpoint:
     return DummyLoader(None, WeightLoaderSetup()).describe(LocalFiles(directory))
 
 
-def make(checkpoint: Checkpoint, piece: WeightSlice, seed: int = 0) -> torch.Tensor:
+def make(checkpoint: Checkpoint, piece: WantedWeight, seed: int = 0) -> torch.Tensor:
     (made,) = DummyLoader(None, WeightLoaderSetup(seed=seed)).tensors(checkpoint, [piece])
     assert made.shape == tuple(made.data.shape)
     return made.data
@@ -27,26 +27,19 @@ def make(checkpoint: Checkpoint, piece: WeightSlice, seed: int = 0) -> torch.Ten
 
 def test_weights_follow_from_seed_and_name(tmp_path: Path) -> None:
     checkpoint = describe(tmp_path)
-    first = make(checkpoint, WeightSlice("a.weight", shape=(64, 32)))
-    assert torch.equal(first, make(checkpoint, WeightSlice("a.weight", shape=(64, 32))))
-    assert not torch.equal(first, make(checkpoint, WeightSlice("b.weight", shape=(64, 32))))
-    assert not torch.equal(first, make(checkpoint, WeightSlice("a.weight", shape=(64, 32)), seed=1))
+    first = make(checkpoint, WantedWeight("a.weight", (64, 32)))
+    assert torch.equal(first, make(checkpoint, WantedWeight("a.weight", (64, 32))))
+    assert not torch.equal(first, make(checkpoint, WantedWeight("b.weight", (64, 32))))
+    assert not torch.equal(first, make(checkpoint, WantedWeight("a.weight", (64, 32)), seed=1))
     assert first.std().item() == pytest.approx(0.02, rel=0.1)
 
 
-def test_slices_agree_with_the_whole(tmp_path: Path) -> None:
-    checkpoint = describe(tmp_path)
-    whole = make(checkpoint, WeightSlice("a.weight", shape=(8, 6)))
-    assert torch.equal(make(checkpoint, WeightSlice("a.weight", 1, 2, 5, (8, 6))), whole[:, 2:5])
-    assert torch.equal(make(checkpoint, WeightSlice("a.weight", 0, 4, 8, (8, 6))), whole[4:])
-
-
 def test_norm_weights_are_one(tmp_path: Path) -> None:
-    assert make(describe(tmp_path), WeightSlice("model.norm.weight", shape=(5,))).tolist() == [1.0] * 5
+    assert make(describe(tmp_path), WantedWeight("model.norm.weight", (5,))).tolist() == [1.0] * 5
 
 
 def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not give its shape"):
-        make(describe(tmp_path), WeightSlice("x.scales"))
+        make(describe(tmp_path), WantedWeight("x.scales"))
     with pytest.raises(ModelError, match="quantized"):
         describe(tmp_path, quantization_config={"quant_method": "gptq"})

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.model_source import LocalFiles
-from pegboard.interfaces.weight_loader import WeightLoaderSetup, WeightSlice
+from pegboard.interfaces.weight_loader import WantedWeight, WeightLoaderSetup
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "dtype": "float32"}
 LOADER = SafetensorsLoader(None, WeightLoaderSetup())
@@ -57,7 +57,7 @@ def test_whole_tensors_arrive_once_in_file_order(tmp_path: Path) -> None:
     stored = some_tensors()
     checkpoint = LOADER.describe(write_model(tmp_path, stored))
     assert set(checkpoint.tensors) == set(stored)
-    wanted = [WeightSlice(name) for name in sorted(stored, reverse=True)] * 2
+    wanted = [WantedWeight(name) for name in sorted(stored, reverse=True)] * 2
     pieces = list(LOADER.tensors(checkpoint, wanted))
     assert sorted(piece.name for piece in pieces) == sorted(stored)
     offsets = [checkpoint.tensors[piece.name].offset for piece in pieces]
@@ -68,32 +68,10 @@ def test_whole_tensors_arrive_once_in_file_order(tmp_path: Path) -> None:
         assert piece.shape == tuple(stored[piece.name].shape)
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    rows=st.integers(1, 9),
-    columns=st.integers(1, 9),
-    dim=st.integers(0, 1),
-    cut=st.tuples(st.integers(0, 9), st.integers(0, 9)),
-)
-def test_slices_equal_slices_of_the_whole(
-    tmp_path_factory: pytest.TempPathFactory, rows: int, columns: int, dim: int, cut: tuple[int, int]
-) -> None:
-    whole = torch.randn(rows, columns)
-    checkpoint = LOADER.describe(write_model(tmp_path_factory.mktemp("m"), {"w": whole}))
-    start, stop = min(cut), max(cut)
-    if stop > whole.shape[dim]:
-        with pytest.raises(ModelError, match="has no part"):
-            list(LOADER.tensors(checkpoint, [WeightSlice("w", dim, start, stop)]))
-        return
-    (piece,) = LOADER.tensors(checkpoint, [WeightSlice("w", dim, start, stop)])
-    assert torch.equal(piece.data, whole.narrow(dim, start, stop - start))
-    assert piece.shape == tuple(piece.data.shape)
-
-
 def test_shards_are_read_by_index(tmp_path: Path) -> None:
     shards = {"x-2.safetensors": {"a": torch.randn(2, 2)}, "x-1.safetensors": {"b": torch.randn(3), "c": torch.randn(1)}}
     checkpoint = LOADER.describe(write_shards(tmp_path, shards))
-    pieces = {piece.name: piece.data for piece in LOADER.tensors(checkpoint, [WeightSlice("a"), WeightSlice("b")])}
+    pieces = {piece.name: piece.data for piece in LOADER.tensors(checkpoint, [WantedWeight("a"), WantedWeight("b")])}
     assert torch.equal(pieces["a"], shards["x-2.safetensors"]["a"])
     assert torch.equal(pieces["b"], shards["x-1.safetensors"]["b"])
 
@@ -115,7 +93,7 @@ def test_missing_shard_and_missing_tensor_are_named(tmp_path: Path) -> None:
         LOADER.describe(files)
     checkpoint = LOADER.describe(write_model(tmp_path / "3", {"a": torch.ones(1)}))
     with pytest.raises(ModelError, match="no tensor 'lm_head.weight'"):
-        list(LOADER.tensors(checkpoint, [WeightSlice("lm_head.weight")]))
+        list(LOADER.tensors(checkpoint, [WantedWeight("lm_head.weight")]))
 
 
 def test_pickled_weights_are_refused_with_advice(tmp_path: Path) -> None:
