@@ -336,13 +336,15 @@ class CountingSink:
         self.is_closed = True
 
 
-def test_samples_reach_the_sinks_of_this_process_and_a_failing_one_harms_nobody():
+def test_samples_reach_the_sinks_of_this_process_and_a_failing_one_harms_nobody(monkeypatch):
+    good, bad = CountingSink(), CountingSink(fails_after=2)
+    monkeypatch.setattr("pegboard.plan.ambient.build_sinks", lambda *chosen: {"good": good, "bad": bad})
+
     async def main() -> None:
         plan, process = echo_plan(), EngineProcess(BUILDER)
         process.start(plan, wants_samples=True)
-        good, bad = CountingSink(), CountingSink(fails_after=2)
         own = [Metric("http_requests_total", "counter", "")]
-        client = AsyncLLM.of_plan(plan, None, process, tokenizer=ByteTokenizer(), sinks={"good": good, "bad": bad}, metrics=own)
+        client = AsyncLLM.of_plan(plan, None, process, tokenizer=ByteTokenizer(), metrics=own)
         async with client:
             outputs = await asyncio.wait_for(collect(client.generate("ab", SamplingParams(max_tokens=1000))), 60)
             assert outputs[-1].outputs[0].finish_reason == "length"

@@ -38,7 +38,7 @@ from pegboard.front.beam_search import beam_search_online
 from pegboard.front.output_stream import OutputStream
 from pegboard.front.prompts import PromptInput, RequestBuilder, as_prompt
 from pegboard.interfaces.api import TRACE_HEADERS, Health, Prompt, RequestOptions, ServedModel
-from pegboard.interfaces.metrics import Metric, MetricsSink, Sample
+from pegboard.interfaces.metrics import Metric, Sample
 from pegboard.interfaces.output_parser import Parsers
 from pegboard.log import get_logger
 
@@ -99,16 +99,15 @@ class AsyncLLM:
         *,
         metrics: Sequence[Metric] | None = None,
         tokenizer: "Tokenizer | None" = None,
-        sinks: Mapping[str, MetricsSink] | None = None,
     ) -> "AsyncLLM":
         """A client of an engine that has been sent its plan (`start_engine`). engine: an `EngineProcess` or a `HubEngine`.
 
         metrics: those that the caller measures in this process and gives to `publish`. The enabled metrics plugins get them and
-        the engine's samples; None = the plugins do not run here. tokenizer, sinks (by plugin name): used instead of those that
+        the engine's samples; None = the plugins do not run here. tokenizer: used instead of the one that
         `registry` builds.
         """
         self = cls.__new__(cls)
-        self._connect(plan, registry, engine, metrics, tokenizer, sinks)
+        self._connect(plan, registry, engine, metrics, tokenizer)
         return self
 
     def _open(self, settings: "Settings", engine: "EngineProcess | None", metrics: Sequence[Metric] | None) -> None:
@@ -117,7 +116,7 @@ class AsyncLLM:
         engine = engine or EngineProcess()
         try:
             plan, registry = start_engine(settings, engine, wants_samples=metrics is not None)
-            self._connect(plan, registry, engine, metrics, None, None)
+            self._connect(plan, registry, engine, metrics)
         except BaseException:
             engine.stop()
             raise
@@ -128,16 +127,14 @@ class AsyncLLM:
         registry: Any,
         engine: Any,
         metrics: Sequence[Metric] | None,
-        tokenizer: "Tokenizer | None",
-        sinks: Mapping[str, MetricsSink] | None,
+        tokenizer: "Tokenizer | None" = None,
     ) -> None:
         from pegboard.plan.ambient import build_sinks
         from pegboard.plan.engine_plan import make_tokenizer
 
         if tokenizer is None and not plan.settings.engine.skip_tokenizer_init:
             tokenizer = make_tokenizer(registry, plan)
-        if sinks is None:
-            sinks = {} if metrics is None else build_sinks(registry, plan.settings.engine, plan.model_names[0], "api")
+        sinks = {} if metrics is None else build_sinks(registry, plan.settings.engine, plan.model_names[0], "api")
         self.plan, self.registry, self.sinks = plan, registry, sinks
         self.info: Mapping[str, Any] = {}
         self._builder = RequestBuilder(plan, tokenizer, registry)
