@@ -1,4 +1,4 @@
-"""AsyncLLM over a real engine process (without a model): streams, aborts, failures, deaths, and what is left behind."""
+"""AsyncLLM with a real engine process that runs no model: streams, aborts, failures, deaths, and clean-up."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def open_client(**engine) -> AsyncLLM:
 
 
 def with_client(body: Callable, **engine) -> None:
-    """Run `body(client)` on a loop of its own; the engine process must be gone afterwards."""
+    """Run `body(client)` on a new event loop. The engine process is gone afterwards."""
 
     async def main() -> None:
         client = open_client(**engine)
@@ -56,7 +56,7 @@ async def collect(stream) -> list:
 
 
 def test_events_of_a_running_engine_are_read_by_the_plans_parsers():
-    """The echo engine says the prompt again: whole, streamed and slowly read, the fold is the same."""
+    """The echo engine repeats the prompt. A whole answer, a streamed answer and a slowly read one give the same message."""
     text = '<think>hm é</think>So <call add>{"x": "ü"}</call>.'
     entries = [
         Entry(kind, "fake", "acme", "1.0", f"pegboard_testing.fake_parsers:{name}", f"pegboard.{kind}.v1")
@@ -65,7 +65,7 @@ def test_events_of_a_running_engine_are_read_by_the_plans_parsers():
     registry = Registry(Scan(entries=tuple(entries)))
 
     class PlainTokenizer(ByteTokenizer):
-        """A chat is the text of its message."""
+        """A chat renders to the text of its message."""
 
         def render(self, chat: Chat) -> Rendered:
             return Rendered(self.encode(chat.messages[0]["content"], add_special_tokens=False))
@@ -144,7 +144,7 @@ async def check_call_forms(client: AsyncLLM) -> None:
     final = (await collect(client.generate({"prompt": "xy"}, sampling_params=SamplingParams(n=2, max_tokens=3), request_id="n")))[
         -1
     ]
-    assert [completion.text for completion in final.outputs] == ["xy"] * 2  # <s> is special and not shown
+    assert [completion.text for completion in final.outputs] == ["xy"] * 2  # <s> is a special token and not shown
     final = (await collect(client.generate("x" * 5000, SamplingParams(truncate_prompt_tokens=-1))))[-1]
     assert len(final.prompt_token_ids) == 4095 and final.finished
     assert client.models()[0].name == "echo" and client.health().is_alive and client.is_running
@@ -196,7 +196,7 @@ def test_a_slow_consumer_gets_fewer_larger_outputs():
         sizes = []
         async for output in client.generate([97], params):
             sizes.append(len(output.outputs[0].token_ids))
-            for _ in range(8):  # the engine makes a step between two answers
+            for _ in range(8):  # the engine runs a step between two replies
                 await client.control("echo")
         assert sum(sizes) == 300
         assert len(sizes) < 100
@@ -289,7 +289,8 @@ asyncio.run(main())  # without a guard: the engine process does not run this fil
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_is_left_when_the_parent_ends(tmp_path, number):
-    """SIGKILL: the engine notices by itself. SIGINT goes to the whole group, as Ctrl-C does: the parent decides."""
+    """After SIGKILL the engine notices that its parent is gone. SIGINT goes to the whole process group, as Ctrl-C does, and the
+    parent stops the engine."""
     script = tmp_path / "program.py"
     script.write_text(PROGRAM.replace("max_tokens=None", "max_tokens=4000"))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -314,7 +315,7 @@ def test_nothing_is_left_when_the_parent_ends(tmp_path, number):
 
 
 class CountingSink:
-    """Adds up tokens. fails_after: samples it takes before it breaks."""
+    """Adds up tokens. fails_after: the number of samples after which it fails."""
 
     def __init__(self, fails_after: int | None = None) -> None:
         self.metrics: list[str] = []

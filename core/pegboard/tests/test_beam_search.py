@@ -1,4 +1,4 @@
-"""Beam search: a wide enough beam finds what trying everything finds; online it ends with its requests."""
+"""Beam search: a wide enough beam finds the same as an exhaustive search; online, the search ends when its requests end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def logprobs_behind(seed: int, tokens: tuple[int, ...]) -> dict[int, Logprob]:
 
 
 def exhaustive(seed: int, length: int, penalty: float, *, ignore_eos: bool) -> list[tuple[tuple[int, ...], float]]:
-    """All sequences of up to `length` tokens behind the prompt (9,), best first."""
+    """Return all continuations of the prompt (9,) of up to `length` tokens, best first."""
     found = []
     for size in range(1, length + 1):
         for tokens in itertools.product(TOKENS, repeat=size):

@@ -1,4 +1,4 @@
-"""BlockPool against a model that knows nothing of lists: who is referenced, who is findable, who goes first."""
+"""Compares BlockPool with a simple model: which blocks are referenced, which can be found, and which are taken first."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_cached_blocks_are_evicted_last_and_oldest_first() -> None:
     a, b, c, d = pool.take(4) or []
     for name, block_id in ((b"a", a), (b"b", b), (b"c", c)):
         pool.insert(0, name, block_id)
-    pool.free([c, b, a])  # the tail of a request first
-    pool.free([d])  # holds nothing worth keeping: first to go
+    pool.free([c, b, a])  # the last blocks of the request first
+    pool.free([d])  # has no content worth keeping, so it is taken first
     assert pool.take(1) == [d]
     assert pool.take(1) == [c]
     assert [pool.find(0, name) for name in (b"a", b"b", b"c")] == [a, b, None]
@@ -73,7 +73,7 @@ def test_freeing_too_often_is_caught() -> None:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Random operations; `refs` and `names` say what must hold."""
+    """Runs random operations. `refs` and `names` contain the expected state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class PoolMachine(RuleBasedStateMachine):
             return
         assert len(set(taken)) == n and set(taken) <= set(free)
         uncached = [block for block in free if block not in self.names.values()]
-        assert set(taken) <= set(uncached) or set(uncached) <= set(taken), "a cached block went before an empty one"
+        assert set(taken) <= set(uncached) or set(uncached) <= set(taken), "a cached block was taken before an empty one"
         self.names = {name: block for name, block in self.names.items() if block not in taken}
         self.refs.update(taken)
 

@@ -1,4 +1,4 @@
-"""How long KV blocks stay: against a plain reading of all events, for random histories of a pool."""
+"""Compares the measured residency of KV blocks with a simple computation from all events, for random histories of a pool."""
 
 from __future__ import annotations
 

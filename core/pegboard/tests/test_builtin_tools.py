@@ -1,4 +1,4 @@
-"""The kind `builtin_tool`: its fake keeps the contract, and what `tool_server` switches on."""
+"""The kind `builtin_tool`: its fake passes the contract tests, and `tool_server` enables the right plugins."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Make = Callable[..., tuple[Registry, Settings]]
 
 @pytest.fixture
 def make(fake_distributions: FakeDistributions) -> Make:
-    """A client of tool servers and a plugin with a tool of its own."""
+    """Install a client of tool servers and a plugin that has its own tool."""
 
     def make(*, has_client: bool = True, plugins: dict[str, Any] | None = None, **server: Any) -> tuple[Registry, Settings]:
         names = {"own": "OWN", **({"client": "CLIENT"} if has_client else {})}
@@ -96,7 +96,7 @@ def test_the_setting_enables_the_clients_of_tool_servers(make: Make) -> None:
     registry = with_enabled(registry, settings)
     both = [["a:1", "b:2"], None]
     assert served(registry) == {"mcp": both, "web_search": both[:1]}
-    assert served(Registry.from_lock(registry.lock())) == served(registry), "an API process of several does the same"
+    assert served(Registry.from_lock(registry.lock())) == served(registry), "each of several API processes does the same"
 
 
 def test_an_option_wins_over_the_setting(make: Make) -> None:

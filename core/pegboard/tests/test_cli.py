@@ -1,4 +1,4 @@
-"""The command line: flags made of settings, config files, errors as one line, and what it costs to ask for help."""
+"""The command line: flags generated from settings, config files, one-line errors, and the cost of asking for help."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def no_config_file(monkeypatch):
 
 
 def example(setting):
-    """(value, words of the command line) for a setting."""
+    """Return a value for a setting, and the command-line words that set it."""
     text = str(setting.type)
     flag = f"--{'plugins-' if setting.section == 'plugins' else ''}{setting.name}"
     if setting.type is bool:
@@ -235,7 +235,7 @@ class Greet:
 
 @pytest.fixture
 def fakes(fake_distributions, monkeypatch):
-    """Installed distributions: one with the command `greet`."""
+    """Install a distribution with the command `greet`."""
     spec = spec_source("command", implementation="greet_command:Greet")
     points = {"command": {"greet": "greet_spec:SPEC"}}
     fake_distributions.add("acme-greet", points, {"greet_spec": spec, "greet_command": GREET})
@@ -279,7 +279,7 @@ def test_a_command_that_could_be_installed(fakes, capsys):
 
 
 def test_collect_env(capsys):
-    """Versions, machine and plugins; nothing of the user's files."""
+    """The report contains versions, the machine and plugins, but nothing about the user's files."""
     assert main(["collect-env", "--no-torch", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["packages"]["pegboard"] and report["processor"]["usable cores"] >= 1

@@ -1,4 +1,4 @@
-"""The Engine itself: what it refuses, how completions end, metrics, control, death."""
+"""The Engine: refused requests, the end of completions, metrics, control actions, and its death."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_what_cannot_be_served_is_refused_with_the_reason(prompt: list[int], fie
     with pytest.raises(RequestError, match=message):
         engine.add("a", prompt, **fields)
     assert not engine.engine.has_work
-    engine.generate([3], greedy())  # and nothing is left of it
+    engine.generate([3], greedy())  # no state of the request is left
 
 
 def test_an_id_in_use_is_refused_and_free_again_afterwards() -> None:
@@ -178,7 +178,7 @@ def test_a_pooling_request_ends_with_its_result(max_in_flight: int) -> None:
 
 
 class Sink:
-    """Keeps every sample. fails_at: number of the publish that raises."""
+    """Keeps every sample. fails_at: the number of the `publish` call that raises."""
 
     def __init__(self, fails_at: int | None = None) -> None:
         self.metrics: list[Metric] = []
@@ -331,7 +331,7 @@ def test_a_dead_worker_is_noticed_between_steps() -> None:
 
 
 def test_batches_share_no_state_with_the_engine() -> None:
-    """A batch may be computed much later: what the engine does meanwhile must not change it."""
+    """A batch may be computed much later, so the engine must not change it in the meantime."""
     engine = FakeEngine(max_in_flight=2)
     engine.add("a", range(9), greedy(9))
     engine.step()

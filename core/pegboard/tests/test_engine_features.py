@@ -120,7 +120,7 @@ def test_a_prefix_travels_from_one_engine_to_another(load: Any, retains: list[An
     second = FakeEngine(retains, kv_load=load, kv_store=store, kv_hesitate=2)
     after = second.generate(range(21), greedy(6))
     assert after.token_ids == before.token_ids
-    if retains == [Full()]:  # a window has dropped the rest before it was saved
+    if retains == [Full()]:  # the window had dropped the other blocks before they were saved
         assert after.deltas[0].num_cached_tokens == 20 and second.worker.num_tokens == 1 + 5
     second.check_idle()
 
@@ -158,7 +158,7 @@ def test_a_loading_request_is_passed_and_may_be_aborted() -> None:
 @pytest.mark.parametrize("load", ["in_step", "between_steps"])
 @pytest.mark.parametrize("bad", [None, 0, 13])
 def test_a_window_prefix_travels_without_the_blocks_before_the_window(load: Any, bad: int | None) -> None:
-    """A load that fails then has nothing to build on: what was left out must be computed again from the start."""
+    """If such a load fails, the blocks before the window are missing, so the request must be computed from the start."""
     store: dict[Any, Any] = {}
     retains = [Full(), Window(6)]
     first = FakeEngine(retains, kv_load=load, kv_store=store).generate(range(21), greedy(12))

@@ -1,4 +1,4 @@
-"""Messages across the process boundary come out as they went in, errors included."""
+"""Messages are the same on both sides of the process boundary, including errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_everything_else():
 
 
 class OwnError(RequestError):
-    """Not known on the other side."""
+    """A class that the other side does not know."""
 
 
 @pytest.mark.parametrize(

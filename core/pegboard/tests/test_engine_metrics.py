@@ -1,4 +1,4 @@
-"""What an engine says about itself: every number against the deltas that came out, on random loads."""
+"""The engine's metrics: every number agrees with the deltas of the engine, on random loads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = {kind: f"my_{kind}" for kind in ("attention", "model", "sampler", "draft
 
 
 class Records(Totals):
-    """Sums, and every record."""
+    """Adds up all samples and keeps every record."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ requests = st.lists(
 @given(load=requests, spare_blocks=st.sampled_from([0, 3, 40]), max_drafts=st.sampled_from([0, 3]))
 @settings(max_examples=40, deadline=None)
 def test_sums_agree_with_what_came_out(load: list[tuple[int, int, int, int, bool]], spare_blocks: int, max_drafts: int) -> None:
-    """Whatever is preempted, cached, drafted or aborted on the way."""
+    """The sums agree even if requests are preempted, cached, drafted or aborted."""
     engine, sink = measured_engine(spare_blocks=spare_blocks, max_drafts=max_drafts)
     expected_n = {}
     for index, (length, max_tokens, n, _, _) in enumerate(load):

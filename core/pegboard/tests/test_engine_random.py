@@ -1,5 +1,5 @@
-"""The engine's main promise, on random work: every request gets the tokens that it gets alone, whatever else runs, and at the end
-everything has been given back."""
+"""Random work for the engine: every request gets the same tokens as when it runs alone, and at the end everything has been
+released."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pegboard_testing.fake_structured_output import FakeGrammar, FakeStructuredO
 
 VOCAB = 64
 RANDOM = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.explicit, Phase.reuse, Phase.generate]}
-"""No shrinking: a failing scenario is printed whole, and replays."""
+"""There is no shrinking, because a failing scenario is printed completely and can be replayed."""
 ADAPTERS = [AdapterRef(i, f"adapter{i}", "/none", f"digest{i}") for i in (1, 2, 3)]
 LAYERS = [
     [Full()],
@@ -37,7 +37,7 @@ grammars = st.sampled_from(["3:0,1,2:4", "2:1:6", "4:0,3:3"])
 
 @st.composite
 def engines(draw: st.DrawFn) -> dict[str, Any]:
-    """Arguments of a FakeEngine, small enough that everything is scarce."""
+    """Draw arguments of a FakeEngine, so small that everything is scarce."""
     retains = draw(st.sampled_from(LAYERS))
     kinds = {type(retain) for retain in retains}
     max_num_seqs = draw(st.integers(1, 5))
@@ -67,7 +67,7 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def requests(draw: st.DrawFn, max_model_len: int) -> EngineRequest:
-    """A request whose prompt shares stems with others."""
+    """Draw a request whose prompt shares prefixes with others."""
     stem = [(7 * i + 3) % VOCAB for i in range(draw(st.integers(0, max_model_len - 2)))]
     tail = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=5))
     prompt = (stem + tail)[: max_model_len - 1]
@@ -98,7 +98,8 @@ def requests(draw: st.DrawFn, max_model_len: int) -> EngineRequest:
 
 @st.composite
 def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[int, EngineRequest]], dict[str, int], set[int]]:
-    """(engine, [(step of arrival, request)], request id → step of abort, numbers of KV loads that fail)."""
+    """Draw (arguments of the engine, [(step of arrival, request)], request id → step of abort, numbers of the KV loads that
+    fail)."""
     engine = draw(engines())
     if engine["max_drafts"]:
         engine["retains"] = [
@@ -183,7 +184,7 @@ def _build(arguments: dict[str, Any], failing_loads: set[int], store: dict[Any, 
 def test_every_request_gets_the_tokens_it_gets_alone(scenario: Any) -> None:
     arguments, arrivals, aborts, failing_loads = scenario
     store: dict[Any, Any] = {}
-    for _ in range(2 if arguments["kv_load"] else 1):  # the second engine finds what the first one has stored
+    for _ in range(2 if arguments["kv_load"] else 1):  # the second engine finds the KV that the first one stored
         engine = _build(arguments, failing_loads, store)
         _run(engine, arrivals, aborts)
         _check_results(engine, arrivals, aborts)
@@ -192,8 +193,8 @@ def test_every_request_gets_the_tokens_it_gets_alone(scenario: Any) -> None:
 
 
 def test_nothing_forks_from_a_prefix_that_is_still_being_loaded() -> None:
-    """Found by the test above: a request that was preempted, and whose prompt the connector brings back, lent a block to its
-    siblings within the step of the load, before anything was in it."""
+    """The test above found this case. A request was preempted, and the connector loaded its prompt again. In the step of the
+    load, the request shared a block with its siblings before the block had any content."""
     arguments = {
         "retains": [Full(), Window(tokens=7, sinks=3)], "slot_bytes": [4, 4], "block_size": 2, "spare_blocks": 2,
         "max_num_seqs": 4, "max_num_batched_tokens": 9, "max_model_len": 16, "max_in_flight": 3,
@@ -217,7 +218,8 @@ def test_nothing_forks_from_a_prefix_that_is_still_being_loaded() -> None:
 @settings(max_examples=20, **RANDOM)
 @given(scenarios())
 def test_same_work_same_steps(scenario: Any) -> None:
-    """Nothing in the engine depends on object identity, hashing seeds or time (grammars compile in threads: left out)."""
+    """Nothing in the engine depends on object identity, hash seeds or time. Grammars are left out, because they compile in
+    threads."""
     arguments, arrivals, aborts, failing_loads = scenario
     arrivals = [(step, request) for step, request in arrivals if request.params.structured_outputs is None]
     runs = []

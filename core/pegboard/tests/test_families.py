@@ -1,4 +1,4 @@
-"""Which family a checkpoint belongs to, and which parsers follow from it."""
+"""Which family a checkpoint belongs to, and which parsers the family selects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PARSER = OutputParserSpec(api="1.0", implementation="acme_families:nothing")
 
 @pytest.fixture
 def registry(fake_distributions):
-    """A registry with the given families installed, and the parsers `calls` and `thoughts`."""
+    """Return a function that makes a registry with the given families and the parsers `calls` and `thoughts`."""
 
     def make(**families: str) -> Registry:
         points = {
@@ -60,7 +60,7 @@ def test_the_most_matches_win(registry):
     decision = found.decisions["model_family", ""]
     assert decision.winner.name == "markers"
     assert {c.entry.name: c.state for c in decision.candidates} == {"markers": "selected", "toy": "unsuitable"}
-    assert len(decision.need) < 200  # the template is not spelled out
+    assert len(decision.need) < 200  # the message does not contain the template
 
 
 def test_a_family_needs_everything_it_names(registry):
@@ -123,4 +123,4 @@ def test_a_file_beside_the_checkpoint_tells_a_family(registry, files, name):
     asked = ModelFamilyNeed(model_type="toy", template="" if name == "files" else TEMPLATE, files=files and frozenset(files))
     assert choose_family(found, asked).name == name
     other = ModelFamilyNeed(model_type="other", files=frozenset({"toy.json"}))
-    assert choose_family(found, other).name is None  # the model type must fit as well
+    assert choose_family(found, other).name is None  # the model type must also match

@@ -1,4 +1,5 @@
-"""The parts of structured output in the engine: compiling with fallback and time limits, reasoning first, stop tokens."""
+"""The parts of structured output in the engine: compilation with fallback and time limits, reasoning before the output, stop
+tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ GOOD = Constraint("grammar", "3:0,1,2:7")
 
 
 class Refusing(FakeStructuredOutput):
-    """Takes a constraint by its looks and then cannot compile it."""
+    """Accepts a constraint in its check, and then fails to compile it."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(VOCAB, [EOS])
@@ -84,7 +85,7 @@ def test_a_thread_that_overruns_is_replaced_and_its_result_used_later() -> None:
             compiler.get(GOOD)
     other = Constraint("grammar", "2:0:4")
     compiler.start(other)
-    gate.set()  # the fake's gate holds both; that both end shows that two threads worked
+    gate.set()  # the fake's gate blocks both compilations, so both can end only if there are two threads
     deadline = time.monotonic() + 30
     while slow.num_compiled < 2:
         assert time.monotonic() < deadline
@@ -148,7 +149,7 @@ def test_the_setup_pads_the_vocabulary_and_joins_the_ends() -> None:
 
 
 def grammar_of(length: int, reasoning: ReasoningEnd | None = None) -> RequestGrammar:
-    """Tokens that are 0 modulo 3, `length` of them, then EOS."""
+    """Allows `length` tokens that are 0 modulo 3, then EOS."""
     backend = fake()
     inner = backend.compile(Constraint("grammar", f"3:0:{length}"))
     return RequestGrammar("fake", backend, inner, vocab_size=VOCAB, stop_token_ids=[EOS], reasoning=reasoning)

@@ -1,4 +1,4 @@
-"""Prompts to engine requests: forms, limits, truncation, defaults, bad words."""
+"""From prompts to engine requests: forms, limits, truncation, defaults, bad words."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_wrong_requests_name_the_field(prompt, params, words, parameter):
 
 
 class SpaceTokenizer(ByteTokenizer):
-    """ " a" is one token of its own, 65; any other space is a token by itself."""
+    """Encodes " a" as one token, 65. Any other space is a separate token."""
 
     def encode(self, text, *, add_special_tokens):
         return list(text.replace(" a", "A").encode())
@@ -97,7 +97,7 @@ class SpaceTokenizer(ByteTokenizer):
 def test_bad_words_are_banned_with_and_without_a_leading_space():
     builder = RequestBuilder(echo_plan(), SpaceTokenizer())
     params = builder.build(as_prompt([1]), SamplingParams(bad_words=["ab", " b"]), "r").params
-    # " ab" starts with another token and has the same length; " b" would ban the space itself
+    # with the space, "ab" starts with another token and keeps its length; " b" would ban the space itself
     assert params.bad_words_token_ids == [[97, 98], [65, 98], [98]]
 
 

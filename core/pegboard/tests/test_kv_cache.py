@@ -1,4 +1,4 @@
-"""Block hashes, retention rules, the KV plan, and KVCache's own promises."""
+"""Block hashes, retention rules, the KV plan, and KVCache."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_chain_is_what_the_docstring_says() -> None:
 
 
 def test_cbor_is_canonical() -> None:
-    encoded = b"\x83\x41p\x83\x01\x18\x18\x19\x01\x00\xf6"  # [h'70', [1, 24, 256], null], by hand from RFC 8949
+    encoded = b"\x83\x41p\x83\x01\x18\x18\x19\x01\x00\xf6"  # [h'70', [1, 24, 256], null], encoded by hand as in RFC 8949
     assert sha256_cbor_block(b"p", [1, 24, 256], b"") == hashlib.sha256(encoded).digest()
 
 
@@ -83,7 +83,7 @@ def test_everything_that_decides_a_block_enters_its_hash() -> None:
         hashes(tokens, lora=AdapterRef(1, "x", "/p", "2")),
     ]
     assert len({chain[0] for chain in variants}) == len(variants)
-    assert len({chain[2] for chain in variants}) == len(variants), "and the chain carries it on"
+    assert len({chain[2] for chain in variants}) == len(variants), "and later hashes of the chain depend on it"
 
 
 def test_unknown_hash_names_the_known_ones() -> None:
@@ -262,7 +262,7 @@ def test_groups_agree_on_the_shortest_hit() -> None:
     window_blocks = cache.tables(request)[1]
     cache.release(request)
     taken = cache.pool.take(59 - cache.pool.num_cached) or []
-    while cache.pool.find(1, request.block_hashes[5]) is not None:  # evict until the window's last block is gone
+    while cache.pool.find(1, request.block_hashes[5]) is not None:  # evict blocks until the window's last block is gone
         taken += cache.pool.take(1) or []
     assert window_blocks[5] in taken
     hit = cache.lookup(make_request(list(range(25)), id="b"))

@@ -1,4 +1,4 @@
-"""Linear layers: merged parts, biases and adapters, against plain matrices."""
+"""Compares linear layers with plain matrices: merged parts, biases and adapters."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def test_parts_that_do_not_add_up_are_refused() -> None:
 @settings(max_examples=25, deadline=None)
 @given(slots=st.lists(st.integers(0, 3), min_size=1, max_size=8), seed=st.integers(0, 1000))
 def test_adapters_equal_merged_weights_token_by_token(slots: list[int], seed: int) -> None:
-    """Every token has its own slot; slot 0 is the base; ranks may be smaller than the limit; a module may be left out."""
+    """Every token has its own slot, and slot 0 is the base model. An adapter's rank may be smaller than the limit, and it may
+    leave out modules."""
     parts, width, limits = {"gate": 3, "up": 5}, 6, LoRALimits(num_slots=3, max_rank=4)
     tensors = {name: value for name, value in merged_tensors(parts, width).items() if name.endswith("weight")}
     build = fake_build(lora=limits, lora_slots=lambda: torch.tensor(slots)).at("m")

@@ -1,4 +1,4 @@
-"""Norms, rotary embedding and the layer stack, against their formulas."""
+"""Compares norms, the rotary embedding and the layer stack with their formulas."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_norm_alone_and_with_a_residual() -> None:
     base=st.sampled_from([100.0, 10000.0]),
 )  # fmt: skip
 def test_rope_turns_each_pair_by_its_angle(half: int, extra: int, pairs: bool, position: int, base: float) -> None:
-    """x_i, x_j → rotated by position · base^(−2i/d); channels behind the rotary ones pass."""
+    """Each pair (x_i, x_j) is rotated by position · base^(−2i/d). Channels after the rotary ones do not change."""
     layer = Rope(fake_build(rope_style="pairs" if pairs else "halves"), 2 * half, max_positions=64, base=base)
     layer.bind()
     cos, sin = layer(torch.tensor([position]))
@@ -96,7 +96,7 @@ def test_activation() -> None:
 
 
 class Step(nn.Module):
-    """hidden = previous hidden · 2 + index, residual = sum of all before."""
+    """Computes hidden = previous hidden · 2 + index, and residual = the sum of all earlier ones."""
 
     def __init__(self, path: str, index: int) -> None:
         super().__init__()

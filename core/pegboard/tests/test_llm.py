@@ -1,4 +1,5 @@
-"""LLM over an engine in the same process: order, errors before anything runs, chat, beams, Ctrl-C, the request-level engine."""
+"""LLM with an engine in the same process: order of outputs, errors before anything runs, chat, beam search, Ctrl-C, and
+LLMEngine."""
 
 from __future__ import annotations
 
@@ -106,7 +107,7 @@ def test_structured_output_of_a_chat_starts_behind_its_reasoning():
 
 @pytest.mark.parametrize(("named", "expected"), [("fake", [list(b"</think>")]), ("auto", None)])
 def test_structured_output_of_a_prompt_waits_for_reasoning_when_the_parser_was_asked_for(named, expected):
-    """As in vLLM, where a parser is there only by name; what a family recommends is for chats."""
+    """As in vLLM, where only the user names a parser. The parser that a family recommends is for chats only."""
 
     class Recording(EchoEngine):
         def add(self, request):
@@ -220,7 +221,7 @@ def test_an_engine_that_gives_a_request_up():
 
 
 class Branching(EchoEngine):
-    """Always offers 98 (logprob -0.1), 97 (-0.5) and end of sequence (-2)."""
+    """Always returns the logprobs of 98 (-0.1), 97 (-0.5) and end of sequence (-2)."""
 
     def _step_one(self, request_id, request):
         del self.running[request_id]
@@ -236,7 +237,7 @@ def test_beam_search_keeps_the_best_by_score():
     (result,) = make_llm(Branching).beam_search([[97]], BeamSearchParams(beam_width=3, max_tokens=1))
     assert [beam.tokens for beam in result.sequences] == [[97, 98], [97, 97], [97, 257]]
     assert result.sequences[2].finish_reason == "stop" and result.sequences[2].text == "a"
-    assert score(result.sequences[2], 1.0, {257}) == -2.0  # the end token does not count
+    assert score(result.sequences[2], 1.0, {257}) == -2.0  # the end-of-sequence token does not count
     with pytest.raises(RequestError, match="limit of 20"):
         make_llm(Branching).beam_search([[97]], BeamSearchParams(beam_width=11, max_tokens=1))
 

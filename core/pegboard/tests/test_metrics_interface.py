@@ -1,4 +1,4 @@
-"""Names of series, sums of samples, and what carries samples between processes."""
+"""Names of series, sums of samples, and the relay of samples between processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_series_can_be_taken_apart(name: str, values: list[str]) -> None:
 
 
 def state(totals: Totals) -> dict[tuple[str, int, tuple[str, ...]], tuple[float, int, list[int]]]:
-    """Every series that is not as it was in the beginning."""
+    """Return every series whose value has changed since the start."""
     return {
         (metric.name, reading.engine, reading.labels): (round(reading.value, 6), reading.count, reading.bucket_counts)
         for metric, readings in totals.readings()

@@ -1,4 +1,4 @@
-"""docs/metrics.md lists every metric there is."""
+"""docs/metrics.md lists every metric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which metrics sinks run where, and what `otlp_traces_endpoint` switches on."""
+"""Which metrics sinks run in which process, and which plugins `otlp_traces_endpoint` enables."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Make = Callable[..., tuple[Registry, Settings]]
 
 @pytest.fixture
 def make(fake_distributions: FakeDistributions) -> Make:
-    """Three sinks: for the engine, for the API process, for traces."""
+    """Install three sinks: one for the engine, one for the API process, one for traces."""
 
     def make(*, has_traces: bool = True, plugins: dict[str, Any] | None = None, **engine: Any) -> tuple[Registry, Settings]:
         names = {"engine": "E", "api": "A", **({"spans": "T"} if has_traces else {})}

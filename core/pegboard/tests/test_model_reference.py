@@ -1,4 +1,4 @@
-"""Which reference a text stands for, and what is said about a text that stands for none."""
+"""Which model reference a text stands for, and the error if it stands for none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A block weight means what its codes, scales and minima say, in every format and mix of formats."""
+"""The values of a block weight follow from its codes, scales and minima, in every format and in mixed formats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMATS = st.tuples(
 def random_blocks(
     rows: int, columns: int, seed: int, form: tuple[int, int, torch.dtype, bool] = (4, 32, torch.float16, True)
 ) -> Blocks:
-    """bits, block size, type of the scales, and whether there are minima."""
+    """Make random blocks. form: bits, block size, type of the scales, and whether there are minima."""
     bits, block_size, dtype, has_minimum = form
     generator = torch.Generator().manual_seed(seed)
     low, high = (0, 16) if bits == 4 else (-128, 128)
@@ -94,7 +94,7 @@ def test_new_rows_reach_callables_already_bound(is_table: bool) -> None:
 
 
 def test_weights_are_ops() -> None:
-    """A kernel plugin may replace them as any op."""
+    """A kernel plugin can replace them like any other op."""
     assert REFERENCES["block_weight"] is BlockWeight
     weight = REFERENCES["float_weight"]((4, 32), torch.float32, "cpu", is_table=True)
     weight.plain().fill_(1.0)

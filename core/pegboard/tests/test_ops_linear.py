@@ -1,4 +1,4 @@
-"""Core's own float weight."""
+"""Contract tests of core's own float weight."""
 
 from __future__ import annotations
 

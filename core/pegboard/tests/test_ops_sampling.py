@@ -1,4 +1,4 @@
-"""Each op against a definition written out per row in numpy; the draws by chi-square with fixed numbers."""
+"""Compares each op with a definition for one row in numpy. Random draws are checked by chi-square with fixed seeds."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_drafts_are_accepted_while_they_equal_the_drawn_tokens(seed: int, length
 
 
 def test_sample_tokens_draws_where_there_is_a_temperature() -> None:
-    """Rows: greedy; drawn among two of top_k; NaN and nothing but −inf give the most likely token."""
+    """The rows are: greedy; drawn from the two best tokens; with NaN; only −inf. The last two give the most likely token."""
     logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 0.0], [0.0, NEG_INF, float("nan")], [NEG_INF] * 3])
     before, temperature = logits.clone(), torch.tensor([0.0, 0.7, 1.0, 1.0])
     top_k, uniforms = torch.tensor([3, 2, 3, 3]), torch.tensor([0.9, 0.6, 0.1, 0.5], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The small ops against their formulas, written out in float64."""
+"""Compares the small ops with their formulas in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pegboard.ops.rope import rope
 
 
 def naive_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairs: bool) -> torch.Tensor:
-    """Channel by channel."""
+    """Rotate channel by channel."""
     out, count = x.double().clone(), cos.shape[-1]
     for channel in range(count):
         a, b = (2 * channel, 2 * channel + 1) if pairs else (channel, channel + count)
@@ -33,7 +33,8 @@ def naive_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairs: boo
     seed=st.integers(0, 99),
 )
 def test_rope(tokens: int, heads: int, rotary: int, rest: int, pairs: bool, offset: int, seed: int) -> None:
-    """Also on views that start anywhere, as slices of a merged projection do, and with channels that pass."""
+    """rope also works on views that start anywhere, such as slices of a merged projection, and keeps channels that are not
+    rotated."""
     generator = torch.Generator().manual_seed(seed)
     width = 2 * rotary + rest
     buffer = torch.randn(tokens, heads + 2, width + offset, generator=generator)

@@ -1,4 +1,5 @@
-"""Text, stop strings and logprobs of outputs: the same whatever the deltas, and as a search over the whole text would say."""
+"""Text, stop strings and logprobs of outputs do not depend on how tokens are grouped into deltas, and agree with a search over
+the whole text."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def chunks_of(token_ids: list[int], cuts: list[int]) -> list[list[int]]:
 
 
 def run(params: SamplingParams, chunks: list[list[int]], reason: str = "length", take_every: int = 1):
-    """Feed chunks, taking an output after every `take_every`-th; (outputs, what feed said)."""
+    """Feed the chunks and take an output after every `take_every`-th. Return the outputs, and what each `feed` returned."""
     stream = open_stream(params)
     outputs, hits = [], []
     for number, chunk in enumerate(chunks):
@@ -40,7 +41,7 @@ def run(params: SamplingParams, chunks: list[list[int]], reason: str = "length",
 
 
 def oracle(token_ids: list[int], params: SamplingParams) -> tuple[str, str | None, int]:
-    """Token by token over the whole text: (text, the stop string found, number of tokens kept)."""
+    """Search the whole text after each token. Return (text, the stop string that was found, number of tokens kept)."""
     pushed = 0
     stream = TOKENIZER.stream((), skip_special_tokens=True)
     text = ""
@@ -197,7 +198,7 @@ def test_stream_interval_gathers_tokens():
 
 
 class SpacedTokenizer(ByteTokenizer):
-    """Its decoder puts a space in front of every special token."""
+    """Decodes every special token with a space before it."""
 
     def stream(self, prompt_token_ids, *, skip_special_tokens):
         stream = super().stream(prompt_token_ids, skip_special_tokens=skip_special_tokens)

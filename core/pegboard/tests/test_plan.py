@@ -1,4 +1,4 @@
-"""From settings to a plan, over plugins made of nothing."""
+"""From settings to a plan, with toy plugins."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ CONFIG = {
 
 @pytest.fixture
 def model(tmp_path, monkeypatch, fake_distributions):
-    """Write a toy model with the given config; its plugins are all that is installed."""
+    """Write a toy model with the given config. Only its plugins are installed."""
     points = {
         "model_source": {"disk": "acme_plugins:DISK"},
         "weight_loader": {"toy": "acme_plugins:TOY", "other": "acme_plugins:OTHER"},

@@ -1,4 +1,4 @@
-"""The catalogue is what the repository's pyproject files say; the defaults name only what it knows."""
+"""The catalogue agrees with the repository's pyproject files, and the defaults name only plugins in the catalogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pegboard plugins …`: list runs no plugin code; show, why and doctor explain."""
+"""`pegboard plugins …`: `list` runs no plugin code; `show`, `why` and `doctor` explain."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_why(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_why_kernel_tells_of_each_op(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
-    """Kernels of different ops do not stand against each other."""
+    """Kernels of different ops do not compete."""
     assert run("why", "kernel") == 0 and "core's torch operators" in capsys.readouterr().out
     kernels = {"silu_mul.fast": ("FAST", "tuned"), "silu_mul.slow": ("SLOW", "reference"), "rms_norm.fast": ("NORM", "tuned")}
     source = "".join(
@@ -144,7 +144,7 @@ def test_doctor_is_content_with_good_plugins(fakes: FakeDistributions, capsys: p
 def test_doctor_finds_what_is_wrong(
     fakes: FakeDistributions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SICK", "0")  # so that what the sick plugin sets is undone after the test
+    monkeypatch.setenv("SICK", "0")  # so that the variable which the sick plugin sets is removed after the test
     monkeypatch.delenv("SICK")
     modules = {
         "sick_heavy": "import numpy\n" + spec_source("sampler"),
@@ -158,7 +158,7 @@ def test_doctor_finds_what_is_wrong(
     requires = ["nothing-of-this-name>=2", "pytest>=1"]
     fakes.add("sick", {"sampler": {**names, "missing": "sick_none:SPEC"}}, modules, requires=requires)
     fakes.add("twin", {"sampler": {"after": "sick_after:SPEC"}, "pegboard.attention.v7": {"far": "x:Y"}})
-    # The entry whose module ends the interpreter is judged by its missing answer, so the probing process must not import it.
+    # One entry's module ends the interpreter. The process that imports it gives no answer, so this process must not import it.
     from pegboard.plugins.doctor import examine
     from pegboard.plugins.registry import Registry
 

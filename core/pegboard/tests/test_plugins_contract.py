@@ -1,4 +1,4 @@
-"""The generic contract check accepts a good plugin and names what is wrong with a bad one."""
+"""The generic contract check accepts a good plugin, and its errors name what is wrong with a bad one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Discovery reads metadata alone, keeps what it cannot use with the reason, and does not depend on install order."""
+"""Discovery reads only metadata, keeps entries that it cannot use with the reason, and does not depend on the install order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks: only enabled ones run, misspelled ones are errors, a failing one does not reach the others."""
+"""Hooks: only enabled ones run, a misspelled one is an error, and a failing one does not affect the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lock: what the parent resolved; a child uses it without scanning, and notices other versions."""
+"""The lock: a child uses the parent's choices without a scan, and notices other versions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_child_repeats_the_parents_choice_without_a_scan(fakes: FakeDistribution
     parent.choose("attention", AttentionNeed(head_dim=64), prefers=("b",))
     monkeypatch.undo()
     result = child(fakes, parent.lock())
-    # The same need gets the parent's choice (b by preference), another need is chosen anew; options are the parent's.
+    # The same need gets the parent's choice (b, by preference). For another need the child chooses. Options are the parent's.
     assert result.stdout.split() == [b"acme:b", b"True", b"acme:a", b"7", b"False"], result.stderr
 
 

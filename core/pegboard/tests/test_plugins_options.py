@@ -1,4 +1,4 @@
-"""Options: from file, command line and environment into one frozen model; errors name kind.name.field."""
+"""Options: file, command line and environment are merged into one frozen model, and errors name kind.name.field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Allow, deny, enable: rules that name unknowns are errors, and no rule is ignored in silence."""
+"""Allow, deny, enable: a rule that names an unknown plugin is an error, and no rule is silently ignored."""
 
 from __future__ import annotations
 

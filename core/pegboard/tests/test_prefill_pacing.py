@@ -1,4 +1,4 @@
-"""`target_itl_ms`: chunks of prompts are cut so that a step with decodes keeps the bound."""
+"""`target_itl_ms`: prefill chunks are made so small that a step with decodes stays under the bound."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BUDGET = StepBudget(max_tokens=512, max_chunk=512, max_prefills=1, max_long_pref
     seed=st.integers(0, 99),
 )
 def test_steps_come_to_fit_the_bound(fixed_ms: float, per_token_ms: float, target_ms: float, noise: float, seed: int) -> None:
-    """On a machine of any speed, after a few steps, and without wasting more than a part of what there is to have."""
+    """After a few steps the bound holds on a machine of any speed, and most of the allowed time is used."""
     rng = np.random.default_rng(seed)
     size, took = PrefillPacing(target_ms / 1000), []
     for step in range(60):
@@ -61,7 +61,7 @@ def test_a_policy_that_gives_less_is_left_alone() -> None:
 
 
 class Measured:
-    """Stands in for the worker's `run`: a step takes 1 ms, and 1 ms more for each token beyond one a row."""
+    """Replaces the worker's `run`: a step takes 1 ms, and 1 ms more for each token after the first of a row."""
 
     def __init__(self, run: Callable[[Batch, Callable[[], TokenMasks] | None], Callable[[], StepOutput]]) -> None:
         self._run = run
@@ -77,7 +77,7 @@ class Measured:
 
 
 def test_the_engine_cuts_prompts_while_others_decode() -> None:
-    """Same tokens as without the bound, in steps that keep it."""
+    """The tokens are the same as without the bound, and the steps stay under it."""
     answers = []
     for target_itl_s in (0.0, 0.016):
         engine = FakeEngine(max_model_len=256, max_num_batched_tokens=128, target_itl_s=target_itl_s, enable_prefix_caching=False)

@@ -1,4 +1,4 @@
-"""What a request may ask: the ranges, what is made of the values, and that an error names its field."""
+"""SamplingParams: allowed ranges, normalised values, and errors that name the field."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_token_ids_are_in_the_vocabulary(vocab_size: int, token: int, field: str
 
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
 def test_logprobs_are_limited(field: str) -> None:
-    """-1 asks for the whole vocabulary; a limit of -1 is none."""
+    """-1 asks for the whole vocabulary. A limit of -1 means no limit."""
     for asked, limit, fits in [(20, 20, True), (21, 20, False), (-1, 20, False), (-1, 100, True), (-1, -1, True), (99, -1, True)]:
         params = SamplingParams(**{field: asked})
         if fits:

@@ -1,5 +1,5 @@
-"""What the scheduler puts into each batch: order, budgets, chunks, preemption, forks, rows. Seen through the batches a fake
-executor gets."""
+"""What the scheduler puts into each batch: order, budgets, chunks, preemption, forks, rows. The tests look at the batches that a
+fake executor gets."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_priority_decides_who_goes_first_and_who_goes_back() -> None:
 
 
 def test_a_preempted_row_is_not_reused_while_a_step_holds_it() -> None:
-    """The worker asserts this for every row; here the moment is forced: depth 2 and one block short."""
+    """The worker asserts this for every row. This test forces the situation with two steps in flight and one block too few."""
     engine = FakeEngine(num_blocks=10, block_size=2, max_model_len=16, max_num_batched_tokens=8, max_in_flight=2)
     for i in range(4):
         engine.add(str(i), range(i, i + 4), greedy(12))

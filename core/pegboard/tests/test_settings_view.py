@@ -1,4 +1,4 @@
-"""What is shown of the settings, and what never is."""
+"""Which settings are shown, and which are never shown."""
 
 from __future__ import annotations
 

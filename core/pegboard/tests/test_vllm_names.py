@@ -1,4 +1,4 @@
-"""vLLM's names for settings: understood in flags, in config files and by `LLM(...)`, or refused, never ignored."""
+"""vLLM's names for settings: flags, config files and `LLM(...)` accept or refuse them, and never ignore them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def no_config_file(monkeypatch):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_act_is_refused_with_the_reason(name, tmp_path):
-    """As a flag (exit status 2), in a file and as an argument; a value that asks for what happens anyway is fine."""
+    """It is refused as a flag (exit status 2), in a file and as an argument. A value that asks for what Pegboard does anyway is
+    accepted."""
     absent = ABSENT[name]
     flag = f"--{name.replace('_', '-')}"
     wanted = absent.agrees == ("false",) if absent.is_flag else "something-else"
@@ -150,7 +151,8 @@ def test_server_flags_of_vllm():
 
 
 def test_a_config_file_as_vllm_has_them(tmp_path):
-    """Flag names as keys, one item for a list, human numbers, nested configs; the command line wins."""
+    """A file may have flag names as keys, one item for a list, numbers with units, and nested configs. The command line overrides
+    it."""
     path = tmp_path / "config.yaml"
     path.write_text(
         "model: org/name\nserved-model-name: one\nmax-model-len: 4k\nenable-lora: true\ndisable-uvicorn-access-log: true\n"

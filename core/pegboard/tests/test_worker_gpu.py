@@ -1,4 +1,5 @@
-"""The worker on a fake GPU: recorded steps, tokens that stay on the device, copies nobody waits for, memory measured first."""
+"""The worker on a fake GPU: recorded steps, tokens that stay on the device, asynchronous copies, and memory that is measured
+first."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ PROMPTS = [[5, 7, 9], [11], [3, 1, 4, 1, 5]]
 
 
 def generate(worker: Worker, num_steps: int, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
-    """Greedy tokens of all prompts. No result is asked for before the last step has been started."""
+    """Return the greedy tokens of all prompts. All steps are started before the first result is read."""
     rows = range(len(prompts))
     new = [request(row, prompt) for row, prompt in zip(rows, prompts, strict=True)]
     waiting: list[Callable[[], StepOutput]] = []
@@ -86,7 +87,8 @@ def generate(worker: Worker, num_steps: int, prompts: list[list[int]] = PROMPTS)
 
 
 def expected(worker: Worker, num_steps: int, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
-    """The same without a KV cache, padding or recordings: each prompt anew for every token, from the worker's weights."""
+    """Return the tokens of `generate`, but compute the whole prompt again for every token, without a KV cache, padding or
+    recordings."""
     found = []
     for prompt in prompts:
         tokens = list(prompt)
@@ -113,7 +115,7 @@ def test_recorded_steps_give_the_tokens_of_eager_ones(gpu: FakeGPU, tmp_path: Pa
     assert recorded.registry.decisions["kernel", "recorder"].notes == ()
     before = gpu.replays
     assert generate(recorded, 6) == wanted
-    assert gpu.replays - before == 6  # the prompts' output head, and five whole steps
+    assert gpu.replays - before == 6  # the output head for the prompts, and five whole steps
 
 
 def test_nothing_waits_for_the_device_between_steps(gpu: FakeGPU, tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_nothing_waits_for_the_device_between_steps(gpu: FakeGPU, tmp_path: Path
     reads, blocking, downloads = gpu.host_reads, gpu.blocking_uploads, gpu.downloads
     generate(worker, 8)
     assert (gpu.host_reads, gpu.blocking_uploads) == (reads, blocking)
-    assert gpu.downloads - downloads == 8, "one copy to the host a step: the tokens"
+    assert gpu.downloads - downloads == 8, "each step copies only the tokens to the host"
     assert [buffer.on_device.data_ptr() for buffer in worker.running.inputs.buffers] == addresses
 
 
@@ -132,7 +134,7 @@ def test_a_decode_step_uploads_little_and_computes_nothing_else(gpu: FakeGPU, tm
     generate(worker, 2)
     uploads, replays = gpu.uploads, gpu.replays
     worker.run(batch_of(9, [0, 1, 2], [1, 1, 1], [4, 2, 6]))()
-    # ids, positions, two of lengths, table, slots, and three of rows whose last token is on the device
+    # ids, positions, two for lengths, table, slots, and three for rows whose last token is on the device
     assert gpu.uploads - uploads == 9 and gpu.replays - replays == 1
 
 
@@ -147,7 +149,7 @@ def test_one_recording_for_each_size_and_trait(gpu: FakeGPU, tmp_path: Path) -> 
 
 
 def test_padding_touches_no_block_of_a_request(gpu: FakeGPU, tmp_path: Path) -> None:
-    """Three rows run as four; the fourth writes to the block that belongs to nobody."""
+    """Three rows run as four. The fourth writes to the null block, which belongs to no request."""
     worker = ready(tmp_path)
     generate(worker, 4)
     keys = worker.running.parts.views[0]["k"]
@@ -157,7 +159,7 @@ def test_padding_touches_no_block_of_a_request(gpu: FakeGPU, tmp_path: Path) -> 
 
 
 def test_a_row_that_is_taken_again_starts_from_its_own_prompt(gpu: FakeGPU, tmp_path: Path) -> None:
-    """While the step of the row's last owner is still in flight."""
+    """This holds even while a step of the row's previous owner is in flight."""
     worker = ready(tmp_path)
     (wanted,) = expected(worker, 2, [[8, 6]])
     first = worker.run(batch_of(0, [0], [3], [0], new=[request(0, [5, 7, 9])]))
@@ -172,7 +174,7 @@ def test_new_memory_makes_recordings_void(gpu: FakeGPU, tmp_path: Path) -> None:
     worker = ready(tmp_path)
     before, old = generate(worker, 4), worker.running.stages.find("decode", 4)
     worker.allocate(plan_of(worker, 33))
-    assert generate(worker, 4) == before, "eager until it is recorded again"
+    assert generate(worker, 4) == before, "it runs eagerly until it is recorded again"
     worker.warm_up()
     captured = gpu.replays
     assert generate(worker, 4) == before and gpu.replays > captured
@@ -183,7 +185,7 @@ def test_new_memory_makes_recordings_void(gpu: FakeGPU, tmp_path: Path) -> None:
 def test_the_largest_step_is_run_before_the_cache_is_sized(gpu: FakeGPU, tmp_path: Path) -> None:
     small = make_worker(tmp_path).ready.kv_memory_bytes  # type: ignore[attr-defined]
     share = EngineConfig().gpu_memory_utilization
-    assert 0 < small < share * TOTAL_BYTES - gpu.used_bytes, "what the step needs is left free"
+    assert 0 < small < share * TOTAL_BYTES - gpu.used_bytes, "the memory that the step needs stays free"
     assert make_worker(tmp_path, kv_cache_memory_bytes=12345).ready.kv_memory_bytes == 12345  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""The tensors of a step, against the same worked out row by row and token by token."""
+"""Compares the tensors of a step with the same values computed row by row and token by token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPEC = KVCacheSpec(tensors=(KVTensor("k", (1,), "float32"),))
 
 @dataclass
 class Row:
-    """What one row should be: the naive twin of RowState."""
+    """The expected state of one row, computed naively."""
 
     tokens: list[int]
     num_prompt: int
@@ -31,7 +31,7 @@ class Row:
 
 
 class Twin:
-    """Runs random steps through RowState and InputBuilder, and through lists."""
+    """Runs random steps through RowState and InputBuilder, and does the same with lists."""
 
     def __init__(self, sizes: tuple[int, int] = (4, 2)) -> None:
         plan = KVPlan(tuple(KVGroup((i,), SPEC, size) for i, size in enumerate(sizes)), 999, 1, sizes[0])
@@ -42,7 +42,7 @@ class Twin:
         self.next_block = 1
 
     def blocks(self, row: Row, num_tokens: int) -> list[list[int]]:
-        """New blocks per group so that `num_tokens` fit; they are added to the row."""
+        """Add blocks to the row so that `num_tokens` tokens fit. Return the new blocks per group."""
         new = []
         for table, size in zip(row.tables, self.sizes, strict=True):
             need = -(-num_tokens // size) - len(table)
@@ -53,7 +53,8 @@ class Twin:
         return new
 
     def step(self, draw: st.DrawFn) -> tuple[Batch, StepInputs | None, list[tuple[int, int, list[int]]]]:
-        """A random step: some rows leave, some come, the rest goes on. Returns also (row, tokens, drafts) per batch row."""
+        """Make a random step: some rows are removed, some are new, the others continue. Also return (row, tokens, drafts) per
+        batch row."""
         removed = [r for r in sorted(self.rows) if draw(st.booleans()) and draw(st.booleans())]
         for number in removed:
             del self.rows[number]
@@ -88,7 +89,7 @@ class Twin:
         for request in batch.new:
             self.state.add(request)
         self.state.append_blocks(batch)
-        if draw(st.booleans()):  # the worker kept the proposals itself, maybe more of them than are verified
+        if draw(st.booleans()):  # the worker has kept the proposals, possibly more than are verified
             batch.draft_token_ids = None
             self.state.drafts.update({number: np.array([*drafts, 5], np.int32) for number, _, drafts in order})
         return batch, self.builder.build(batch) if order else None, order
@@ -118,7 +119,8 @@ class Twin:
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_inputs_equal_the_same_made_by_hand(data: st.DataObject) -> None:
-    """Over several steps with requests that come, go, chunk, decode, verify drafts and accept some of them."""
+    """There are several steps, in which requests start, end, are computed in chunks, decode, and verify drafts and accept some of
+    them."""
     twin = Twin()
     for _ in range(data.draw(st.integers(1, 6))):
         batch, inputs, order = twin.step(data.draw)
@@ -178,7 +180,7 @@ def check(twin: Twin, inputs: StepInputs, order: list[tuple[int, int, list[int]]
 
 
 def test_buffers_keep_their_addresses() -> None:
-    """Recordings of the forward depend on it."""
+    """Recordings of the forward depend on fixed addresses."""
     twin, addresses = Twin(), set()
     for length in (3, 9, 1):
         row = twin.rows[0] = Row(list(range(length)), length)
@@ -195,7 +197,7 @@ def test_buffers_keep_their_addresses() -> None:
 
 
 class EchoSampler:
-    """score: the logits' first column and the targets themselves."""
+    """Its `score` returns the logits' first column and the targets."""
 
     def score(self, logits: torch.Tensor, targets: torch.Tensor, k: int) -> Logprobs:
         ids = targets.numpy().astype(np.int32)[:, None].repeat(k + 1, 1)
@@ -211,7 +213,7 @@ def chunks(draw: st.DrawFn, total: int) -> list[int]:
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), tokens=st.lists(st.integers(0, 99), min_size=2, max_size=20))
 def test_prompt_logprobs_do_not_depend_on_the_chunks(data: st.DataObject, tokens: list[int]) -> None:
-    """Position i is scored with the hidden state in front of it, once, and the row is delivered when it is complete."""
+    """Position i is scored once, with the hidden state before it. The row is delivered when it is complete."""
     twin = Twin()
     scores = PromptScores(EchoSampler(), lambda hidden: hidden * 10, twin.state)  # type: ignore[arg-type]
     row = twin.rows[2] = Row(tokens, len(tokens))

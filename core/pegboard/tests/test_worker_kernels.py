@@ -1,4 +1,4 @@
-"""Which implementation of an op a worker computes with, and ops that plugins bring along."""
+"""Which implementation of an op a worker uses, and ops that plugins define."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RECORDS = KernelSpec(api="1.0", implementation="builtins:list", provides="replay
 
 @pytest.fixture(autouse=True)
 def _specs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where entry points find the specs above."""
+    """Put the specs above where the entry points find them."""
     for name in ("FAST", "OWN", "RECORDS"):
         monkeypatch.setattr("pegboard_testing.fake_parts." + name, globals()[name], raising=False)
 

@@ -1,4 +1,4 @@
-"""Filling a model from a checkpoint: every layer gets its pieces, is finished once, and what is missing is named."""
+"""Loading a model from a checkpoint: every layer gets its pieces and is finished once, and an error names missing weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tensors_of(num_layers: int) -> dict[str, Tensor]:
 
 
 class Shuffled(FakeLoader):
-    """Delivers in an order of its own, as files do."""
+    """Delivers the weights in a different order, as files do."""
 
     def __init__(self, tensors: dict[str, Tensor], seed: int) -> None:
         super().__init__(tensors)

@@ -1,4 +1,4 @@
-"""Views of the KV memory: who shares bytes with whom, and that no two blocks or layers overlap where they must not."""
+"""Views of the KV memory: which layers share bytes, and that no other blocks or layers overlap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def group(layers: tuple[int, ...], block_size: int, *tensors: KVTensor, **more: 
 
 
 def plan_of(*groups: KVGroup) -> KVPlan:
-    """A plan with room for the largest block of any group."""
+    """Make a plan whose blocks are large enough for every group."""
     slots = [(g.block_size if g.spec.unit == "token" else 1) * g.spec.slot_bytes() for g in groups]
     return KVPlan(groups, NUM_BLOCKS, max(slots) * max(len(g.layers) for g in groups), 16)
 
@@ -36,7 +36,7 @@ PLANS = {
     "two groups of one layout": plan_of(group((0, 2), 4, *plain()), group((1, 3), 4, *plain())),
     "groups of different size": plan_of(group((0, 1), 4, *plain()), group((2,), 4, *plain())),
     "two layouts in packed blocks": plan_of(group((0,), 4, *plain()), group((1,), 8, KVTensor("kv", (8,), "bfloat16"))),
-    "states beside tokens": plan_of(
+    "states and tokens": plan_of(
         group((0,), 4, *plain()), group((1,), 4, KVTensor("s", (16, 2), "float32"), unit="request", retain=State())
     ),
 }
@@ -74,7 +74,7 @@ def test_a_block_is_nobody_elses(name: str) -> None:
 
 
 def test_groups_share_the_bytes_of_a_block_id() -> None:
-    """The pool gives an id to one group at a time, so the memory is there once, not once per group."""
+    """The pool gives a block id to one group at a time, so all groups share the memory."""
     plan = PLANS["two groups of one layout"]
     views = allocate(plan, zeros)
     assert views[0]["k"].data_ptr() == views[1]["k"].data_ptr()
@@ -104,7 +104,7 @@ def test_copies_move_whole_blocks(heads: int, width: int, block_size: int, num_l
 
 
 def test_the_profile_run_takes_one_block() -> None:
-    """Layers of equal spec share it; every layer has a view of its own."""
+    """Layers with equal specs share the block, and every layer has its own view."""
     one, other = KVCacheSpec(tensors=plain()), KVCacheSpec(tensors=(KVTensor("kv", (8,), "bfloat16"),))
     plan = null_plan({0: one, 1: other, 2: one}, 4)
     assert [group.layers for group in plan.groups] == [(0, 2), (1,)]

@@ -1,4 +1,4 @@
-"""The life of a step in the model runner, with a model that counts: what is embedded, sampled, verified, proposed and kept."""
+"""A step in the model runner, with a model that adds up tokens: what is embedded, sampled, verified, proposed and kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VOCAB, BLOCK = 50, 4
 
 
 class SumBackend:
-    """Stores each token's value and shows every position the sum of the row so far."""
+    """Stores each token's value, and returns for every position the sum of its row so far."""
 
     def __init__(self, cache: Tensor) -> None:
         self.cache = cache.flatten()
@@ -62,7 +62,7 @@ class SumModel:
 
 
 class GreedySampler:
-    """Takes the largest logit; accepts drafts while they equal it."""
+    """Takes the token with the largest logit, and accepts drafts as long as they are equal to it."""
 
     def __init__(self) -> None:
         self.rows: set[int] = set()
@@ -87,7 +87,7 @@ class GreedySampler:
 
 
 class RepeatDraft:
-    """Proposes what really follows, but every third time something else."""
+    """Proposes the right tokens, but other tokens in every third call."""
 
     def __init__(self) -> None:
         self.num_calls = 0
