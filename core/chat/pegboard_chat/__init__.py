@@ -1,7 +1,5 @@
-"""For tokenizer plugins: chat templates and incremental decoding. For API plugins: `pegboard_chat.chats`. Part of the public
-surface.
-
-Standard library only at import; jinja2 is imported when the first template is compiled.
+"""Chat templates and incremental decoding for tokenizer plugins, and `pegboard_chat.chats` for API plugins. The package is part
+of the public surface. Its import needs only the standard library. jinja2 is imported when the first template is compiled.
 """
 
 from __future__ import annotations

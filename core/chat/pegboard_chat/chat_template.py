@@ -1,6 +1,6 @@
-"""Chat templates: Jinja programs that models ship, rendered as the transformers library does.
+"""Chat templates: Jinja programs that come with models, rendered as the transformers library renders them.
 
-A template comes with a model or from a user, so it runs in Jinja's sandbox, on plain data only.
+A template comes from a model or a user, so it runs in Jinja's sandbox and sees only plain data.
 Format: https://huggingface.co/docs/transformers/chat_templating
 """
 
@@ -26,10 +26,10 @@ _EXPRESSION_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, Attri
 
 
 class ChatTemplate:
-    """The template, or the named templates, of one model. Thread-safe; each source is compiled once per process.
+    """The template, or the named templates, of one model. It is thread-safe. Each source is compiled once per process.
 
-    source: Jinja source; or name → source, where "default" is used, and "tool_use" when a chat has tools; None = no template.
-    special_tokens: variables every template sees, such as {"bos_token": "<s>"}.
+    source: Jinja source, or name → source, or None if there is no template. Of several named templates, "default" is used, and
+    "tool_use" for a chat with tools. special_tokens: variables of every template, such as {"bos_token": "<s>"}.
     """
 
     def __init__(self, source: str | Mapping[str, str] | None, special_tokens: Mapping[str, str]) -> None:
@@ -37,7 +37,8 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, chat: Chat) -> str:
-        """Text of the prompt. Raises RequestError if there is no template, or it refuses the chat or fails on it."""
+        """Return the text of the prompt. Raises RequestError if there is no template, or if the template refuses the chat or
+        fails on it."""
         source = self._choose(chat)
         compiled = _compile(source)
         if clash := sorted(_RESERVED & chat.template_kwargs.keys()):
@@ -65,7 +66,7 @@ class ChatTemplate:
         return end.cut(text) if end else text
 
     def _choose(self, chat: Chat) -> str:
-        """The source for this chat: its own, else the one made for tools, else the default."""
+        """Return the source for this chat: the chat's own, else the one for tools if the chat has tools, else the default."""
         if chat.chat_template is not None:
             return self._sources.get(chat.chat_template, chat.chat_template)
         if not self._sources:
@@ -83,8 +84,8 @@ class ChatTemplate:
 
 
 class _Compiled:
-    """A compiled template. has_parts: it walks over the parts of a message's content. has_strings: it also asks whether the
-    content is a string. has_documents: it looks at the documents of a chat."""
+    """A compiled template. has_parts: it loops over the parts of a message's content. has_strings: it also checks whether the
+    content is a string. has_documents: it reads the documents of a chat."""
 
     def __init__(self, template: Template, *, has_parts: bool, has_strings: bool, has_documents: bool) -> None:
         self._template = template
@@ -106,7 +107,7 @@ class _Compiled:
 
 @lru_cache(maxsize=64)
 def _compile(source: str) -> _Compiled:
-    """Raises RequestError if `source` is not valid Jinja."""
+    """Compile `source`. Raises RequestError if it is not valid Jinja."""
     try:
         from jinja2 import TemplateSyntaxError, nodes
     except ImportError as error:
@@ -136,7 +137,7 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}…{% endgeneration %}` marks the assistant's text, for training; here it has no effect."""
+        """`{% generation %}…{% endgeneration %}` marks the assistant's text for training. It has no effect here."""
 
         tags = {"generation"}
 
@@ -157,12 +158,13 @@ def _environment() -> Any:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Jinja's own filter escapes HTML and sorts keys; models were trained on neither."""
+    """Replaces Jinja's own filter, which escapes HTML and sorts keys. Models were not trained on such text."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _iterates_over_content(tree: nodes.Template) -> bool:
-    """True if the template has a loop over a message's content (`for part in message.content`), also by another name."""
+    """Return whether the template has a loop over a message's content (`for part in message.content`), even if the variables have
+    other names."""
     from jinja2 import nodes
 
     def is_content(node: nodes.Node | None) -> bool:
@@ -185,8 +187,8 @@ def _iterates_over_content(tree: nodes.Template) -> bool:
 
 
 def named_templates(entries: str | Sequence[Mapping[str, str]] | None) -> str | dict[str, str] | None:
-    """The two forms of `chat_template` in tokenizer_config.json (source, or a list of {"name", "template"}) as `ChatTemplate`
-    takes them. Raises ModelError for anything else."""
+    """Convert `chat_template` of tokenizer_config.json, which is source or a list of {"name", "template"}, to the `source` of
+    `ChatTemplate`. Raises ModelError for anything else."""
     if entries is None or isinstance(entries, str):
         return entries
     try:
@@ -202,7 +204,8 @@ _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 def plain_value(value: Any) -> Any:
-    """A deep copy made of dict, list, str, int, float, bool and None only, so that a template finds no methods to misuse."""
+    """Return a deep copy of only dict, list, str, int, float, bool and None, so that a template has no other methods to
+    misuse."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
@@ -213,10 +216,8 @@ def plain_value(value: Any) -> Any:
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]], *, has_parts: bool, has_strings: bool) -> list[dict[str, Any]]:
-    """Copies of `messages` for one template.
-
-    has_parts: the template walks over content parts; without it text parts are joined by line feeds. A template that only
-    knows parts (has_parts and not has_strings) gets strings as one text part.
+    """Return copies of `messages` for one template. has_parts: the template loops over content parts; if not, text parts are
+    joined by line feeds. A template that knows only parts (has_parts and not has_strings) gets a string as one text part.
     """
     plain = []
     for message in messages:
@@ -229,17 +230,15 @@ def plain_messages(messages: Sequence[Mapping[str, Any]], *, has_parts: bool, ha
         for call in copy.get("tool_calls") or ():
             _parse_arguments(call)
         reasoning = next((copy[field] for field in _REASONING_FIELDS if copy.get(field) is not None), None)
-        if reasoning is not None:  # clients and templates disagree on the name
+        if reasoning is not None:  # clients and templates use different names
             copy = {"thinking": reasoning, **copy, "reasoning_content": reasoning}
         plain.append(copy)
     return plain
 
 
 def text_in_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-    """`messages`, in which text between reasoning and calls is moved to the end of the reasoning; None when there is no such
-    text.
-
-    For templates that refuse a message with all three, such as gpt-oss's, although the model does write all three."""
+    """Return `messages` with text between reasoning and calls moved to the end of the reasoning, or None if there is no such
+    text. Some templates, such as gpt-oss's, refuse a message with all three, although the model does write all three."""
     found = False
     joined = []
     for message in messages:
@@ -266,7 +265,7 @@ def _joined(parts: list[Any]) -> str:
 
 
 def _parse_arguments(call: Any) -> None:
-    """OpenAI sends arguments as a JSON string; templates print them as an object."""
+    """Convert the arguments of calls to objects. OpenAI's form is a JSON string, but templates print an object."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return
@@ -284,7 +283,7 @@ class MessageEnd:
     content: str
 
     def cut(self, text: str) -> str:
-        """`text` up to the end of that content. Raises RequestError if the template changed or dropped it."""
+        """Return `text` up to the end of that content. Raises RequestError if the template changed or dropped the content."""
         mark = _END_MARK.strip()
         if self.content.strip() not in text or mark not in text:
             raise RequestError(
@@ -297,8 +296,8 @@ class MessageEnd:
 
 
 def mark_end(messages: list[dict[str, Any]]) -> MessageEnd:
-    """Append a mark to the last message's (last) text, in place. The mark ends with a space: if a template trims it away,
-    trailing spaces of the content are gone too."""
+    """Append a mark to the last text of the last message, in place. The mark ends with a space. If a template trims that space,
+    it also trims spaces at the end of the content."""
     holder: dict[str, Any] | None = messages[-1] if messages else None
     field = "content"
     if holder is not None and isinstance(holder.get("content"), list):

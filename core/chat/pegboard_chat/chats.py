@@ -1,4 +1,4 @@
-"""One call from messages to events: render, check, generate, parse. Every API answers chats through it.
+"""One call from messages to events: render, check, generate, parse. Every API uses it to answer chats.
 
 request = ChatRequest(chat=Chat(messages=[{"role": "user", "content": "Hello"}]))
 outputs = await Chats(client).answer(request, SamplingParams(), RequestOptions(request_id="a"))
@@ -33,7 +33,7 @@ ToolChoice = Literal["none", "auto", "required", "named"]
 RESERVED_KWARGS = (
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template",
 )  # fmt: skip
-"""Template arguments with a field of their own, or that would change what rendering returns."""
+"""Template arguments that are refused, because they have their own field or would change what rendering returns."""
 
 NO_PARSER = (
     "tool_choice 'auto' is not supported: no tool parser is known for this model; name one with --tool-call-parser, leave "
@@ -44,13 +44,12 @@ NOT_AUTO = "tool_choice 'auto' is not supported: the server runs with --no-enabl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """A conversation, and how the answer to it is read.
+    """A conversation, and how its answer is parsed.
 
-    chat: what the template gets; its tools are those that the model is shown.
-    tool_choice: "none" leaves calls as text, "auto" reads the model's own format, "required" and "named" force calls;
-    None = "auto" where calls can be read, else "none". function: the one that "named" names.
-    tools: OpenAI-shaped, those that may be called; None = all of the chat's.
-    parallel_tool_calls: False keeps the first call only.
+    chat: the template's input; the model sees its tools. tool_choice: "none" leaves calls as text, "auto" reads the model's own
+    format, "required" and "named" force calls; None means "auto" if calls can be read, else "none". function: the function that
+    "named" forces. tools: the tools that may be called, in OpenAI's form; None = all tools of the chat. parallel_tool_calls:
+    False keeps only the first call.
     """
 
     chat: Chat
@@ -63,7 +62,7 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A request after all checks. chat: as the template gets it."""
+    """A request after all checks. chat: the template's input."""
 
     chat: Chat
     tools: Sequence[Mapping[str, Any]]
@@ -72,7 +71,7 @@ class _Checked:
 
 
 class Chats:
-    """Answers conversations with the served model. settings: those of the server, as an API plugin gets them."""
+    """Answers conversations with the served model. settings: the server's settings, as an API plugin gets them."""
 
     def __init__(self, client: EngineClient, settings: Mapping[str, Any] | None = None) -> None:
         settings = settings or {}
@@ -83,11 +82,11 @@ class Chats:
 
     @property
     def can_read_calls(self) -> bool:
-        """The model has a tool parser, and the server lets the model choose whether to call."""
+        """Whether the model has a tool parser and the server lets the model choose to call tools."""
         return self._is_auto and self._client.parsers().tool is not None
 
     def tool_choice(self, request: ChatRequest) -> ToolChoice:
-        """The choice in effect. Raises MalformedRequest naming `tool_choice`."""
+        """Return the tool choice that applies. Raises MalformedRequest, which names `tool_choice`."""
         choice, tools = request.tool_choice, request.chat.tools if request.tools is None else request.tools
         if choice is None:
             return "auto" if tools and self.can_read_calls else "none"
@@ -98,17 +97,18 @@ class Chats:
         return choice
 
     async def token_ids(self, request: ChatRequest) -> Sequence[int]:
-        """The prompt. Raises RequestError for a mistake in the conversation."""
+        """Return the prompt. Raises RequestError for a mistake in the conversation."""
         return await self._render(self._checked(request))
 
     async def answer(
         self, request: ChatRequest, params: SamplingParams | BeamSearchParams, options: RequestOptions
     ) -> AsyncGenerator[ParsedOutput, None]:
-        """Begin to answer. Raises RequestError for a mistake in the conversation, the tools or the parameters.
+        """Start the answer and return its outputs. Raises RequestError for a mistake in the conversation, the tools or the
+        parameters.
 
-        The outputs come as `params.output_kind` says (DELTA or FINAL_ONLY), each with its events. A whole answer is a stream of
-        one output, so the two cannot differ. The iterator raises what `EngineClient.generate` raises, and PegboardError when the
-        engine gave a completion up. Closing it aborts.
+        `params.output_kind` (DELTA or FINAL_ONLY) determines the outputs. Each has its events. A whole answer is a stream with
+        one output, so both kinds give the same message. The iterator raises what `EngineClient.generate` raises, and
+        PegboardError if the engine gave up a completion. Closing the iterator aborts the request.
         """
         checked = self._checked(request)
         token_ids = await self._render(checked)
@@ -143,15 +143,15 @@ class Chats:
         return _Checked(chat, tools, choice, request)
 
     async def _render(self, checked: _Checked) -> Sequence[int]:
-        """Rendering and encoding run in a thread."""
+        """Render and encode the chat in a thread."""
         rendered = await asyncio.to_thread(self._client.tokenizer().render, checked.chat)
         return rendered.token_ids
 
     # --- generate ----------------------------------------------------------------------------------------------------------
 
     def _prepared(self, params: SamplingParams, checked: _Checked, prompt_token_ids: Sequence[int]) -> SamplingParams:
-        """`params` as the parsers need them: with a schema for calls that are forced or strict, and with special tokens in the
-        text if markers are special tokens."""
+        """Return `params` with what the parsers need: a schema for forced or strict calls, and special tokens in the text if
+        markers are special tokens."""
         changes: dict[str, Any] = {}
         forced = self._forced(checked)
         if forced is not None and params.structured_outputs is not None:
@@ -168,8 +168,8 @@ class Chats:
         return params.clone(**changes) if changes else params
 
     def _forced(self, checked: _Checked) -> StructuredOutputsParams | None:
-        """The schema of calls that must be made. It forbids free white space if it can: a small model that may write any number
-        of line feeds does not always stop."""
+        """Return the schema of calls that must be made. It forbids free white space if possible, because a small model that may
+        write any number of line feeds does not always stop."""
         if checked.tool_choice == "named":
             schema = named_schema(checked.tools, checked.request.function or "")
         elif checked.tool_choice == "required":
@@ -180,10 +180,9 @@ class Chats:
         return StructuredOutputsParams(json=json.dumps(schema), disable_any_whitespace=is_compact, parameter="tools")
 
     def _strict(self, checked: _Checked, prompt_token_ids: Sequence[int]) -> StructuredOutputsParams | None:
-        """The constraint on calls that the model may make, if a tool is `strict` and the parser can describe its format.
-
-        It waits for the end of the reasoning, unless every beginning of a call also ends the reasoning. Then it holds from the
-        first token on, and also covers a call that interrupts the reasoning.
+        """Return the constraint on calls that the model may make, if a tool is `strict` and the parser can describe its format.
+        The constraint applies after the reasoning, unless every beginning of a call also ends the reasoning. In that case it
+        applies from the first token on, and so also to a call that interrupts the reasoning.
         """
         parsers = self._client.parsers()
         is_strict = any(tool["function"].get("strict") for tool in checked.tools)
@@ -202,7 +201,7 @@ class Chats:
         return StructuredOutputsParams(**wanted, parameter="tools")
 
     def _keeps_special(self, checked: _Checked) -> bool:
-        """True if a parser of this request reads special tokens."""
+        """Return whether a parser of this request reads special tokens."""
         parsers = self._client.parsers()
         used = (parsers.reasoning, parsers.tool if checked.tool_choice == "auto" else None)
         return any(parser is not None and parser.reads_special for parser in used)
@@ -210,7 +209,7 @@ class Chats:
     # --- parse -------------------------------------------------------------------------------------------------------------
 
     def _pipeline(self, checked: _Checked, prompt_token_ids: Sequence[int]) -> Pipeline:
-        """The parsers of one completion."""
+        """Return the parsers of one completion."""
         parsers = self._client.parsers()
         is_forced = checked.tool_choice in ("required", "named")
         reads_calls = checked.tool_choice == "auto" and bool(checked.tools) and parsers.tool is not None
@@ -231,7 +230,7 @@ class Chats:
 
     @cached_property
     def _special_tokens(self) -> dict[str, int]:
-        """Special tokens by their texts, without those that end an output."""
+        """Return text → id of the special tokens, without those that end an output."""
         tokenizer = self._client.tokenizer()
         vocabulary = tokenizer.vocabulary()
         ids = sorted(vocabulary.special_token_ids - set(vocabulary.eos_token_ids))
@@ -244,7 +243,7 @@ class Chats:
 
 @dataclass(slots=True)
 class ParsedOutput(RequestOutput):
-    """An output and the events in its texts, by the index of the completion."""
+    """An output, and the events in its texts by the index of the completion."""
 
     events: dict[int, list[Event]] = field(default_factory=dict)
 
@@ -253,7 +252,7 @@ _FIELDS = tuple(item.name for item in fields(RequestOutput))
 
 
 def special_texts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """A pattern that matches the texts of the special tokens; None when there are none."""
+    """Return a pattern that matches the texts of the special tokens, or None if there are none."""
     ids = sorted(tokenizer.vocabulary().special_token_ids)
     texts = {tokenizer.decode([token], skip_special_tokens=False) for token in ids} - {""}
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True)))) if texts else None
@@ -266,11 +265,11 @@ async def read_outputs(
     hidden: re.Pattern[str] | None = None,
     is_parallel: bool = True,
 ) -> AsyncGenerator[ParsedOutput, None]:
-    """Each output with its events; closing the result closes `outputs`.
+    """Yield each output with its events. Closing the result closes `outputs`.
 
-    outputs: each new text (DELTA), or only one (FINAL_ONLY). make_pipeline: the parsers of a completion, given the prompt's token
-    ids. hidden: special tokens to remove from the text. is_parallel: False drops all calls but the first. Raises PegboardError
-    when the engine gave a completion up.
+    outputs: one for each new text (DELTA), or only one (FINAL_ONLY). make_pipeline: makes the parsers of a completion from the
+    prompt's token ids. hidden: special tokens to remove from the text. is_parallel: False drops all calls except the first.
+    Raises PegboardError if the engine gave up a completion.
     """
     readers: dict[int, _Completion] = {}
     async with aclosing(outputs):  # type: ignore[type-var]

@@ -1,5 +1,5 @@
-"""OpenAI's form of messages, tools and switches, checked and brought into the form that chat templates read; and its form of
-logprobs."""
+"""Checks messages, tools and switches in OpenAI's form and converts them to the form that chat templates read. Writes logprobs in
+OpenAI's form."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pegboard_chat.request_body import wrong
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 STRING_FIELDS = ("name", "tool_call_id", "reasoning", "reasoning_content", "refusal")
-# Fields of answers that come back in a history. A text model writes none of them, so only empty ones pass.
+# Fields of answers that clients send back in a history. A text model does not write them, so they must be empty.
 EMPTY_FIELDS = ("annotations", "audio")
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages for the chat template: content as text (parts joined by a newline), fields that are null left out, arguments
-    of tool calls as objects. Raises MalformedRequest naming `messages[i].field`."""
+    """Return messages for the chat template. Content becomes text, with parts joined by a newline. Null fields are left out.
+    Arguments of tool calls become objects. Raises MalformedRequest, which names `messages[i].field`."""
     if not messages:
         raise RequestError("messages must not be empty", parameter="messages")
     return [_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
@@ -58,7 +58,7 @@ def _read_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def read_content(content: Any, path: str) -> str:
-    """A message's content as text. Raises MalformedRequest naming `path`."""
+    """Return a message's content as text. Raises MalformedRequest, which names `path`."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -93,7 +93,7 @@ def _read_call(call: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def _read_function(function: Any, path: str) -> dict[str, Any]:
-    """Templates iterate over the arguments, so the JSON text that clients send back becomes an object."""
+    """Return a tool call with its arguments as an object, because templates iterate over them. Clients send JSON text."""
     if not isinstance(function, dict):
         raise wrong(path, "an object with name and arguments", function)
     arguments = function.get("arguments") or "{}"
@@ -120,7 +120,7 @@ def _string(value: Any, path: str) -> str:
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Function tools, checked; None when there are none. Raises MalformedRequest naming `tools[i].field`."""
+    """Check function tools and return them, or None if there are none. Raises MalformedRequest, which names `tools[i].field`."""
     for index, tool in enumerate(tools or ()):
         path = f"tools[{index}]"
         if tool.get("type") != "function":
@@ -133,7 +133,7 @@ def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]
 
 
 def check_function(function: Mapping[str, Any], path: str) -> None:
-    """Raise MalformedRequest unless it has a name, and its schema, if there is one, is an object."""
+    """Raise MalformedRequest unless the function has a name and its schema, if it has one, is an object."""
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str):
         raise wrong(f"{path}.name", "a string", name)
@@ -142,7 +142,7 @@ def check_function(function: Mapping[str, Any], path: str) -> None:
 
 
 def template_kwargs(given: Mapping[str, Any], reasoning_effort: str | None) -> dict[str, Any]:
-    """The switches of the chat template. An effort also sets `enable_thinking`, for templates that only know that."""
+    """Return the switches of the chat template. An effort also sets `enable_thinking`, for templates that know only this."""
     if reasoning_effort is None:
         return dict(given)
     return {"reasoning_effort": reasoning_effort, "enable_thinking": reasoning_effort != "none", **given}
@@ -154,9 +154,9 @@ LOWEST = -9999.0
 
 
 class TokenNames:
-    """How tokens are named in a response: their text, or "token_id:7" (`as_ids`, and where a token has no text).
+    """How tokens are named in a response: by their text, or as "token_id:7" (with `as_ids`, and for a token without text).
 
-    token_bytes[i]: the bytes of token i, for `bytes` in chat logprobs; the tokens of one character can only be joined as bytes.
+    token_bytes[i]: the bytes of token i, for `bytes` in chat logprobs. Clients need bytes to join the tokens of one character.
     """
 
     def __init__(self, *, as_ids: bool, token_bytes: Sequence[bytes] = ()) -> None:
@@ -172,7 +172,7 @@ class TokenNames:
 
 
 def chat_logprobs(token_ids: Sequence[int], steps: Sequence[Step] | None, num_top: int, names: TokenNames) -> dict[str, Any]:
-    """{"content": [one entry per token]}. num_top: alternatives to show, -1 = all."""
+    """Return {"content": [one entry per token]}. num_top: number of alternatives to show, -1 = all."""
     steps = steps or [{}] * len(token_ids)
     return {"content": [_chat_entry(token, step, num_top, names) for token, step in zip(token_ids, steps, strict=True)]}
 

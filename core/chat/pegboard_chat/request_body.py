@@ -1,4 +1,4 @@
-"""From the bytes of a request to a checked model. Pydantic's complaints become sentences that users can act on."""
+"""Turns the bytes of a request into a checked model, and pydantic's errors into sentences that users can act on."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ OLD_STRUCTURE = "send structured_outputs instead"
 NO_CONNECTOR = "no connector of this server takes parameters"
 
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "best_of": ((1,), "ask for n completions and choose yourself"),
-    "suffix": (("",), "the text after the completion cannot be given"),
+    "best_of": ((1,), "ask for n completions and choose one yourself"),
+    "suffix": (("",), "the model cannot use text after the completion"),
     "guided_json": ((), OLD_STRUCTURE),
     "guided_regex": ((), OLD_STRUCTURE),
     "guided_choice": ((), OLD_STRUCTURE),
     "guided_grammar": ((), OLD_STRUCTURE),
-    "logits_processors": (([],), "requests cannot bring code"),
+    "logits_processors": (([],), "requests cannot contain code"),
     "kv_transfer_params": (({},), NO_CONNECTOR),
     "mm_processor_kwargs": (({},), "the model takes text only"),
     "prompt_embeds": ((), "send text or token ids as prompt"),
@@ -38,7 +38,8 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "prediction": ((), "predicted output is not used"),
     "web_search_options": ((), "the server does not search the web"),
 }
-"""Fields of OpenAI or vLLM that are known but not supported: name → (values that ask for nothing, why others are refused)."""
+"""Fields of OpenAI or vLLM that are known but not supported: name → (values that have no effect, reason for refusing all
+others)."""
 
 _EXPECTED = {
     "int_type": "an integer",
@@ -61,7 +62,7 @@ _EXPECTED = {
 
 
 def parse_body(body: bytes, model: type[M]) -> M:
-    """A checked `model`. A null means "not given". Raises MalformedRequest naming the field."""
+    """Return a checked `model`. A null means "not given". Raises MalformedRequest, which names the field."""
     data = decode_body(body)
     given = {name: value for name, value in data.items() if value is not None or not _is_known(name, model)}
     for name in [name for name in given if name in REFUSED and name not in model.model_fields]:
@@ -73,12 +74,12 @@ def parse_body(body: bytes, model: type[M]) -> M:
 
 
 def decode_body(body: bytes) -> dict[str, Any]:
-    """A JSON object. Raises MalformedRequest."""
+    """Parse a JSON object. Raises MalformedRequest."""
     if not body:
         raise MalformedRequest("the request body is empty; expected a JSON object")
     try:
         data = msgspec.json.decode(body)
-    except ValueError as error:  # of msgspec, of UTF-8, or of an integer with thousands of digits
+    except ValueError as error:  # msgspec, UTF-8 or an integer with thousands of digits can raise it
         raise MalformedRequest(f"the request body is not valid JSON: {error}") from error
     except RecursionError as error:
         raise MalformedRequest("the request body is nested too deeply") from error
@@ -92,14 +93,14 @@ def _is_known(name: str, model: type[BaseModel]) -> bool:
 
 
 def _refuse(name: str, value: Any) -> None:
-    """Raise unless `value` asks for nothing."""
+    """Raise MalformedRequest unless `value` has no effect."""
     neutral, reason = REFUSED[name]
     if not any(type(value) is type(nothing) and value == nothing for nothing in neutral):
         raise RequestError(f"{name} is not supported: {reason} (got {shown(value)})", parameter=name)
 
 
 def _translate(error: ValidationError, data: Mapping[str, Any], model: type[BaseModel]) -> MalformedRequest:
-    """One sentence for the field that is wrong; the deepest complaint where a union tried several types."""
+    """Return one sentence about the field that is wrong. If a union tried several types, it is about the deepest error."""
     complaints: dict[str, list[dict[str, Any]]] = {}
     for item in error.errors(include_url=False):
         complaints.setdefault(_path(item["loc"], data, is_missing=item["type"] == "missing"), []).append(dict(item))
@@ -120,8 +121,8 @@ def _root(path: str) -> str:
 
 
 def _path(location: Sequence[int | str], data: Any, *, is_missing: bool) -> str:
-    """`stop[1]` for ("stop", "list[str]", 1): the name that pydantic puts in for the arm of a union is not a step in the data.
-    is_missing: the last step is a field that should be there."""
+    """Return the path of a field, `stop[1]` for ("stop", "list[str]", 1). The names that pydantic inserts for the types of a
+    union are left out. is_missing: the last step is a field that is missing."""
     path = ""
     for step in location:
         if isinstance(step, int) and isinstance(data, list) and step < len(data):
@@ -149,7 +150,7 @@ def _unknown(path: str, location: Sequence[int | str], model: type[BaseModel]) -
 
 
 def shown(value: Any) -> str:
-    """`'hot' (a string)`: the value, shortened, and what it is in the words of JSON."""
+    """Return the value, shortened, and its JSON type: `'hot' (a string)`."""
     kinds = {str: "a string", bool: "a boolean", int: "an integer", float: "a number", list: "a list", dict: "an object"}
     if value is None:
         return "null"
@@ -160,5 +161,5 @@ def shown(value: Any) -> str:
 
 
 def wrong(path: str, expected: str, got: Any) -> MalformedRequest:
-    """The error for a value at `path` that is not what was expected."""
+    """Return the error for a value at `path` that is not what was expected."""
     return MalformedRequest(f"{path}: expected {expected}, got {shown(got)}", parameter=path)

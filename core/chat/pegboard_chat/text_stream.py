@@ -1,4 +1,4 @@
-"""Incremental decoding: token ids of one completion in, text out, never half a character.
+"""Incremental decoding: turns the token ids of one completion into text, never half a character.
 
 `ByteTextStream` is for vocabularies whose tokens are byte strings; `OffsetTextStream` for all others, where the text of a
 token depends on its neighbors and only a decoder function knows it.
@@ -16,11 +16,9 @@ _MAX_UNFINISHED_TOKENS = 3
 
 
 class ByteTextStream:
-    """Joins the bytes of tokens and decodes them as UTF-8, in O(bytes) per push.
-
-    Joined pushes plus `flush` equal decoding the joined bytes at once, with U+FFFD for what is not UTF-8.
-
-    token_bytes: bytes of every token (of special tokens, the bytes of their text); ids outside of it give nothing.
+    """Joins the bytes of tokens and decodes them as UTF-8, in O(bytes) per push. The joined results of all pushes and `flush`
+    equal the joined bytes decoded at once, with U+FFFD for invalid UTF-8. token_bytes: the bytes of every token; for a special
+    token, those of its text. Ids outside of it give no text.
     """
 
     __slots__ = ("_decoder", "_skipped", "_token_bytes")
@@ -64,7 +62,7 @@ class OffsetTextStream:
         self._window.extend(token_ids)
         size = len(self._window)
         is_patient = size - self._read <= _MAX_PENDING_TOKENS
-        # tokens of an unfinished character (at most 3) can spoil a whole run of byte tokens: look in front of them too
+        # tokens of an unfinished character (at most 3) can spoil a whole run of byte tokens, so also look before them
         for end in range(size, max(self._read, size - _MAX_UNFINISHED_TOKENS - 1), -1):
             text = self._decode(self._window[:end])
             if len(text) > self._num_chars and not text.endswith(REPLACEMENT):
@@ -84,8 +82,8 @@ class OffsetTextStream:
         return self._decode(self._window)[self._num_chars :] if self._has_output else ""
 
     def _advance(self, text: str, end: int) -> str:
-        """Return the new part of `text`, the text of the window's tokens before `end`; the newest of them become the context of
-        the next ones."""
+        """Return the new part of `text`, which is the text of the window's tokens before `end`. The newest of these tokens become
+        the context of the next ones."""
         new = text[self._num_chars :]
         start = max(self._read, end - _MAX_PENDING_TOKENS)
         self._window = self._window[start:]
@@ -95,12 +93,10 @@ class OffsetTextStream:
 
 
 def _context(decode: Callable[[list[int]], str], prompt: Sequence[int]) -> tuple[list[int], int, int]:
-    """The window to start with: tokens from the end of the prompt, how many of them count as returned, and the length of their
-    text in characters.
-
-    Several lengths are tried: context without text (skipped special tokens) does not show whether a space belongs before the
-    output, and context that begins inside a character can spoil the text after it. A prompt may also end inside a character,
-    which the output then completes.
+    """Return the first window: tokens from the end of the prompt, how many of them count as returned, and the length of their
+    text in characters. Several lengths are tried. Context without text (skipped special tokens) does not show whether the output
+    begins with a space, and context that begins inside a character can spoil the text after it. A prompt may also end inside a
+    character, which the output then completes.
     """
     for num_unfinished in range(_MAX_UNFINISHED_TOKENS + 1):
         end = len(prompt) - num_unfinished

@@ -1,5 +1,5 @@
-"""What chat templates can do and what happens when they, or the chat, are wrong. Equality with transformers is tested with the
-tokenizer plugin for its files."""
+"""What chat templates can do, and the errors of wrong templates and wrong chats. The tests of the tokenizer plugin for
+transformers' files compare the results with transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading answers: the whole and the stream are the same fold, for every completion, with and without parsers."""
+"""Parsing answers: whole and streamed answers give the same message, for every completion, with and without parsers."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def client(script=TEXTS, **more) -> FakeEngineClient:
 
 
 def asked(*tools, **fields) -> ChatRequest:
-    """A request of one message. The fields of a chat go to the chat."""
+    """Make a request with one message. Fields of a chat are set on the chat."""
     names = ("add_generation_prompt", "continue_final_message", "chat_template", "template_kwargs")
     more = {name: fields.pop(name) for name in names if name in fields}
     return ChatRequest(chat=Chat(messages=[{"role": "user", "content": "hello"}], tools=tools or None, **more), **fields)
 
 
 def outputs_of(engine, request, params=None, settings=None):
-    """All parsed outputs of one request."""
+    """Return all parsed outputs of one request."""
 
     async def run():
         outputs = await Chats(engine, settings).answer(request, params or SamplingParams(), RequestOptions(request_id="r"))
@@ -47,7 +47,7 @@ def outputs_of(engine, request, params=None, settings=None):
 
 
 def read(engine, request, kind, **params):
-    """(messages by index, finish reasons) of one request."""
+    """Return (messages by index, finish reasons) of one request."""
     events, ends = {}, {}
     for parsed in outputs_of(engine, request, SamplingParams(max_tokens=200, output_kind=kind, **params)):
         for completion in parsed.outputs:
@@ -57,7 +57,7 @@ def read(engine, request, kind, **params):
 
 
 def prepared(engine, request, params=None, settings=None) -> SamplingParams:
-    """What the engine is asked for."""
+    """Return the parameters that the engine gets."""
     outputs_of(engine, request, params, settings)
     return engine.requests[-1][1]
 
@@ -120,7 +120,7 @@ def test_strict_tools_are_held_to_the_format_of_the_parser():
 
 @pytest.mark.parametrize(("marker", "has_token"), [("<call>", False), ("<s>", True)])
 def test_special_tokens_are_tokens_in_the_grammar(marker, has_token):
-    """As text it would forbid them: the model could not call any more."""
+    """A constraint on text would forbid special tokens, so the model could not make calls."""
 
     class Describing(FakeToolParser):
         def constraint(self, tools, choice):
@@ -196,7 +196,7 @@ def test_calls_are_read_unless_the_server_or_the_request_says_no():
 
 
 def test_the_prompt_is_what_the_template_writes():
-    """Tools are hidden only where the server says so and the request wants no call."""
+    """Tools are hidden only if the server's setting says so and the request wants no calls."""
     hides = {"exclude_tools_when_tool_choice_none": True}
     for settings, choice, is_shown in ((hides, "none", False), (hides, None, True), (None, "none", True)):
         engine = client()
@@ -206,7 +206,7 @@ def test_the_prompt_is_what_the_template_writes():
         text = engine.tokenizer().decode(prompt.token_ids, skip_special_tokens=False)
         assert text == "[tools 1]" * is_shown + "user: hello\nassistant: " and prompt.cache_salt == "s"
         assert asyncio.run(Chats(engine, settings).token_ids(request)) == prompt.token_ids
-        assert prompt.chat is not None, "the engine's side finds the end of the reasoning by it"
+        assert prompt.chat is not None, "the engine finds the end of the reasoning by this text"
 
 
 def test_beams_are_read_too():

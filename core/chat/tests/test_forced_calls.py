@@ -1,4 +1,4 @@
-"""Calls under a schema: every chunking gives the same calls, and what is no call is not lost."""
+"""Calls that follow a schema: every chunking gives the same calls, and text that is not a call is not lost."""
 
 from __future__ import annotations
 

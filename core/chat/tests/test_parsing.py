@@ -1,4 +1,4 @@
-"""Parsers and what they share: any chunking of the text gives the same message, and nothing is lost."""
+"""Parsers and their common parts: any chunking of the text gives the same message, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_without_parsers_text_is_content(text: str) -> None:
 
 @given(st.text("<ab>/", max_size=60), st.lists(st.integers(0, 500), max_size=30))
 def test_scanner_loses_nothing(text: str, places: list[int]) -> None:
-    """Pieces and markers joined are the text; plain pieces hold no marker."""
+    """The joined pieces and markers are the text, and plain pieces contain no marker."""
     markers = ["<a>", "<ab>", "/"]
     scanner = MarkerScanner(markers)
     found = [pair for piece in cut(text, places) for pair in scanner.scan(piece)]

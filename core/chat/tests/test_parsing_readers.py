@@ -1,4 +1,4 @@
-"""Reading values and calls out of text that arrives in pieces, against json, ast and the rules written down here."""
+"""Reading values and calls from text that arrives in pieces, compared with json, ast and simple rules."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ places = st.lists(st.integers(0, 500), max_size=20)
 
 
 def read(steps: Callable[[TextReader], Steps[bool]], pieces: list[str]) -> tuple[str, bool, str]:
-    """(what was streamed, the result, what was not consumed)."""
+    """Return (the streamed text, the result, the text that was not consumed)."""
     text, parts, running = TextReader(), [], None
     for place in range(len(pieces) + 1):
         if place == len(pieces):
@@ -57,7 +57,7 @@ def read(steps: Callable[[TextReader], Steps[bool]], pieces: list[str]) -> tuple
         except StopIteration as end:
             window, start = text.window()
             return "".join(parts), end.value, window[start:] + "".join(pieces[place + 1 :])
-    raise AssertionError("it waits although the text is closed")
+    raise AssertionError("it waits although there is no more text")
 
 
 def json_steps(text: TextReader) -> Steps[bool]:
@@ -77,7 +77,8 @@ def test_json_values_come_out_as_they_are(value: Any, indent: int | None, ascii:
 
 @given(st.text(st.sampled_from('{}[]",:\\u0012eE+-.tfn \n\x01é'), max_size=30), places)
 def test_json_is_accepted_as_json_accepts_it(text: str, marks: list[int]) -> None:
-    """The longest valid beginning that Python's json finds, with control characters allowed in strings; nothing is lost."""
+    """The parser reads the longest valid beginning that Python's json finds. Control characters are allowed in strings. Nothing
+    is lost."""
     streamed, is_whole, rest = read(json_steps, cut(text, marks))
     assert (streamed, is_whole, rest) == read(json_steps, list(text)) == read(json_steps, [text])
     assert streamed.replace("\\n", "\n").replace("\\u0001", "\x01") + rest in (
@@ -92,7 +93,7 @@ def test_json_is_accepted_as_json_accepts_it(text: str, marks: list[int]) -> Non
         if is_whole:
             assert len(text) - len(rest) == end
             json.loads(streamed)
-        else:  # a scalar that goes on is none: 01, 1.e, truefalse
+        else:  # a scalar that continues is not valid: 01, 1.e, truefalse
             assert text[:1] not in '{["'
 
 
@@ -158,7 +159,8 @@ class Tags(StreamParser):
 
 
 def parsed(parser: type[StreamParser], text: str, tools: tuple[dict[str, Any], ...] = ()) -> Message:
-    """The message; the same character by character. Ids, which are random, are dropped."""
+    """Return the message of the text, which is the same if it is fed character by character. Ids are dropped, because they are
+    random."""
     message = fold(run(parser(None, OutputParserSetup(VOCABULARY, tools)), [text]))
     again = fold(run(parser(None, OutputParserSetup(VOCABULARY, tools)), text))
     for call in [*message.tool_calls, *again.tool_calls]:
@@ -293,7 +295,7 @@ def test_types_of_a_parameter() -> None:
 
 @given(st.text(st.sampled_from("<ab>/ "), max_size=50), places)
 def test_prose_and_markers_are_the_text(text: str, marks: list[int]) -> None:
-    """Content, and markers given back because nothing is a call, are the text."""
+    """Nothing is a call, so the content, which includes the markers that were given back, is the text."""
 
     class Never(StreamParser):
         def read(self) -> Steps[None]:

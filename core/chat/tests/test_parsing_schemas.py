@@ -1,4 +1,4 @@
-"""What a JSON schema and a regular expression use."""
+"""Which features a JSON schema and a regular expression use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Incremental decoding against decoding at once."""
+"""Incremental decoding gives the same as decoding at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)
 
 
 def _cut(ids: list[int], sizes: list[int]) -> list[list[int]]:
-    """`ids` in chunks of the given sizes; the rest as one."""
+    """Return `ids` in chunks of the given sizes. The rest is one chunk."""
     chunks = []
     for size in sizes:
         chunks.append(ids[:size])
@@ -25,7 +25,7 @@ def _stream(stream, chunks) -> list[str]:
 
 @given(tokens=st.lists(st.binary(max_size=5), max_size=20), sizes=st.lists(st.integers(0, 3), max_size=20), text=TEXTS)
 def test_bytes_join_to_the_whole_text(tokens, sizes, text):
-    """Also for bytes that are no UTF-8, and for characters cut into single bytes."""
+    """This also holds for bytes that are not UTF-8, and for characters cut into single bytes."""
     table = tokens + [bytes([byte]) for byte in text.encode()]
     parts = _stream(ByteTextStream(table, frozenset(), skip_special_tokens=True), _cut(list(range(len(table))), sizes))
     assert "".join(parts) == b"".join(table).decode("utf-8", "replace")
@@ -49,8 +49,8 @@ def test_special_tokens_are_text_or_nothing_and_unknown_ids_are_nothing():
 
 
 class WordDecoder:
-    """Joins words by spaces, drops the first space, and takes negative ids for single bytes of UTF-8: a decoder that depends on
-    neighbors as SentencePiece's does. Counts the ids it was given."""
+    """A decoder that depends on neighbors, as SentencePiece's does: it joins words by spaces and drops the first space. Negative
+    ids are single bytes of UTF-8. It counts the ids that it was given."""
 
     def __init__(self) -> None:
         self.words = ["▁a", "b", "▁", "▁word", "ü", "", "\u4e2d"]
@@ -76,7 +76,7 @@ def test_offsets_join_to_the_whole_text(prompt, output, sizes):
 
 @given(ids=st.lists(st.integers(0, 6) | st.integers(-255, -128), min_size=1, max_size=300))
 def test_offsets_do_bounded_work_per_push_even_on_garbage(ids):
-    """At most the longest context that is tried, 43 tokens, and the 16 that may wait for more, and the new one."""
+    """The decoder gets at most 43 tokens, the longest context that is tried, 16 tokens that wait for more, and the new one."""
     decode = WordDecoder()
     stream = OffsetTextStream(decode, ids)
     for token_id in ids:

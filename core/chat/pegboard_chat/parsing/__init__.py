@@ -1,7 +1,7 @@
-"""What output parsers share: reading streamed text, folding events into a message, and running one parser after another.
+"""The common parts of output parsers: reading streamed text, folding events into a message, and running one parser after another.
 
-Public for plugins of the kinds `reasoning_parser` and `tool_parser`; standard library only. Time is linear in the length of the
-text. How the text is cut into pieces never changes what is read.
+Plugins of the kinds `reasoning_parser` and `tool_parser` may use it. It needs only the standard library. Parsing takes time
+linear in the length of the text. The result does not depend on how the text is cut into pieces.
 """
 
 from pegboard_chat.parsing.call_constraint import call_bodies, call_list, constrained_calls, constrained_lists

@@ -22,7 +22,8 @@ from pegboard_chat.parsing.structural_tag import (
 
 
 def call_list(tools: Sequence[Mapping[str, Any]], between: str = ", ") -> Format:
-    """At least one call as JSON, {"name": …, "arguments": …}; arguments of tools that are `strict` must follow their schemas."""
+    """Return a format for at least one call as JSON, {"name": …, "arguments": …}. The arguments of a tool that is `strict` must
+    follow its schema."""
     call = either(*call_bodies(tools, lambda name: text(f'{{"name": {json.dumps(name)}, "arguments": '), "}"))
     return sequence(call, repeated(sequence(text(between), call)))
 
@@ -30,8 +31,8 @@ def call_list(tools: Sequence[Mapping[str, Any]], between: str = ", ") -> Format
 def call_bodies(
     tools: Sequence[Mapping[str, Any]], before: Callable[[str], Format], after: str = "", *, may_be_empty: bool = False
 ) -> list[Format]:
-    """Each tool's arguments as JSON, with the text before them (by the tool's name) and the text after them. may_be_empty: {} may
-    be left out.
+    """Return one format per tool: its arguments as JSON, with the text before them, which depends on the tool's name, and the
+    text after them. may_be_empty: {} may be left out.
     """
     found = []
     for function in (tool["function"] for tool in tools):
@@ -52,9 +53,9 @@ def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
 def constrained_calls(
     tools: Sequence[Mapping[str, Any]], begin: Callable[[str], str], end: str, triggers: Sequence[str]
 ) -> Constraint | None:
-    """A structural tag: after a trigger, one of the calls must follow. Its arguments follow the tool's schema if the tool is
-    `strict`, otherwise they are any object. begin: all text before the arguments of the function with that name, including the
-    trigger. end: all text after them. None when there are no tools.
+    """Return a structural tag in which a call must follow a trigger, or None if there are no tools. The arguments follow the
+    tool's schema if the tool is `strict`; otherwise they are any object. begin: given a function's name, all text before its
+    arguments, including the trigger. end: all text after them.
     """
     structures = []
     for tool in tools:
@@ -72,8 +73,9 @@ def constrained_lists(
     brackets: tuple[str, str] = ("[", "]"),
     between: str = ", ",
 ) -> Constraint | None:
-    """After a trigger, a JSON list of calls must follow; all other text is free. None when there are no tools. marks: (trigger,
-    its end marker). brackets, between: how the list begins and ends, and the text between its calls.
+    """Return a structural tag in which a JSON list of calls must follow a trigger, or None if there are no tools. All other text
+    is free. marks: (trigger, its end marker). brackets, between: the beginning and end of the list, and the text between its
+    calls.
     """
     if not tools:
         return None

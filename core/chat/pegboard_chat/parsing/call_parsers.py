@@ -1,5 +1,5 @@
-"""Tool parsers for two common formats, complete except for the model's markers: calls written as tags, and JSON objects in an
-element."""
+"""Tool parsers for two common formats: calls written as tags, and JSON objects in an element. Only the model's markers are
+missing."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pegboard_chat.parsing.tags import TagFormat, read_tagged_call
 
 
 class TaggedToolParser(StreamParser):
-    """Calls written as tags. A subclass names the tags around a section of calls, the text that opens a call in it, and the rest
-    of a call's format. A section without its start tag is also read, because models sometimes omit it."""
+    """Reads calls written as tags. A subclass sets the tags around a section of calls, the text that opens a call in it, and the
+    rest of a call's format. A section without its start tag is also read, because models sometimes omit it."""
 
     section: ClassVar[str]
     section_end: ClassVar[str]
@@ -50,8 +50,9 @@ class TaggedToolParser(StreamParser):
 
 
 class JSONToolParser(StreamParser):
-    """Calls as JSON objects in an element. A subclass names its tags, the objects' keys, whether one element may hold a list of
-    calls, and what the model writes between tags and object (`brackets`), which strict calls must follow."""
+    """Reads calls that are JSON objects in an element. A subclass sets the element's tags, the objects' keys, whether one element
+    may contain a list of calls, and the text that the model writes between tags and object (`brackets`), which strict calls must
+    follow."""
 
     start: ClassVar[str]
     end: ClassVar[str]

@@ -17,17 +17,17 @@ MAX_DEPTH = 16
 
 
 def parameter_types(parameters: Mapping[str, Any], key: str) -> frozenset[str]:
-    """JSON types that parameter `key` may have according to the schema of a tool's arguments; {"string"} when the schema does not
-    say."""
+    """Return the JSON types that the schema of a tool's arguments allows for parameter `key`, or {"string"} if the schema does
+    not say."""
     properties = parameters.get("properties")
     schema = properties.get(key) if isinstance(properties, Mapping) else None
     return frozenset(_types(schema, parameters, 0)) or frozenset({"string"})
 
 
 def coerce(value: str, types: frozenset[str]) -> str:
-    """JSON text for a plain value. The first of null, integer, number, boolean, object, array, string that is allowed and fits;
-    a value that fits none is read as JSON if it is JSON, and as a string otherwise. Objects and arrays may be written in
-    Python's notation."""
+    """Return JSON text for a plain value. Its type is the first of null, integer, number, boolean, object, array, string that is
+    allowed and fits. If none fits, a value that is JSON is taken as JSON, and any other value as a string. Objects and arrays may
+    be written in Python's notation."""
     bare = value.strip()
     if "null" in types and bare.lower() in ("null", "none"):
         return "null"
@@ -44,7 +44,7 @@ def coerce(value: str, types: frozenset[str]) -> str:
 
 
 def _number(bare: str, may_be_fraction: bool) -> str | None:
-    """The number as written if that is already JSON, so that no digit is lost."""
+    """Return the number as it is written if that is already JSON, so that no digit is lost."""
     try:
         number = float(bare) if may_be_fraction and not bare.lstrip("+-").isdigit() else int(bare)
     except ValueError:
@@ -67,7 +67,7 @@ def _take_python(text: TextReader) -> Steps[str | None]:
 
 
 def _whole(take: Any, value: str) -> str | None:
-    """The result of `take`, if it reads all of `value`."""
+    """Return the result of `take` if it reads all of `value`."""
     text = TextReader()
     text.append(value)
     text.close()

@@ -1,4 +1,4 @@
-"""Calls that the request forces: whatever its own format is, the model writes JSON that follows a schema made from the tools.
+"""Calls that the request forces. The model does not use its own format but writes JSON that follows a schema made from the tools.
 
 Required: [{"name": …, "parameters": {…}}, …]. Named: the arguments of the one function. Both are vLLM's forms.
 """
@@ -23,7 +23,7 @@ VALUE = re.compile(r'[^"{}\[\]]*')
 
 
 def named_schema(tools: Sequence[Mapping[str, Any]], function: str) -> dict[str, Any]:
-    """The JSON schema of the arguments of `function`. Raises RequestError when it is not one of the tools."""
+    """Return the JSON schema of the arguments of `function`. Raises RequestError if it is not one of the tools."""
     for tool in tools:
         if tool["function"]["name"] == function:
             return _parameters(tool)
@@ -32,7 +32,7 @@ def named_schema(tools: Sequence[Mapping[str, Any]], function: str) -> dict[str,
 
 
 def required_schema(tools: Sequence[Mapping[str, Any]], *, is_parallel: bool = True) -> dict[str, Any]:
-    """The JSON schema of a list of calls, at least one and at most one unless `is_parallel`."""
+    """Return the JSON schema of a list of calls. The list has at least one call, and only one unless `is_parallel`."""
     definitions: dict[str, Any] = {}
     items = []
     for tool in tools:
@@ -55,22 +55,22 @@ def required_schema(tools: Sequence[Mapping[str, Any]], *, is_parallel: bool = T
 
 
 def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a tool's schema; a tool without a schema takes an empty object."""
+    """Return a copy of a tool's schema. A tool without a schema takes an empty object."""
     schema = tool["function"].get("parameters")
     return copy.deepcopy(dict(schema)) if schema else {"type": "object", "properties": {}}
 
 
 MakeId = Callable[[int, str], str]
-"""Id of a call by its index and name."""
+"""(index, name of the function) → id of a call."""
 
 
 def fresh_id(index: int, name: str) -> str:
-    """The id of a call whose format has no ids, written like vLLM's."""
+    """Return the id of a call whose format has no ids, in vLLM's form."""
     return f"chatcmpl-tool-{uuid4().hex}"
 
 
 class NamedCall:
-    """The whole text is the arguments of one function; spaces around them are dropped."""
+    """Reads the whole text as the arguments of one function. Spaces around them are dropped."""
 
     def __init__(self, function: str, make_id: MakeId = fresh_id) -> None:
         self._function = function
@@ -107,9 +107,9 @@ class NamedCall:
 
 
 class RequiredCalls:
-    """Reads the list of calls. Arguments stream once the name is known; text that is not such a list becomes content.
+    """Reads the list of calls. Arguments stream once the name is known. Text that is not such a list becomes content.
 
-    One pass over the text: `_depth` counts open brackets (1 = the list, 2 = a call, more = inside a value).
+    It makes one pass over the text. `_depth` counts open brackets (1 = the list, 2 = a call, more = inside a value).
     """
 
     def __init__(self, make_id: MakeId = fresh_id) -> None:
@@ -142,8 +142,8 @@ class RequiredCalls:
         return _joined(events)
 
     def _plain(self, text: str, place: int) -> int:
-        """The end of the run of characters from `place` on that change nothing, either inside a string, or inside a value but
-        outside strings."""
+        """Return the end of the characters from `place` on that do not change the state, either inside a string, or inside a
+        value but outside strings."""
         if self._is_escaped or not (self._in_string or self._depth > 2):
             return place
         found = (STRING if self._in_string else VALUE).match(text, place)
@@ -151,7 +151,7 @@ class RequiredCalls:
         return found.end()
 
     def finish(self) -> list[Event]:
-        """A call that is cut off stays open. A call without a name and a list without calls become content."""
+        """End the text. A call that is cut off stays open. A call without a name and a list without calls become content."""
         unread = self._head if not self._count else []
         if self._depth >= 2:
             unread = [] if self._call.is_started else [*unread, *self._call.text]
@@ -224,7 +224,7 @@ class RequiredCalls:
 
 
 class _Call:
-    """One object of the list, with its members in any order. text: its whole text, until the call is started."""
+    """Reads one object of the list, whose members may be in any order. text: its whole text, until the call has started."""
 
     def __init__(self, index: int, make_id: MakeId) -> None:
         self._make_id = make_id
@@ -237,12 +237,12 @@ class _Call:
         self._early_arguments: list[str] = []
 
     def skip(self, text: str) -> None:
-        """Text that belongs to no member."""
+        """Handle text that belongs to no member."""
         if not self.is_started:
             self.text.append(text)
 
     def add(self, text: str, events: list[Event]) -> None:
-        """More of the key or value that is being read."""
+        """Add text to the key or value that is being read."""
         self.skip(text)
         if self._key in ("parameters", "arguments"):
             self.has_arguments = True
@@ -254,7 +254,7 @@ class _Call:
             self._part.append(text)
 
     def separate(self, character: str, events: list[Event]) -> None:
-        """A colon ends a key, a comma ends a value."""
+        """Handle a colon, which ends a key, or a comma, which ends a value."""
         self.skip(character)
         if character == ":" and self._key is None:
             self._key, self._part = str(_value(self._part)), []
@@ -262,7 +262,7 @@ class _Call:
             self.close_value(events)
 
     def close_value(self, events: list[Event]) -> None:
-        """The current member is complete; the name starts the call."""
+        """End the current member. The name starts the call."""
         if self._key == "name" and not self.is_started:
             self.is_started = True
             name = str(_value(self._part))

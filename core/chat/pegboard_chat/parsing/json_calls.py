@@ -12,8 +12,9 @@ from pegboard_chat.parsing.stream_parser import Calls
 
 @dataclass(frozen=True, slots=True)
 class CallKeys:
-    """The keys of a call object. ignored: keys that may occur and have no effect ("type" only as "function"); with any other key
-    the object is not a call. needs_arguments: without arguments the object is not a call; otherwise it is a call with {}."""
+    """The keys of a call object. ignored: keys that may occur and have no effect ("type" only with the value "function"). An
+    object with any other key is not a call. needs_arguments: an object without arguments is not a call; if False, it is a call
+    with {}."""
 
     name: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
@@ -28,8 +29,9 @@ def read_call_object(text: TextReader, calls: Calls, keys: CallKeys = KEYS, *, i
     """Read one call object, with its keys in any order. Arguments stream when the name comes before them. is_begun: its opening
     brace is consumed (it was the marker).
 
-    Returns True for a complete call. False: the text that was consumed but not turned into events is kept, to be given back. A
-    call whose arguments are complete is ended in either case. Arguments may be written as a string that contains a JSON object.
+    Returns True for a complete call. Returns False if it is not a call; the text that was consumed but not turned into events is
+    then kept, to be given back. A call whose arguments are complete is ended in both cases. Arguments may be written as a string
+    that contains a JSON object.
     """
     if not is_begun and not (yield from text.accept("{")):
         return False
@@ -98,7 +100,7 @@ def read_call_list(text: TextReader, calls: Calls, keys: CallKeys = KEYS) -> Ste
 
 
 def read_arguments(text: TextReader, calls: Calls, name: str, id: str | None = None) -> Steps[bool]:
-    """Read a JSON object, the arguments of call `name`, which begins, streams and ends with it. False: as in
+    """Read a JSON object as the arguments of call `name`. The call begins, streams and ends with the object. Returns False as in
     `read_call_object`."""
     if (yield from text.peek()) != "{":
         return False
@@ -123,7 +125,8 @@ def _take_string(text: TextReader) -> Steps[str | None]:
 
 
 def _take_arguments(text: TextReader) -> Steps[str | None]:
-    """The JSON text of an object, which may also be written as a string; {} for null; None for anything else."""
+    """Return the JSON text of an object, which may also be written as a string. Return {} for null, and None for anything
+    else."""
     found = yield from take_json(text)
     if found is None or found == "null":
         return found and "{}"

@@ -1,8 +1,7 @@
-"""Which constraints a structured output backend fully enforces, above all JSON schemas. Backends silently ignore what they do not
-know.
-
-A `Dialect` is what a backend can do, as data; `problem` finds the first place where a schema asks for more. Keywords are those of
-the JSON Schema drafts 4 to 2020-12; others restrict nothing and are ignored, as the specification says.
+"""Finds out which constraints a structured output backend fully enforces, above all JSON schemas. Backends silently ignore what
+they do not know. A `Dialect` describes as data what a backend can do. `problem` finds the first place where a schema asks for
+more. Keywords are those of the JSON Schema drafts 4 to 2020-12; others restrict nothing and are ignored, as the specification
+says.
 """
 
 from __future__ import annotations
@@ -81,11 +80,12 @@ _CLOSING = frozenset(["additionalProperties", "unevaluatedProperties", "addition
 
 @dataclass(frozen=True)
 class Dialect:
-    """string … object: the keywords that a backend enforces on values of this type, in any combination unless `extra` says
-    otherwise; of pattern, format and lengths only one at a time.
+    """string … object: the keywords that a backend enforces on values of this type. All combinations are enforced unless `extra`
+    objects, except that of pattern, format and lengths only one may be used at a time.
     formats: values of `format`. is_recursive: references may lead back to themselves. one_of: oneOf is enforced if the branches
     visibly exclude each other. several_types: a list of types may have keywords of strings, arrays and objects. pattern(text),
-    extra(schema): the backend's own objection to the pattern of a string, and to one subschema, as text; None = no objection."""
+    extra(schema): they return the backend's own objection to the pattern of a string, and to one subschema, as text; None = no
+    objection."""
 
     string: frozenset[str]
     number: frozenset[str]
@@ -113,8 +113,8 @@ def suits_by(rejection: Callable[[Constraint], str | None]) -> Callable[[Structu
 
 
 def subschemas(schema: Any, path: str = "#") -> Iterator[tuple[str, Any]]:
-    """(JSON pointer, subschema) of the schema and everything inside it, parents first; booleans are also schemas. Values in the
-    place of a schema that are not schemas are included."""
+    """Yield (JSON pointer, subschema) for the schema and everything inside it, parents first. Booleans are also schemas. Values
+    that are not schemas but are in the place of one are included."""
     yield path, schema
     if not isinstance(schema, Mapping):
         return
@@ -131,12 +131,12 @@ def subschemas(schema: Any, path: str = "#") -> Iterator[tuple[str, Any]]:
 
 
 def restrictions(schema: Schema) -> set[str]:
-    """The keywords of this one subschema that restrict values."""
+    """Return the keywords of this one subschema that restrict values."""
     return {key for key, value in schema.items() if key in _RESTRICTING and _NO_EFFECT.get(key, _RESTRICTING) != value}
 
 
 def problem(schema: Any, dialect: Dialect) -> str | None:
-    """Which part of the schema is not enforced, and where; None = all of it is enforced."""
+    """Return which part of the schema is not enforced, and where, or None if all of it is enforced."""
     for path, inner in subschemas(schema):
         if inner is False and not _closes(path):
             return f"false at {path} allows no value"
@@ -151,13 +151,13 @@ def problem(schema: Any, dialect: Dialect) -> str | None:
 
 
 def _closes(path: str) -> bool:
-    """Places where false means that nothing more is allowed."""
+    """Whether `false` in this place means that nothing more is allowed."""
     *_, before, last = path.split("/") if path.count("/") else ("", path)
     return last in _CLOSING and before not in _BY_NAME
 
 
 def resolve(root: Any, reference: str) -> Any:
-    """The target of a reference into the document itself. Raises KeyError (or another LookupError) when there is none."""
+    """Return the target of a reference into the document itself. Raises KeyError, or another LookupError, if there is none."""
     if reference != "#" and not reference.startswith("#/"):
         raise KeyError(reference)
     found = root
@@ -182,7 +182,7 @@ def _problem_here(schema: Schema, root: Any, dialect: Dialect) -> str | None:
 
 
 def _own(schema: Schema, dialect: Dialect) -> str | None:
-    """Combinations of keywords, patterns, and what `extra` says."""
+    """Return what is not enforced of the schema's combinations of keywords and its pattern, or the objection of `extra`."""
     ways = [keys for keys in ({"pattern"}, {"format"}, {"minLength", "maxLength"}) if keys & schema.keys()]
     if len(ways) > 1:
         return "pattern, format and lengths together are not enforced"
@@ -272,7 +272,7 @@ def _types_of(value: object) -> set[str]:
 
 
 def _is_circular(root: Any, start: str) -> bool:
-    """Whether following references from the target of `start` leads back to a place on the way."""
+    """Return whether references from the target of `start` lead back to a place that was already visited."""
 
     done: set[str] = set()
 
@@ -293,7 +293,7 @@ def _is_circular(root: Any, start: str) -> bool:
 
 
 def exclude_each_other(branches: Sequence[Any], root: Any) -> bool:
-    """Whether it is visible that no value fits two of the schemas: they differ in types, or somewhere in constants."""
+    """Return whether no value can fit two of the schemas, as far as their types and constants show."""
     found = [_follow(branch, root) for branch in branches]
     return all(_exclusive(a, b) for i, a in enumerate(found) for b in found[i + 1 :])
 
@@ -310,8 +310,8 @@ def _follow(schema: Any, root: Any) -> Any:
 
 
 def _exclusive(a: Any, b: Any) -> bool:
-    """Whether it is visible that no value fits both: different types, different constants, or a property that both require with
-    different constants."""
+    """Return whether types or constants show that no value fits both: different types, different constants, or a property that
+    both require with different constants."""
     if not isinstance(a, Mapping) or not isinstance(b, Mapping):
         return False
     values = _values(a), _values(b)
@@ -334,7 +334,7 @@ def _values(schema: Schema) -> list[Any] | None:
 
 
 def _possible_types(schema: Schema) -> set[str]:
-    """The types of a schema; empty = any."""
+    """Return the types of a schema; the empty set means any type."""
     values = _values(schema)
     if values is not None:
         return set().union(*(_types_of(value) for value in values))

@@ -1,4 +1,4 @@
-"""Reads one JSON value (RFC 8259) from streamed text, as text: it is checked, but not decoded."""
+"""Reads one JSON value (RFC 8259) from streamed text. The value is checked but not decoded."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SCALAR_BEGUN = re.compile(r"-?[0-9]*(?:\.[0-9]*)?(?:[eE][-+]?[0-9]*)?|t(?:ru?)?|
 
 
 def stream_json(text: TextReader, wrap: Callable[[str], Event]) -> Steps[bool]:
-    """Stream the JSON value that begins here, wrapped, each part as soon as it is certain. Returns True when the value is
-    complete. Returns False at the end of the text, or before the first character that cannot belong to it; everything before it
-    is in the events. Control characters inside strings, which JSON forbids but models write, are escaped. All consumed text is
-    streamed.
+    """Stream the JSON value that begins here as events made by `wrap`, each part as soon as it is certain. Return True when the
+    value is complete. Return False at the end of the text, or before the first character that cannot belong to the value;
+    everything before it is in the events. Control characters inside strings are escaped, because models write them although JSON
+    forbids them. All consumed text is streamed.
     """
     closers: list[str] = []
     expected = "value"
@@ -59,8 +59,8 @@ def stream_json(text: TextReader, wrap: Callable[[str], Event]) -> Steps[bool]:
 
 
 def take_json(text: TextReader) -> Steps[str | None]:
-    """Consume the JSON value that begins here and return its text; None = it is broken or cut off (the part that was read is
-    consumed)."""
+    """Consume the JSON value that begins here and return its text. Return None if it is broken or cut off; the part that was read
+    is then consumed."""
     value, is_whole = yield from collected(stream_json(text, Content))
     return value if is_whole else None
 
@@ -94,7 +94,7 @@ def _string(text: TextReader, wrap: Callable[[str], Event]) -> Steps[bool]:
 
 
 def _scalar(text: TextReader, wrap: Callable[[str], Event]) -> Steps[bool]:
-    """Held back until it is complete: 1 may become 12."""
+    """Stream a number or word. It is held back until it is complete, because 1 may become 12."""
     run = yield from text.ahead_word(SCALAR_CHARACTERS)
     if not run:
         return False

@@ -1,4 +1,4 @@
-"""Strict values in notations that are not JSON: Python's literals, and others with their own words, quotes and keys."""
+"""Strict values in notations other than JSON: Python's literals, and notations with their own words, quotes and keys."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from pegboard_chat.parsing.structural_tag import (
 Schema = Mapping[str, Any]
 
 NAME = "[A-Za-z_][A-Za-z0-9_]*"
-"""Pattern of an argument that no schema names."""
+"""The pattern of an argument that no schema names."""
 HEX = "[0-9a-fA-F]"
 ESCAPES = rf"\\[\\nrtbf\"']|\\u[0-9a-cefA-CEF]{HEX}{HEX}{HEX}|\\u[dD][0-7]{HEX}{HEX}"
-"""Text that Python and JSON read in the same way. It has no groups and no counts: with these, xgrammar's masks take a thousand
-times as long."""
+"""Text that Python and JSON read in the same way. The pattern has no groups and no counts, because with these xgrammar's masks
+take a thousand times as long."""
 SPACES = r" \t\n\r\x0b\f\x1c-\x1f" + "".join(c for c in map(chr, range(0x80, 0x3001)) if c.isspace())
-"""The inside of a character class: the white space that parsers skip."""
+"""The white space that parsers skip, as the inside of a character class."""
 
 
 @dataclass(frozen=True)
 class Notation:
-    """How values are written where it differs from JSON. string(schema): a string that follows its schema. constant(text): one
-    string. key(name): the name of a property; None = any name. words: true, false and null. has_json: lists and objects may be
-    JSON; those without a schema must be.
+    """How values are written where that differs from JSON. string(schema): the format of a string that follows its schema.
+    constant(text): the format of one string. key(name): the format of a property's name; None = any name. words: how true, false
+    and null are written. has_json: lists and objects may be JSON, and those without a schema must be.
     """
 
     string: Callable[[Schema], Format]
@@ -57,7 +57,8 @@ class Notation:
 
     @classmethod
     def between(cls, quote: str, key: re.Pattern[str]) -> Notation:
-        """Strings between two `quote`s, without escapes; names that are bare if they match `key`; the words of JSON."""
+        """Return a notation with strings between two `quote`s without escapes, names that are bare if they match `key`, and the
+        words of JSON."""
 
         def string(schema: Schema) -> Format:
             inside = characters(schema, any_text([quote]), ANY_CHARACTER, [quote], [quote], quote[0])
@@ -75,8 +76,8 @@ class Notation:
         return cls(string, constant, name_of, words, colon=":", comma=",", has_json=False)
 
     def value(self, schema: Any, root: Schema, depth: int = 0) -> Format:
-        """A value that follows the schema. root: the schema that its references point into. Raises RequestError for what cannot
-        be enforced."""
+        """Return the format of a value that follows the schema. root: the schema that its references point into. Raises
+        RequestError for what cannot be enforced."""
         if depth > MAX_DEPTH:
             refuse("it refers to itself")
         found = cases(schema, root)
@@ -87,7 +88,7 @@ class Notation:
         return either(*ways)
 
     def object(self, schema: Schema, root: Schema, depth: int = 0) -> Format:
-        """A whole object, from brace to brace."""
+        """Return the format of a whole object, from brace to brace."""
         inside = members(schema)
         colon, comma = regex(self.colon), regex(self.comma)
         if inside.values is not None:
@@ -144,7 +145,7 @@ class Notation:
 
 
 def _quoted_string(schema: Schema) -> Format:
-    """Strings with limits contain only characters that need no escape."""
+    """Return the format of a string. Strings with limits contain only characters that need no escape."""
     ways = []
     for quote in "\"'":
         plain = rf"[^\\{quote}\x00-\x1f]"
@@ -175,11 +176,13 @@ PYTHON = Notation(
     key=_quoted_key,
     words={"true": ("True", "true"), "false": ("False", "false"), "null": ("None", "null")},
 )
-"""Literals of Python, or words of JSON. Strings contain control characters only as escapes."""
+"""Return a notation of Python literals; the words of JSON are also allowed. Strings contain control characters only as
+escapes."""
 
 
 def python_call(tool: Mapping[str, Any]) -> Format:
-    """`name(key=value, …)` of one tool, arguments in the order of its schema; any arguments where it is not `strict`."""
+    """Return the format `name(key=value, …)` of one tool. The arguments are in the order of its schema. A tool that is not
+    `strict` may have any arguments."""
     function = tool["function"]
     schema = function.get("parameters") if function.get("strict") else None
     keys: list[tuple[Format, bool]] = []
@@ -201,8 +204,9 @@ def python_call(tool: Mapping[str, Any]) -> Format:
 def constrained_objects(
     tools: Sequence[Mapping[str, Any]], notation: Notation, trigger: str, before: str, end: str
 ) -> Constraint | None:
-    """After a trigger, a call must follow: `before`, the tool's name and an object in the notation; all other text is free.
-    Arguments of tools that are not `strict` are any text. None when there are no tools."""
+    """Return a structural tag in which a call must follow a trigger, or None if there are no tools. A call is `before`, the
+    tool's name and an object in the notation. All other text is free. The arguments of a tool that is not `strict` are any
+    text."""
     found = []
     for tool in tools:
         function = tool["function"]
@@ -213,7 +217,8 @@ def constrained_objects(
 
 
 def constrained_python_lines(tools: Sequence[Mapping[str, Any]], begin: str, end: str) -> Constraint | None:
-    """Between the tags `begin` and `end` there are calls, one per line; all other text is free. None when there are no tools."""
+    """Return a structural tag with calls, one per line, between the tags `begin` and `end`, or None if there are no tools. All
+    other text is free."""
     if not tools:
         return None
     calls = repeated(sequence(text("\n"), either(*map(python_call, tools))), 1)
@@ -221,8 +226,9 @@ def constrained_python_lines(tools: Sequence[Mapping[str, Any]], begin: str, end
 
 
 def constrained_python_lists(tools: Sequence[Mapping[str, Any]], begin: str = "", end: str = "") -> Constraint | None:
-    """An output that begins with a bracket is a list of calls, `[f(a=1), g()]`, and nothing else; other outputs are free. begin,
-    end: tags around a list of calls that may be anywhere. None when there are no tools.
+    """Return a structural tag in which an output that begins with a bracket is a list of calls, `[f(a=1), g()]`, and nothing
+    else, or None if there are no tools. Other outputs are free. begin, end: tags around a list of calls, which may then be
+    anywhere.
     """
     if not tools:
         return None

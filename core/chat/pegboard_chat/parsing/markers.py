@@ -21,21 +21,21 @@ class Markers:
         self._reach = max(len(text) for text in texts) - 1
 
     def find(self, text: str, start: int, is_end: bool) -> tuple[int, str | None]:
-        """Search from `start`. Returns the place and text of the first marker; or the place up to which the text certainly has no
+        """Search from `start`. Return the place and text of the first marker, or the place up to which the text certainly has no
         marker, and None. is_end: no more text follows, so nothing can still become a marker."""
         found = self._pattern.search(text, start)
         place = len(text) if found is None else found.start()
         if not is_end:
             for maybe in range(max(start, len(text) - self._reach), min(place + 1, len(text))):
-                if text[maybe:] in self._prefixes:  # this marker, or a longer one than was found here, may still follow
+                if text[maybe:] in self._prefixes:  # this marker, or a longer one, may still be completed
                     return maybe, None
         return place, None if found is None else found.group()
 
 
 class MarkerScanner:
     """Cuts a stream of text into plain pieces and markers. Text that may still become a marker is held back. markers: the texts
-    to look for; may be changed between calls (a parser inside a call waits only for its end). If several begin at one place, the
-    longest wins. Time is linear in the text.
+    to look for. They may be changed between calls, because a parser inside a call waits only for its end. If several begin at one
+    place, the longest wins. Time is linear in the text.
     """
 
     def __init__(self, markers: Collection[str]) -> None:
@@ -51,7 +51,8 @@ class MarkerScanner:
         self._markers = Markers(*texts)
 
     def scan(self, text: str) -> Iterator[tuple[str, bool]]:
-        """The certain (piece, is_marker) pairs, in order. Consume all of them before the next call."""
+        """Yield the (piece, is_marker) pairs that are certain, in order. The caller must consume all of them before the next
+        call."""
         text, self._held, start = self._held + text, "", 0
         while start < len(text):
             place, marker = self._markers.find(text, start, False)
@@ -64,6 +65,6 @@ class MarkerScanner:
             start = place + len(marker)
 
     def flush(self) -> str:
-        """The text has ended: what was held back is plain text."""
+        """End the text. Text that was held back is plain text."""
         held, self._held = self._held, ""
         return held

@@ -1,4 +1,4 @@
-"""The whole message, folded from its events, so streamed and whole text cannot differ."""
+"""Folds the events of a message into the whole message, so that streamed and whole answers cannot differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Message:
-    """content and reasoning: "" when there was none."""
+    """A whole message. content and reasoning are "" if there was none."""
 
     content: str = ""
     reasoning: str = ""
@@ -28,7 +28,7 @@ class Message:
 
 
 def fold(events: Iterable[Event]) -> Message:
-    """Folds events, in order, into the message that they make. Tool calls are numbered from 0 in order of their starts."""
+    """Folds events, in order, into a message. Tool calls are numbered from 0 in the order of their starts."""
     message = Message()
     for event in events:
         match event:
@@ -47,7 +47,7 @@ def fold(events: Iterable[Event]) -> Message:
 
 
 def merged(events: Sequence[Event]) -> list[Event]:
-    """The same events, with adjacent events that continue each other joined."""
+    """Return the same events, with adjacent events that continue each other joined."""
     if len(events) < 2:
         return list(events)
     runs: list[tuple[Event, list[str]]] = []

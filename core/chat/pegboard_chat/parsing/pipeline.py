@@ -9,24 +9,23 @@ from pegboard.interfaces.output_parser import Content, Event, OutputParser
 
 
 class Pipeline:
-    """One completion's parsers. Each may be None; without any, text is content.
-
-    The tool parser reads the content that the reasoning parser lets through. When a parser raises, this becomes a PluginFailure
-    with its name: an error of that one request.
+    """The parsers of one completion. Each may be None; without parsers, all text is content. The tool parser reads the content
+    that the reasoning parser passes on. If a parser raises, the error becomes a PluginFailure with its name, and only that
+    request fails.
     """
 
     def __init__(self, reasoning: OutputParser | None = None, tools: OutputParser | None = None) -> None:
         self._parsers = [parser for parser in (reasoning, tools) if parser is not None]
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
-        """Events that are certain now. token_ids: the ids of `text`, where a parser can use them."""
+        """Return the events that are certain after `text`. token_ids: the ids of `text`, for parsers that can use them."""
         events: Iterable[Event] = [Content(text)] if text or token_ids else []
         for position, parser in enumerate(self._parsers):
             events = list(self._through(parser, events, token_ids if position == 0 else ()))
         return [event for event in events if not (isinstance(event, Content) and not event.text)]
 
     def finish(self) -> list[Event]:
-        """The end of the completion: what each parser held back goes through the parser after it."""
+        """End the completion. Text that a parser held back passes through the parsers after it."""
         events: list[Event] = []
         for parser in self._parsers:
             events = list(self._through(parser, events, ()))
@@ -36,7 +35,7 @@ class Pipeline:
 
     @staticmethod
     def _through(parser: OutputParser, events: Iterable[Event], token_ids: Sequence[int]) -> Iterator[Event]:
-        """Content goes into the parser; all other events pass unchanged."""
+        """Feed content to the parser. All other events pass unchanged."""
         for event in events:
             if isinstance(event, Content):
                 with blame(type(parser).__name__):

@@ -26,13 +26,13 @@ KEYWORD = re.compile(r"\w*")
 
 
 def json_string(text: str) -> str:
-    """`text` as the inside of a JSON string; invalid Unicode (half a surrogate pair) stays an escape."""
+    """Return `text` as the inside of a JSON string. Invalid Unicode (half a surrogate pair) stays an escape."""
     return json.dumps(text, ensure_ascii=not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text))[1:-1]
 
 
 def stream_python(text: TextReader, wrap: Callable[[str], Event]) -> Steps[bool]:
     """Stream the Python literal that begins here as JSON: strings, numbers, True, False, None (and JSON's words), lists, tuples
-    (as lists) and dicts (keys as strings). Returns True when it is complete; False as in `stream_json`."""
+    (as lists) and dicts (keys as strings). Returns True when it is complete, and False as in `stream_json`."""
     closers: list[str] = []
     expected = "value"
     separator = ""
@@ -75,9 +75,9 @@ def stream_python(text: TextReader, wrap: Callable[[str], Event]) -> Steps[bool]
 
 
 def read_python_call(text: TextReader, calls: Calls) -> Steps[bool]:
-    """Read `name(key=literal, …)`; its arguments stream as a JSON object. Returns True for a complete call. False: the text that
-    was consumed but not turned into events is kept, to be given back. For example, text with positional arguments is not a
-    call."""
+    """Read `name(key=literal, …)`; its arguments stream as a JSON object. Returns True for a complete call, and False for text
+    that is not a call, for example with positional arguments. In that case the text that was consumed but not turned into events
+    is kept, to be given back."""
     name = yield from text.word(NAME)
     yield from text.space()
     if not name or not (yield from text.accept("(")):
@@ -143,7 +143,7 @@ def _atom(text: TextReader, wrap: Callable[[str], Event], is_key: bool) -> Steps
 
 
 def _scalar(run: str) -> str | None:
-    """A number or one of the words, as JSON."""
+    """Read a number or one of the words, and return it as JSON."""
     if run in WORDS:
         return WORDS[run]
     if SCALAR.fullmatch(run):
@@ -175,7 +175,7 @@ def _string(text: TextReader, wrap: Callable[[str], Event], quote: str) -> Steps
 
 
 def _escape(text: TextReader) -> Steps[str]:
-    """Consume a backslash and the characters that belong to it; returns the character that they stand for. An unknown escape
+    """Consume a backslash and the characters that belong to it, and return the character that they stand for. An unknown escape
     stands for itself, as in Python."""
     ahead = yield from text.ahead(2)
     letter = ahead[1:]

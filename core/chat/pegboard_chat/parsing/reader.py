@@ -21,7 +21,7 @@ from pegboard_chat.parsing.markers import Markers
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[Event | None, None, T]
-"""Yields events, None for "more text, please"; returns T."""
+"""A generator that yields events, or None when it needs more text, and returns T."""
 
 SPACE = re.compile(r"\s*")
 NAME = re.compile(r"[\w.:/-]*")
@@ -41,36 +41,36 @@ class TextReader:
         self.is_closed = False
 
     def append(self, text: str) -> None:
-        """More text has arrived."""
+        """Add text that has arrived."""
         self._text, self._place = self._text[self._place :] + text, 0
 
     def close(self) -> None:
-        """No more text will come."""
+        """Record that no more text will arrive."""
         self.is_closed = True
 
-    # --- giving back what was not understood -------------------------------------------------------------------------
+    # --- giving back text that is not a call ----------------------------------------------------------------------
 
     def keep(self, before: str = "") -> None:
-        """From here on, remember the consumed text (with `before` in front), because it may turn out not to be a call."""
+        """Remember the text that is consumed from now on, with `before` in front, because it may turn out not to be a call."""
         self._kept = [before]
 
     def forget(self) -> None:
-        """The consumed text has become events, or was markup: nothing will be given back."""
+        """Forget the remembered text. It has become events or was markup, so it will not be given back."""
         self._kept = None
 
     def give_back(self) -> list[Event]:
-        """The text since `keep` as content, because it was not what it seemed. Empty when nothing was kept."""
+        """Return the text since `keep` as content, because it was not a call. The result is empty if nothing was kept."""
         kept, self._kept = "".join(self._kept or ()), None
         return [Content(kept)] if kept else []
 
-    # --- looking and taking, for mechanisms that read character by character -----------------------------------------
+    # --- access to single characters ------------------------------------------------------------------------------
 
     def window(self) -> tuple[str, int]:
-        """(text, place): the unconsumed text begins at `place`. Valid until more text arrives."""
+        """Return (text, place): the unconsumed text begins at `place`. This is valid until more text arrives."""
         return self._text, self._place
 
     def is_at_end(self) -> bool:
-        """Whether all text is consumed and no more will arrive."""
+        """Return whether all text is consumed and no more will arrive."""
         return self.is_closed and self._place == len(self._text)
 
     def take(self, count: int) -> str:
@@ -82,7 +82,7 @@ class TextReader:
         return taken
 
     def peek(self) -> Steps[str]:
-        """The next character; "" at the end of the text."""
+        """Return the next character without consuming it, or "" at the end of the text."""
         while self._place == len(self._text):
             if self.is_closed:
                 return ""
@@ -90,13 +90,13 @@ class TextReader:
         return self._text[self._place]
 
     def ahead(self, count: int) -> Steps[str]:
-        """The next `count` characters, not consumed; fewer at the end of the text."""
+        """Return the next `count` characters without consuming them. There are fewer at the end of the text."""
         while len(self._text) - self._place < count and not self.is_closed:
             yield None
         return self._text[self._place : self._place + count]
 
     def ahead_word(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """`word` without consuming it."""
+        """Return what `word` would return, without consuming it."""
         while True:
             found = pattern.match(self._text, self._place)
             length = found.end() - self._place if found else 0
@@ -109,7 +109,7 @@ class TextReader:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def accept(self, *texts: str) -> Steps[str]:
-        """Consume whichever of `texts` comes next (the longest that fits) and return it; "" = none of them comes next."""
+        """If one of `texts` comes next, consume and return it (the longest that fits). Otherwise return ""."""
         while True:
             here = self._text[self._place : self._place + max(map(len, texts))]
             fits = [text for text in texts if here.startswith(text)]
@@ -119,8 +119,8 @@ class TextReader:
             yield None
 
     def word(self, pattern: re.Pattern[str] = NAME) -> Steps[str]:
-        """Consume and return the longest run that `pattern` (of the form `[…]*`) matches; "" = there is none, or it is longer
-        than MAX_WORD (in which case nothing is consumed)."""
+        """Consume and return the longest run of characters that `pattern` (of the form `[…]*`) matches. Return "" and consume
+        nothing if there is none or it is longer than MAX_WORD."""
         return self.take(len((yield from self.ahead_word(pattern))))
 
     def space(self) -> Steps[str]:
@@ -135,7 +135,8 @@ class TextReader:
             yield None
 
     def pieces(self, markers: Markers, wrap: Callable[[str], Event]) -> Steps[str]:
-        """Stream the text up to the next marker, wrapped. Consume the marker and return it; "" = the text ended first."""
+        """Stream the text up to the next marker as events made by `wrap`. Consume the marker and return it, or return "" if the
+        text ended first."""
         while True:
             place, marker = markers.find(self._text, self._place, self.is_closed)
             if place > self._place:
@@ -147,7 +148,8 @@ class TextReader:
             yield None
 
     def until(self, markers: Markers) -> Steps[tuple[str, str]]:
-        """Consume up to and with the next marker, without events: (text before, marker); marker "" = the text ended first."""
+        """Consume the text up to the next marker, and the marker, without events. Return (text before, marker); marker is "" if
+        the text ended first."""
         parts: list[str] = []
         while True:
             place, marker = markers.find(self._text, self._place, self.is_closed)
@@ -159,10 +161,9 @@ class TextReader:
             yield None
 
     def prose(self, markers: Markers, *, keep_space: bool = False) -> Steps[str]:
-        """Stream the text up to the next marker as content; returns the marker, which is kept (see `keep`), or "" at the end.
-
-        If there is only white space before a marker, it separates calls: it is dropped, but kept with the marker in case that
-        does not begin a call. At the end of the text it is dropped unless `keep_space`.
+        """Stream the text up to the next marker as content. Return the marker, which is kept (see `keep`), or "" at the end.
+        White space alone before a marker separates calls. It is dropped, but it is kept with the marker in case the marker does
+        not begin a call. At the end of the text it is dropped unless `keep_space`.
         """
         blank, self._blank = self._blank, ""
         while True:
@@ -186,8 +187,8 @@ class TextReader:
         return marker
 
     def closing(self, *texts: str) -> Steps[str]:
-        """Consume whichever of `texts` comes next, with or without white space before it. "" = none does, and the white space
-        belongs to what `prose` reads next. Use it for the optional end marker of a complete call."""
+        """If one of `texts` comes next, with or without white space before it, consume and return it. Otherwise return "", and
+        `prose` reads the white space next. Use it for the optional end marker of a complete call."""
         blank = yield from self.space()
         found = yield from self.accept(*texts)
         self._blank = "" if found else blank
@@ -195,7 +196,7 @@ class TextReader:
 
 
 def collected(steps: Steps[T]) -> Steps[tuple[str, T]]:
-    """The text of the Content events of `steps` (without yielding the events), and the return value of `steps`."""
+    """Run `steps` without yielding its events. Return the text of its Content events and its return value."""
     parts: list[str] = []
     while True:
         try:

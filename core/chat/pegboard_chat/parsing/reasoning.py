@@ -11,12 +11,12 @@ from pegboard_chat.parsing.stream_parser import StreamParser
 
 
 class TaggedReasoning(StreamParser):
-    """Reasoning from `start` to `end`; a subclass sets the markers and overrides `begins` if it depends on the request.
+    """Reads reasoning from `start` to `end`. A subclass sets the markers, and overrides `begins` if it depends on the request.
 
-    start: "" = never written. begins_inside: the output begins inside the reasoning when the prompt does not say otherwise (the
-    template wrote the start marker, or the model leaves it out). A prompt that ends with the start or end marker decides this.
-    stops: texts that also end the reasoning and belong to the content (for models that forget the end marker). The markers are
-    dropped; all other text is unchanged. After the first reasoning, everything is content.
+    start: "" if the model never writes a start marker. begins_inside: the output begins inside the reasoning unless the prompt
+    shows otherwise, because the template wrote the start marker or the model leaves it out. A prompt that ends with the start or
+    end marker decides this. stops: texts that also end the reasoning and belong to the content, for models that forget the end
+    marker. The markers are dropped, and all other text is unchanged. After the first reasoning, everything is content.
     """
 
     start: ClassVar[str] = "<think>"
@@ -29,11 +29,11 @@ class TaggedReasoning(StreamParser):
         self.is_inside = self._begins()
 
     def begins(self) -> bool:
-        """Whether the output begins inside the reasoning, if the prompt does not show it."""
+        """Return whether the output begins inside the reasoning, if the prompt does not show it."""
         return self.begins_inside
 
     def may_open(self) -> bool:
-        """Whether the model may open reasoning itself, if the prompt has not closed it."""
+        """Return whether the model may start the reasoning itself, if the prompt has not ended it."""
         return True
 
     def reasoning_end(self) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ class TaggedReasoning(StreamParser):
                 if blank:
                     yield Content(blank)
                 return
-        elif self.start:  # repeated by the model
+        elif self.start:  # the model has repeated the marker
             blank = yield from self.text.space()
             if not (yield from self.text.accept(self.start)) and blank:
                 yield Reasoning(blank)

@@ -1,4 +1,4 @@
-r"""Which features a regular expression uses, found without running it. Structured output backends need this, because their
+r"""Finds out which features a regular expression uses, without running it. Structured output backends need this, because their
 engines support different dialects.
 
 The pattern is cut into pieces (`\d`, `[^a]`, `(?:`, `{2,3}`, …) as Python's `re` reads it; nothing is validated.
@@ -41,14 +41,14 @@ class Piece:
 
 
 def pieces(pattern: str) -> list[Piece]:
-    """The pattern's pieces; joined, their texts are the pattern."""
+    """Return the pattern's pieces. Their texts, joined, are the pattern."""
     return [Piece(match.lastgroup, match.group()) for match in _TOKENS.finditer(pattern)]  # type: ignore[arg-type]
 
 
 def features(pattern: str) -> frozenset[str]:
-    """Names of features about which engines disagree: "look-around", "backreference", "word boundary", "inner anchor" (^ or $ not
-    at an end of an alternative), "excessive length", "inline flag", "named group", "atomic group", "possessive repeat", "unicode
-    property"."""
+    """Return the names of features about which engines disagree: "look-around", "backreference", "word boundary", "inner anchor"
+    (^ or $ not at an end of an alternative), "excessive length", "inline flag", "named group", "atomic group",
+    "possessive repeat", "unicode property"."""
     if len(pattern) > MAX_LENGTH:
         return frozenset({"excessive length"})
     found: set[str] = set()
@@ -82,23 +82,23 @@ def string_problem(pattern: str) -> str | None:
 
 
 def can_match(pattern: str, characters: str) -> bool:
-    """Whether any single piece can match one of the characters: negated classes, ".", and classes and escapes that contain
-    one."""
+    """Return whether a piece can match one of the characters: a negated class, ".", or a class or escape that contains one of
+    them."""
     return len(pattern) > MAX_LENGTH or any(_matches(part, characters) for part in pieces(pattern))
 
 
 def without_newlines(pattern: str) -> str:
-    r"""The same pattern with "." written as a class that excludes line ends, for engines whose "." matches them."""
+    r"""Return the pattern with "." written as a class that excludes line ends, for engines whose "." matches them."""
     return "".join(r"[^\n\r]" if part.kind == "any" else part.text for part in pieces(pattern))
 
 
 def without_anchors(pattern: str) -> str:
-    """The same pattern for engines that always match whole texts. Correct only without "inner anchor"."""
+    """Return the pattern for engines that always match whole texts. This is correct only without the feature "inner anchor"."""
     return "".join("" if part.kind == "anchor" else part.text for part in pieces(pattern))
 
 
 def with_ascii_classes(pattern: str) -> str:
-    r"""The same pattern with \d, \w and \s written as ASCII classes, because engines disagree about other characters."""
+    r"""Return the pattern with \d, \w and \s written as ASCII classes, because engines disagree about other characters."""
 
     def rewritten(part: Piece) -> str:
         if part.kind == "class":
@@ -110,7 +110,7 @@ def with_ascii_classes(pattern: str) -> str:
 
 
 def expanded_size(pattern: str) -> int:
-    """Length of the pattern with its repeats written out: automata grow at least as fast as this."""
+    """Return the length of the pattern with its repeats written out. Automata grow at least as fast as this length."""
     if len(pattern) > MAX_LENGTH:
         return len(pattern)
     stack = [0]
@@ -156,7 +156,7 @@ def _of_group(text: str) -> set[str]:
 
 
 def _is_outer(parts: list[Piece], index: int) -> bool:
-    """Whether ^ is at the start of its alternative, and $ at its end, in the whole pattern or in a group around it."""
+    """Return whether ^ is at the start of its alternative, or $ at its end, in the whole pattern or in a group around it."""
     if parts[index].text == "^":
         neighbours, edge = parts[:index], ("open", "or")
         return not neighbours or (neighbours[-1].kind in edge and _is_at_edge(parts, index, -1))
@@ -165,7 +165,7 @@ def _is_outer(parts: list[Piece], index: int) -> bool:
 
 
 def _is_at_edge(parts: list[Piece], index: int, step: int) -> bool:
-    """Whether nothing between the anchor and that end matches text, apart from other alternatives."""
+    """Return whether nothing between the anchor and that end matches text, apart from other alternatives."""
     depth, skipping = 0, False
     inward, outward = ("close", "open") if step < 0 else ("open", "close")
     i = index + step

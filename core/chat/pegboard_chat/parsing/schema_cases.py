@@ -1,5 +1,5 @@
-"""Splits a tool's schema into the cases that a value may be, for formats of calls that are not JSON. What a format cannot enforce
-raises a RequestError that says so: `strict` is either enforced or refused.
+"""Splits a tool's schema into the cases of a value, for formats of calls that are not JSON. If a format cannot enforce a schema,
+a RequestError says so, because `strict` is either enforced or refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MAX_DEPTH = 16
 DEFINITIONS = ("$defs", "definitions")
 LONG, SHORT = "(?:0[13578]|1[02])", "(?:0[469]|11)"
 DATE = rf"[1-9][0-9]{{3}}-(?:{LONG}-(?:0[1-9]|[12][0-9]|3[01])|{SHORT}-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
-"""Without 29 February, because it depends on the year. Years begin with 1: Python has no year 0."""
+"""The pattern of a date. 29 February is excluded, because it depends on the year. The year 0 is excluded, because Python does not
+have it."""
 TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 FORMATS: Mapping[str, str] = {
     "date": DATE,
@@ -29,25 +30,25 @@ FORMATS: Mapping[str, str] = {
     "date-time": f"{DATE}T{TIME}",
     "uuid": r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}",
 }
-"""Patterns for formats of strings."""
+"""The format of a string → its pattern."""
 
 
 def refuse(what: str) -> NoReturn:
-    """A RequestError: the tool cannot be strict."""
+    """Return a RequestError: the tool cannot be strict."""
     raise RequestError(f"a strict tool's schema cannot be enforced with this model's format of calls: {what}", parameter="tools")
 
 
 @dataclass(frozen=True)
 class Cases:
-    """What a value may be: one of `constants`, or a value that follows one of `schemas`, which have one type each (none = any
-    value)."""
+    """The cases of a value: one of `constants`, or a value that follows one of `schemas`. Each of these schemas has one type, or
+    none, which allows any value."""
 
     constants: tuple[Any, ...]
     schemas: tuple[Schema, ...]
 
 
 def cases(schema: Any, root: Schema) -> Cases:
-    """`root`: the schema in which references are looked up."""
+    """Return the cases of a schema. root: the schema in which references are looked up."""
     constants: list[Any] = []
     schemas: list[Schema] = []
     for part in _alternatives(schema, root, 0):
@@ -119,7 +120,7 @@ def _names(schema: Schema) -> list[str]:
 
 
 def type_of(value: object) -> str:
-    """The JSON type of a value; "integer" for a whole number that is not a float."""
+    """Return the JSON type of a value. It is "integer" for a whole number that is not a float."""
     if value is None:
         return "null"
     for kind, name in ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (list, "array")):
@@ -129,7 +130,7 @@ def type_of(value: object) -> str:
 
 
 def self_contained(schema: Schema, root: Schema) -> Schema:
-    """A part of `root` as a schema of its own, with the definitions that it refers to."""
+    """Return a part of `root` as a separate schema with the definitions that it refers to."""
     references = [inner["$ref"] for _, inner in subschemas(schema) if isinstance(inner, Mapping) and "$ref" in inner]
     if not references:
         return schema
@@ -143,15 +144,15 @@ def self_contained(schema: Schema, root: Schema) -> Schema:
 
 @dataclass(frozen=True)
 class Members:
-    """The members of an object: properties by name in the schema's order, each with whether it is required; or a map whose values
-    all follow `values` (None = only the named properties)."""
+    """The members of an object: its properties by name in the schema's order, each with whether it is required; or a map whose
+    values all follow `values`. values is None if only the named properties are allowed."""
 
     properties: tuple[tuple[str, Any, bool], ...]
     values: Any = None
 
 
 def members(schema: Schema) -> Members:
-    """An object that names properties has no others, whatever `additionalProperties` says."""
+    """Return the members of an object. If its schema names properties, it has no others, whatever `additionalProperties` says."""
     used = restrictions(schema) - {"type", "properties", "required", "additionalProperties"}
     if used:
         refuse(", ".join(sorted(used)))
@@ -171,9 +172,10 @@ def members(schema: Schema) -> Members:
 def characters(
     schema: Schema, free: Format, one: str, excludes: Sequence[str], in_pattern: Sequence[str], forbidden: str
 ) -> Format:
-    """The inside of a string that follows its schema. free: a pattern for any string. one: a pattern for one character, and
-    excludes: words that the characters must not form, for strings with lengths. in_pattern: words that strings with a pattern
-    must not contain; a pattern that matches none of the `forbidden` characters contains none of them."""
+    """Return the format of the inside of a string that follows its schema. free: a pattern for any string. one: a pattern for one
+    character, used for strings with lengths. excludes: words that these characters must not form. in_pattern: words that strings
+    with a pattern must not contain. If the pattern cannot match any of the `forbidden` characters, its strings contain none of
+    these words."""
     used = restrictions(schema) - {"type"}
     if not used:
         return free

@@ -1,5 +1,5 @@
-"""Structural tags for a vocabulary in which some of their texts are special tokens, which plain text cannot produce. Such a text
-becomes {"type": "token", "token": id} in its place, also at the beginning of a tag; and `special_tokens` of the triggered tags
+"""Adapts structural tags to a vocabulary in which some of their texts are special tokens, which plain text cannot produce. Such a
+text becomes {"type": "token", "token": id} in its place, also at the beginning of a tag. `special_tokens` of the triggered tags
 are the tokens that free text may contain. A trigger that contains a token is replaced by that token, whatever precedes it.
 """
 
@@ -15,8 +15,8 @@ from pegboard_chat.parsing.structural_tag import Format, constraint, json_value,
 
 
 def with_special_tokens(given: Constraint, token_ids: Mapping[str, int]) -> Constraint:
-    """The same constraint with tokens in place of texts that are tokens; unchanged when it has none. token_ids: ids by text, of
-    all special tokens except those that end an output.
+    """Return the constraint with tokens in place of texts that are tokens. It is unchanged if it has no such texts. token_ids:
+    text → id of all special tokens, except those that end an output.
     """
     if given.kind != "structural_tag" or not token_ids:
         return given
@@ -36,7 +36,7 @@ def _triggered(tag: Mapping[str, Any]) -> Format:
 
 
 def _texts(form: Any) -> Iterator[str]:
-    """All texts that must be written literally."""
+    """Return all texts that must be written literally."""
     if isinstance(form, list):
         for inner in form:
             yield from _texts(inner)
@@ -75,7 +75,7 @@ class _Splitting:
         return {"type": "tag", "begin": first.get("value", first), "content": content, "end": ""}
 
     def format(self, form: Format) -> Format:
-        """The format with tokens instead of texts, at all levels."""
+        """Return the format with tokens instead of texts, at all levels."""
         if form["type"] == "const_string":
             return sequence(*self.parts(form["value"]))
         if form["type"] == "triggered_tags":

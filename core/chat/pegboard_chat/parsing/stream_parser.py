@@ -30,7 +30,8 @@ class Calls:
         self._ids: set[str] = set()
 
     def start(self, name: str, id: str | None = None) -> Event:
-        """Begin a call. id: the id that the model wrote; without one, or when the model has already used it, a random id."""
+        """Begin a call. id: the id that the model wrote. A random id is used if there is none or the model has already used
+        it."""
         assert not self.is_open, "one call at a time"
         self.count, self.is_open = self.count + 1, True
         if not id or id in self._ids:
@@ -39,28 +40,28 @@ class Calls:
         return ToolCallStart(self.count - 1, id, name)
 
     def fresh_id(self, index: int, name: str) -> str:
-        """The id of a call whose text has none. Override it if the model's chat template requires other ids."""
+        """Return the id of a call whose text has none. Override it if the model's chat template requires other ids."""
         return f"chatcmpl-tool-{uuid.uuid4().hex}"
 
     def arguments(self, text: str) -> Event:
-        """More of the JSON text of the open call's arguments."""
+        """Add JSON text to the open call's arguments."""
         return ToolCallArguments(self.count - 1, text)
 
     def end(self) -> Event:
-        """The open call is complete."""
+        """End the open call, which is complete."""
         self.is_open = False
         return ToolCallEnd(self.count - 1)
 
     def abandon(self) -> None:
-        """The open call was broken off: it stays without an end in the stream, and the next call gets the next number."""
+        """Leave the open call, which was broken off. It has no end in the stream, and the next call gets the next number."""
         self.is_open = False
 
     def whole(self, name: str, arguments: str, id: str | None = None) -> list[Event]:
-        """A complete call at once."""
+        """Make a complete call at once."""
         return [self.start(name, id), self.arguments(arguments), self.end()]
 
     def parameters(self, name: str) -> Mapping[str, Any]:
-        """JSON schema of the arguments of tool `name`; {} when the request has no such tool."""
+        """Return the JSON schema of the arguments of tool `name`, or {} if the request has no such tool."""
         for tool in self._tools:
             function = tool.get("function", tool)
             if isinstance(function, Mapping) and function.get("name") == name:
@@ -70,9 +71,8 @@ class Calls:
 
 
 class StreamParser:
-    """An output parser; a subclass must define only `read`.
-
-    self.text: the text, a `TextReader`. self.calls: makes the events of tool calls. self.setup: may be None in tests.
+    """An output parser. A subclass must define only `read`. self.text: the text, a `TextReader`. self.calls: makes the events of
+    tool calls. self.setup: the setup, which may be None in tests.
     """
 
     def __init__(self, options: object = None, setup: OutputParserSetup | None = None) -> None:
@@ -83,7 +83,7 @@ class StreamParser:
         self._steps: Steps[None] = self._read_all()
 
     def read(self) -> Steps[None]:
-        """Read the whole completion. What it leaves unread becomes content."""
+        """Read the whole completion. Text that it does not read becomes content."""
         raise AssertionError(f"{type(self).__name__} overrides read")
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
@@ -104,7 +104,7 @@ class StreamParser:
         return self.calls.fresh_id(index, name)
 
     def prose(self, markers: Markers) -> Steps[str]:
-        """Stream content up to the next marker and return the marker; "" = the text has ended. White space between calls is
+        """Stream content up to the next marker and return the marker, or "" if the text has ended. White space between calls is
         dropped."""
         return (yield from self.text.prose(markers, keep_space=not self.calls.count))
 

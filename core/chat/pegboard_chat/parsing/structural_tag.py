@@ -1,9 +1,9 @@
 r"""Formats of structural tags: the parts of a grammar, and regular expressions for text that must not contain a word.
 
-The formats are those of https://xgrammar.mlc.ai/docs/structural_tag/structural_tag_api.html, as JSON. Two things are added. A
-regex may also name words that its text must not contain (`excludes`), which not every backend enforces. And the tag says that it
-is `prefix_free`: no text between two JSON values, or between a value and an end, can continue where it may end, so backends that
-read the longest lexeme read the right one. Patterns use only what all engines read in the same way.
+The formats are those of https://xgrammar.mlc.ai/docs/structural_tag/structural_tag_api.html, as JSON. There are two additions. A
+regex may also name words that its text must not contain (`excludes`); not every backend enforces this. The tags made here are
+also marked as `prefix_free`: no text between two JSON values, or between a value and an end, can continue where it may end. So
+backends that read the longest lexeme read the right one. Patterns use only what all engines read in the same way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
 
 def text(value: str) -> Format:
-    """Exactly this text."""
+    """Return the format of exactly this text."""
     return {"type": "const_string", "value": value}
 
 
@@ -36,24 +36,24 @@ def regex(pattern: str, excludes: Sequence[str] = ()) -> Format:
 
 
 def any_text(excludes: Sequence[str]) -> Format:
-    """Any text that contains none of the words."""
+    """Return the format of any text that contains none of the words."""
     return {"type": "any_text", "excludes": list(excludes)}
 
 
 def json_value(schema: Mapping[str, Any] | bool, excludes: Sequence[str] = ()) -> Format:
-    """JSON that follows a schema. excludes: words that none of its strings and keys may contain."""
+    """Return the format of JSON that follows a schema. excludes: words that its strings and keys must not contain."""
     return {"type": "json_schema", "json_schema": schema, **({"excludes": list(excludes)} if excludes else {})}
 
 
 def sequence(*parts: Format) -> Format:
-    """One after the other."""
+    """Return the format of these formats, one after the other."""
     flat = [inner for part in parts for inner in (part["elements"] if part["type"] == "sequence" else [part])]
     flat = [part for part in flat if part != text("")]
     return flat[0] if len(flat) == 1 else {"type": "sequence", "elements": flat} if flat else text("")
 
 
 def either(*choices: Format) -> Format:
-    """Exactly one of the formats, of which there is at least one."""
+    """Return a format that is exactly one of the formats. There must be at least one."""
     if text("") in choices:
         choices = tuple(choice for choice in choices if choice != text(""))
         return optional(either(*choices)) if choices else text("")
@@ -65,14 +65,15 @@ def optional(part: Format) -> Format:
 
 
 def repeated(part: Format, least: int = 0, most: int = -1) -> Format:
-    """most: -1 = no limit."""
+    """Return a format repeated `least` to `most` times. most: -1 = no limit."""
     if most == -1 and least < 2:
         return {"type": "plus" if least else "star", "content": part}
     return {"type": "repeat", "min": least, "max": most, "content": part}
 
 
 def listed(parts: Sequence[tuple[Format, bool]], separator: Format) -> Format:
-    """Parts in this order with a separator between any two. Each part: its format, and whether it is required."""
+    """Return the format of parts in this order, with a separator between any two. Each part is a format and whether it is
+    required."""
     first = next((i for i, (_, is_required) in enumerate(parts) if is_required), None)
     if first is None:
         later = [optional(sequence(separator, part)) for part, _ in parts]
@@ -84,35 +85,35 @@ def listed(parts: Sequence[tuple[Format, bool]], separator: Format) -> Format:
 
 
 def triggered(beginnings: Sequence[str], tags: Sequence[tuple[str, Format, str]]) -> Format:
-    """Free text in which one of the tags (begin, content, end) must follow after a trigger. `beginnings`: the triggers. Each is
-    the start of some tags' `begin`, and not the start of another trigger."""
+    """Return the format of free text in which one of the tags (begin, content, end) must follow a trigger. beginnings: the
+    triggers. Each is the start of the `begin` of some tags, and not the start of another trigger."""
     inner = [{"type": "tag", "begin": begin, "content": content, "end": end} for begin, content, end in tags]
     return {"type": "triggered_tags", "triggers": list(beginnings), "tags": inner}
 
 
 def triggers(given: Constraint) -> tuple[str, ...]:
-    """The texts after which the constraint applies; () when it applies to the whole output."""
+    """Return the texts after which the constraint applies, or () if it applies to the whole output."""
     tag = json.loads(given.text) if given.kind == "structural_tag" else {}
     return tuple(tag.get("triggers") or tag.get("format", {}).get("triggers") or ())
 
 
 def constraint(form: Format) -> Constraint:
-    """The whole output has this format."""
+    """Return a constraint: the whole output has this format."""
     tag = {"type": "structural_tag", "prefix_free": True, "format": form}
     return Constraint("structural_tag", json.dumps(tag, ensure_ascii=False))
 
 
 def without(words: Sequence[str]) -> str:
-    """A pattern for any text that contains none of the words. All words begin with the same character and contain it nowhere
-    else."""
+    """Return a pattern for any text that contains none of the words. All words must begin with the same character and contain it
+    nowhere else."""
     start, tree = _tree(words)
     begun = f"{_quoted(start)}{_begun(tree)}"
     return f"(?:{diverging(words)})*(?:{begun})*"
 
 
 def diverging(words: Sequence[str], also: str = "") -> str:
-    """A pattern for the shortest text that shows that none of the words begins here. See `without`. also: further characters, as
-    the inside of a class, that the text does not begin with.
+    """Return a pattern for the shortest text that shows that none of the words begins here. See `without`. also: more characters
+    that the text must not begin with, as the inside of a class.
     """
     start, tree = _tree(words)
     begun = f"{_quoted(start)}{_begun(tree)}"
@@ -120,7 +121,7 @@ def diverging(words: Sequence[str], also: str = "") -> str:
 
 
 def _tree(words: Sequence[str]) -> tuple[str, Mapping[str, Any]]:
-    """The character with which the words begin, and what may follow, letter by letter."""
+    """Return the character with which the words begin, and what may follow it as a tree of letters."""
     start = words[0][0]
     if not all(word.rfind(start) == 0 for word in words):
         raise ValueError(f"words to exclude must begin with the same character and have it nowhere else, not {list(words)}")
@@ -135,13 +136,13 @@ def _tree(words: Sequence[str]) -> tuple[str, Mapping[str, Any]]:
 
 
 def _begun(tree: Mapping[str, Any]) -> str:
-    """A beginning of the words, after their first character, that is not a whole word."""
+    """Return a pattern for a beginning of the words, after their first character, that is not a whole word."""
     inner = [f"{_quoted(char)}{_begun(rest)}" for char, rest in tree.items() if "" not in rest]
     return f"(?:{'|'.join(inner)})?" if inner else ""
 
 
 def _left(tree: Mapping[str, Any], start: str) -> str:
-    """A beginning of the words and then a character that continues none of them."""
+    """Return a pattern for a beginning of the words and then a character that continues none of them."""
     ways = [f"{_quoted(char)}{_left(rest, start)}" for char, rest in tree.items() if "" not in rest]
     known = "".join(_quoted(char, in_class=True) for char in [*tree, start])
     return f"(?:{'|'.join([f'[^{known}]', *ways])})"
@@ -153,13 +154,13 @@ def _quoted(char: str, *, in_class: bool = False) -> str:
 
 
 def exactly(value: str) -> str:
-    """A pattern for exactly this text."""
+    """Return a pattern for exactly this text."""
     return "".join(map(_quoted, value))
 
 
 def searched(pattern: str) -> str | None:
-    """A pattern for whole texts that contain a match of `pattern` (the meaning in JSON schemas); None when it has inner
-    anchors."""
+    """Return a pattern for whole texts that contain a match of `pattern`, which is its meaning in JSON schemas. Return None if it
+    has inner anchors."""
     if "inner anchor" in features(pattern):
         return None
     alternatives: list[list[str]] = [[]]

@@ -33,18 +33,18 @@ PLAIN = {
     "integer": INTEGER,
     "number": NUMBER,
 }
-"""Patterns of types without limits."""
+"""A type without limits → its pattern."""
 NEW_KEY = r"[^<>\n\" \t]+"
-"""Pattern of a parameter that no schema names."""
+"""The pattern of a parameter that no schema names."""
 
 
 def constrained_tags(
     tools: Sequence[Mapping[str, Any]], tags: TagFormat, openings: Sequence[tuple[str, str]], end: str | None = None
 ) -> Constraint | None:
-    """After a trigger, a call must follow. If the tool is `strict`, its parameters are in the order of the tool's schema, with or
-    without the optional ones; otherwise any parameters are allowed. Strings contain nothing that ends a value. openings:
-    (trigger, all text before the name, including the trigger). end: all text after the parameters, when it is more than the end
-    of a call. None when there are no tools. Raises RequestError for a strict schema that cannot be enforced.
+    """Return a structural tag in which a call must follow a trigger, or None if there are no tools. If the tool is `strict`, its
+    parameters are in the order of the tool's schema, with or without the optional ones; otherwise any parameters are allowed.
+    Strings contain nothing that ends a value. openings: (trigger, all text before the name, including the trigger). end: all text
+    after the parameters, if it is more than the end of a call. Raises RequestError for a strict schema that cannot be enforced.
     """
     values = _Values(tags)
     found = []
@@ -61,7 +61,7 @@ class _Values:
         self.tags = tags
         self.words = (tags.value_end, *tags.value_stops)
         self.json_words = tuple(word.partition('"')[0] for word in self.words)
-        """The part that can occur inside a JSON string; a quote ends it."""
+        """The part of each word that can occur inside a JSON string. A quote ends it."""
         self.start = tags.value_end[0]
 
     def parameters(self, schema: Mapping[str, Any]) -> Format:
@@ -77,7 +77,7 @@ class _Values:
         return sequence(*parts)
 
     def parameter(self, name: str | None, schema: Any, root: Mapping[str, Any]) -> Format:
-        """name: None = any name; the parser then decides the types."""
+        """Return the format of a parameter. name: None = any name; the parser then decides the types."""
         tags = self.tags
         types = STRING if name is None else parameter_types(root, name)
         string, other = self.value(schema, root, types)
@@ -95,8 +95,8 @@ class _Values:
         return sequence(text(tags.key_start), key, either(*choices))
 
     def value(self, schema: Any, root: Mapping[str, Any], types: frozenset[str]) -> tuple[Format | None, Format | None]:
-        """Patterns for a string and for all other types; None where the schema allows none. Text that the parser reads as another
-        type must also fit the schema, so other types next to strings must have no limits.
+        """Return the patterns for a string and for all other types, each None if the schema allows none. Text that the parser
+        reads as another type must also fit the schema, so other types next to strings must have no limits.
         """
         is_marked = bool(self.tags.string_key_ends)
         found = cases(schema, root)

@@ -20,13 +20,13 @@ STRING = frozenset({"string"})
 
 @dataclass(frozen=True)
 class TagFormat:
-    """How a call is written, from its name to its end. White space is allowed between the parts.
+    """How a call is written, from its name to its end. White space may be between the parts.
 
     name_end: "" if the name ends at the first parameter. key_end: if value_start is "", the value begins directly after it.
-    string_key_ends, json_key_ends: replace key_end if the tag itself says whether the value is a string or JSON; other values are
-    coerced by the tool's schema. value_stops: texts that also end a value, because models forget value_end, and that begin the
-    next part. trim: what is removed at both ends of a value: one newline, all white space, or nothing. line, pad: what the model
-    writes between the parts, and around a value; strict calls must follow it.
+    string_key_ends, json_key_ends: they replace key_end if the tag itself says whether the value is a string or JSON. Other
+    values are coerced by the tool's schema. value_stops: texts that also end a value, because models forget value_end, and that
+    begin the next part. trim: what is removed at both ends of a value: one newline, all white space, or nothing. line, pad: the
+    text that the model writes between the parts and around a value, which strict calls must also have.
     """
 
     key_start: str
@@ -51,8 +51,8 @@ class TagFormat:
 
 def read_tagged_call(text: TextReader, calls: Calls, tags: TagFormat) -> Steps[bool]:
     """Read a call from its name on (the text before the name is already consumed). Returns True for a complete call. The call
-    begins when its name is certain; strings are streamed, other values are sent when they are complete. Text in the place of a
-    parameter is content, and the call continues after it. False: as in `read_call_object`.
+    begins when its name is certain. Strings are streamed; other values are sent when they are complete. Text in the place of a
+    parameter is content, and the call continues after it. Returns False as in `read_call_object`.
     """
     yield from text.space()
     name = yield from text.word(NAME)
@@ -94,7 +94,7 @@ def _next_tag(text: TextReader, tags: TagFormat) -> Steps[str]:
 
 
 def _key(text: TextReader, tags: TagFormat) -> Steps[tuple[str | None, frozenset[str]]]:
-    """The key, and its types if the tag gives them; None when this is not a parameter."""
+    """Read the key of a parameter. Return it and its types, if the tag gives them, or None if this is not a parameter."""
     key = (yield from text.word(KEY)).strip()
     ends: Mapping[str, frozenset[str]] = {
         tags.key_end: frozenset(),
@@ -112,7 +112,7 @@ def _key(text: TextReader, tags: TagFormat) -> Steps[tuple[str | None, frozenset
 
 
 def _value(text: TextReader, calls: Calls, tags: TagFormat, types: frozenset[str]) -> Steps[str]:
-    """Stream one value as JSON; returns the marker that ended it, "" at the end of the text (a string stays open then)."""
+    """Stream one value as JSON. Return the marker that ended it, or "" at the end of the text, where a string stays open."""
     if types != STRING:
         value, marker = yield from text.until(tags.value_ends)
         if tags.trim == "newline":
@@ -153,5 +153,5 @@ def _value(text: TextReader, calls: Calls, tags: TagFormat, types: frozenset[str
 
 
 def _trimmed(piece: str, tags: TagFormat) -> str:
-    """The part of the text that belongs to the value even if the value ends after `piece`."""
+    """Return the part of the text that belongs to the value even if the value ends after `piece`."""
     return piece.rstrip() if tags.trim == "space" else piece.removesuffix("\n") if tags.trim == "newline" else piece
