@@ -67,9 +67,7 @@ class RecordingWorker:
 
 
 class ExecutorContract:
-    """Every executor passes these. Override `executor`, and `world_size` for one that needs several ranks."""
-
-    world_size = 1
+    """Every executor passes these. Override `executor`."""
 
     def executor(self, setup: ExecutorSetup) -> Executor:
         """A new executor, not started."""
@@ -89,11 +87,11 @@ class ExecutorContract:
     def mask(self, output: StepOutput) -> int:
         return int(output.rows[0])
 
-    def test_start_reports_every_rank_in_order(self) -> None:
+    def test_start_reports_the_rank(self) -> None:
         executor = self.executor(ExecutorSetup(RecordingWorker))
         try:
             ready = executor.start()
-            assert [(r.rank, r.kv_memory_bytes) for r in ready] == [(rank, 1000 + rank) for rank in range(self.world_size)]
+            assert [(r.rank, r.kv_memory_bytes) for r in ready] == [(0, 1000)]
             assert all(r.kv_specs == {0: fake_kv_spec()} for r in ready)
         finally:
             executor.stop()
@@ -143,10 +141,9 @@ class ExecutorContract:
                 failing.result()
         assert self.history(before.result()) == [1]
 
-    def test_calls_reach_all_ranks(self, started: Executor) -> None:
-        ranks = range(self.world_size)
-        assert started.call("warm_up") == [("warm_up", rank) for rank in ranks]
-        assert started.call("allocate", 4, "x") == [("allocate", rank, 4, "x") for rank in ranks]
+    def test_calls_reach_the_worker(self, started: Executor) -> None:
+        assert started.call("warm_up") == [("warm_up", 0)]
+        assert started.call("allocate", 4, "x") == [("allocate", 0, 4, "x")]
 
     def test_an_error_in_a_call_is_raised_and_the_executor_goes_on(self, started: Executor) -> None:
         with pytest.raises(ConfigError, match="cannot do that"):

@@ -16,7 +16,7 @@ from pegboard.engine.kv.plan import plan_kv
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.errors import ConfigError
 from pegboard.interfaces.attention import KVPlan
-from pegboard.interfaces.executor import ExecutorNeed, ExecutorSetup
+from pegboard.interfaces.executor import ExecutorSetup
 from pegboard.interfaces.hooks import LoadedModel
 from pegboard.interfaces.kv_connector import KVConnectorSetup
 from pegboard.interfaces.platform import PlatformSetup
@@ -109,10 +109,9 @@ def _executor(registry: Registry, plan: "EnginePlan", config: EngineConfig, limi
     world_size = config.tensor_parallel_size * config.pipeline_parallel_size
     if world_size > 1:  # every rank would run the whole model
         raise ConfigError(f"tensor_parallel_size × pipeline_parallel_size is {world_size}: this version runs a model on one rank")
-    need = ExecutorNeed(world_size=world_size)
     asked = config.distributed_executor_backend
     prefers = [name] if (name := default_name("executor")) else []
-    entry = registry.choose("executor", need, explicit=asked, prefers=prefers).require()
+    entry = registry.choose("executor", Need(), explicit=asked, prefers=prefers).require()
     return registry.build(entry, ExecutorSetup(partial(Worker, registry, WorkerPlan(config, limits, plan.checkpoint))))
 
 

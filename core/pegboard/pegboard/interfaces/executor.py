@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pegboard.interfaces.spec import Need, Spec
+from pegboard.interfaces.spec import Spec
 
 if TYPE_CHECKING:
     from pegboard.data.batch import Batch, StepOutput, TokenMasks
@@ -22,12 +22,7 @@ SERVING_CALLS = frozenset({"memory", "profile"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSpec(Spec):
-    """supports: `world_size` (a set, or AtMost)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorNeed(Need):
-    world_size: int = 1
+    """Executors declare only what every spec declares."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,5 +5,4 @@ from pegboard.interfaces.executor import ExecutorSpec
 IN_PROCESS = ExecutorSpec(
     api="1.0",
     implementation="pegboard_executor_local.in_process:InProcessExecutor",
-    supports={"world_size": {1}},
 )
