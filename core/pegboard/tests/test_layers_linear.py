@@ -98,7 +98,7 @@ def test_a_slot_that_is_loaded_again_forgets_the_old_adapter() -> None:
     torch.testing.assert_close(layer(torch.ones(1, 4)), torch.full((1, 4), 9.0))
     layer.adapters.load(1, {}, 1.0)
     torch.testing.assert_close(layer(torch.ones(1, 4)), torch.ones(1, 4))
-    with pytest.raises(ModelError, match="rank 5 of m is over max_lora_rank=4"):
+    with pytest.raises(ModelError, match="rank 5 of m exceeds max_lora_rank=4"):
         layer.adapters.load(1, {"m": (random(5, 4), random(4, 5))}, 1.0)
 
 

@@ -77,7 +77,7 @@ def test_child_refuses_another_version(fakes: FakeDistributions) -> None:
     entries = tuple(dataclasses.replace(entry, version="0.9") for entry in lock.scan.entries)
     older = dataclasses.replace(lock, scan=dataclasses.replace(lock.scan, entries=entries), decisions=())
     result = child(fakes, older)
-    assert result.returncode != 0 and b"version 0.9 is locked, but 1.0 is installed here" in result.stderr
+    assert result.returncode != 0 and b"version 0.9 is locked, but 1.0 is installed on this host" in result.stderr
     stale = Registry.from_lock(older)
     with pytest.raises(PluginBroken, match="0.9 is locked, but 1.0"):
         stale.spec(stale.find("attention", "a"))

@@ -1,8 +1,8 @@
-"""What models are built from. Public, versioned like the interfaces.
+"""What models are built from. These classes are public and have the same version as the interfaces.
 
-A layer is declared with a `Build` (where it sits, how this engine computes), then core drives it:
-declare → accept pieces → finish → bind → calls. After `bind` a call is one bound function: quantization and adapters were
-chosen there, and a model knows neither.
+A layer is declared with a `Build`, which says where it is in the model and how this engine computes. Core then calls its methods:
+declare → accept pieces → finish → bind → calls. After `bind`, a call is one bound function. Quantization and adapters are chosen
+in `bind`, so a model does not know about either.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Activation of the feed-forward block."""
+"""The activation of the feed-forward block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ OPS = {"silu": "silu_mul", "swish": "silu_mul", "gelu_pytorch_tanh": "gelu_tanh_
 
 
 class Activation(Layer):
-    """Gated activation [T, 2F] → [T, F], by its Hugging Face name (`hidden_act`)."""
+    """Gated activation [T, 2F] → [T, F], given by its Hugging Face name (`hidden_act`)."""
 
     def __init__(self, build: Build, kind: str) -> None:
         super().__init__(build)

@@ -1,4 +1,4 @@
-"""The attention layer: rotary embedding, KV cache write and attention, through the chosen backend."""
+"""The attention layer: it rotates, writes to the KV cache and attends, through the chosen backend."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pegboard.layers.rope import Rope, Rotation
 class Attention(Layer):
     """(q [T, H, D], k [T, K, D], v [T, K, Dv], rotation or None) → [T, H·Dv].
 
-    layer_index names the layer's KV cache. scale multiplies q·k (default D^-0.5). window counts tokens, the current one
-    included. rope: rotates q and k by the step's rotation first.
+    layer_index: names the layer's KV cache. scale: factor of q·k (default D^-0.5). window: in tokens, including the current one.
+    rope: if given, q and k are first rotated by the step's rotation.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Build: what a model's constructor gets; `at()` narrows its path. Layer: a module that core loads and binds."""
+"""Build: what a model's constructor gets; `at()` returns the same for a submodule. Layer: a module that core loads and binds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
 
 @dataclass(frozen=True, slots=True)
 class LoRALimits:
-    """How many adapters may be loaded at once (slot 0 is the base model and not counted) and their largest rank."""
+    """How many adapters may be loaded at once, without slot 0, which is the base model, and the largest rank that they may
+    have."""
 
     num_slots: int
     max_rank: int
@@ -25,7 +26,7 @@ class LoRALimits:
 
 @dataclass(slots=True)
 class Declared:
-    """What the constructors of one model registered, in order."""
+    """What the constructors of one model have registered, in order."""
 
     layers: list[Layer] = field(default_factory=list)
     attention: dict[int, AttentionLayer] = field(default_factory=dict)
@@ -33,12 +34,12 @@ class Declared:
 
 @dataclass(frozen=True)
 class Build:
-    """path: dotted checkpoint path of the module being built ("model.layers.3.self_attn").
+    """path: dotted checkpoint path of the module that is being built ("model.layers.3.self_attn").
 
-    dtype, device: torch names for activations. quantization: how weights are stored; plain: the method for what
-    `quantization` leaves alone. kernels: op name → bound callable. rope_style: how the checkpoint orders Q and K rows.
-    attention: layer index → its bound attention, filled in by core before `bind`. lora_slots: gives the [T] adapter slots of
-    the step's tokens; None when LoRA is off.
+    dtype, device: torch names, of activations. quantization: how weights are stored. plain: the method for layers that
+    `quantization` does not take. kernels: op name → bound callable. rope_style: how the checkpoint orders Q and K rows.
+    attention: layer index → its bound attention, which core adds before `bind`. lora_slots: returns the [T] adapter slots of the
+    step's tokens; None if LoRA is off.
     """
 
     dtype: str
@@ -54,15 +55,16 @@ class Build:
     attention: dict[int, Callable[..., Any]] = field(default_factory=dict)
 
     def at(self, name: str | int) -> Build:
-        """The same build one module deeper."""
+        """Return the same build for a submodule."""
         return replace(self, path=f"{self.path}.{name}" if self.path else str(name))
 
 
 class Layer(nn.Module):
-    """One step of a model's computation. Subclasses implement `bind`; those with weights also `declare`, `accept` and `finish`.
+    """One step of a model's computation. Subclasses implement `bind`. Those with weights also implement `declare`, `accept` and
+    `finish`.
 
-    `bind` stores the composed callable as `self.forward`; calling the layer is calling that, without nn.Module's hook
-    machinery (2.5 µs a call, several hundred calls a step).
+    `bind` stores the composed callable as `self.forward`. A call of the layer calls only this, without nn.Module's hook
+    machinery, which takes 2.5 µs per call, several hundred times per step.
     """
 
     forward: Callable[..., Any]
@@ -76,7 +78,7 @@ class Layer(nn.Module):
         return self.forward(*args)
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
-        """The tensors this layer wants. `available`: the checkpoint's tensor index."""
+        """Return the tensors that this layer needs. available: the checkpoint's tensor index."""
         return []
 
     def accept(self, piece: WeightPiece) -> None:
@@ -84,21 +86,22 @@ class Layer(nn.Module):
         raise TypeError(f"{type(self).__name__} takes no weights")
 
     def finish(self) -> None:
-        """All pieces are here."""
+        """Called when all pieces have been accepted."""
 
     def bind(self) -> None:
         """Compose `self.forward`."""
 
 
 class PlainTensor:
-    """A small unquantized tensor (norm weight, bias) of a layer, loaded in pieces along dim 0. Reload keeps the address."""
+    """A small unquantized tensor of a layer (norm weight, bias), loaded in pieces along dim 0. A reload writes to the same
+    address."""
 
     def __init__(self, names: Mapping[str, tuple[int, int]], shape: tuple[int, ...], build: Build) -> None:
         self.names = dict(names)
         self.data = torch.empty(shape, dtype=getattr(torch, build.dtype), device=build.device)
 
     def accept(self, piece: WeightPiece) -> None:
-        """Copy a piece to its rows; ModelError when it does not fit."""
+        """Copy a piece to its rows. Raises ModelError if it does not fit."""
         if not isinstance(piece.data, Tensor):
             raise ModelError(f"tensor {piece.name} is stored as {piece.stored}; a plain type was expected here")
         start, stop = self.names[piece.name]
@@ -109,7 +112,7 @@ class PlainTensor:
 
 
 class WeightLayer(Layer):
-    """A layer with one weight, whose format the quantization method chooses in `declare`, and perhaps a bias."""
+    """A layer with one weight and an optional bias. The quantization method chooses the weight's format in `declare`."""
 
     method: WeightMethod | None = None
     bias: PlainTensor | None = None

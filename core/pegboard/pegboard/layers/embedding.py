@@ -1,4 +1,4 @@
-"""Token embedding and output head, which may be one table."""
+"""The token embedding and the output head, which may be the same table."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Embedding(WeightLayer):
 
 
 class Head(WeightLayer):
-    """[N, width] → [N, num_rows] float32 logits; with `tied` it multiplies with the embedding's table."""
+    """[N, width] → [N, num_rows] float32 logits. With `tied`, it multiplies with the embedding's table."""
 
     def __init__(self, build: Build, num_rows: int, width: int, *, tied: Embedding | None = None, bias: bool = False) -> None:
         super().__init__(build)
@@ -62,7 +62,7 @@ class Head(WeightLayer):
             method = self.tied.method
             bind_head = getattr(method, "bind_head", None)
             if bind_head is None:
-                raise ConfigError(f"{self.build.path}: {type(method).__name__} cannot serve a tied output head")
+                raise ConfigError(f"{self.build.path}: {type(method).__name__} does not support a tied output head")
             multiply = bind_head(self.build.kernels)
         else:
             assert self.method is not None

@@ -1,4 +1,4 @@
-"""Linear layers: y = x Wᵀ + b, with a weight of one checkpoint tensor, or merged from several."""
+"""Linear layers: y = x Wᵀ + b. The weight is one checkpoint tensor, or several that are merged."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pegboard.layers.lora import AdapterSlots
 class Linear(WeightLayer):
     """[T, in_features] → [T, out_features].
 
-    parts: a merged weight, {sibling module name: rows}; build.path is then their common parent. Without parts the layer
-    is one checkpoint module at build.path.
+    parts: {sibling module name: rows} of a merged weight; build.path is then their common parent. Without parts, the layer is one
+    checkpoint module at build.path.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Linear(WeightLayer):
         self.adapters: AdapterSlots | None = None
 
     def _layout(self) -> tuple[Part, ...]:
-        """Where each checkpoint tensor goes in the merged weight."""
+        """Return where each checkpoint tensor is in the merged weight."""
         parts, start = [], 0
         for name, rows in self.modules_by_name.items():
             parts.append(Part(f"{name}.weight", (start, start + rows)))

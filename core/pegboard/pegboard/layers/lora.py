@@ -1,4 +1,4 @@
-"""LoRA on a linear layer: the adapters' product is added to the output, so the base weight's format does not matter."""
+"""LoRA on a linear layer. The adapters' product is added to the output, so the format of the base weight does not matter."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from pegboard.layers.build import Build
 
 
 class AdapterSlots:
-    """Stacked A [slots, rank, in] and B [slots, out, rank] of one linear layer; slot 0 stays zero (the base model).
-
-    Adapters are copied in place, so addresses, and recordings with them, stay valid.
-    """
+    """The stacked matrices A [slots, rank, in] and B [slots, out, rank] of one linear layer. Slot 0 stays zero (the base model).
+    Adapters are copied in place, so the addresses that recordings use stay valid."""
 
     def __init__(self, build: Build, parts: Sequence[Part], in_features: int, out_features: int) -> None:
         limits = build.lora
@@ -30,8 +28,8 @@ class AdapterSlots:
         self.b = torch.zeros(limits.num_slots + 1, out_features, rank, **options)
 
     def load(self, slot: int, weights: dict[str, tuple[Tensor, Tensor]], scaling: float) -> None:
-        """weights: module path → (A [rank, in], B [out, rank]); modules that the adapter does not change are left zero. Raises
-        ModelError for a rank that is too large."""
+        """Copy an adapter into a slot. weights: module path → (A [rank, in], B [out, rank]). Modules that the adapter does not
+        change get zeros. Raises ModelError if the rank is too large."""
         self.a[slot].zero_()
         self.b[slot].zero_()
         for index, (name, part) in enumerate(self.modules.items()):
@@ -39,13 +37,13 @@ class AdapterSlots:
                 continue
             a, b = weights[name]
             if a.shape[0] > self.max_rank:
-                raise ModelError(f"adapter rank {a.shape[0]} of {name} is over max_lora_rank={self.max_rank}")
+                raise ModelError(f"adapter rank {a.shape[0]} of {name} exceeds max_lora_rank={self.max_rank}")
             first = index * self.max_rank
             self.a[slot, first : first + a.shape[0]].copy_(a)
             self.b[slot, part.rows[0] : part.rows[1], first : first + a.shape[0]].copy_(b * scaling)
 
     def added_to(self, call: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """`call` plus the adapters of the step's tokens."""
+        """Return `call` plus the product of the adapters of the step's tokens."""
         shrink, expand = self.build.kernels["lora_shrink"], self.build.kernels["lora_expand"]
         current, a, b = self.build.lora_slots, self.a, self.b
         assert current is not None

@@ -1,4 +1,4 @@
-"""Normalisation layers."""
+"""Normalization layers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pegboard.layers.build import Build, Layer, PlainTensor
 
 
 class Norm(Layer):
-    """(x) → normalised x; (x, residual) → (normalised sum, sum), where `residual` is overwritten with the sum.
+    """(x) → normalized x. (x, residual) → (normalized sum, sum), where `residual` is overwritten with the sum.
 
-    The root mean square of the last dimension, so a per-head norm is a Norm of size head_dim on [T, H, D].
+    It divides by the root mean square of the last dimension. A per-head norm is therefore a Norm of size head_dim on [T, H, D].
     """
 
     def __init__(self, build: Build, size: int, eps: float) -> None:

@@ -1,7 +1,7 @@
-"""Rotary position embedding: frequencies from the checkpoint's config, one gather per step.
+"""Rotary position embedding: the frequencies come from the checkpoint's config, and each step gathers once.
 
-Scaling rules: linear (Chen et al. 2023), dynamic NTK, YaRN (Peng et al. 2023), LongRoPE (Ding et al. 2024) and Llama 3's, as
-their config fields define.
+Scaling rules: linear (Chen et al. 2023), dynamic NTK, YaRN (Peng et al. 2023), LongRoPE (Ding et al. 2024) and that of Llama 3,
+as their config fields define them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Rotation = tuple[Tensor, Tensor]
 
 
 class Rope(Layer):
-    """(positions [T]) → Rotation. Called once per step by the model, then handed to every layer.
+    """(positions [T]) → Rotation. The model calls it once per step and passes the result to every layer.
 
-    max_positions: the config's max_position_embeddings, in tokens; rules that stretch it make the table longer.
+    max_positions: the config's max_position_embeddings, in tokens. Rules that stretch it make the table longer.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Rope(Layer):
 
 
 def rope_parameters(config: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
-    """(base, scaling) from a Hugging Face config of either generation (`rope_theta` + `rope_scaling`, or `rope_parameters`)."""
+    """Return (base, scaling) from a Hugging Face config, whether it has `rope_theta` and `rope_scaling` or `rope_parameters`."""
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     base = float(parameters.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
     if original := config.get("original_max_position_embeddings"):
@@ -62,7 +62,8 @@ def rope_parameters(config: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
 
 
 def stretched_positions(scaling: Mapping[str, Any], max_positions: int) -> int:
-    """Positions that can be served: linear and dynamic scaling stretch max_position_embeddings, YaRN its original length."""
+    """Return how many positions can be served. Linear and dynamic scaling stretch max_position_embeddings; YaRN stretches its
+    original length."""
     kind, factor = _kind(scaling), float(scaling.get("factor") or 1.0)
     if kind in ("linear", "dynamic"):
         return max(max_positions, int(max_positions * factor))
@@ -75,7 +76,7 @@ def _kind(scaling: Mapping[str, Any]) -> str:
 
 
 def rope_frequencies(dim: int, base: float, scaling: Mapping[str, Any], max_positions: int) -> tuple[Tensor, float]:
-    """Angle per position of each channel pair, [dim / 2] float32, and the factor on cos and sin."""
+    """Return the angle per position of each channel pair, [dim / 2] float32, and the factor of cos and sin."""
     kind = _kind(scaling)
     inverse = _inverse(dim, base)
     if kind == "default":
@@ -84,7 +85,7 @@ def rope_frequencies(dim: int, base: float, scaling: Mapping[str, Any], max_posi
     factor = float(scaling.get("factor") or max_positions / original)
     if kind == "linear":
         return inverse / factor, 1.0
-    if kind == "dynamic":  # one base for all lengths, that of the longest: a key must not depend on what comes after it
+    if kind == "dynamic":  # all lengths use the base of the longest one, because a key must not depend on later tokens
         grown = factor * stretched_positions(scaling, max_positions) / max_positions - (factor - 1)
         return _inverse(dim, base * grown ** (dim / (dim - 2))), 1.0
     if kind == "llama3":
@@ -103,7 +104,8 @@ def _inverse(dim: int, base: float) -> Tensor:
 def _longrope(
     inverse: Tensor, factor: float, original: int, max_positions: int, scaling: Mapping[str, Any]
 ) -> tuple[Tensor, float]:
-    """A divisor per channel pair: the long ones when the model reaches beyond its original length, else the short ones."""
+    """Divide each channel pair by a factor: by the long ones if the model reaches beyond its original length, else by the short
+    ones."""
     divisors = scaling["long_factor"] if max_positions > original else scaling["short_factor"]
     magnitude = scaling.get("attention_factor")
     if magnitude is None:
@@ -112,7 +114,7 @@ def _longrope(
 
 
 def _llama3(inverse: Tensor, factor: float, original: int, scaling: Mapping[str, Any]) -> Tensor:
-    """Long waves are divided by `factor`, short ones kept, a smooth ramp between."""
+    """Divide long waves by `factor` and keep short ones, with a smooth ramp between them."""
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
     turns = original * inverse / (2 * math.pi)
     ramp = ((turns - low) / (high - low)).clamp(0, 1)
@@ -122,7 +124,7 @@ def _llama3(inverse: Tensor, factor: float, original: int, scaling: Mapping[str,
 def _yarn(
     inverse: Tensor, dim: int, base: float, factor: float, original: int, scaling: Mapping[str, Any]
 ) -> tuple[Tensor, float]:
-    """NTK by parts: channels that turn often are kept, slow ones interpolated, a ramp between (equations 17 to 23)."""
+    """NTK by parts: keep channels that turn often and interpolate slow ones, with a ramp between them (equations 17 to 23)."""
 
     def channel(turns: float) -> float:
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))

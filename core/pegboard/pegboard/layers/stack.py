@@ -14,7 +14,7 @@ class LayerStack(nn.Module):
     """(hidden [T, size], *step) → (hidden, residual or None) after all layers.
 
     make(build, index) builds layer `index` at build.path. Each layer is called as layer(hidden, residual, *step) and returns
-    (hidden, residual). The first one gets residual None.
+    (hidden, residual). The first layer gets None as the residual.
     """
 
     def __init__(self, build: Build, num_layers: int, make: Callable[[Build, int], nn.Module]) -> None:

@@ -1,7 +1,7 @@
-"""Ops: what the layers compute with. Each op's signature, docstring and plain-torch reference live here.
+"""Ops: what the layers compute with. Each op has its signature, docstring and plain-torch reference here.
 
-The reference is the meaning of an op, the judge of every kernel's contract test, and the last resort when no kernel plugin
-is suitable. Fast versions are plugins of the `kernel` kind; layers receive whichever was chosen as `kernels[op]`.
+The reference defines the op. Every kernel's contract test compares with it, and it is used if no kernel plugin is suitable. Fast
+versions are plugins of the `kernel` kind. Layers get the chosen one as `kernels[op]`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ OPS: dict[str, Callable[..., Any]] = {
         sample_tokens,
     )
 }
-"""Every op by name with its reference."""
+"""Name of every op → its reference."""
 
 WEIGHT_FORMATS: dict[str, Callable[..., Any]] = {"float_weight": FloatWeight, "block_weight": BlockWeight}
-"""Classes that hold a matrix in the layout it is multiplied with, by name with their reference."""
+"""Name of every weight format → its reference: a class that holds a matrix in the layout that it is multiplied in."""
 
 REFERENCES = OPS | WEIGHT_FORMATS
 

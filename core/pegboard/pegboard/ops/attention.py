@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache, the slow and readable way."""
+"""Attention over a paged KV cache, in a slow and readable form."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def paged_attention(
     window: int | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
-    """Causal attention of each row's newest tokens over its whole history.
+    """Compute causal attention of each row's newest tokens over its whole history.
 
-    q: [T, H, D], rows one after another as `query_start_loc` [B+1] says; k_cache, v_cache: [blocks, block_size, K, D or Dv];
-    block_table: [B, max_blocks]; seq_lens: [B] with the new tokens counted, whose KV is already in the cache. Query token i of a
-    row with n new tokens is at position seq_len − n + i. window counts the token itself. Returns [T, H, Dv]. Heads are
-    grouped: H is a multiple of K (Ainslie et al. 2023).
+    q: [T, H, D], with the rows one after another, as `query_start_loc` [B+1] says. k_cache, v_cache: [blocks, block_size, K, D or
+    Dv]. block_table: [B, max_blocks]. seq_lens: [B], including the new tokens, whose KV is already in the cache. Query token i of
+    a row with n new tokens is at position seq_len − n + i. window: in tokens, including the token itself. Heads are grouped: H is
+    a multiple of K (Ainslie et al. 2023). Returns [T, H, Dv].
     """
     out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[-1])
     block_size = k_cache.shape[1]

@@ -1,7 +1,7 @@
-"""Weights stored as small integers with a scale per block of consecutive columns, and multiplying with them.
+"""Weights that are stored as small integers with a scale per block of consecutive columns, and their products.
 
-The neutral form that quantization methods hand over and kernels repack: it says what a matrix *means*, not how a file or a kernel
-lays it out.
+This is the neutral form that quantization methods hand over and that kernels repack. It says what a matrix *means*, not how a
+file or a kernel arranges it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class Blocks:
     """Some rows of a matrix: W[r, c] = scale[r, b] · (codes[r, c] − zero) + minimum[r, b] with b = c // block_size.
 
-    codes: [rows, columns], uint8 of which the low 4 bits are used (bits = 4, zero subtracted) or int8 (bits = 8, zero = 0).
-    scale, minimum: [rows, columns / block_size], both float16 or both float32, exactly as stored; minimum None = 0.
-    block_size: 16 or 32.
+    codes: [rows, columns], either uint8 whose low 4 bits are used (bits = 4, zero is subtracted) or int8 (bits = 8, zero = 0).
+    scale, minimum: [rows, columns / block_size], both float16 or both float32, exactly as stored; minimum None = 0. block_size:
+    16 or 32.
     """
 
     bits: int
@@ -36,7 +36,7 @@ class Blocks:
     zero: int = 0
 
     def dense(self) -> Tensor:
-        """float32 [rows, columns]."""
+        """Return the rows as float32 [rows, columns]."""
         rows, columns = self.codes.shape
         blocks = (self.codes.float() - self.zero).view(rows, -1, self.block_size) * self.scale.float().unsqueeze(-1)
         if self.minimum is not None:
@@ -45,10 +45,10 @@ class Blocks:
 
 
 class BlockWeight:
-    """A matrix [out, in] made of `Blocks`; each part of its rows may have another format. Rows that were not written are zero.
+    """A matrix [out, in] made of `Blocks`, which may have different formats. Rows that were not written are zero.
 
-    This reference dequantizes at `finish` and computes in `dtype`. A kernel plugin's class (weight format `block_weight`) has the
-    same methods and multiplies the integers. is_table: rows are looked up too (an embedding). cache: keeps the packed layout of
+    This reference dequantizes in `finish` and computes in `dtype`. A kernel plugin's class (weight format `block_weight`) has the
+    same methods and multiplies the integers. is_table: rows are also looked up (an embedding). cache: keeps the packed layout of
     this weight between starts; None = it is not kept.
     """
 
@@ -72,26 +72,26 @@ class BlockWeight:
         return False
 
     def write(self, start: int, blocks: Blocks) -> None:
-        """Rows start … start + rows of `blocks`. May come again later, then `finish` again."""
+        """Write `blocks` to the rows from `start` on. It may be called again later, followed by `finish`."""
         self._float.plain()[start : start + blocks.codes.shape[0]] = blocks.dense()
 
     def finish(self) -> None:
-        """All rows are written: bring them into the layout to compute with."""
+        """Bring all written rows into the layout to compute with."""
         self._float.finish()
 
     def bind(self) -> Callable[[Tensor], Tensor]:
-        """The callable [T, in] → [T, out]."""
+        """Return the callable [T, in] → [T, out]."""
         return self._float.bind()
 
     def bind_lookup(self) -> Callable[[Tensor], Tensor]:
-        """The callable [T] row indices → [T, in]; only of a table."""
+        """Return the callable [T] row indices → [T, in]. Only for a table."""
         return self._float.bind_lookup()
 
     def dense(self) -> Tensor:
-        """float32 [out, in]."""
+        """Return the matrix as float32 [out, in]."""
         return self._float.dense().float()
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Number of bytes held."""
         return self._float.nbytes

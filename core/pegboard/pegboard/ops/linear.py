@@ -1,4 +1,4 @@
-"""Multiplying with a float weight matrix."""
+"""Products with a float weight matrix."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch.nn import functional
 
 
 class FloatWeight:
-    """A matrix [out, in], zeros at first. Write into `plain()`, then call `finish`; both may come again later.
+    """A matrix [out, in], which is zero at first. Write to `plain()`, then call `finish`. Both may be called again later.
 
-    is_table: rows are looked up too (an embedding). A kernel plugin's class (weight format `float_weight`) has the same methods
-    and may hold the matrix in another layout; this reference holds it plain.
+    is_table: rows are also looked up (an embedding). A kernel plugin's class (weight format `float_weight`) has the same methods
+    and may hold the matrix in another layout. This reference holds it plain.
     """
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device | str, is_table: bool = False) -> None:
@@ -21,30 +21,31 @@ class FloatWeight:
         self._plain: Tensor | None = torch.zeros(shape, dtype=dtype, device=device)
 
     def plain(self) -> Tensor:
-        """The matrix itself, to be written into. After `finish` it may have to be unpacked first: read with `dense`."""
+        """Return the matrix itself, to write to. After `finish` it may first have to be unpacked. To read the values, use
+        `dense`."""
         if self._plain is None:
             self._plain = self.dense()
         return self._plain
 
     def dense(self) -> Tensor:
-        """The values, bit for bit as they were written; may be the matrix itself or new memory."""
-        assert self._plain is not None, "a class that packs the matrix unpacks it here"
+        """Return the values, bit for bit as they were written. This may be the matrix itself or new memory."""
+        assert self._plain is not None, "a class that packs the matrix must unpack it here"
         return self._plain
 
     def finish(self) -> None:
-        """All values are written: pack. Callables from `bind` see the new values."""
+        """Pack the matrix, after all values were written. Callables from `bind` see the new values."""
 
     def bind(self) -> Callable[[Tensor], Tensor]:
-        """The callable [T, in] → [T, out]."""
+        """Return the callable [T, in] → [T, out]."""
         linear, weight = functional.linear, self.plain()
         return lambda x: linear(x, weight)
 
     def bind_lookup(self) -> Callable[[Tensor], Tensor]:
-        """The callable [T] row indices → [T, in]; only of a table."""
+        """Return the callable [T] row indices → [T, in]. Only for a table."""
         table = self.plain()
         return lambda ids: functional.embedding(ids, table)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held now."""
+        """Number of bytes held now."""
         return self._plain.nbytes if self._plain is not None else 0

@@ -1,4 +1,4 @@
-"""Low-rank adapters (Hu et al. 2021): y += B A x with per-token adapter slots; slot 0 holds zeros."""
+"""Low-rank adapters (Hu et al. 2021): y += B A x, with an adapter slot per token. Slot 0 holds zeros."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def lora_shrink(x: Tensor, a: Tensor, slots: Tensor) -> Tensor:
-    """x [T, in], a [slots, rank, in], slots [T] → [T, rank], row t by a[slots[t]]."""
+    """Multiply row t with a[slots[t]]: x [T, in], a [slots, rank, in], slots [T] → [T, rank]."""
     out = x.new_zeros(x.shape[0], a.shape[1])
     for slot in torch.unique(slots).tolist():
         if slot:
@@ -17,7 +17,7 @@ def lora_shrink(x: Tensor, a: Tensor, slots: Tensor) -> Tensor:
 
 
 def lora_expand(y: Tensor, shrunk: Tensor, b: Tensor, slots: Tensor) -> Tensor:
-    """y [T, out] += shrunk [T, rank] · b[slots[t]]ᵀ, b [slots, out, rank]; in place, returns y."""
+    """y [T, out] += shrunk [T, rank] · b[slots[t]]ᵀ, with b [slots, out, rank]. Changes y in place and returns it."""
     for slot in torch.unique(slots).tolist():
         if slot:
             rows = slots == slot

@@ -1,4 +1,4 @@
-"""Normalisation over the last dimension."""
+"""Normalization over the last dimension."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """[…, size] → x / sqrt(mean(x²) + eps) * weight, in float32 inside. (Zhang & Sennrich 2019.)"""
+    """[…, size] → x / sqrt(mean(x²) + eps) * weight, computed in float32 (Zhang & Sennrich 2019)."""
     wide = x.float()
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     scale = torch.addcmul(_epsilon(eps, x.device), length, length, value=1 / x.shape[-1]).rsqrt_()
@@ -17,13 +17,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """[…, size] twice → (rms_norm(x + residual), x + residual). `residual` is overwritten with the sum and returned."""
+    """x, residual […, size] → (rms_norm(x + residual), x + residual). `residual` is overwritten with the sum and returned."""
     residual.add_(x)
     return rms_norm(residual, weight, eps), residual
 
 
 @lru_cache(maxsize=64)
 def _epsilon(eps: float, device: torch.device) -> Tensor:
-    """eps as a tensor: a Python number in the middle of small ops costs as much as the op it joins."""
+    """Return eps as a tensor, because a Python number in a small op takes as long as the op."""
     with torch.inference_mode(False):
         return torch.full((), eps, dtype=torch.float32, device=device)

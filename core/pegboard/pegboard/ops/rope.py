@@ -7,11 +7,10 @@ from torch import Tensor
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, pairs: bool) -> Tensor:
-    """Rotate the first 2·R of D channels of every head; the rest passes.
+    """Rotate the first 2·R of the D channels of every head, and copy the others. x: [T, heads, D]. cos, sin: [T, R] float32.
 
-    x: [T, heads, D]; cos, sin: [T, R] float32. pairs=False rotates channel i with i + R (Hugging Face checkpoints);
-    pairs=True rotates 2i with 2i + 1 (the paper; Llama weights as GGUF stores them). Returns a new tensor
-    of x's shape.
+    With pairs=False, channel i is rotated with i + R (Hugging Face checkpoints). With pairs=True, channel 2i is rotated with 2i +
+    1 (the paper, and Llama weights as GGUF stores them). Returns a new tensor of x's shape.
     """
     rotary = 2 * cos.shape[-1]
     head = x[..., :rotary]
@@ -20,10 +19,11 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, pairs: bool) -> Tensor:
 
 
 def _turn_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """A neighbouring pair is a complex number, its rotation a product: several times faster than strided halves."""
+    """Rotate pairs of neighboring channels. A pair is a complex number and its rotation a product, which is several times faster
+    than strided halves."""
     pairs = x.float().unflatten(-1, (-1, 2))
     if pairs.storage_offset() % 2 or any(stride % 2 for stride in pairs.stride()[:-1]):
-        pairs = pairs.clone(memory_format=torch.contiguous_format)  # complex numbers start at even places
+        pairs = pairs.clone(memory_format=torch.contiguous_format)  # complex numbers start at even offsets
     turned = torch.view_as_complex(pairs) * torch.complex(cos, sin).unsqueeze(1)
     return torch.view_as_real(turned).flatten(-2).to(x.dtype)
 

@@ -31,7 +31,7 @@ def choose_ranked(
     among: Iterable[Entry] | None,
     required: bool,
 ) -> Decision:
-    """`Registry.choose` without an explicit name."""
+    """Choose as `Registry.choose` does without an explicit name."""
     check_kind(kind)
     if locked := _from_lock(registry, kind, need, key):
         return locked
@@ -77,7 +77,8 @@ def choose_ranked(
 def _refuse_unclear(
     registry: Registry, decision: Decision, found: Sequence[Candidate], suited: Sequence[tuple[Entry, Spec]]
 ) -> None:
-    """The checkpoint asks for exactly one name. If its plugin is broken, or two provide it, the next name must not be taken."""
+    """Raise an error if the plugin for this name is broken, or if two provide it. The checkpoint asks for exactly this name, so
+    the next name must not be taken."""
     broken = [c for c in found if c.broken]
     if broken and not suited:
         registry.record(decision)
@@ -87,7 +88,7 @@ def _refuse_unclear(
 
 
 def choose_explicit(registry: Registry, kind: str, need: Need, name: str, key: str) -> Decision:
-    """The entry that the user named. Otherwise an error says why it cannot be used and what would work."""
+    """Choose the entry that the user named. If it cannot be used, the error says why, and what can be used instead."""
     entry = registry.find(kind, name)
     candidate = judge(registry, entry, need)
     if candidate.gate == "ranked":
@@ -104,8 +105,8 @@ def choose_explicit(registry: Registry, kind: str, need: Need, name: str, key: s
 
 
 def judge(registry: Registry, entry: Entry, need: Need) -> Candidate:
-    """Send one entry through the gates up to "suitable"; "ranked" means that it passed them all. An error of the plugin becomes
-    its candidate's reason. Raises PluginBroken when a child process has another version than its parent."""
+    """Check the gates for one entry, up to "suitable". "ranked" means that it passed all of them. An error of the plugin becomes
+    the reason of its candidate. Raises PluginBroken if a child process has another version than its parent."""
     if reason := registry.blocked(entry):
         return Candidate(entry, "allowed", reason)
     if replacement := registry.replacements(entry.kind).get(entry.qualified):
@@ -143,7 +144,7 @@ def _suitable(entry: Entry, spec: Spec, need: Need) -> Candidate:
 
 
 def _from_lock(registry: Registry, kind: str, need: Need, key: str) -> Decision | None:
-    """The parent's choice, if it made one for the same key and need."""
+    """Return the parent's choice, if it made one for the same key and need."""
     locked = registry.locked.get((kind, key))
     if locked is None or locked.winner is None or locked.need != need_text(need):
         return None
@@ -155,11 +156,12 @@ def _find_or_none(registry: Registry, kind: str, name: str) -> Entry | None:
     try:
         return registry.find(kind, name)
     except PluginError:
-        return None  # a preference that is not installed or not allowed is passed over
+        return None  # a preferred plugin that is not installed or not allowed is ignored
 
 
 def _refuse_broken_platform(decision: Decision) -> None:
-    """A device that exists but cannot be used must not lead to a silent run on another one."""
+    """Raise an error if a platform is broken: a device that exists but cannot be used must not lead to a silent run on another
+    one."""
     for candidate in decision.candidates:
         if candidate.broken:
             others = f", or name another with --device ({decision.winner.name} would work)" if decision.winner else ""

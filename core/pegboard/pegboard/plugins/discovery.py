@@ -1,7 +1,7 @@
-"""Tier 0: which plugins are installed, read from package metadata alone. No plugin code runs here.
+"""Finds out which plugins are installed, from package metadata alone. No plugin code runs here.
 
-`scan()` walks every installed distribution once per process. Entry points of kinds this core does not serve are kept
-with the reason, so that `pegboard plugins list` can show them.
+`scan()` reads every installed distribution once per process. Entry points of kinds that this core does not serve are kept
+together with the reason, so that `pegboard plugins list` can show them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GROUP = re.compile(r"pegboard\.([a-z0-9_]+)\.v(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry point as metadata: `value` is "module:OBJECT" of the spec; `group` is "pegboard.<kind>.v<major>"."""
+    """One entry point as metadata. value: "module:OBJECT" of the spec. group: "pegboard.<kind>.v<major>"."""
 
     kind: str
     name: str
@@ -36,12 +36,12 @@ class Entry:
 
     @property
     def id(self) -> str:
-        """The form used in messages: "kind:name (distribution version)"."""
+        """The name that messages use: "kind:name (distribution version)"."""
         return f"{self.kind}:{self.name} ({self.distribution} {self.version})"
 
     @property
     def qualified(self) -> str:
-        """The long form that is never ambiguous within a kind: "distribution:name"."""
+        """The long name, "distribution:name", which is unique within a kind."""
         return f"{self.distribution}:{self.name}"
 
     @property
@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """An entry this core cannot serve: unknown kind, or another major of the interface."""
+    """An entry that this core cannot serve, because its kind is unknown or its interface has another major version."""
 
     entry: Entry
     reason: str
@@ -59,10 +59,8 @@ class Unusable:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """A distribution found a second time, later on sys.path (a stale .egg-info, an editable install). The first one counts.
-
-    same: both say the same about version and entry points; if not, the shadowed one may be what the user expects to run.
-    """
+    """A distribution that was found a second time, later on sys.path (a stale .egg-info, an editable install). The first one is
+    used. same: both have the same version and entry points. If they do not, the user may expect the other one to run."""
 
     distribution: str
     version: str
@@ -74,7 +72,7 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Everything found, sorted by kind, name and distribution, never by install order."""
+    """Everything that was found, sorted by kind, name and distribution, never by install order."""
 
     entries: tuple[Entry, ...] = ()
     hooks: tuple[Entry, ...] = ()
@@ -82,30 +80,30 @@ class Scan:
     duplicates: tuple[Duplicate, ...] = ()
 
     def all_entries(self) -> Iterator[Entry]:
-        """Usable, hooks and unusable ones."""
+        """Return all entries: usable ones, hooks and unusable ones."""
         yield from (*self.entries, *self.hooks, *(unusable.entry for unusable in self.unusable))
 
 
 def normalized(distribution: str) -> str:
-    """The comparable form of a distribution's name (PEP 503): "Acme_Llama" and "acme-llama" are one."""
+    """Return the comparable form of a distribution's name (PEP 503), in which "Acme_Llama" and "acme-llama" are equal."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 @cache
 def scan() -> Scan:
-    """The scan of this process: made on first use, then kept."""
+    """Return the scan of this process. It is made on first use and then kept."""
     return scan_path(None)
 
 
 def scan_path(path: Sequence[str] | None) -> Scan:
-    """Scan the folders of `path` (None = sys.path) now, uncached."""
+    """Scan the folders of `path` (None = sys.path) now, without a cache."""
     from importlib_metadata import Distribution
 
     return _collect(Distribution.discover() if path is None else Distribution.discover(path=list(path)))
 
 
 def summary(distribution: str) -> str:
-    """The one line in which a distribution's metadata describes it."""
+    """Return the line with which a distribution's metadata describes it."""
     from importlib_metadata import metadata
 
     return metadata(distribution).get("Summary") or ""
@@ -116,7 +114,7 @@ def _collect(distributions: Iterable[Distribution]) -> Scan:
     duplicates = []
     for distribution in distributions:
         text = distribution.read_text("entry_points.txt")
-        if not text or PREFIX not in text:  # reading names and versions of all the others would cost most of the time
+        if not text or PREFIX not in text:  # reading names and versions of all others would take most of the time
             continue
         entries = sorted(_entries_of(distribution), key=lambda entry: entry.sort_key)
         if not entries:
@@ -145,7 +143,7 @@ def _sorted_scan(found: list[Entry], duplicates: list[Duplicate]) -> Scan:
 
 def _entries_of(distribution: Distribution) -> Iterator[Entry]:
     points = [point for point in distribution.entry_points if point.group.startswith(PREFIX)]
-    name, version = (normalized(distribution.name), distribution.version) if points else ("", "")  # reads the metadata
+    name, version = (normalized(distribution.name), distribution.version) if points else ("", "")  # this reads the metadata
     for point in points:
         match = _GROUP.fullmatch(point.group)
         kind = match.group(1) if match else point.group.removeprefix(PREFIX)
@@ -153,7 +151,7 @@ def _entries_of(distribution: Distribution) -> Iterator[Entry]:
 
 
 def unserved_group(group: str, distribution: str) -> str | None:
-    """The reason why this core does not serve an entry-point group; None = it does."""
+    """Return why this core does not serve an entry-point group, or None if it does."""
     if group == HOOKS_GROUP:
         return None
     match = _GROUP.fullmatch(group)
@@ -170,5 +168,5 @@ def unserved_group(group: str, distribution: str) -> str | None:
 
 
 def _location(distribution: Distribution) -> str:
-    """The folder on sys.path the distribution was found in."""
+    """Return the folder on sys.path in which the distribution was found."""
     return str(distribution.locate_file("")) or sys.prefix

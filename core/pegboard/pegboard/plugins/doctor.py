@@ -1,4 +1,4 @@
-"""Looks for problems with the installed plugins. It reads specs, runs probes and asks each hook plugin."""
+"""Looks for problems with the installed plugins. It reads specs, runs probes and calls each hook plugin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pegboard.plugins.policy import overrides
 from pegboard.plugins.registry import Registry
 
 BUDGET_MS = 20.0
-"""Processor time a spec's module may take to import, after the kind's interface is imported."""
+"""Processor time that a spec's module may take to import, after the kind's interface was imported."""
 
 HEAVY = ("torch", "transformers", "pydantic", "numpy", "tensorflow", "jax", "triton")
 
@@ -30,7 +30,7 @@ _MARK = "spec-cost "
 
 
 def examine(registry: Registry) -> list[Finding]:
-    """All findings, problems first."""
+    """Return all findings, problems first."""
     findings = [
         *_duplicates(registry),
         *_conflicts(registry),
@@ -61,7 +61,7 @@ def _conflicts(registry: Registry) -> Iterator[Finding]:
 
 
 def _requirements(registry: Registry) -> Iterator[Finding]:
-    """Requirements of the plugins' distributions that are missing or too old; extras are not asked for."""
+    """Find requirements of the plugins' distributions that are missing or too old. Requirements of extras are ignored."""
     from importlib.metadata import PackageNotFoundError, requires, version
 
     from packaging.requirements import Requirement
@@ -100,11 +100,11 @@ def _specs(registry: Registry) -> Iterator[Finding]:
 
 
 def _judge(registry: Registry, entry: Entry) -> Iterator[Finding]:
-    """Check whether the modules that the spec names exist (they are not run), and what its probe finds."""
+    """Check whether the modules that the spec names exist, without running them, and what its probe finds."""
     try:
         spec = registry.spec(entry)
         for part in ("implementation", "options", "suits", "validate"):
-            path = getattr(spec, part, None) or ""  # not every kind has all of them
+            path = getattr(spec, part, None) or ""  # no kind has all of these fields
             module = path.partition(":")[0]
             if module and not _exists(module):
                 yield Finding("problem", entry.id, f"{part} {path!r}: there is no module {module}")
@@ -147,8 +147,8 @@ def _hooks(registry: Registry) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """ms: processor time. heavy: third-party modules it pulled in that a spec must not. effects: what it changed besides its own
-    module (environment, root logger). error: why it does not import, "" if it does."""
+    """What the import of a spec costs. ms: processor time. heavy: imported third-party modules that a spec must not import.
+    effects: what it changed outside its module (environment, root logger). error: why it cannot be imported, "" if it can."""
 
     ms: float
     heavy: Sequence[str] = ()
@@ -157,16 +157,16 @@ class Cost:
 
 
 def measure(entries: Iterable[Entry]) -> dict[Entry, Cost]:
-    """Cost per entry, measured in a fresh interpreter: `python -m pegboard.plugins.doctor` reads entries as JSON from stdin and
-    answers a line of JSON for each. Of several entries in one module, the first one gets the cost. An entry over budget is
-    measured a second time, because the first import of a fresh installation compiles."""
+    """Measure the cost of each entry in a fresh interpreter: `python -m pegboard.plugins.doctor` reads entries as JSON from stdin
+    and prints a line of JSON for each. If several entries are in one module, the first one gets the cost. An entry over the
+    budget is measured a second time, because the first import after an installation also compiles."""
     pending = list(entries)
     costs: dict[Entry, Cost] = {}
     while pending:
         found = _run(pending)
         costs |= found
         rest = pending[len(found) :]
-        if rest:  # the interpreter died in the first of them
+        if rest:  # importing the first of these ended the interpreter
             costs[rest[0]] = Cost(0.0, error="importing it ends the interpreter")
         pending = rest[1:]
     for entry in [entry for entry, cost in costs.items() if cost.ms > BUDGET_MS]:
@@ -216,7 +216,7 @@ def _surroundings() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    for kind in KINDS.values():  # core pays for importing the interfaces, those of other kinds in the pack included
+    for kind in KINDS.values():  # the import of the interfaces is not counted, because core needs it anyway
         import_object(kind.spec)
     for values in json.loads(sys.stdin.read()):
         print(_MARK + json.dumps(asdict(_cost(Entry(**values)))), flush=True)

@@ -1,4 +1,4 @@
-"""Runs the enabled hook plugins in the order of their long names. A failure of one does not affect the others."""
+"""Runs the enabled hook plugins in the order of their long names. If one fails, the others are not affected."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ logger = get_logger(__name__)
 
 _PREFIX = "pegboard_"
 HOOKS = tuple(sorted(name for name in vars(hookspecs) if name.startswith(_PREFIX)))
-"""The name of every hook."""
+"""The names of all hooks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amendment:
-    """One setting a hook changed; `plugin` is "distribution:name"."""
+    """A setting that a hook changed. plugin: "distribution:name"."""
 
     plugin: str
     field: str
@@ -36,7 +36,7 @@ class Amendment:
 
 
 class _PrefixedHooks(pluggy.PluginManager):
-    """Takes every routine named `pegboard_…` for a hook, so that plugins need no decorator and import nothing."""
+    """Takes every routine named `pegboard_…` as a hook, so plugins need no decorator and no import."""
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
         routine = name.startswith(_PREFIX) and inspect.isroutine(inspect.getattr_static(plugin, name, None))
@@ -50,8 +50,8 @@ class Hooks:
     """The hooks of one process. quarantined: long name → reason, for plugins that failed and are left out."""
 
     def __init__(self, registry: Registry) -> None:
-        """Import and register the enabled plugins. Raises PluginBroken for a plugin that does not import or that names an unknown
-        hook, because the user asked for it by enabling it."""
+        """Import and register the enabled plugins. Raises PluginBroken if a plugin cannot be imported or names an unknown hook,
+        because the user has enabled it."""
         self.quarantined: dict[str, str] = {}
         self._manager = _PrefixedHooks("pegboard")
         self._manager.add_hookspecs(hookspecs)
@@ -66,14 +66,14 @@ class Hooks:
         try:
             self._manager.register(plugin, name=entry.qualified)
             self._manager.check_pending()
-        except ValueError as error:  # the same object under two names
+        except ValueError as error:  # the same object has two names
             raise PluginBroken(f"{entry.id}: {error}", plugin=entry.id) from error
         except pluggy.PluginValidationError as error:
             raise PluginBroken(f"{entry.id}: {_explained(plugin, error)}", plugin=entry.id) from error
         self._entries[entry.qualified] = entry
 
     def call(self, hook: str, *argument: Any) -> list[Any]:
-        """Call every implementation of a hook in the order of long names. Returns their results without None."""
+        """Call every implementation of a hook, in the order of long names. Returns their results without None."""
         results = [self._call_one(implementation, *argument) for implementation in self._implementations(hook)]
         return [result for result in results if result is not None]
 
@@ -94,7 +94,8 @@ class Hooks:
             logger.warning("plugin %s is left out from now on: %s", entry.id, reason)
 
     def amend_config(self, draft: MutableMapping[str, Any]) -> list[Amendment]:
-        """Let each plugin change `draft` in place. Returns what each one changed. Changes of a plugin that raises are undone."""
+        """Let each plugin change `draft` in place. Returns the changes of all plugins. If a plugin raises, its changes are
+        undone."""
         amendments = []
         for implementation in self._implementations("pegboard_amend_config"):
             before = deepcopy(dict(draft))

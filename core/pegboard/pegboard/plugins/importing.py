@@ -1,7 +1,7 @@
-"""Runs the parts of a plugin that are needed before it is chosen: its spec and its probe. Every failure becomes `PluginBroken` or
-`Broken`.
+"""Runs the parts of a plugin that are needed before it is chosen: its spec and its probe.
 
-A probe looks at `ProbeFacts` and cheap facts like files; it touches no device and imports nothing heavy, so it runs in place.
+Every failure becomes `PluginBroken` or `Broken`. A probe reads `ProbeFacts` and facts that are cheap to get, such as files. It
+uses no device and imports nothing heavy, so it runs in this process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pegboard.plugins.discovery import Entry
 
 
 def import_object(path: str) -> Any:
-    """The object at "module:OBJECT" (attributes may be dotted), or the module itself for "module"."""
+    """Return the object at "module:OBJECT" (attributes may be dotted), or the module for "module"."""
     module_name, _, attributes = path.partition(":")
     found: Any = import_module(module_name.strip())
     for attribute in filter(None, attributes.strip().split(".")):
@@ -31,20 +31,20 @@ def import_object(path: str) -> Any:
 
 
 def import_part(entry: Entry, path: str, what: str) -> Any:
-    """Import one part of a plugin. Raises PluginBroken that says which part, which plugin and why."""
+    """Import one part of a plugin. Raises PluginBroken, which says which part of which plugin failed, and why."""
     try:
         return import_object(path)
     except ModuleNotFoundError as error:
         own = path.partition(":")[0].partition(".")[0]
         advice = f"reinstall {entry.distribution}" if (error.name or "").startswith(own) else f"is {error.name!r} installed?"
         raise PluginBroken(f"{entry.id}: {what} {path!r} does not import: {error}; {advice}", plugin=entry.id) from error
-    except Exception as error:  # the import runs foreign code: anything can come out of it
+    except Exception as error:  # the import runs the plugin's code, which may raise anything
         message = f"{entry.id}: {what} {path!r} does not import: {type(error).__name__}: {error}"
         raise PluginBroken(message, plugin=entry.id) from error
 
 
 def import_spec(entry: Entry) -> Spec:
-    """Tier 1 of a plugin: its spec object, which must be an instance of the kind's spec class. Raises PluginBroken."""
+    """Import a plugin's spec object, which must be an instance of the kind's spec class. Raises PluginBroken."""
     spec = import_part(entry, entry.value, "spec")
     expected: type[Spec] = import_object(KINDS[entry.kind].spec)
     if not isinstance(spec, expected):
@@ -60,14 +60,14 @@ def import_spec(entry: Entry) -> Spec:
 
 
 def need_class(kind: str) -> type[Need]:
-    """The class of what selection asks of `kind`: its own, or `Need` where it has none."""
+    """Return the class that says what selection asks of `kind`: its own, or `Need` if it has none."""
     module, _, spec = KINDS[kind].spec.partition(":")
     need: type[Need] = getattr(import_module(module), spec.removesuffix("Spec") + "Need", Need)
     return need
 
 
 def incompatibility(entry: Entry, spec: Spec) -> str | None:
-    """The reason why this core's interface does not serve the spec's `api`; None = it does."""
+    """Return why this core's interface does not serve the spec's `api`, or None if it does."""
     kind = KINDS[entry.kind]
     major, dot, minor = spec.api.partition(".")
     if not (dot and major.isdecimal() and minor.isdecimal()):
@@ -81,8 +81,8 @@ def incompatibility(entry: Entry, spec: Spec) -> str | None:
 
 @cache
 def probe_facts() -> ProbeFacts:
-    """The facts of this machine. cpu_flags as /proc/cpuinfo names them (x86 "flags", Arm "Features"); empty where there is
-    no /proc. num_cpus counts the CPUs this process may use."""
+    """Return the facts of this machine. cpu_flags: as /proc/cpuinfo lists them (x86 "flags", Arm "Features"); empty if there is
+    no /proc. num_cpus: the number of CPUs that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     num_cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
     return ProbeFacts(machine=platform.machine(), cpu_flags=_cpu_flags(), num_cpus=num_cpus)
@@ -101,7 +101,7 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def run_probe(probe: Callable[[ProbeFacts], Verdict]) -> Verdict:
-    """The probe's verdict. A probe that raises or returns something else counts as Broken."""
+    """Return the probe's verdict. If the probe raises, or returns something else, the verdict is Broken."""
     try:
         verdict = probe(probe_facts())
     except Exception as error:  # noqa: BLE001  a probe must not raise; if it does, that is its verdict

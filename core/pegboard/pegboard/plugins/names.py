@@ -1,4 +1,4 @@
-"""The errors for names that no plugin provides: they say what to install, or what was probably meant."""
+"""Errors for names that no plugin provides. They say what to install, or what was probably meant."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pegboard.plugins.defaults import catalogue, provider
 
 
 def check_kind(kind: str) -> None:
-    """Raises PluginNotFound for a kind that does not exist."""
+    """Raise PluginNotFound if the kind does not exist."""
     if kind not in KINDS:
         raise PluginNotFound(f"no kind of plugin is called {kind!r}{did_you_mean(kind, KINDS)}")
 
 
 def not_found(kind: str, name: str, installed: Iterable[str], *, typed: bool = True) -> PluginNotFound:
-    """The error for a (kind, name) that nothing installed provides. typed: a person wrote the name, so it may be misspelled;
-    a checkpoint's name is not."""
+    """Return the error for a (kind, name) that no installed plugin provides. typed: a person wrote the name, so it may be
+    misspelled. Names from a checkpoint are not."""
     distribution = provider(kind, name)
     if distribution:
         return PluginNotFound(f"{kind} {name!r} is not installed; it is provided by {distribution}: pip install {distribution}")
@@ -34,7 +34,7 @@ def not_found(kind: str, name: str, installed: Iterable[str], *, typed: bool = T
 
 
 def to_install(kind: str) -> str:
-    """What to install when there is no plugin of `kind` at all."""
+    """Say what to install if there is no plugin of `kind` at all."""
     options = sorted(set(catalogue().get(kind, {}).values()))
     if not options:
         return f"no plugin of kind {kind!r} is installed, and none is catalogued: install a distribution that provides one"
@@ -43,7 +43,7 @@ def to_install(kind: str) -> str:
 
 
 def missing_providers(kind: str, installed: Iterable[str]) -> str:
-    """Advice on what could be installed in addition to the `installed` names of a kind; "" when there is nothing."""
+    """Say what could be installed in addition to the `installed` names of a kind. Returns "" if there is nothing."""
     known = catalogue().get(kind, {})
     options = sorted({distribution for name, distribution in known.items() if name not in set(installed)})
     return _commands(options) if options else ""

@@ -1,7 +1,7 @@
-"""Options of a plugin: one frozen pydantic model per implementation, addressed `kind.name.field`.
+"""Options of a plugin: one frozen pydantic model per implementation, addressed as `kind.name.field`.
 
-Values come from the settings (file and command line) and, for fields that these leave out, from the environment
-(`PEGBOARD__KIND__NAME__FIELD`). pydantic is imported only when a plugin that has options is built.
+Values come from the config file and the command line. Fields that these leave out come from the environment
+(`PEGBOARD__KIND__NAME__FIELD`). pydantic is imported only when a plugin with options is built.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ RawOptions = dict[OptionKey, dict[str, Any]]
 
 
 def gather(entries: Iterable[Entry], options: Mapping[str, Mapping[str, Any]]) -> RawOptions:
-    """Raw values per plugin: those of the settings, then those of the environment where the settings say nothing.
-    Raises ConfigError for an environment variable that addresses no plugin."""
+    """Return the raw values per plugin. Values of the settings win over those of the environment. Raises ConfigError for an
+    environment variable that addresses no plugin."""
     entries = list(entries)
     raw: RawOptions = {
         option_key(address): {name.replace("-", "_"): value for name, value in values.items()}
@@ -46,16 +46,13 @@ def gather(entries: Iterable[Entry], options: Mapping[str, Mapping[str, Any]]) -
 
 
 def raw_values(entry: Entry, raw: Mapping[OptionKey, Mapping[str, Any]]) -> dict[str, Any]:
-    """The values given for this plugin. Those under its long name win over those under the short one."""
+    """Return the values given for this plugin. Values under its long name win over those under its short name."""
     return {**raw.get((entry.kind, entry.name), {}), **raw.get((entry.kind, entry.qualified), {})}
 
 
 def resolve(entry: Entry, spec: Spec, values: Mapping[str, Any]) -> BaseModel | None:
-    """The options object of a plugin, None if it has no options.
-
-    Text values (environment, command line) are parsed by pydantic, lists and mappings among them as JSON.
-    Raises ConfigError naming `kind.name.field`.
-    """
+    """Return the options object of a plugin, or None if it has no options. pydantic parses text values (from the environment or
+    the command line); lists and mappings among them are JSON. Raises ConfigError, which names `kind.name.field`."""
     if spec.options is None:
         if values:
             given = ", ".join(sorted(values))
@@ -77,7 +74,7 @@ def resolve(entry: Entry, spec: Spec, values: Mapping[str, Any]) -> BaseModel | 
 
 
 def schema_text(entry: Entry) -> str:
-    """What `pegboard help kind.name` prints: each option with type, default and meaning. Raises PluginBroken."""
+    """Return what `pegboard help kind.name` prints: each option with its type, default and meaning. Raises PluginBroken."""
     spec = import_spec(entry)
     address = f"{entry.kind}.{entry.name}"
     lines = [f"{address}   {entry.distribution} {entry.version}"]
@@ -101,17 +98,17 @@ def schema_text(entry: Entry) -> str:
 
 
 def _env_name(name: str) -> str:
-    """The name as it can be written in a variable: "rms_norm.avx2" → "rms_norm_avx2"."""
+    """Return the name in the form that a variable can have: "rms_norm.avx2" → "rms_norm_avx2"."""
     return re.sub(r"[^a-z0-9]+", "_", name.lower())
 
 
 def _parsed(info: FieldInfo, value: Any) -> Any:
-    """Text that looks like a JSON list or mapping, decoded unless the field is text itself."""
+    """Decode text that looks like a JSON list or mapping, unless the field is text."""
     if isinstance(value, str) and value[:1] in ("[", "{") and info.annotation is not str:
         try:
             return json.loads(value)
         except ValueError:
-            return value  # pydantic will say what it expected
+            return value  # pydantic says what it expected
     return value
 
 
@@ -127,7 +124,7 @@ def _explain(entry: Entry, error: Any) -> str:
 
 def _type_text(info: FieldInfo) -> str:
     annotation: Any = info.annotation
-    plain = isinstance(annotation, type) and not hasattr(annotation, "__args__")  # list[int] is a type as well
+    plain = isinstance(annotation, type) and not hasattr(annotation, "__args__")  # list[int] is also a type
     return annotation.__name__ if plain else str(annotation).replace("typing.", "")
 
 

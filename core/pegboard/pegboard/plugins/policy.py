@@ -1,7 +1,7 @@
 """The rules about which plugins may be used. They are not a sandbox: a package that is installed is already trusted.
 
-A pattern is a distribution ("acme-llama"), "kind:name" ("attention:triton") or "kind:distribution:name" (for a name that
-two distributions share). A pattern that matches nothing known is an error, so that a misspelled rule is not silently ignored.
+A pattern is a distribution ("acme-llama"), "kind:name" ("attention:triton") or "kind:distribution:name" (for a name that two
+distributions share). A pattern that matches nothing known is an error, because a misspelled rule must not be ignored silently.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ OptionKey = tuple[str, str]
 
 
 def blocked(config: PluginConfig, entry: Entry) -> str | None:
-    """Return the reason why the rules forbid the entry, None if they allow it. An allow list whose patterns are all of the form
-    kind:name restricts only the kinds that it names."""
+    """Return why the rules forbid the entry, or None if they allow it. If all patterns of an allow list have the form kind:name,
+    the list restricts only the kinds that it names."""
     for pattern in config.deny:
         if matches(pattern, entry):
             return f"denied by {pattern!r} in plugins.deny"
@@ -34,12 +34,13 @@ def blocked(config: PluginConfig, entry: Entry) -> str | None:
 
 
 def overrides(config: PluginConfig, entry: Entry) -> bool:
-    """Return whether the operator lets this entry replace what its spec's `replaces` names."""
+    """Return whether the operator lets this entry replace the plugins that its spec's `replaces` names."""
     return any(matches(pattern, entry) for pattern in config.override)
 
 
 def enabled(config: PluginConfig, entry: Entry) -> bool:
-    """Return whether the entry may act: passive kinds always, ambient ones when a default or enabled, and not disabled."""
+    """Return whether the entry may act. Entries of passive kinds always may. Ambient ones may if they are a default or enabled,
+    and not disabled."""
     if not is_ambient(entry):
         return True
     if any(matches(pattern, entry) for pattern in config.disable):
@@ -48,7 +49,7 @@ def enabled(config: PluginConfig, entry: Entry) -> bool:
 
 
 def check(config: PluginConfig, scan: Scan) -> None:
-    """Raises ConfigError for a pattern or option address that matches nothing installed or catalogued, and for enabling
+    """Raise ConfigError if a pattern or option address matches nothing that is installed or catalogued, or if `enable` names
     something that is not installed or not ambient."""
     installed = list(scan.all_entries())
     for setting in ("allow", "deny", "override", "enable", "disable"):
@@ -64,12 +65,12 @@ def check(config: PluginConfig, scan: Scan) -> None:
 
 
 def is_ambient(entry: Entry) -> bool:
-    """True for kinds that act by being present: hooks, and what `KINDS` marks so."""
+    """True for kinds that act by being present: hooks, and the kinds that `KINDS` marks as ambient."""
     return entry.kind == HOOKS_KIND or (entry.kind in KINDS and KINDS[entry.kind].ambient)
 
 
 def option_key(address: str) -> OptionKey:
-    """("attention", "triton") from "attention.triton"; the name may hold dots."""
+    """Split "attention.triton" into ("attention", "triton"). The name may contain dots."""
     kind, dot, name = address.partition(".")
     if not (kind and dot and name):
         raise ConfigError(f"plugin options {address!r}: expected the form kind.name, as in 'attention.triton'")
@@ -77,7 +78,7 @@ def option_key(address: str) -> OptionKey:
 
 
 def matches(pattern: str, entry: Entry) -> bool:
-    """True when the pattern means this entry."""
+    """True if the pattern matches this entry."""
     parts = pattern.split(":")
     if len(parts) == 1:
         return normalized(pattern) == entry.distribution
@@ -88,7 +89,7 @@ def matches(pattern: str, entry: Entry) -> bool:
 
 def _check_pattern(setting: str, pattern: str, installed: Iterable[Entry]) -> None:
     if any(matches(pattern, entry) for entry in installed) or (setting in ("allow", "deny", "disable") and _catalogued(pattern)):
-        return  # a rule about something known but not installed here is harmless: one file may serve many machines
+        return  # a rule about a known plugin that is not installed here is harmless: several machines may use the same file
     if ":" in pattern:
         known = [f"{entry.kind}:{entry.name}" for entry in installed]
     else:

@@ -1,4 +1,4 @@
-"""The installed plugins of one process: look-up by name, choice by need, and building what was chosen.
+"""The installed plugins of one process: finds them by name, chooses them by need, and builds the chosen ones.
 
 registry = Registry.discover(config)            # in the parent: one scan
 decision = registry.choose("attention", need)   # explained and remembered
@@ -29,10 +29,10 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PluginLock:
-    """The resolved set of plugins as one value. The parent resolves once; children get this and never scan again. Picklable.
+    """The resolved set of plugins as one value. The parent resolves it once. Children get it and never scan. Picklable.
 
-    options: raw values per plugin, with those of the environment merged in, so that a child reads no environment variable. They
-    may hold secrets: send, never log.
+    options: raw values per plugin, including those of the environment, so that a child reads no environment variable. They may be
+    secrets, so they may be sent but never logged.
     """
 
     scan: Scan = Scan()
@@ -42,8 +42,8 @@ class PluginLock:
 
 
 class Registry:
-    """Specs, verdicts and choices are kept, so that asking twice costs nothing. `scan` may be made by hand: tests give
-    entries whose `value` points at fakes."""
+    """Keeps specs, verdicts and choices, so asking twice costs nothing. Tests may build `scan` themselves, with entries whose
+    `value` names fakes."""
 
     def __init__(self, scan: Scan, config: PluginConfig | None = None, *, raw_options: RawOptions | None = None) -> None:
         self.scan = scan
@@ -59,8 +59,8 @@ class Registry:
 
     @classmethod
     def discover(cls, config: PluginConfig | None = None) -> Registry:
-        """Everything installed, under the rules of `config`. Scans once per process. Raises ConfigError if a rule names something
-        unknown."""
+        """Return a registry of everything that is installed, under the rules of `config`. Scans once per process. Raises
+        ConfigError for a rule about something unknown."""
         scan = discovery.scan()
         registry = cls(scan, config)
         policy.check(registry.config, scan)
@@ -68,37 +68,37 @@ class Registry:
 
     @classmethod
     def from_lock(cls, lock: PluginLock) -> Registry:
-        """The registry that the parent resolved. Neither packages nor the environment are read. Raises PluginBroken at the first
-        use of a distribution whose version differs from the locked one."""
+        """Return the registry that the parent resolved. Neither packages nor the environment are read. The first use of a
+        distribution raises PluginBroken if its version differs from the locked one."""
         registry = cls(lock.scan, lock.config, raw_options=lock.options)
         registry.locked = {(made.kind, made.key): made for made in lock.decisions}
         registry._unverified = {entry.distribution for entry in lock.scan.all_entries()}
         return registry
 
     def lock(self) -> PluginLock:
-        """This registry as a value for children."""
+        """Return this registry as a value for child processes."""
         return PluginLock(self.scan, self.config, self._raw_options, tuple(self.decisions.values()))
 
     # --- look-up: metadata only ------------------------------------------------------------------------------------------
 
     def blocked(self, entry: Entry) -> str | None:
-        """Return the reason why the configuration forbids the entry, None if it does not."""
+        """Return why the configuration forbids the entry, or None if it does not."""
         return policy.blocked(self.config, entry)
 
     def entries(self, kind: str) -> list[Entry]:
-        """Allowed entries of a kind, sorted by name and distribution."""
+        """Return the allowed entries of a kind, sorted by name and distribution."""
         check_kind(kind)
         return [entry for entry in self.scan.entries if entry.kind == kind and not self.blocked(entry)]
 
     def names(self, kind: str) -> list[str]:
-        """Short names of the allowed entries, each once."""
+        """Return the short names of the allowed entries, without duplicates."""
         return sorted({entry.name for entry in self.entries(kind)})
 
     def find(self, kind: str, name: str) -> Entry:
-        """The entry called `name`, or "distribution:name".
+        """Return the entry called `name`, or "distribution:name".
 
-        Raises PluginNotFound (says what to install or what was meant), PluginConflict (several distributions),
-        PluginUnsuitable (installed, but blocked by a rule or made for another interface).
+        Raises PluginNotFound, which says what to install or what was meant, PluginConflict if several distributions provide it,
+        and PluginUnsuitable if it is installed but blocked by a rule or made for another interface.
         """
         check_kind(kind)
         distribution, colon, short = name.rpartition(":")
@@ -124,13 +124,13 @@ class Registry:
         raise not_found(kind, name, self.names(kind))
 
     def conflict(self, kind: str, name: str, entries: Sequence[Entry]) -> PluginConflict:
-        """The error for a short name that several distributions provide."""
+        """Return the error for a short name that several distributions provide."""
         forms = " or ".join(repr(entry.qualified) for entry in sorted(entries, key=lambda entry: entry.sort_key))
         return PluginConflict(f"{kind} {name!r} is provided by several distributions: write {forms}, or deny all but one of them")
 
     def replacements(self, kind: str) -> Mapping[str, Entry]:
-        """{qualified name: the entry that replaces it}, where both the plugin (`replaces`) and the operator (`override`) say
-        so. Reads the specs of overriding plugins only."""
+        """Return {qualified name: the entry that replaces it}. Both the plugin (`replaces`) and the operator (`override`) must
+        want this. Only the specs of overriding plugins are read."""
         if kind not in self._replacements:
             found: dict[str, Entry] = {}
             for entry in self.entries(kind) if self.config.override else ():
@@ -146,8 +146,8 @@ class Registry:
         return self._replacements[kind]
 
     def enabled(self, kind: str) -> list[Entry]:
-        """The entries of an ambient kind that run: installed, allowed, and a default or enabled. Raises PluginConflict when
-        two distributions provide the same enabled name."""
+        """Return the entries of an ambient kind that run: those that are installed, allowed, and either a default or enabled.
+        Raises PluginConflict if two distributions provide the same enabled name."""
         running = [entry for entry in self.entries(kind) if policy.enabled(self.config, entry)]
         replaced = self.replacements(kind)
         running = list(dict.fromkeys(replaced.get(entry.qualified, entry) for entry in running))
@@ -158,29 +158,29 @@ class Registry:
         return running
 
     def enabled_hooks(self) -> list[Entry]:
-        """Entries of the hooks group that run, sorted."""
+        """Return the entries of the hooks group that run, sorted."""
         return [entry for entry in self.scan.hooks if not self.blocked(entry) and policy.enabled(self.config, entry)]
 
     # --- tier 1: specs and verdicts --------------------------------------------------------------------------------------
 
     def spec(self, entry: Entry) -> Spec:
-        """The entry's spec, imported on first use. Raises PluginBroken."""
+        """Return the entry's spec, which is imported on first use. Raises PluginBroken."""
         if entry not in self._specs:
             self.verify_version(entry)
             self._specs[entry] = import_spec(entry)
         return self._specs[entry]
 
     def verdict(self, entry: Entry) -> Verdict:
-        """What the entry's probe says of this machine (Ok when it has none); asked once. Raises PluginBroken when the probe
-        does not import."""
+        """Return the verdict of the entry's probe on this machine, or Ok if it has no probe. The probe runs only once. Raises
+        PluginBroken if it cannot be imported."""
         if entry not in self._verdicts:
             probe = self.spec(entry).probe
             self._verdicts[entry] = run_probe(import_part(entry, probe, "probe")) if probe else Ok()
         return self._verdicts[entry]
 
     def verify_version(self, entry: Entry) -> None:
-        """In a child process, the distribution must have the version that the parent saw. Raises PluginBroken with both
-        versions."""
+        """Check that, in a child process, the distribution has the version that the parent saw. Raises PluginBroken, which names
+        both versions."""
         if entry.distribution not in self._unverified:
             return
         from importlib.metadata import PackageNotFoundError, version
@@ -188,14 +188,15 @@ class Registry:
         try:
             here = version(entry.distribution)
         except PackageNotFoundError:
-            here = entry.version  # there is no metadata (a zip, a vendored copy): the import shows whether it works
+            here = entry.version  # without metadata (a zip, a vendored copy), the import shows whether it works
         if here != entry.version:
-            message = f"{entry.id}: version {entry.version} is locked, but {here} is installed here"
+            message = f"{entry.id}: version {entry.version} is locked, but {here} is installed on this host"
             raise PluginBroken(f"{message}; install the same on every host", plugin=entry.id)
         self._unverified.discard(entry.distribution)
 
     def quarantine(self, entry: Entry, reason: str) -> None:
-        """Leave out a plugin that does not work and was not asked for by name, with one warning. Fatal under PEGBOARD_STRICT."""
+        """Leave out a plugin that does not work and was not asked for by name, and warn once. With PEGBOARD_STRICT this is an
+        error."""
         if env.strict():
             raise PluginBroken(f"{entry.id}: {reason} (PEGBOARD_STRICT=1)", plugin=entry.id)
         if entry not in self._quarantined:
@@ -216,13 +217,15 @@ class Registry:
         among: Iterable[Entry] | None = None,
         required: bool = True,
     ) -> Decision:
-        """The best plugin of `kind` for `need`; remembered under (kind, key).
+        """Choose the best plugin of `kind` for `need`, and record the decision under (kind, key).
 
-        explicit: the user's own choice (None or "auto" = none): used or an error, never replaced. keys: for a keyed kind, the
-        names to look for, in this order, and "*" after them; key is the first of them unless it is given. A plugin with such a
-        name that is broken is an error, not a reason to take the next. prefers: names that the model or platform prefers; unknown
-        ones are passed over. among: consider only these entries. required=False: a Decision without winner instead of an error
-        when nothing suits. Raises PluginNotFound, PluginUnsuitable (with the table), PluginBroken, PluginConflict.
+        explicit: the user's choice (None or "auto" = none). It is used, or an error is raised; no other plugin replaces it. keys:
+        for a keyed kind, the names to look for, in this order, followed by "*". If one of these plugins is broken, an error is
+        raised instead of taking the next. key: the first of `keys` if not given. prefers: names that the model or the platform
+        prefers; unknown names are ignored. among: only these entries are considered. required: if False and nothing is suitable,
+        a Decision without a winner is returned instead of an error.
+
+        Raises PluginNotFound, PluginUnsuitable (with the table), PluginBroken or PluginConflict.
         """
         key = key or (keys[0] if keys else "")
         if explicit not in (None, "auto"):
@@ -233,14 +236,14 @@ class Registry:
         return made
 
     def record(self, decision: Decision) -> Decision:
-        """Keep a decision for explanation and for the lock; returns it."""
+        """Keep a decision for explanations and for the lock. Returns the decision."""
         self.decisions[decision.kind, decision.key] = decision
         return decision
 
     # --- tier 2: implementations -----------------------------------------------------------------------------------------
 
     def load(self, entry: Entry) -> Callable[..., Any]:
-        """The entry's implementation, imported. Raises PluginBroken, or PluginUnsuitable for a blocked or incompatible one."""
+        """Import the entry's implementation. Raises PluginBroken, or PluginUnsuitable for a blocked or incompatible entry."""
         if reason := self.blocked(entry):
             raise PluginUnsuitable(f"{entry.id} may not be used: {reason}", plugin=entry.id)
         spec = self.spec(entry)
@@ -253,29 +256,30 @@ class Registry:
         return implementation
 
     def options(self, entry: Entry) -> Any:
-        """The entry's validated options object, None if it has no options. Raises ConfigError."""
+        """Return the entry's validated options object, or None if it has no options. Raises ConfigError."""
         return options.resolve(entry, self.spec(entry), options.raw_values(entry, self._raw_options))
 
     def check_options(self) -> None:
-        """Validate every option that was given, also those of plugins that will not be chosen. Raises ConfigError."""
+        """Validate every option that was given, including those of plugins that are not chosen. Raises ConfigError."""
         for entry in self.scan.entries:
             if not self.blocked(entry) and options.raw_values(entry, self._raw_options):
                 self.options(entry)
 
     def build(self, entry: Entry, setup: object) -> Any:
-        """`Implementation(options, setup)`. Raises as `load` and `options` do. An error of the constructor becomes a
-        PluginFailure that names the plugin, unless it is one of Pegboard's own errors."""
+        """Return `Implementation(options, setup)`. Raises as `load` and `options` do. An error of the constructor becomes a
+        PluginFailure that names the plugin, unless it is one of Pegboard's errors."""
         implementation = self.load(entry)
         chosen_options = self.options(entry)
         with blame(entry.id):
             return implementation(chosen_options, setup)
 
     def describe_decisions(self) -> list[dict[str, Any]]:
-        """Every choice of this process as plain data: the need, the winner and why it won, and what stopped the others."""
+        """Return every choice of this process as plain data: the need, the winner and why it won, and what stopped the others."""
         return [made.describe() for _, made in sorted(self.decisions.items())]
 
     def describe(self) -> list[dict[str, Any]]:
-        """Every entry as plain data, with why it may not be used ("" = it may): what `plugins list` and the API show."""
+        """Return every entry as plain data, with the reason why it may not be used ("" = it may). `plugins list` and the API show
+        this."""
         rows = [(entry, self.blocked(entry) or "") for entry in (*self.scan.entries, *self.scan.hooks)]
         rows += [(unusable.entry, unusable.reason) for unusable in self.scan.unusable]
         return [

@@ -1,7 +1,7 @@
-"""The values of a choice: the gates, the ranking and the explanation. Imports no plugin.
+"""The values of a choice: the gates, the ranking and the explanation. This module imports no plugin.
 
-Gates in order: discovered → allowed → compatible → available (probe) → suitable (need) → ranked → selected. A candidate carries
-the gate where it stopped and the reason.
+The gates in order are: discovered → allowed → compatible → available (probe) → suitable (need) → ranked → selected. A candidate
+has the gate where it stopped, and the reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _STATES: dict[Gate, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """gate: where it stopped ("ranked": it would do, another is better). broken: it should work here but does not."""
+    """An entry that a choice considered. gate: where it stopped; "ranked" means that it is suitable, but another one is better.
+    broken: it should work on this machine, but does not."""
 
     entry: Entry
     gate: Gate
@@ -39,15 +40,15 @@ class Candidate:
 
     @property
     def state(self) -> str:
-        """One word for a person."""
+        """The state in one word, for people."""
         return "broken" if self.broken else _STATES[self.gate]
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The outcome of one choice. key: what it was for within the kind (architecture, op, layer group), "" if there is one
-    only. need: text form of the need. rank: why the winner won. notes: what is known of the
-    winner at work. candidates: winner first, then in rank order."""
+    """The outcome of one choice. key: what it was for within the kind (architecture, op, layer group); "" if the kind has only
+    one choice. need: the need as text. rank: why the winner won. notes: what is known about how the winner is used. candidates:
+    the winner first, then the others in rank order."""
 
     kind: str
     winner: Entry | None
@@ -58,7 +59,7 @@ class Decision:
     notes: tuple[str, ...] = ()
 
     def line(self) -> str:
-        """One line for the log."""
+        """Return one line for the log."""
         title = f"{self.kind} {self.key}".rstrip()
         if self.winner is None:
             return f"{title} → nothing suits; " + "; ".join(f"{c.entry.name} {c.state}: {c.reason}" for c in self.candidates)
@@ -67,7 +68,7 @@ class Decision:
         return f"{title} → {self.winner.name}  {self.winner.distribution} {self.winner.version}  ({self.rank}{more})"
 
     def table(self) -> str:
-        """The whole explanation, one candidate a line."""
+        """Return the whole explanation, with one candidate per line."""
         title = f"{self.kind} {self.key}".rstrip()
         if self.winner is None:
             lines = [f"{title} → none   ({self.rank})" if self.rank else f"{title} → nothing suits"]
@@ -101,14 +102,14 @@ class Decision:
         }
 
     def require(self) -> Entry:
-        """The winner. Raises PluginUnsuitable with the table when there is none."""
+        """Return the winner. Raises PluginUnsuitable with the table if there is none."""
         if self.winner is None:
-            raise PluginUnsuitable(f"no plugin of kind {self.kind!r} can do what is needed here\n{self.table()}")
+            raise PluginUnsuitable(f"no plugin of kind {self.kind!r} can do what is needed\n{self.table()}")
         return self.winner
 
 
 def need_text(need: Need) -> str:
-    """A need as text that is the same in every process (sets are sorted)."""
+    """Return a need as text, which is the same in every process because sets are sorted."""
 
     def shown(value: object) -> str:
         return "{" + ", ".join(sorted(map(repr, value))) + "}" if isinstance(value, set | frozenset) else repr(value)
@@ -121,9 +122,11 @@ RANK_WORDS = ("preference", "tier", "name", "distribution")
 
 
 def pick(suited: Sequence[tuple[Entry, Spec]], prefers: Sequence[Entry] = ()) -> tuple[list[Candidate], str]:
-    """Rank the entries that suit. Returns the candidates, best first (the first is selected), and why the first one won. The
-    order is total, because (name, distribution) is unique within a kind: the model's or platform's preference, tier, name,
-    distribution."""
+    """Rank the suitable entries. Returns the candidates, best first, and why the first one won. The first one is selected.
+
+    They are ordered by the model's or platform's preference, then by tier, name and distribution. The order is total, because
+    (name, distribution) is unique within a kind.
+    """
     if len(suited) < 2:
         return [Candidate(entry, "selected") for entry, _ in suited], "the only one that suits" if suited else ""
 
@@ -147,5 +150,5 @@ def pick(suited: Sequence[tuple[Entry, Spec]], prefers: Sequence[Entry] = ()) ->
 
 
 def by_gate(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Sort candidates: those that got furthest first, then by name."""
+    """Sort candidates by how far they got, then by name."""
     return sorted(candidates, key=lambda c: (-GATES.index(c.gate), c.entry.name, c.entry.distribution))

@@ -1,5 +1,5 @@
-"""What runs on a rank: loading the model, the memory, the step."""
+"""What runs on a rank: the loading of the model, the memory and the step."""
 
 from pegboard.env import let_compute_threads_sleep
 
-let_compute_threads_sleep()  # before torch, which everything below imports
+let_compute_threads_sleep()  # must run before torch is imported, which the modules below do

@@ -1,6 +1,6 @@
 """Reads a LoRA adapter in PEFT's layout and copies it into the layers' slots.
 
-Layout: adapter_config.json (`r`, `lora_alpha`, `use_rslora`) next to a safetensors file whose tensors are called
+The layout is adapter_config.json (`r`, `lora_alpha`, `use_rslora`) next to a safetensors file with the tensors
 base_model.model.<module path>.lora_A.weight [rank, in] and ….lora_B.weight [out, rank].
 """
 
@@ -21,7 +21,7 @@ PREFIX = "base_model.model."
 
 
 def load_adapter(layers: Iterable[Layer], slot: int, adapter: AdapterRef) -> None:
-    """Raises ModelError when the adapter does not fit the model or its files are damaged."""
+    """Copy an adapter into a slot of every layer. Raises ModelError if it does not fit the model or its files are damaged."""
     folder = Path(adapter.path)
     try:
         config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
@@ -38,18 +38,18 @@ def load_adapter(layers: Iterable[Layer], slot: int, adapter: AdapterRef) -> Non
             used |= set(own)
     unknown = sorted(set(weights) - used)
     if unknown:
-        raise ModelError(f"adapter {adapter.name!r} changes modules this model does not have: {', '.join(unknown[:5])}")
+        raise ModelError(f"adapter {adapter.name!r} changes modules that this model does not have: {', '.join(unknown[:5])}")
 
 
 def _read(folder: Path, adapter: AdapterRef) -> dict[str, tuple[Tensor, Tensor]]:
-    """Module path → (A, B)."""
+    """Return module path → (A, B)."""
     try:
         from safetensors.torch import load_file
     except ImportError as error:
         raise ModelError("reading adapters needs safetensors: pip install safetensors") from error
     path = folder / "adapter_model.safetensors"
     if not path.is_file():
-        raise ModelError(f"adapter {adapter.name!r}: {path} is missing; only safetensors adapters are read")
+        raise ModelError(f"adapter {adapter.name!r}: {path} is missing; only adapters in safetensors files can be read")
     tensors = load_file(path)
     found = {}
     for name, a in tensors.items():

@@ -16,10 +16,10 @@ log = get_logger(__name__)
 
 
 class AttentionGroups:
-    """The model's attention layers: the chosen backend of each, what each stores, and the bound callables.
+    """The model's attention layers: the backend chosen for each, what each stores, and the bound callables.
 
-    need, setup: what all layers have in common. need.kv_dtype: what the user wants stored; None = what the checkpoint's
-    quantization method wants, else the compute dtype. explicit: the backend that the user names.
+    need, setup: what all layers have in common. need.kv_dtype: the type that the user wants stored. If it is None, it is the one
+    that the checkpoint's quantization method asks for, or else the compute dtype. explicit: the backend that the user named.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class AttentionGroups:
         return decision.require()
 
     def kv_specs(self) -> dict[int, KVCacheSpec]:
-        """What each layer that owns a cache stores."""
+        """Return what each layer stores, for the layers that have their own cache."""
         specs = {}
         for index, layer in self.layers.items():
             if layer.shares_kv_with is not None:
@@ -62,12 +62,12 @@ class AttentionGroups:
         return specs
 
     def not_replayed(self) -> str:
-        """Why steps of this model cannot be recorded; "" = they can."""
+        """Return why steps of this model cannot be recorded; "" if they can."""
         eager = {entry.id for entry in self.entries.values() if "replay" not in self.registry.spec(entry).flags}
         return f"the attention of {', '.join(sorted(eager))} cannot be replayed" if eager else ""
 
     def attach(self, plan: KVPlan, views: Mapping[int, Mapping[str, Any]]) -> dict[int, Callable[..., Any]]:
-        """Build the backends over the memory of `views` and bind every layer; returns {layer index: bound attention}."""
+        """Build the backends on the memory of `views` and bind every layer. Returns {layer index: bound attention}."""
         self.backends, bound = [], {}
         for group_index, group in enumerate(plan.groups):
             members: dict[Entry, list[AttentionLayer]] = {}

@@ -1,4 +1,4 @@
-"""Which implementation of every op and weight format this rank computes with."""
+"""Chooses the implementation of every op and weight format that this rank computes with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pegboard.plugins.registry import Registry
 
 
 class Kernels(dict[str, Callable[..., Any]]):
-    """Op or weight format by name → what computes it. replay: makes the recorder of a kernel plugin, None when there is none."""
+    """Maps the name of an op or weight format to its implementation. replay: makes the recorder of a kernel plugin; None if there
+    is none."""
 
     replay: Callable[[], Any] | None = None
 
@@ -22,7 +23,8 @@ class Kernels(dict[str, Callable[..., Any]]):
 
 
 def choose_kernels(registry: Registry, *, platform: str, dtype: str) -> Kernels:
-    """The best suitable plugin of the `kernel` kind for everything that core or a plugin declares, else the reference."""
+    """Choose the best suitable plugin of the `kernel` kind for everything that core or a plugin declares. Where there is none,
+    the reference is used."""
     kernels, offers = Kernels(REFERENCES), dict[str, list[Entry]]()
     declared: dict[str, Entry] = {}
     for entry in registry.entries("kernel"):

@@ -1,8 +1,8 @@
 """The KV cache's memory: one pool of equal-sized blocks, and the layers' named views of it.
 
-All groups have the same number of bytes per block. Layer i of every group lies in region i; a block id therefore means the
-same bytes for whichever group holds it. Where all layers of a region store tensors of the same sizes, each tensor has separate
-memory, in which its blocks follow one another. Otherwise a block holds all tensors of the layer.
+All groups have the same number of bytes per block. Layer i of every group is in region i, so a block id means the same bytes in
+every group. If all layers of a region store tensors of the same sizes, each tensor has separate memory, in which its blocks are
+contiguous. Otherwise a block holds all tensors of the layer.
 
     region i   [num_blocks, bytes of layer i's block]  =  layer i of group 0, layer i of group 1, …
 """
@@ -22,11 +22,9 @@ from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, KVTensor
 
 
 def allocate(plan: KVPlan, zeros: Callable[[int], Tensor]) -> dict[int, dict[str, Tensor]]:
-    """Views by layer index and tensor name, [num_blocks, block_size, *shape] ([num_blocks, *shape] for per-request states).
-
-    zeros: the platform's memory for the KV cache, of so many bytes. It is zero, because the slots after a request's last token
-    are read too, with weight 0, and only finite values survive that.
-    """
+    """Return the views by layer index and tensor name: [num_blocks, block_size, *shape], or [num_blocks, *shape] for per-request
+    states. zeros: returns the given number of bytes of the platform's memory for the KV cache. It must be zero, because the slots
+    after a request's last token are also read, with weight 0, and only finite values give 0 then."""
 
     def blocks(block_bytes: int) -> Tensor:
         return zeros(plan.num_blocks * block_bytes).view(plan.num_blocks, block_bytes)
@@ -49,7 +47,7 @@ def allocate(plan: KVPlan, zeros: Callable[[int], Tensor]) -> dict[int, dict[str
 
 
 def null_plan(specs: Mapping[int, KVCacheSpec], block_size: int) -> KVPlan:
-    """One block that all requests share, to run a step before the size of the KV cache is known."""
+    """Return a plan with one block that all requests share, to run a step before the size of the KV cache is known."""
     layers: dict[KVCacheSpec, list[int]] = {}
     for index, spec in specs.items():
         layers.setdefault(spec, []).append(index)
@@ -60,8 +58,8 @@ def null_plan(specs: Mapping[int, KVCacheSpec], block_size: int) -> KVPlan:
 
 
 def largest_batch(limits: Limits, num_groups: int) -> Batch:
-    """The largest step there can be, to measure its memory. Every row starts a prompt and samples; together the prompts fill the
-    step. All rows use block 0."""
+    """Return the largest possible step, to measure its memory. Every row starts a prompt and samples. Together the prompts fill
+    the step. All rows use block 0."""
     num_rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     counts = np.full(num_rows, limits.max_num_batched_tokens // num_rows, np.int32)
     counts[: limits.max_num_batched_tokens % num_rows] += 1
@@ -87,7 +85,7 @@ def copy_blocks(views: Mapping[int, Mapping[str, Tensor]], group: KVGroup, sourc
 
 
 def _layout(group: KVGroup) -> tuple[int, ...]:
-    """Bytes per block of each tensor."""
+    """Return the bytes per block of each tensor."""
     slots = group.block_size if group.spec.unit == "token" else 1
     return tuple(slots * tensor.slot_bytes() for tensor in group.spec.tensors)
 

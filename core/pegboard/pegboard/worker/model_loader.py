@@ -1,7 +1,7 @@
 """Fills a model from a checkpoint: declare → load → finish, layer by layer.
 
-Pieces stream in file order; a layer is finished as soon as its last piece is there, so the peak is one layer above the
-finished weights.
+Pieces are streamed in file order. A layer is finished as soon as it has its last piece, so the peak memory is that of the
+finished weights plus one layer.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pegboard.log import get_logger
 log = get_logger(__name__)
 
 SHOWN = 8
-"""Most names listed in an error."""
+"""Number of names that an error lists at most."""
 
 
 def load_weights(layers: Iterable[Layer], loader: WeightLoader, checkpoint: Checkpoint) -> None:
-    """Give every declared layer its pieces. Raises ModelError naming tensors that the checkpoint lacks."""
+    """Give every declared layer its pieces. Raises ModelError, which names the tensors that the checkpoint lacks."""
     waiting: dict[Layer, int] = {}
     owners: dict[str, list[Layer]] = {}
     wanted: dict[str, WantedWeight] = {}
@@ -48,7 +48,7 @@ def load_weights(layers: Iterable[Layer], loader: WeightLoader, checkpoint: Chec
 
 
 def bind_layers(layers: Iterable[Layer]) -> None:
-    """Compose every layer's forward; after this a model may run."""
+    """Bind every layer. The model may run after this."""
     for layer in layers:
         layer.bind()
 
@@ -59,7 +59,7 @@ def _some(names: list[str]) -> str:
 
 
 def _with_progress(pieces: Iterator[WeightPiece], total: int) -> Iterator[WeightPiece]:
-    """The pieces, with a bar on a terminal once loading takes over a second."""
+    """Yield the pieces, with a bar on a terminal if loading takes more than a second."""
     from tqdm import tqdm
 
     yield from tqdm(pieces, "Loading weights", total, delay=1.0, leave=False, disable=not sys.stderr.isatty(), unit="tensor")

@@ -1,4 +1,4 @@
-"""One rank's step: batch → forward → token ids. Owns the persistent buffers and the per-row state."""
+"""One rank's step: batch → forward → token ids. A runner owns the persistent buffers and the per-row state."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Masks = Callable[[], TokenMasks]
 
 @dataclass(slots=True)
 class RunnerParts:
-    """What a runner computes with, built and bound."""
+    """What a runner computes with. All parts are built and bound."""
 
     model: Any
-    backends: list[tuple[int, AttentionBackend]]  # with the index of the KV group each serves
+    backends: list[tuple[int, AttentionBackend]]  # each with the index of its KV group
     plan: KVPlan
     views: Mapping[int, Mapping[str, Tensor]]
     sampler: Sampler
@@ -47,7 +47,7 @@ class RunnerParts:
 
 
 class ModelRunner:
-    """`run` is the whole life of a step."""
+    """Runs the steps of one rank. `run` is a whole step."""
 
     def __init__(self, parts: RunnerParts) -> None:
         self.parts, limits = parts, parts.limits
@@ -65,7 +65,8 @@ class ModelRunner:
         self.scores = PromptScores(parts.sampler, parts.model.logits, self.state)
 
     def record(self, replay: Replay, refusal: str = "") -> list[str]:
-        """Record the model's stages. Returns the reasons why some run eagerly. refusal: why attention cannot be recorded."""
+        """Record the model's stages. Returns the reasons why some of them run eagerly. refusal: why attention cannot be
+        recorded."""
 
         def plan(inputs: StepInputs) -> None:
             if refusal:
@@ -76,8 +77,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch, masks: Masks | None = None) -> Callable[[], StepOutput]:
-        """Compute `batch`; the callable waits for the result if the device has not finished. masks() waits for the grammar
-        masks of a batch that needs them."""
+        """Compute `batch`. The returned callable waits for the result, if the device has not finished. masks() waits for the
+        grammar masks of a batch that needs them."""
         started = time.perf_counter()
         self._apply(batch)
         transfer_s = self._begin_transfers(batch)
@@ -119,14 +120,14 @@ class ModelRunner:
             backend.plan(inputs.groups[group])
 
     def _begin_transfers(self, batch: Batch) -> float:
-        """Tell the connectors what this step loads and saves; returns the seconds that took."""
+        """Tell the connectors what this step loads and saves. Returns the seconds that this took."""
         started = time.perf_counter()
         for name, connector in self.parts.connectors.items():
             connector.begin(batch.connector.get(name, b""))
         return time.perf_counter() - started
 
     def _apply(self, batch: Batch) -> None:
-        """Bring the per-row state up to date: rows that left, rows that came, new blocks, copies, adapters."""
+        """Update the per-row state: removed rows, added rows, new blocks, copies and adapters."""
         if len(batch.removed_rows):
             self._remove(batch.removed_rows)
         for new in batch.new:
@@ -135,7 +136,7 @@ class ModelRunner:
         if len(batch.copy_blocks):
             self._copy_blocks(batch.copy_blocks)
         for slot, adapter in batch.lora_loads:
-            assert self.parts.load_adapter is not None, "adapters are only sent when LoRA is on"
+            assert self.parts.load_adapter is not None, "adapters are sent only if LoRA is on"
             self.parts.load_adapter(slot, adapter)
 
     def _remove(self, rows: np.ndarray) -> None:
@@ -165,7 +166,8 @@ class ModelRunner:
     def _sample(
         self, inputs: StepInputs, hidden: Tensor, logits: Tensor | None, masks: Masks | None, output: StepOutput
     ) -> Callable[[], StepOutput]:
-        """Sample the rows that want a token, into `output` and the rows' history. Returns what waits for the tokens."""
+        """Sample the rows that need a token. The tokens are written to `output` and the rows' history. Returns the callable that
+        waits for the tokens."""
         if not len(inputs.sample_rows):
             return lambda: output
         last_hidden = hidden if inputs.logits_index is None else hidden[inputs.logits_index]
@@ -175,7 +177,7 @@ class ModelRunner:
         if self.parts.copies is not None and self.draft is None:
             return self._leave_on_device(inputs, sampled, output, self.parts.copies)
         tokens, counts = sampled.token_ids.cpu().numpy(), sampled.counts.cpu().numpy()
-        if inputs.draft_token_ids is None:  # one each
+        if inputs.draft_token_ids is None:  # one token per row
             flat, offsets = tokens[:, 0].astype(np.int32), inputs.offsets
         else:
             offsets = np.zeros(len(counts) + 1, np.int32)
@@ -188,7 +190,8 @@ class ModelRunner:
     def _leave_on_device(
         self, inputs: StepInputs, sampled: Sampled, output: StepOutput, copies: Copies
     ) -> Callable[[], StepOutput]:
-        """One token per row: the next step takes them from the device. The host reads its copy when the result is asked for."""
+        """Leave one token per row on the device, where the next step reads it. The host reads its copy when the result is
+        requested."""
         self.inputs.keep_sampled(inputs.sample_rows, sampled.token_ids[:, 0])
         self.state.append_unread(inputs.sample_rows)
         wait = copies.download(sampled.token_ids)
@@ -200,7 +203,7 @@ class ModelRunner:
         return finish
 
     def _propose(self, inputs: StepInputs) -> CSR:
-        """Ask the draft plugin for the next step's proposals and keep them."""
+        """Ask the draft plugin for the next step's proposals, and keep them."""
         state, rows = self.state, inputs.sample_rows
         room = self.parts.limits.max_model_len - state.num_tokens[rows] - 1
         step = DraftStep(
@@ -215,7 +218,7 @@ class ModelRunner:
         return CSR.of(proposals)
 
     def _empty(self, batch: Batch) -> StepOutput:
-        """The result of a step without tokens, which still drives the transfers."""
+        """Return the result of a step without tokens. Such a step still runs transfers."""
         transfers = {name: connector.end() for name, connector in self.parts.connectors.items()}
         none = np.zeros(0, np.int32)
         return StepOutput(step=batch.step, rows=none, token_ids=CSR.empty(), transfers=transfers)

@@ -1,4 +1,4 @@
-"""Logprobs of prompt tokens, gathered chunk by chunk."""
+"""Logprobs of prompt tokens, which are collected chunk by chunk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pegboard.worker.row_state import RowState
 from pegboard.worker.step_inputs import StepInputs
 
 CHUNK = 256
-"""Positions scored at once: bounds the logits held in memory to 256 × vocabulary."""
+"""Number of positions that are scored at once. It limits the logits in memory to 256 × vocabulary."""
 
 
 class PromptScores:
@@ -26,7 +26,8 @@ class PromptScores:
         self.parts: dict[int, list[Logprobs]] = {}
 
     def add(self, new: NewRequest) -> None:
-        """Only a request that starts is scored: a resumed one has delivered its logprobs already, and a fork delivers none."""
+        """Note the request if its prompt must be scored. That is only so when it starts: a resumed request has already delivered
+        its logprobs, and a fork delivers none."""
         self.remove(new.row)
         params = new.params
         is_start = new.num_computed_tokens == 0 and len(new.token_ids) == new.num_prompt_tokens > 1

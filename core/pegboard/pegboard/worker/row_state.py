@@ -1,4 +1,4 @@
-"""What a rank remembers of every running row, in arrays indexed by row."""
+"""What a rank knows about every running row, in arrays that are indexed by row."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pegboard.data.batch import Batch, NewRequest
 from pegboard.interfaces.attention import KVPlan
 
 ON_DEVICE = -2
-"""Stands for a sampled token that only the device knows so far."""
+"""Replaces a sampled token that so far only the device knows."""
 
 
 class RowState:
-    """R rows. token_ids [R, capacity]: prompt and outputs, then room for drafts. num_tokens [R]: how many are known.
-    block_tables[g] [R, max_blocks of group g] and num_blocks[g] [R]. drafts: proposals kept for the next step."""
+    """The state of R rows. token_ids [R, capacity]: prompt and outputs, followed by room for drafts. num_tokens [R]: number of
+    known tokens. block_tables[g] [R, max_blocks of group g] and num_blocks[g] [R]. drafts: proposals for the next step."""
 
     def __init__(self, max_num_seqs: int, capacity: int, plan: KVPlan) -> None:
         self.token_ids = np.zeros((max_num_seqs, capacity), np.int32)
@@ -48,17 +48,17 @@ class RowState:
             self.num_blocks[group][row] = first + len(block_ids)
 
     def remove(self, rows: np.ndarray) -> None:
-        """Rows are free."""
+        """Free these rows."""
         for row in rows.tolist():
             self.drafts.pop(row, None)
 
     def append_unread(self, rows: np.ndarray) -> None:
-        """Each of rows [B] has a new token that only the device knows so far."""
+        """Add to each of rows [B] a new token that so far only the device knows."""
         self.token_ids[rows, self.num_tokens[rows]] = ON_DEVICE
         self.num_tokens[rows] += 1
 
     def append_tokens(self, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> None:
-        """tokens [B, m], of which the first counts[i] belong to rows[i], one at least."""
+        """Add tokens [B, m] to rows [B]. The first counts[i] of them belong to rows[i], at least one."""
         self.token_ids[rows, self.num_tokens[rows]] = tokens[:, 0]
         self.num_tokens[rows] += 1
         for column in range(1, tokens.shape[1]):

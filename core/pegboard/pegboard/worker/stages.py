@@ -1,9 +1,9 @@
-"""What the model computes in a step: a stage is replayed if it was recorded, else called.
+"""What the model computes in a step. A stage is replayed if it was recorded; otherwise it is called.
 
 token ids ─ embed → hidden ─ forward → hidden ─ logits → logits
 └───────── decode: one token per request ──────────────┘
 └───────── forward: any step ────────┘         └ logits ┘
-                                                 (of the rows that want a token)
+                                                 (of the rows that need a token)
 """
 
 from __future__ import annotations
@@ -60,25 +60,25 @@ class Stages:
         return [f"{', '.join(traits)} run eagerly: {reason}" for reason, traits in refusals.items()]
 
     def find(self, trait: Trait, num_rows: int) -> Recording | None:
-        """The smallest recording for at least `num_rows` rows."""
+        """Return the smallest recording for at least `num_rows` rows."""
         for recording in self.recordings.get(trait, ()):
             if num_rows <= recording.size:
                 return recording
         return None
 
     def choose(self, num_tokens: int, is_decode: bool) -> Recording | None:
-        """The recording that replays a step; None = it runs eagerly."""
+        """Return the recording that replays a step, or None if the step runs eagerly."""
         return (self.find("decode", num_tokens) if is_decode else None) or self.find("forward", num_tokens)
 
     def run(self, recording: Recording | None, inputs: StepInputs) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [T, size] after the final norm; logits too where `recording` gives them."""
+        """Return the hidden states [T, size] after the final norm, and the logits if `recording` computes them."""
         if recording is None:
             return self.model.forward(self.model.embed(inputs.input_ids), inputs.positions), None
         hidden, *logits = recording(inputs.num_tokens)
         return hidden, logits[0] if logits else None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [N, vocabulary] of these rows [N, size], valid until the next call."""
+        """Return the logits [N, vocabulary] of these rows [N, size]. They are valid until the next call."""
         recording = self.find("logits", len(hidden))
         if recording is None:
             logits: Tensor = self.model.logits(hidden)

@@ -15,8 +15,8 @@ from pegboard.worker.row_state import ON_DEVICE, RowState
 
 
 class Buffer:
-    """An array that the host fills, and its tensor on the device. Where the device computes in the host's memory both are the
-    same. Elsewhere the host has two and takes turns, so that it fills one while the other is still being copied."""
+    """An array that the host fills, and its tensor on the device. If the device computes in the host's memory, both are the same
+    memory. Otherwise the host has two arrays and alternates, so that it can fill one while the other is still being copied."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: str, copies: Copies | None) -> None:
         self.copies = copies
@@ -27,12 +27,13 @@ class Buffer:
         self._extents, self._view = shape, self.on_device
 
     def take(self, half: int) -> None:
-        """Fill this one of the two from now on."""
+        """Fill this half from now on."""
         self.array, self.half = self.arrays[half], half
 
     def sent(self, *extents: int) -> Tensor:
-        """The leading part of the buffer on the device, after copying it there if it is elsewhere. Most steps are as large as the
-        one before, and take its view: making one costs microseconds, and lets another thread have the interpreter."""
+        """Return the first part of the buffer on the device, after copying it there if necessary. Most steps have the same size
+        as the previous one and reuse its view: making a view takes microseconds, and lets another thread take the interpreter
+        lock."""
         if extents != self._extents:
             self._extents, self._view = extents, self.on_device[tuple(map(slice, extents))]
         if self.copies is not None:
@@ -42,9 +43,9 @@ class Buffer:
 
 @dataclass(slots=True)
 class StepInputs:
-    """One step of num_tokens tokens. input_ids, positions: [T], longer where the step is padded. sample_rows: [S] rows to sample;
-    logits_index: [N] token index of each logits row, None = all in order; offsets: [S + 1] logits rows of each sampled row;
-    draft_token_ids: [N − S] or None. starts: [B] first position computed."""
+    """One step of num_tokens tokens. input_ids, positions: [T], longer if the step is padded. sample_rows: [S], rows to sample.
+    logits_index: [N], token index of each logits row; None = all tokens in order. offsets: [S + 1], logits rows of each sampled
+    row. draft_token_ids: [N − S] or None. starts: [B], first position that is computed."""
 
     num_tokens: int
     input_ids: Tensor
@@ -59,9 +60,9 @@ class StepInputs:
 
 
 class InputBuilder:
-    """Persistent buffers and the arithmetic that fills them; no Python per token or row on the plain path.
+    """The persistent buffers and the arithmetic that fills them. In a plain step, no Python code runs per token or row.
 
-    last_tokens: [R] the last sampled token of every row, on a device with separate memory. The next step reads it there, while
+    last_tokens: [R], the last sampled token of every row, on a device with separate memory. The next step reads it there, while
     the host still waits for its copy.
     """
 
@@ -88,7 +89,7 @@ class InputBuilder:
         return self.buffers[-1]
 
     def _take_turns(self, copies: Copies) -> None:
-        """Fill the buffers' other halves, once the copies made from them two steps ago are done."""
+        """Switch to the other half of each buffer, after the copies that were made from it two steps ago are done."""
         half = self.input_ids.half
         self.marks[half] = copies.mark()
         self.marks[1 - half]()
@@ -96,14 +97,14 @@ class InputBuilder:
             buffer.take(1 - half)
 
     def build(self, batch: Batch, padded: int = 0) -> StepInputs:
-        """Fill the buffers for `batch`, whose changes of rows and blocks are already applied. padded: the number of tokens (and
+        """Fill the buffers for `batch`. Its changes of rows and blocks must already be applied. padded: the number of tokens (and
         of rows, with one token each) that the step is padded to; 0 = not padded."""
         if self.copies is not None:
             self._take_turns(self.copies)
         state, rows, counts = self.state, batch.rows, batch.num_scheduled_tokens
         drafts = batch.num_draft_tokens
         draft_token_ids = self._place_drafts(batch) if drafts.any() else None
-        # While a step is in flight, the engine's number is an upper bound; the row state has the exact one.
+        # While a step is in flight, the engine's number is only an upper bound. The row state has the exact number.
         starts = np.minimum(batch.num_computed_tokens, state.num_tokens[rows] - 1, dtype=np.int64)
         num_rows, num_tokens = len(rows), int(counts.sum())
         one_each = num_tokens == num_rows
@@ -142,13 +143,13 @@ class InputBuilder:
         return inputs
 
     def blank(self, size: int) -> StepInputs:
-        """A step that is only padding, to record with."""
+        """Return a step that consists only of padding, to record with."""
         if self.copies is not None:
             self._take_turns(self.copies)
         return self._send(0, 0, size)
 
     def _place_drafts(self, batch: Batch) -> Tensor:
-        """Write this step's drafts after each row's known tokens; returns them in row order."""
+        """Write this step's drafts after each row's known tokens. Returns the drafts in row order."""
         state, placed = self.state, []
         for index in np.flatnonzero(batch.num_draft_tokens):
             row, count = int(batch.rows[index]), int(batch.num_draft_tokens[index])
@@ -159,7 +160,7 @@ class InputBuilder:
         return torch.from_numpy(np.concatenate(placed).astype(np.int64)).to(self.device)
 
     def _place(self, index: int, rows: np.ndarray, token_rows: np.ndarray, positions: np.ndarray) -> None:
-        """Slots and block tables of KV group `index`."""
+        """Fill the slots and block tables of KV group `index`."""
         group, table = self.plan.groups[index], self.state.block_tables[index]
         slots = self.slots[index].array[: len(positions)]
         if group.spec.unit == "token":
@@ -172,14 +173,14 @@ class InputBuilder:
         self.tables[index].array[: len(rows), :width] = table[rows, :width]
 
     def _width(self, index: int, max_seq_len: int) -> int:
-        """Columns of a block table that rows of such a length use."""
+        """Return the number of columns of a block table that rows of this length use."""
         group = self.plan.groups[index]
         if group.spec.unit == "request":
             return 1
         return min(-(-max_seq_len // group.block_size), self.tables[index].array.shape[1])
 
     def _pad(self, num_rows: int, num_tokens: int, size: int, tokens: int) -> None:
-        """Rows without tokens and tokens without a slot, up to a padded step's size."""
+        """Add rows without tokens, and tokens without a slot, up to the size of a padded step."""
         self.input_ids.array[num_tokens:tokens] = self.positions.array[num_tokens:tokens] = 0
         self.query_start_loc.array[num_rows + 1 : size + 1] = num_tokens
         self.seq_lens.array[num_rows:size] = 0
@@ -188,7 +189,8 @@ class InputBuilder:
             table.array[num_rows:size] = 0
 
     def _send(self, num_rows: int, num_tokens: int, padded: int) -> StepInputs:
-        """The filled buffers on the device. A padded step's block tables are whole, because a recording keeps their shape."""
+        """Return the filled buffers on the device. A padded step gets whole block tables, because a recording keeps their
+        shape."""
         rows, tokens = max(num_rows, min(padded, self.max_rows)), max(num_tokens, padded)
         if padded:
             self._pad(num_rows, num_tokens, rows, tokens)
@@ -215,7 +217,7 @@ class InputBuilder:
         return StepInputs(num_tokens, input_ids, positions, groups, none, none, none, None, none, None)
 
     def _fetch_sampled(self, token_ids: np.ndarray, token_rows: np.ndarray) -> None:
-        """Fill in the tokens that only the device knows yet."""
+        """Fill in the tokens that so far only the device knows."""
         places = np.flatnonzero(token_ids == ON_DEVICE)
         count = len(places)
         if count:
@@ -224,6 +226,6 @@ class InputBuilder:
             self.input_ids.on_device.index_copy_(0, self.known_places.sent(count), sampled)
 
     def keep_sampled(self, rows: np.ndarray, token_ids: Tensor) -> None:
-        """The rows' next tokens [S] are on the device, and the host does not know them yet."""
+        """Keep the rows' next tokens [S] on the device. The host does not know them yet."""
         self.sampled_rows.array[: len(rows)] = rows
         self.last_tokens.index_copy_(0, self.sampled_rows.sent(len(rows)), token_ids)

@@ -1,4 +1,4 @@
-"""The worker: everything that one rank holds, from start to stop. An executor drives it."""
+"""The worker: everything that one rank holds, from start to stop. An executor calls it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """What a rank builds itself from. config holds no "auto": the engine has filled in the platform's defaults."""
+    """What a worker is built from. config: contains no "auto", because the engine has filled in the platform's defaults."""
 
     config: EngineConfig
     limits: Limits
@@ -51,7 +51,7 @@ class WorkerPlan:
 
 
 class Worker:
-    """load → allocate → warm_up → run … → stop."""
+    """The order of calls is load → allocate → warm_up → run … → stop."""
 
     def __init__(self, registry: Registry, plan: WorkerPlan, rank: int) -> None:
         self.registry, self.plan, self.rank = registry, plan, rank
@@ -62,7 +62,7 @@ class Worker:
     # --- start-up ----------------------------------------------------------------------------------------------------------
 
     def load(self) -> WorkerReady:
-        """Take the device, build the model, load its weights. Raises ModelError, ConfigError or PluginError."""
+        """Take the device, build the model and load its weights. Raises ModelError, ConfigError or PluginError."""
         config = self.config
         entry = self.registry.choose("platform", Need(), explicit=config.device).require()
         self.platform_name = entry.name
@@ -109,7 +109,7 @@ class Worker:
         load_weights(self.build.declared.layers, loader, checkpoint)
 
     def _quantization(self, stored: Any, asked: str | None) -> Any:
-        """The quantization method: what the checkpoint says, or the user's choice for a plain checkpoint."""
+        """Return the quantization method that the checkpoint names, or the user's choice for a plain checkpoint."""
         name = asked or stored.get("quant_method") or default_name("quantization")
         need = QuantizationNeed(platform=self.platform_name, dtype=self.config.dtype)
         entry = self.registry.choose("quantization", need, explicit=str(name), key=str(name)).require()
@@ -130,8 +130,8 @@ class Worker:
         return RepackCache(folder / "repacked", digest, int(config.repack_cache_gb * 2**30))
 
     def _kv_memory_bytes(self, specs: Mapping[int, KVCacheSpec]) -> int:
-        """Bytes for the KV cache: what the user or the platform said, else what is left of the device's share after the largest
-        step, which is run here to measure its memory."""
+        """Return the bytes for the KV cache that the user or the platform has set. If none is set, run the largest step to
+        measure its memory, and return what is left of the device's share."""
         if self.config.kv_cache_memory_bytes is not None:
             return self.config.kv_cache_memory_bytes
         plan = memory.null_plan(specs, self.limits.block_size)
@@ -146,7 +146,7 @@ class Worker:
         return max(0, int(numbers.total_bytes * self.config.gpu_memory_utilization) - others - numbers.peak_bytes)
 
     def allocate(self, kv_plan: KVPlan) -> None:
-        """Take the KV memory, bind every layer and make the runner. Earlier recordings are dropped."""
+        """Take the KV memory, bind every layer and make the runner. Earlier recordings are discarded."""
         if self.replay is not None:
             self.replay.reset()
         views = memory.allocate(kv_plan, self.platform.zeros)
@@ -155,7 +155,7 @@ class Worker:
         self.runner = ModelRunner(parts)
 
     def _parts(self, kv_plan: KVPlan, views: Mapping[int, Mapping[str, Any]]) -> RunnerParts:
-        """Bind every layer to this KV memory; returns the parts of a runner over it."""
+        """Bind every layer to this KV memory. Returns the parts of a runner on it."""
         self.build.attention.update(self.attention.attach(kv_plan, views))
         bind_layers(self.build.declared.layers)
         return RunnerParts(
@@ -193,7 +193,7 @@ class Worker:
         return self.registry.build(entry, DraftSetup(self.limits, target=self.model))
 
     def _connectors(self, kv_plan: KVPlan, views: Any) -> dict[str, KVConnectorWorker]:
-        """The halves of the configured KV connectors that run here; a connector's spec names it as `worker`."""
+        """Return the worker halves of the configured KV connectors. A connector's spec names this half as `worker`."""
         connectors: dict[str, KVConnectorWorker] = {}
         for name in self.config.kv_connectors or ():
             entry = self.registry.choose("kv_connector", Need(), explicit=name, key=name).require()
@@ -222,12 +222,12 @@ class Worker:
 
     @property
     def running(self) -> ModelRunner:
-        """The runner, which exists after `allocate`."""
-        assert self.runner is not None, "allocate() comes before the first step"
+        """Return the runner, which exists after `allocate`."""
+        assert self.runner is not None, "call allocate() before the first step"
         return self.runner
 
     def run(self, batch: Batch, masks: Masks | None = None) -> Callable[[], StepOutput]:
-        """Run one step; the callable waits for its result. The next step may be run before that."""
+        """Run one step. The returned callable waits for its result. The next step may be run before that."""
         return self.running.run(batch, masks)
 
     def call(self, method: str, *args: object) -> object:
@@ -237,11 +237,11 @@ class Worker:
         return getattr(self, method)(*args)
 
     def profile(self, path: str | None) -> None:
-        """Start the profiler, which writes below `path`, or stop it (None)."""
+        """Start the profiler, which writes below `path`. If `path` is None, stop it."""
         self.platform.profile(Path(path) if path else None)
 
     def memory(self) -> dict[str, int]:
-        """The platform's numbers, in bytes."""
+        """Return the platform's numbers, in bytes."""
         numbers = self.platform.memory()
         return {"free": numbers.free_bytes, "total": numbers.total_bytes, "used": numbers.used_bytes, "peak": numbers.peak_bytes}
 
