@@ -230,7 +230,7 @@ class Chats:
 
     @cached_property
     def _special_tokens(self) -> dict[str, int]:
-        """Return text → id of the special tokens, without those that end an output."""
+        """Text → id of the special tokens, without those that end an output."""
         tokenizer = self._client.tokenizer()
         vocabulary = tokenizer.vocabulary()
         ids = sorted(vocabulary.special_token_ids - set(vocabulary.eos_token_ids))

@@ -1,1 +1,1 @@
-"""Fakes and contract tests that ship with the library."""
+"""Fakes and contract tests that come with the library."""

@@ -1,4 +1,4 @@
-"""Contract tests of the kind `api`, for a route that answers with what the engine generates. A plugin's test file:
+"""Contract tests of the kind `api`, for a route whose answer the engine generates. A plugin's test file:
 
     class TestMyRoute(ApiContract):
         path = "/v1/mine"
@@ -45,11 +45,11 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
-"""What may be put into a body."""
+"""Values that may be put into a body."""
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of all values inside a value, and in each object the path of a field that is unknown."""
+    """Return the paths of all values inside a value, and for each object the path of an unknown field."""
     steps = (
         [*value.items(), ("unknown", None)] if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     )
@@ -57,16 +57,16 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def put(body: Any, place: tuple[Any, ...], value: Any) -> None:
-    """Replace what is at `place`, a path of `places`."""
+    """Replace the value at `place`, which is a path from `places`."""
     for step in place[:-1]:
         body = body[step]
     body[place[-1]] = value
 
 
 class ApiContract:
-    """Override `path`, `plain`, `body` and `apis`. plain: a body that generates until the engine ends it; without limits, stop
-    words and tools. body: as many fields as can be combined, with sound values. Neither has `stream`. builtin_tools: see
-    ApiSetup."""
+    """Every API passes these. Override `path`, `plain`, `body` and `apis`. plain: a body without limits, stop words and tools, so
+    that the engine decides when the output ends. body: a body with as many fields as can be combined, with valid values. Neither
+    has `stream`. builtin_tools: see ApiSetup."""
 
     path: ClassVar[str]
     plain: ClassVar[Mapping[str, Any]]
@@ -74,17 +74,18 @@ class ApiContract:
     builtin_tools: ClassVar[Mapping[str, Any]] = {}
 
     def apis(self, setup: ApiSetup) -> Sequence[tuple[str, Api, ApiSpec]]:
-        """The apis to mount: name, implementation, spec."""
+        """Return the APIs to mount: name, implementation, spec."""
         raise AssertionError("override ApiContract.apis")
 
     @pytest.fixture
     def client(self) -> TestClient:
-        """The application around an engine that reasons and calls tools."""
+        """Return the application with an engine that reasons and calls tools."""
         engine = FakeEngineClient(TEXT, tool_parser=FakeToolParser, reasoning_parser=FakeReasoningParser)
         return TestClient(make_app(self.apis, engine, self.builtin_tools), raise_server_exceptions=False)
 
     def check(self, client: TestClient, body: bytes) -> int:
-        """The status of the answer: not our mistake, and a refusal is in the words of the api."""
+        """Send the body and return the status of the answer. It must not be an error of the server, and a refusal must have the
+        API's form."""
         response = client.post(self.path, content=body, headers={"Content-Type": "application/json"})
         assert response.status_code < 500, (body, response.text)
         if response.status_code != 200:
@@ -107,7 +108,7 @@ class ApiContract:
     @settings(deadline=None, max_examples=250, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def test_no_body_breaks_the_server(self, client: TestClient, data: st.DataObject) -> None:
-        """Some values of a sound body are replaced by any others."""
+        """Some values of a valid body are replaced by arbitrary ones."""
         body: Any = copy.deepcopy({**self.body, "stream": False})
         for _ in range(data.draw(st.integers(1, 3))):
             put(body, data.draw(st.sampled_from(places(body))), data.draw(VALUES))
@@ -127,7 +128,7 @@ class ApiContract:
     @pytest.mark.parametrize("stream", [False, True])
     @pytest.mark.parametrize("delay_s", [0.01, 30.0])
     def test_a_client_that_leaves_aborts(self, stream: bool, delay_s: float) -> None:
-        """Between tokens, and while the first token is far away."""
+        """The client disconnects between tokens, or long before the first token."""
         engine = FakeEngineClient("x" * 3000, delay_s=delay_s)
         with serving(self.apis, engine, self.builtin_tools) as address:
             with posted(address, self.path, {**self.plain, "stream": stream}) as connection:

@@ -50,7 +50,7 @@ class Piece:
 
 
 class Trial:
-    """A backend with a new cache full of garbage, rows of random queries, keys and values in shuffled blocks, and the same data
+    """A backend whose new cache contains garbage, rows of random queries, keys and values in shuffled blocks, and the same data
     in plain tensors for the reference."""
 
     def __init__(self, contract: "AttentionContract", layers: Sequence[AttentionLayer], block_size: int, lengths: Sequence[int],
@@ -63,7 +63,7 @@ class Trial:
             return torch.randn(*shape, generator=random).to(kind).to(self.device)
 
         blocks_of = [-(-length // block_size) for length in lengths]
-        self.num_blocks = 1 + sum(blocks_of) + 2  # block 0 belongs to no row, and two more blocks stay free
+        self.num_blocks = 1 + sum(blocks_of) + 2  # block 0 belongs to no row, and two other blocks stay free
         shuffled = torch.randperm(self.num_blocks - 1, generator=random).add_(1).split([*blocks_of, 2])
         self.tables = [table.to(torch.int32) for table in shuffled[:-1]]
         self.q, self.k, self.v, self.caches = {}, {}, {}, {}
@@ -99,7 +99,7 @@ class Trial:
         return cache
 
     def inputs(self, pieces: Sequence[Piece], unstored: frozenset[int] = frozenset()) -> AttentionInputs:
-        """The step as the worker would describe it; all slots of rows in `unstored` are −1."""
+        """Return the step as the worker would describe it. All slots of rows in `unstored` are −1."""
         counts = [piece.stop - piece.start for piece in pieces]
         loc = np.cumsum([0, *counts]).astype(np.int32)
         seq_lens = np.array([piece.stop for piece in pieces], np.int32)
@@ -125,13 +125,14 @@ class Trial:
         )
 
     def _dropped(self, piece: Piece) -> int:
-        """Blocks of the row that no window reaches any more: the engine has already given them to other rows."""
+        """Return how many blocks at the start of the row no window reaches any more. The engine has already given them to other
+        rows."""
         if any(layer.window is None for layer in self.layers):
             return 0
         return max(0, piece.start - max(layer.window or 0 for layer in self.layers) + 1) // self.block_size
 
     def step(self, pieces: Sequence[Piece], unstored: frozenset[int] = frozenset()) -> dict[int, Tensor]:
-        """One step through the backend: output [T, H · Dv] per layer."""
+        """Run one step through the backend and return the output [T, H · Dv] of each layer."""
         self.backend.plan(self.inputs(pieces, unstored))
         outputs = {}
         for layer in self.layers:
@@ -143,7 +144,7 @@ class Trial:
         return outputs
 
     def expected(self, pieces: Sequence[Piece]) -> dict[int, Tensor]:
-        """The same, computed by `paged_attention` in float32."""
+        """Return the same, computed by `paged_attention` in float32."""
         inputs, outputs = self.inputs(pieces), {}
         tables = torch.stack([torch.nn.functional.pad(t, (0, self.num_blocks - len(t))) for t in self.tables])
         tables = tables[[piece.row for piece in pieces]].to(self.device)
@@ -157,7 +158,8 @@ class Trial:
 
 
 def random_steps(rng: np.random.Generator, lengths: Sequence[int]) -> Iterator[list[Piece]]:
-    """Every row from its first to its last token, in chunks of random size; each step takes some of the rows, decodes first."""
+    """Yield steps that compute every row from its first to its last token, in chunks of random size. Each step takes some of the
+    rows, decodes first."""
     done = [0] * len(lengths)
     while left := [row for row, length in enumerate(lengths) if done[row] < length]:
         taken = [row for row in left if rng.random() < 0.7] or left[:1]
@@ -171,26 +173,27 @@ def random_steps(rng: np.random.Generator, lengths: Sequence[int]) -> Iterator[l
 
 
 class AttentionContract:
-    """Every attention backend passes these. Override `spec` and `backend`; `device` when it does not run on the CPU."""
+    """Every attention backend passes these. Override `spec` and `backend`, and `device` if it does not run on the CPU."""
 
     spec: AttentionSpec
     device = "cpu"
 
     def backend(self, setup: AttentionSetup) -> AttentionBackend:
-        """A new backend."""
+        """Return a new backend."""
         raise AssertionError("override AttentionContract.backend")
 
     def can(self, feature: str, value: object = True) -> bool:
         return not unmet(self.spec.supports, {feature: value})
 
     def some(self, feature: str, usual: Sequence[Any]) -> list[Any]:
-        """The usual values that the backend declares, or the smallest value it declares when it declares none of them."""
+        """Return the usual values that the backend declares, or the smallest value that it declares if it declares none of
+        these."""
         fitting: list[Any] = [value for value in usual if self.can(feature, value)]
         declared: Any = self.spec.supports.get(feature)
         return fitting or [declared.of if isinstance(declared, Multiple) else min(declared)]
 
     def random_layers(self, rng: np.random.Generator) -> list[AttentionLayer]:
-        """Two layers of one KV group, with a random set of the declared features."""
+        """Make two layers of one KV group, with a random set of the declared features."""
         num_kv_heads, group = int(rng.integers(1, 4)), int(rng.choice([1, 2, 3, 5]))
         num_heads, head_dim = num_kv_heads * group, int(rng.choice(self.some("head_dim", [8, 16, 40, 64, 128])))
         features: dict[str, Any] = {}
@@ -210,7 +213,7 @@ class AttentionContract:
 
     @pytest.mark.parametrize("seed", range(24))
     def test_random_steps_equal_the_reference(self, seed: int) -> None:
-        """Prefill, chunked prefill and decode, alone and mixed: each step reads what earlier steps wrote."""
+        """Prefill, chunked prefill and decode, alone and mixed. Each step reads what earlier steps wrote."""
         trial, steps = self.random_trial(seed, self.some("dtype", ["float32"])[0])
         for pieces in steps:
             self.check(trial, pieces, trial.step(pieces))
@@ -263,7 +266,7 @@ class AttentionContract:
                 torch.testing.assert_close(outputs[index][own], expected[own], atol=3e-5, rtol=3e-5)
 
     def test_a_layer_may_read_the_cache_of_another(self) -> None:
-        """`shares_kv_with`: k and v are None, and the layer writes nothing."""
+        """With `shares_kv_with`, k and v are None, and the layer writes nothing."""
         rng = np.random.default_rng(500)
         owner = self.random_layers(rng)[0]
         reader = AttentionLayer(layer_index=1, num_heads=owner.num_heads, num_kv_heads=owner.num_kv_heads,
@@ -282,7 +285,7 @@ class AttentionContract:
             assert not isinstance(retain, Window) or retain.tokens >= 32
 
     def test_what_is_not_declared_is_refused_with_a_reason(self) -> None:
-        """Selection compares the need of a layer with `supports`; each refusal names the feature."""
+        """Selection compares the need of a layer with `supports`. Each refusal names the feature."""
         for feature in FEATURES:
             reasons = unmet(self.spec.supports, {feature: True})
             assert reasons == [] or feature in reasons[0]

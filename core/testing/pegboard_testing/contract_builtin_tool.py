@@ -39,11 +39,11 @@ class BuiltinToolContract:
     refused: ClassVar[Sequence[tuple[Mapping[str, Any], str]]] = ()
 
     def tool(self) -> BuiltinTool:
-        """A new tool, not started."""
+        """Return a new tool that is not started."""
         raise AssertionError("override BuiltinToolContract.tool")
 
     def within(self, work: Callable[[ToolSession], Awaitable[T]]) -> T:
-        """The result of `work` on a session that is closed afterwards by a different task."""
+        """Return the result of `work` on a session. A different task closes the session afterwards."""
 
         async def run() -> T:
             tool = self.tool()

@@ -1,4 +1,4 @@
-"""What every command must do. A plugin's test:
+"""Contract tests of the kind `command`. A plugin's test file:
 
 class TestGreet(CommandContract):
     def command(self, setup: CommandSetup) -> Command:
@@ -17,17 +17,18 @@ __all__ = ["CommandContract", "command_setup"]
 
 
 class CommandContract:
-    """Subclass with `command`. word: what is typed. forms: words that choose a sub-command; (()) = there is none."""
+    """Every command passes these. Override `command`. word: the word that the user types. forms: the words of each sub-command;
+    (()) = there are no sub-commands."""
 
     word = "word"
     forms: tuple[tuple[str, ...], ...] = ((),)
 
     def command(self, setup: CommandSetup) -> Command:
-        """A new command."""
+        """Return a new command."""
         raise NotImplementedError
 
     def test_help_explains_it(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """--help prints how it is used and ends with status 0."""
+        """--help prints the usage and exits with status 0."""
         for form in self.forms:
             try:
                 status = self.command(command_setup(self.word)).run([*form, "--help"])
@@ -37,7 +38,7 @@ class CommandContract:
             assert status == 0 and " ".join(["usage: pegboard", self.word, *form]) in shown, f"{form}: {status}\n{shown}"
 
     def test_an_unknown_flag_is_wrong_usage(self) -> None:
-        """It is named, and nothing runs."""
+        """The error names the unknown flag, and nothing runs."""
         for form in self.forms:
             with pytest.raises(UsageError, match="--no-such-flag-of-pegboard"):
                 self.command(command_setup(self.word)).run([*form, "--no-such-flag-of-pegboard"])

@@ -21,11 +21,11 @@ from pegboard.interfaces.executor import Executor, ExecutorSetup, WorkerDeath, W
 from pegboard_testing.fake_model import fake_kv_spec
 
 FAILS = 13
-"""The step at which a worker raises."""
+"""The number of the step in which a worker raises."""
 
 
 def make_batch(step: int, *, needs_masks: bool = False) -> Batch:
-    """An otherwise empty batch."""
+    """Return a batch that is empty except for `step`."""
     none = np.zeros(0, np.int32)
     return Batch(
         step=step, rows=none, num_scheduled_tokens=none, num_computed_tokens=none, num_draft_tokens=none,
@@ -39,7 +39,7 @@ def make_masks(value: int) -> TokenMasks:
 
 
 class RecordingWorker:
-    """Answers a step with [step, the steps before it …] and the mask that it was given."""
+    """A worker whose result of a step is [step, the steps before it …] and the mask that it got."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -70,12 +70,12 @@ class ExecutorContract:
     """Every executor passes these. Override `executor`."""
 
     def executor(self, setup: ExecutorSetup) -> Executor:
-        """A new executor, not started."""
+        """Return a new executor that is not started."""
         raise AssertionError("override ExecutorContract.executor")
 
     @pytest.fixture
     def started(self) -> Any:
-        """An executor that is stopped after the test, as the engine does."""
+        """Yield an executor that is stopped after the test, as the engine does."""
         executor = self.executor(ExecutorSetup(RecordingWorker))
         executor.start()
         yield executor
@@ -107,7 +107,7 @@ class ExecutorContract:
         executor.stop()
 
     def test_steps_run_in_the_order_of_submission(self, started: Executor) -> None:
-        """Several steps may be in flight, and results may be asked for in any order."""
+        """Several steps may be in flight, and their results may be read in any order."""
         futures = {step: started.submit(make_batch(step)) for step in (1, 2, 3, 4)}
         outputs = {step: futures[step].result() for step in (3, 1, 4, 2)}
         assert {step: out.step for step, out in outputs.items()} == {1: 1, 2: 2, 3: 3, 4: 4}
@@ -133,7 +133,7 @@ class ExecutorContract:
         assert self.mask(future.result()) == 5
 
     def test_an_error_belongs_to_its_step(self, started: Executor) -> None:
-        """`result` raises what the step raised, every time it is asked. Other steps are not affected."""
+        """`result` raises the error of the step each time it is called. Other steps are not affected."""
         before, failing, after = (started.submit(make_batch(step)) for step in (1, FAILS, 14))
         assert self.history(after.result()) == [1, FAILS, 14]
         for _ in range(2):
@@ -151,7 +151,7 @@ class ExecutorContract:
         assert self.history(started.submit(make_batch(1)).result()) == [1]
 
     def test_stop_may_come_again_and_at_any_time(self) -> None:
-        """Before the start, with steps in flight, and twice. An orderly stop does not count as a death."""
+        """It may be stopped before the start, with steps in flight, and twice. An orderly stop does not count as a death."""
         deaths: list[WorkerDeath] = []
         never_started = self.executor(ExecutorSetup(RecordingWorker))
         never_started.stop()

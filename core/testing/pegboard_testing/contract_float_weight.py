@@ -1,4 +1,4 @@
-"""Contract tests of a float weight: core's own, and every kernel `float_weight.*`. A package's test file:
+"""Contract tests of float weights: core's own and every kernel `float_weight.*`. A package's test file:
 
 class TestMyWeight(FloatWeightContract):
     weight_class = MyFloatWeight
@@ -17,12 +17,13 @@ from pegboard.ops.linear import FloatWeight
 
 
 class FloatWeightContract:
-    """A float weight multiplies like the matrix that was written, whatever layout it is kept in, and comes back bit for bit."""
+    """Every float weight passes these. It multiplies like the matrix that was written, in whatever layout it is stored, and
+    returns the values bit for bit."""
 
     weight_class: ClassVar[type[FloatWeight]]
 
     def filled(self, values: torch.Tensor, is_table: bool = False) -> FloatWeight:
-        """A finished weight of these values, [out, in]."""
+        """Return a finished weight with these values, [out, in]."""
         weight = self.weight_class(tuple(values.shape), values.dtype, "cpu", is_table)
         weight.plain().copy_(values)
         weight.finish()

@@ -5,7 +5,7 @@
     def test_contract() -> None:
         check_entry(installed_entry("attention", "triton"))
 
-The checks raise AssertionError that names the plugin. Options, probe and implementation are imported here. The spec is imported
+The checks raise AssertionError, which names the plugin. Options, probe and implementation are imported here. The spec is imported
 in a new interpreter, because this one has already imported too much.
 """
 
@@ -25,7 +25,7 @@ from pegboard.plugins.importing import import_part, import_spec, incompatibility
 
 
 def installed_entry(kind: str, name: str, distribution: str | None = None) -> Entry:
-    """The installed entry, found as the engine finds it."""
+    """Return the installed entry, found as the engine finds it."""
     found = [
         entry
         for entry in discovery.scan().entries
@@ -37,7 +37,7 @@ def installed_entry(kind: str, name: str, distribution: str | None = None) -> En
 
 
 def check_entry(entry: Entry) -> None:
-    """All generic checks for one entry."""
+    """Run all generic checks on one entry."""
     check_metadata(entry)
     check_spec_import(entry)
     spec = import_spec(entry)
@@ -59,7 +59,7 @@ def check_spec_import(entry: Entry) -> None:
     assert not cost.error, cost.error
     assert not cost.heavy, f"{entry.id}: the spec's module imports {', '.join(cost.heavy)}; name heavy parts as strings"
     best_ms = cost.ms
-    for _ in range(4):  # a busy machine is sometimes slow, a heavy module always is
+    for _ in range(4):  # a busy machine is only sometimes slow; a heavy module is always slow
         if best_ms > BUDGET_MS:
             best_ms = min(best_ms, measure([entry])[entry].ms)
     assert best_ms <= BUDGET_MS, f"{entry.id}: the spec's module takes {best_ms:.1f} ms to import, budget {BUDGET_MS:.0f} ms"
@@ -80,9 +80,9 @@ def check_spec(entry: Entry, spec: Spec) -> None:
 
 
 def check_parts(entry: Entry, spec: Spec) -> None:
-    """Every "module:name" string leads to something callable."""
+    """Every "module:name" string names something that is callable."""
     for part in ("implementation", "options", "probe", "suits", "validate"):
-        path = getattr(spec, part, None)  # not every kind has all of them
+        path = getattr(spec, part, None)  # not every kind has all of these fields
         if path is None or (path == "" and isinstance(spec, ModelFamilySpec)):
             continue
         assert ":" in path, f"{entry.id}: {part} is {path!r}, expected module:NAME"
@@ -95,13 +95,13 @@ def check_parts(entry: Entry, spec: Spec) -> None:
         return
     implementation = import_part(entry, spec.implementation, "implementation")
     # A Protocol class says nothing useful about its constructor, and a kernel is a function with the op's signature.
-    is_op = isinstance(spec, KernelSpec)  # takes the op's arguments
+    is_op = isinstance(spec, KernelSpec)  # a kernel takes the op's arguments
     if inspect.isclass(implementation) and not inspect.isabstract(implementation) and not is_op:
         assert _takes(implementation, 2), f"{entry.id}: {spec.implementation!r} must be built as Implementation(options, setup)"
 
 
 def check_family(entry: Entry, spec: ModelFamilySpec) -> None:
-    """A family is data: it names what it is matched on, recommends existing kinds of plugin, and its template exists."""
+    """A family is data. It names what it is matched on, it recommends existing kinds of plugin, and its template exists."""
     assert spec.model_types or spec.architectures or spec.template_markers, f"{entry.id}: the family names nothing to match"
     wrong = [kind for kind in spec.recommends if kind not in ("tokenizer", "tool_parser", "reasoning_parser")]
     assert not wrong, f"{entry.id}: recommends {wrong[0]!r}, expected tokenizer, tool_parser or reasoning_parser"
@@ -112,7 +112,7 @@ def check_family(entry: Entry, spec: ModelFamilySpec) -> None:
 
 
 def check_options(entry: Entry, spec: Spec) -> None:
-    """Options are a frozen pydantic model that forbids unknown keys. Unless a field is required, it is valid without any
+    """Options are a frozen pydantic model that forbids unknown keys. If no field is required, the model is valid without any
     value."""
     if spec.options is None:
         return
@@ -125,13 +125,13 @@ def check_options(entry: Entry, spec: Spec) -> None:
     assert options.schema_text(entry), entry.id
     if any(info.is_required() for info in model.model_fields.values()):
         return
-    # Pydantic does not validate defaults, so a wrong default would show only when a user sets the same value.
+    # pydantic does not validate defaults, so a wrong default would be noticed only when a user sets the same value
     values: dict[str, Any] = {name: getattr(model(), name) for name in model.model_fields}
     assert model.model_validate(values) == model(), f"{entry.id}: the defaults of {spec.options!r} do not validate"
 
 
 def check_probe(entry: Entry, spec: Spec) -> None:
-    """The probe gives a verdict on this machine, and a reason when the verdict is not ok."""
+    """The probe gives a verdict on this machine, and a reason if the verdict is not ok."""
     if spec.probe is None:
         return
     verdict = import_part(entry, spec.probe, "probe")(probe_facts())

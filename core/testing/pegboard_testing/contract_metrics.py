@@ -25,13 +25,13 @@ OWN = (*METRICS, *HTTP_METRICS, Metric("plugin_things_total", "counter", "Declar
 
 
 def random_series(rng: np.random.Generator, metric: Metric) -> str:
-    """One of the metric's series; its label values may or may not have occurred before."""
+    """Pick one of the metric's series. Its label values may or may not have occurred before."""
     known = [*metric.initial, tuple(f"odd|value %{rng.integers(5)}" for _ in metric.labels)]
     return series(metric.name, *known[rng.integers(len(known))])
 
 
 def random_sample(rng: np.random.Generator, time_s: float) -> Sample:
-    """What core publishes in one step: any subset of the declared metrics."""
+    """Make what core publishes in one step: any subset of the declared metrics."""
     chosen = [(metric, random_series(rng, metric)) for metric in OWN if rng.random() < 0.5]
     return Sample(
         time_s=time_s,
@@ -44,7 +44,7 @@ def random_sample(rng: np.random.Generator, time_s: float) -> Sample:
 
 
 def random_record(rng: np.random.Generator, time_s: float) -> RequestRecord:
-    """A request that ended at some stage: in the queue, in a row, or at its last token."""
+    """Make a request that ended at some stage: in the queue, in a row, or at its last token."""
     times = sorted((time_s - rng.exponential(1, 4)).tolist())
     times = times[: rng.integers(1, 5)]
     arrival_s, first_scheduled_s, first_token_s, last_token_s = [*times, 0.0, 0.0, 0.0][:4]
@@ -69,16 +69,15 @@ def random_record(rng: np.random.Generator, time_s: float) -> RequestRecord:
 
 
 class MetricsContract:
-    """Every metrics sink passes these. Override `sink`. What a sink does with the numbers is its own business; its own tests
-    check that."""
+    """Every metrics sink passes these. Override `sink`. The plugin's own tests must check what the sink does with the numbers."""
 
     def sink(self, setup: MetricsSetup) -> MetricsSink:
-        """A new sink."""
+        """Return a new sink."""
         raise AssertionError("override MetricsContract.sink")
 
     @pytest.mark.parametrize("seed", range(5))
     def test_a_day_of_samples(self, seed: int) -> None:
-        """declare, publish …, close: never raises, for any subset of the metrics in a step, and does not modify the sample."""
+        """declare, publish … and close never raise, for any subset of the metrics in a step, and do not modify the sample."""
         rng, sink, now = np.random.default_rng(seed), self.sink(SETUP), 1000.0
         sink.declare(OWN)
         for _ in range(100):
@@ -96,7 +95,7 @@ class MetricsContract:
         self.sink(SETUP).close()
 
     def test_an_empty_sample_and_a_metric_nobody_declared(self) -> None:
-        """A plugin that was loaded later may publish a metric that was not declared to this sink; the sink ignores it."""
+        """A plugin that was loaded later may publish a metric that was not declared to this sink. The sink ignores it."""
         sink = self.sink(SETUP)
         sink.declare(METRICS)
         sink.publish(Sample(1.0))
@@ -115,7 +114,7 @@ class MetricsContract:
         second.close()
 
     def test_publishing_does_not_wait(self) -> None:
-        """The engine's step calls it, so on average a sample may cost at most 1 ms of CPU time."""
+        """The engine's step calls the sink, so on average a sample may cost at most 1 ms of CPU time."""
         rng, sink = np.random.default_rng(0), self.sink(SETUP)
         sink.declare(OWN)
         samples = [random_sample(rng, index / 100) for index in range(300)]

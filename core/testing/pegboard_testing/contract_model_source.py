@@ -25,33 +25,33 @@ EVERYTHING = FileFilter()
 
 
 class ModelSourceContract:
-    """Every model source passes these. Override `source`, `present` and `missing`; set `works_offline = False` for a source that
+    """Every model source passes these. Override `source`, `present` and `missing`. Set `works_offline = False` for a source that
     keeps no files."""
 
     works_offline = True
 
     def source(self, setup: ModelSourceSetup) -> ModelSource:
-        """A new source."""
+        """Return a new source."""
         raise AssertionError("override ModelSourceContract.source")
 
     def present(self) -> ModelReference:
-        """A model that exists."""
+        """Return a reference to a model that exists."""
         raise AssertionError("override ModelSourceContract.present")
 
     def missing(self) -> ModelReference:
-        """A model that does not exist."""
+        """Return a reference to a model that does not exist."""
         raise AssertionError("override ModelSourceContract.missing")
 
     @pytest.fixture
     def cache(self, tmp_path: Path) -> Path:
-        """The folder the source may write to; it does not exist yet."""
+        """The folder that the source may write to. It does not exist yet."""
         return tmp_path / "new" / "cache"
 
     def fetch(self, cache: Path, reference: ModelReference, *, offline: bool = False) -> LocalFiles:
         return self.source(ModelSourceSetup(cache, offline=offline)).fetch(reference, EVERYTHING, lambda *step: None)
 
     def contents(self, root: Path) -> dict[str, bytes]:
-        """Every file of the model."""
+        """Return every file of the model."""
         if root.is_file():
             return {root.name: root.read_bytes()}
         return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
@@ -76,7 +76,8 @@ class ModelSourceContract:
             assert self.fetch(cache, self.present(), offline=True).root == first.root
 
     def test_a_missing_model_is_named(self, cache: Path) -> None:
-        """Online and offline; leaves nothing incomplete that a later run could mistake for the model."""
+        """A missing model is an error, online and offline. Nothing incomplete is left that a later run could mistake for the
+        model."""
         for offline in (False, True):
             with pytest.raises(ModelError) as caught:
                 self.fetch(cache, self.missing(), offline=offline)

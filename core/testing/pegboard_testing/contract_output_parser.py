@@ -1,7 +1,7 @@
 """Contract tests of the kinds `tool_parser` and `reasoning_parser`.
 
 The pytest plugin collects them from every `tests/examples.py` that imports `pegboard_testing.parser_examples`, one class per
-parser: there is nothing more to write than the examples (see there). The parsers are found as installed plugins.
+parser: authors write only the examples (see there). The parsers are found as installed plugins.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ LIGHT = settings(max_examples=40, deadline=None, suppress_health_check=list(Heal
 
 
 def setup_for(example: Example | None = None) -> OutputParserSetup:
-    """The setup of a parser for an example; without an example, for any text."""
+    """Return the setup of a parser for an example or, without one, for any text."""
     if example is None:
         return OutputParserSetup(VOCABULARY, TOOLS)
     return OutputParserSetup(VOCABULARY, example.tools, example.template_kwargs, example.prompt_end)
 
 
 def cut(text: str, places: Iterable[int]) -> list[str]:
-    """The text cut into pieces; places: any numbers."""
+    """Return the text cut into pieces. places: any numbers."""
     marks = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
     return [text[a:b] for a, b in zip(marks, marks[1:], strict=False)]
 
 
 def tokens(text: str) -> list[str]:
-    """Pieces like those of a model's vocabulary: words with the space before them, single signs, up to four letters."""
+    """Return pieces like those of a model's vocabulary: words with the space before them, single signs, up to four letters."""
     return re.findall(r" ?\w{1,4}|\s|[^\w\s]{1,2}", text)
 
 
 def run(parser: OutputParser, pieces: Iterable[str]) -> list[Event]:
-    """All events; adjacent events that continue each other are joined."""
+    """Return all events. Adjacent events that continue each other are joined."""
     events = [event for piece in pieces for event in parser.feed(piece, ())]
     return merged(events + parser.finish())
 
@@ -83,14 +83,14 @@ def check_order(events: Sequence[Event]) -> None:
 
 
 def said(message: Message) -> str:
-    """All texts of a message as one string; when an id contains the name, the name is included once."""
+    """Return all texts of a message as one string. If an id contains the name, the name is included once."""
     names = [call.id if call.name in call.id else f"{call.id} {call.name}" for call in message.tool_calls]
     calls = [f"{name} {call.arguments}" for name, call in zip(names, message.tool_calls, strict=True)]
     return "\n".join([message.content, message.reasoning, *calls])
 
 
 def least_text(form: Mapping[str, Any]) -> str:
-    """The shortest output of a structural tag's format: all optional parts are left out, and the first choice is taken."""
+    """Return the shortest output of a structural tag's format: without optional parts, and with the first of several choices."""
     kind = form["type"]
     if kind == "tag":
         return f"{form['begin']}{least_text(form['content'])}{form['end']}"
@@ -109,15 +109,15 @@ def least_text(form: Mapping[str, Any]) -> str:
 
 
 class OutputParserContract:
-    """Every output parser passes these. make: builds one, from its options (None) and a setup. plain_is_reasoning: text without
-    any marker is reasoning, because the output begins inside it."""
+    """Every output parser passes these. make: builds a parser from its options (None) and a setup. plain_is_reasoning: text
+    without any marker is reasoning, because the output begins inside the reasoning."""
 
     make: ClassVar[Callable[[None, OutputParserSetup], OutputParser]]
     examples: ClassVar[Sequence[Example]] = ()
     plain_is_reasoning: ClassVar[bool] = False
 
     def parser(self, setup: OutputParserSetup) -> OutputParser:
-        """A new parser."""
+        """Return a new parser."""
         return type(self).make(None, setup)
 
     def parse(self, example: Example, pieces: Iterable[str]) -> list[Event]:
@@ -126,8 +126,8 @@ class OutputParserContract:
         return self.without_random_ids(events, example.text)
 
     def without_random_ids(self, events: Sequence[Event], text: str) -> list[Event]:
-        """Events as every pass gives them, without ids that are new each time: those of `fresh_id`, and those that are not in the
-        text where the parser makes up ids of its own."""
+        """Return the events without ids that differ from run to run: those of `fresh_id`, and other ids that the parser makes up,
+        which are not in the text."""
         one, other = (self.parser(setup_for()).call_id(0, "f") for _ in range(2))
         is_own = one != other
 
@@ -165,8 +165,8 @@ class OutputParserContract:
     @LIGHT
     @given(st.data())
     def test_broken_examples(self, data: st.DataObject) -> None:
-        """With parts left out, doubled or exchanged, the parser never raises, gives the same events in every chunking, and keeps
-        whole calls whole."""
+        """If parts of the text are left out, doubled or exchanged, the parser never raises, gives the same events in every
+        chunking, and does not split complete calls."""
         example = data.draw(st.sampled_from(list(self.examples)))
         other = data.draw(st.sampled_from(list(self.examples))).text
         a, b = sorted(data.draw(st.tuples(*[st.integers(0, len(example.text))] * 2)))
@@ -197,7 +197,7 @@ class OutputParserContract:
     @LIGHT
     @given(st.data())
     def test_nothing_is_lost_or_doubled(self, data: st.DataObject) -> None:
-        """A word inserted anywhere into an example appears exactly once in the message, whatever it breaks."""
+        """A word inserted anywhere into an example appears exactly once in the message, even if it breaks the format."""
         example = data.draw(st.sampled_from(list(self.examples)))
         place = data.draw(st.integers(0, len(example.text)))
         text = example.text[:place] + SENTINEL + example.text[place:]
@@ -224,7 +224,7 @@ class OutputParserContract:
         assert len(calls) <= len(example.calls) + (example.open_call is not None), (text, calls)
 
     def test_long_output_in_time(self) -> None:
-        """32,000 tokens, with calls, fed one by one: takes under half a second of CPU time and gives the same result as all at
+        """32,000 tokens with calls, fed one by one, take under half a second of CPU time and give the same result as all at
         once."""
         texts = [example.text for example in self.examples if len(example.text) < 4000]
         filling = [text for text in texts for _ in range(4)][:60]
@@ -238,7 +238,8 @@ class OutputParserContract:
 
     @pytest.mark.parametrize("filler", FILLERS)
     def test_time_is_linear(self, filler: str) -> None:
-        """For any repeated text after any beginning, eight times the text takes about eight times as long, not 64 times."""
+        """For any text that is repeated after any beginning, eight times the text takes about eight times as long, not 64
+        times."""
         rng = random.Random(filler)
         longest = max(self.examples, key=lambda example: len(example.text))
         for text in (longest.text, rng.choice(self.examples).text):
@@ -259,7 +260,7 @@ class OutputParserContract:
         assert all(ids) and len(set(ids)) == 3
 
     def test_constraint_describes_calls_that_are_read(self) -> None:
-        """Everything that a structural tag lets the model write for a tool parses as a call of that tool."""
+        """Everything that a structural tag allows for a tool is parsed as a call of that tool."""
         constraint = self.parser(setup_for()).constraint(TOOLS, "auto")
         if constraint is None or constraint.kind != "structural_tag":
             return
@@ -288,7 +289,7 @@ class OutputParserContract:
         assert read <= names
 
     def seconds(self, pieces: Sequence[str]) -> float:
-        """CPU time of one pass."""
+        """Return the CPU time of one pass in seconds."""
         parser = self.parser(setup_for())
         started = time.process_time()
         for piece in pieces:
@@ -298,7 +299,7 @@ class OutputParserContract:
 
 
 def contract_classes(module: ModuleType) -> dict[str, type[OutputParserContract]]:
-    """A test class for each parser in an `examples.py`. Two names of one parser with the same examples are one class."""
+    """Return a test class for each parser in an `examples.py`. Two names of one parser with the same examples share a class."""
     registry = Registry.discover()
     classes: dict[tuple[Any, int], type[OutputParserContract]] = {}
     for (kind, name), examples in module.EXAMPLES.items():

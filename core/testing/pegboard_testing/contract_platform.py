@@ -26,7 +26,7 @@ class PlatformContract:
     """Every platform passes these on a machine that has the device. Override `platform`."""
 
     def platform(self, setup: PlatformSetup) -> Platform:
-        """A new platform object of this process."""
+        """Return a new platform object."""
         raise AssertionError("override PlatformContract.platform")
 
     def started(self) -> tuple[Platform, Any]:
@@ -71,7 +71,7 @@ class PlatformContract:
             assert memory is None or (isinstance(memory, int) and 0 < memory <= platform.memory().total_bytes)
 
     def test_copies_arrive_in_order(self) -> None:
-        """A device with memory of its own: what was uploaded before something is computed is what it computes with."""
+        """On a device with its own memory, a computation uses the values that were uploaded before it."""
         platform, device = self.started()
         copies = platform.copies()
         if copies is None:
@@ -88,7 +88,8 @@ class PlatformContract:
             copies.mark()()
 
     def test_a_recording_computes_on_what_its_inputs_hold(self) -> None:
-        """Every size of every trait; on a CPU a stand-in for what kernels record with is handed in."""
+        """Every size of every trait is recorded. On a CPU, the test passes a replacement for the object that kernels record
+        with."""
         platform, device = self.started()
         replay = platform.replay(None)
         if replay is None:
@@ -114,12 +115,12 @@ class PlatformContract:
         if replay is not None:
             with pytest.raises(CannotRecord):
                 replay.record(lambda ids: (ids * float(ids.sum()),), [ids])
-            with pytest.raises(ZeroDivisionError):  # a mistake of the model stays one
+            with pytest.raises(ZeroDivisionError):  # an error of the model stays an error
                 replay.record(lambda ids: (ids * (1 / 0),), [ids])
 
     def test_the_profiler_writes_below_its_folder(self, tmp_path: Path) -> None:
         platform, device = self.started()
-        platform.profile(None)  # stopping a profile that does not run is harmless
+        platform.profile(None)  # stopping a profile that is not running does nothing
         platform.profile(tmp_path / "profile")
         torch.ones(64, 64, device=device.name).matmul(torch.ones(64, 64, device=device.name))
         platform.profile(None)

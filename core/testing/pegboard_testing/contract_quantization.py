@@ -11,8 +11,8 @@
         def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
             ...  # the pieces of `values` as the checkpoint stores them, and the float32 values they represent
 
-A format may lose precision between the original weights and what `stored` returns; results computed from that must be exact up to
-the compute type.
+A format may lose precision between the original weights and what `stored` returns. Results must be exact for the stored values,
+up to the compute type.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ from pegboard.interfaces.weight_loader import WeightPiece
 from pegboard.ops import REFERENCES
 
 TOLERANCES = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
-"""Allowed error of a product, relative to its largest value."""
+"""The allowed error of a product, relative to its largest value."""
 
 
 class QuantizationContract:
-    """Every quantization method passes these. Override `spec`, `method` and `stored`; override `config`, `block` (columns that
-    are stored together) and `tolerance` (a factor on TOLERANCES, for methods that also quantize activations) if they differ."""
+    """Every quantization method passes these. Override `spec`, `method` and `stored`. If they differ, also override `config`,
+    `block` (how many columns are stored together) and `tolerance` (a factor on TOLERANCES, for methods that also quantize
+    activations)."""
 
     spec: QuantizationSpec
     config: Mapping[str, Any] = {}
@@ -53,14 +54,14 @@ class QuantizationContract:
     tolerance = 1.0
 
     def method(self, setup: QuantizationSetup) -> QuantizationMethod:
-        """A new method."""
+        """Return a new method."""
         raise AssertionError("override QuantizationContract.method")
 
     def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
-        """`values` [rows, columns] as pieces, and the values they represent. dtype: type of the activations."""
+        """Return `values` [rows, columns] as pieces, and the values that they represent. dtype: type of the activations."""
         raise AssertionError("override QuantizationContract.stored")
 
-    # --- what the tests are made of ------------------------------------------------------------------------------------------
+    # --- setting up ----------------------------------------------------------------------------------------------------------
 
     def make(self, dtype: str = "float32") -> QuantizationMethod:
         return self.method(QuantizationSetup(self.config, dtype, self.device, REFERENCES))
@@ -69,7 +70,7 @@ class QuantizationContract:
         return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
     def layer(self, rows: Sequence[int], columns: int) -> LinearLayer:
-        """A weight merged from parts of `rows` rows each."""
+        """Return a weight that is merged from parts with these numbers of rows."""
         parts, start = [], 0
         for index, count in enumerate(rows):
             parts.append(Part(f"model.part{index}.weight", (start, start + count)))
@@ -77,7 +78,7 @@ class QuantizationContract:
         return LinearLayer("model.merged", columns, start, tuple(parts))
 
     def fill(self, weight: WeightMethod, layer: LinearLayer, seed: int, dtype: str = "float32") -> Tensor:
-        """Load random values, the last part first; returns the matrix they represent."""
+        """Load random values, the last part first, and return the matrix that they represent."""
         weight.declare()
         matrix = torch.empty(layer.out_features, layer.in_features)
         for index, part in reversed(list(enumerate(layer.parts))):
@@ -109,7 +110,7 @@ class QuantizationContract:
     @pytest.mark.parametrize("dtype", TOLERANCES)
     @pytest.mark.parametrize("rows", [(5,), (8, 3, 3), (1, 70)], ids=str)
     def test_merged_parts_multiply_as_one_matrix(self, rows: tuple[int, ...], dtype: str) -> None:
-        """Parts get into their rows in whatever order they arrive; every declared activation type computes in that type."""
+        """Parts reach their rows in whatever order they arrive. Every declared activation type computes in that type."""
         if unmet(self.spec.supports, {"dtype": dtype}):
             return
         layer = self.layer(rows, self.block * 3)
@@ -138,7 +139,7 @@ class QuantizationContract:
         assert torch.equal(x, before)
 
     def test_a_reload_reaches_calls_that_are_bound(self) -> None:
-        """A second accept and finish write to the same addresses: recordings and bound calls stay valid."""
+        """A second `accept` and `finish` write to the same addresses, so recordings and bound calls stay valid."""
         layer = self.layer((4, 4), self.block * 2)
         weight = self.linear(layer)
         old = self.fill(weight, layer, 4)
@@ -155,7 +156,7 @@ class QuantizationContract:
         layer = EmbeddingLayer("model.embed", num_rows, width, part, is_head)
         weight = self.make().embedding(layer)
         if weight is None:
-            return  # left to the plain method
+            return  # the plain method handles it
         as_linear = LinearLayer(layer.path, width, num_rows, (part,))
         table = self.fill(weight, as_linear, 6)
         ids = torch.tensor([0, 10, 3, 3], device=self.device)

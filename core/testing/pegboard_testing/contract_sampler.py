@@ -5,7 +5,7 @@
             return MySampler(None, setup)
 
 `processed_logits` implements the meaning of every parameter again, for one row and in plain Python. The sampler is compared with
-it: exactly where it shows its distribution (processed logprobs), and by chi-square where it draws.
+it: exactly if it returns its distribution (processed logprobs), and by chi-square if it draws tokens.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def processed_logits(
     *,
     allowed: Sequence[bool] | None = None,
 ) -> np.ndarray:
-    """float64 [V]: the processed logits of one row, computed one operation at a time in the documented order."""
+    """Return float64 [V], the processed logits of one row, computed one operation at a time in the documented order."""
     x = [float(value) for value in logits]
     ids = range(len(x))
     if allowed is not None:
@@ -78,20 +78,20 @@ def processed_logits(
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
-    """Softmax over the last dimension, in float64."""
+    """Return the softmax over the last dimension in float64."""
     weights = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
     return np.asarray(weights / weights.sum(-1, keepdims=True))
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
-    """[V] → [V] in float64; −inf stays −inf."""
+    """Return the log-softmax of [V] in float64. −inf stays −inf."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(softmax(x)))
 
 
 def chi_square_fits(observed: np.ndarray, probs: np.ndarray) -> bool:
-    """True if counts [V] are a plausible sample of probs [V] by chi-square; wrong about once in 10⁵ (Wilson and Hilferty 1931).
-    Tokens expected under five times count as one; tokens with probability 0 must not occur."""
+    """Return whether counts [V] are a plausible sample of probs [V] by chi-square (Wilson and Hilferty 1931). A right sample
+    fails about once in 10⁵. Tokens expected less than five times count as one token. Tokens with probability 0 must not occur."""
     expected = probs * observed.sum()
     if observed[probs == 0].any():
         return False
@@ -108,7 +108,7 @@ def chi_square_fits(observed: np.ndarray, probs: np.ndarray) -> bool:
 
 
 def random_params(rng: np.random.Generator, **fixed: Any) -> Params:
-    """Parameters with a random set of features on."""
+    """Make parameters with a random set of features on."""
 
     def token(n: int) -> list[int]:
         return [int(value) for value in rng.integers(0, VOCAB_SIZE, n)]
@@ -131,19 +131,19 @@ def random_params(rng: np.random.Generator, **fixed: Any) -> Params:
 
 
 def tensor(array: Any, dtype: str) -> "Tensor":
-    """A new torch tensor. Torch is imported only here, so that importing the contract stays light."""
+    """Return a new torch tensor. torch is imported only here, so that importing the contract stays light."""
     import torch
 
     return torch.tensor(np.asarray(array), dtype=getattr(torch, dtype))
 
 
 class SamplerContract:
-    """Every sampler passes these. Override `sampler`, and `device` when it does not run on the CPU."""
+    """Every sampler passes these. Override `sampler`, and `device` if it does not run on the CPU."""
 
     device = "cpu"
 
     def sampler(self, setup: SamplerSetup) -> Sampler:
-        """A new sampler."""
+        """Return a new sampler."""
         raise AssertionError("override SamplerContract.sampler")
 
     def make(self, *, rows: int = 8, vocab_size: int = VOCAB_SIZE, seed: int = 0, **more: Any) -> Sampler:
@@ -157,7 +157,7 @@ class SamplerContract:
         drafts: Sequence[Sequence[int]] | None = None,
         masks: TokenMasks | None = None,
     ) -> Sampled:
-        """One step; logits [N, V], drafts per row."""
+        """Run one step. logits: [N, V]. drafts: token ids per row."""
         lengths = [1 + len(d) for d in drafts] if drafts is not None else [1] * len(rows)
         step = SampleStep(np.array(rows, np.int32), np.cumsum([0, *lengths]).astype(np.int32), masks=masks)
         if drafts is not None:
@@ -193,7 +193,7 @@ class SamplerContract:
                     outputs.append(token)
 
     def check_distribution(self, shown: Logprobs | None, expected: np.ndarray, token: int) -> None:
-        """The whole-vocabulary logprobs of one position are log_softmax(expected), and `token` may be drawn."""
+        """Check that the whole-vocabulary logprobs of one position are log_softmax(expected), and that `token` may be drawn."""
         assert shown is not None
         assert expected[token] > NEG_INF
         found = np.empty(len(expected))
@@ -221,7 +221,7 @@ class SamplerContract:
                 assert chi_square_fits(counts, softmax(processed_logits(x, params, [1], []))), (case, seeded, counts)
 
     def test_speculation_is_lossless(self) -> None:
-        """Whatever is drafted, the first and second tokens are distributed as without drafts."""
+        """For any drafts, the first and second tokens are distributed as without drafts."""
         rng = np.random.default_rng(2)
         sampler, (p0, p1) = self.make(rows=256, vocab_size=6), rng.normal(0, 1, (2, 6))
         params = Params(max_tokens=None, temperature=0.8)
@@ -314,7 +314,7 @@ class SamplerContract:
         self.add(crowd, 5, params)
         found: list[int] = []
         for step, x in enumerate(logits):
-            if step == 6:  # preempted, then resumed in another row with its outputs as known tokens
+            if step == 6:  # a request that was preempted and resumed in another row, with its outputs as known tokens
                 crowd.remove(np.array([5], np.int32))
                 self.add(crowd, 4, params, [1], found)
             rows = [0, 4 if step >= 6 else 5, 2, 1]
@@ -391,8 +391,8 @@ class SamplerContract:
         assert all(0 <= ids[0] < VOCAB_SIZE for ids in self.tokens(self.run(sampler, x, range(4))))
 
     def test_processors_run_in_their_stage(self) -> None:
-        """A changing processor runs after the bias and before penalties, also for greedy rows. An invariant one runs after the
-        temperature, for rows that draw. Both are told of a row before they process it."""
+        """A processor that can change the most likely token runs after the bias and before penalties, also for greedy rows. One
+        that cannot runs after the temperature, only for rows that draw. Both are told about a row before they process it."""
         rng = np.random.default_rng(8)
         x = rng.normal(0, 2, (2, VOCAB_SIZE)).astype(np.float32)
         changing, invariant = RecordingProcessor(False), RecordingProcessor(True)
@@ -420,7 +420,7 @@ class SamplerContract:
         assert changing.removed == [4] and [row for row, *_ in changing.added] == [4, 2, 4]
 
     def test_processors_that_read_tokens_get_every_new_one(self) -> None:
-        """Listening processors are told of accepted drafts, not of rejected ones; other processors are told nothing."""
+        """Listening processors are told about accepted drafts but not about rejected ones. Other processors are told nothing."""
         rng = np.random.default_rng(9)
         listening, deaf = RecordingProcessor(True, host_tokens=True), RecordingProcessor(True)
         sampler = self.make(processors=(listening, deaf))
@@ -436,7 +436,7 @@ class SamplerContract:
 
 
 class RecordingProcessor:
-    """Multiplies all logits by FACTOR and records what it is told."""
+    """Multiplies all logits by FACTOR and records every call."""
 
     FACTOR = 0.75
 

@@ -38,8 +38,8 @@ MAX_STEPS = 5000
 
 @dataclass(eq=True)
 class View:
-    """What a policy sees of a request. Equal and unhashable on purpose: two completions of one request look the same, so a policy
-    must compare by identity."""
+    """What a policy sees of a request. Such objects are equal and unhashable on purpose: two completions of one request look the
+    same, so a policy must compare by identity."""
 
     request_id: str = "a"
     index: int = 0
@@ -64,8 +64,8 @@ def random_view(rng: np.random.Generator) -> View:
 
 
 class Engine:
-    """A toy engine: `blocks` blocks, four rows, a request needs one block for each step that it has run, and ends after `work`
-    steps."""
+    """A toy engine with `blocks` blocks and four rows. A request needs one block for each step that it has run, and it ends after
+    `work` steps."""
 
     def __init__(self, policy: SchedulingPolicy, arrivals: Sequence[tuple[int, View, int]], blocks: int) -> None:
         self.policy, self.arrivals, self.blocks = policy, list(arrivals), blocks
@@ -77,7 +77,7 @@ class Engine:
         return next(index for index, (_, other, _) in enumerate(self.arrivals) if other is view)
 
     def run(self) -> list[tuple[str, int]]:
-        """Run until every request has finished; returns the log of what happened."""
+        """Run until every request has finished, and return the log of what happened."""
         num_finished = 0
         for step in range(MAX_STEPS):
             for when, view, _ in self.arrivals:
@@ -103,7 +103,7 @@ class Engine:
         self.running = [other for other in self.running if other is not view]
 
     def grow(self) -> None:
-        """Every running request takes one more block; when none is left, a victim gives its blocks back."""
+        """Give every running request one more block. When none is left, a victim loses its blocks."""
         for view in list(self.running):
             while any(view is other for other in self.running) and self.used() + 1 > self.blocks:
                 victim = self.policy.victim(list(self.running), view)
@@ -138,12 +138,12 @@ class SchedulingPolicyContract:
     spec: SchedulingPolicySpec
 
     def policy(self, setup: SchedulingPolicySetup) -> SchedulingPolicy:
-        """A new policy."""
+        """Return a new policy."""
         raise AssertionError("override SchedulingPolicyContract.policy")
 
     @pytest.mark.parametrize("seed", range(10))
     def test_exactly_the_waiting_requests_are_held(self, seed: int) -> None:
-        """Under random adds and removes, by identity; reading the order changes nothing."""
+        """This holds for random adds and removes, by identity. Reading the order changes nothing."""
         rng, policy, held = np.random.default_rng(seed), self.policy(SETUP), list[View]()
         for _ in range(150):
             if held and rng.random() < 0.45:
@@ -156,7 +156,7 @@ class SchedulingPolicyContract:
             assert seen == [id(view) for view in policy.waiting()]
 
     def test_the_first_can_be_had_without_the_rest(self) -> None:
-        """The scheduler takes a few requests and stops; an abandoned iteration must not affect the next one."""
+        """The scheduler takes a few requests and stops. An abandoned iteration must not affect the next one."""
         policy, rng = self.policy(SETUP), np.random.default_rng(0)
         views = [random_view(rng) for _ in range(20)]
         for view in views:
@@ -175,7 +175,8 @@ class SchedulingPolicyContract:
         assert next(iter(policy.waiting())) is preempted
 
     def test_priorities_are_honoured_where_claimed(self) -> None:
-        """Flag "priority": lower values first, and the victim never has a better value than another running request."""
+        """With the flag "priority", lower values come first, and the victim never has a better value than another running
+        request."""
         if "priority" not in self.spec.flags:
             return
         policy, rng = self.policy(SETUP), np.random.default_rng(1)
@@ -190,13 +191,13 @@ class SchedulingPolicyContract:
         assert self.policy(SETUP).victim([], View()) is None
 
     def test_the_victim_among_equals_is_the_last_admitted(self) -> None:
-        """Otherwise two requests could take each other's blocks forever."""
+        """The first request must be able to finish. Otherwise two requests could take each other's blocks forever."""
         running = [View("a"), View("a"), View("a")]
         assert self.policy(SETUP).victim(running, running[0]) is running[-1]
 
     def workload(self, seed: int) -> tuple[list[tuple[int, View, int]], int]:
-        """(step of arrival, request, steps it needs) …, and a number of blocks that holds the longest request but never all of
-        them."""
+        """Make [(step of arrival, request, steps that it needs), …], and a number of blocks that is enough for the longest
+        request but not for all."""
         rng = np.random.default_rng(seed)
         arrivals = []
         for index in range(int(rng.integers(2, 25))):
@@ -212,7 +213,7 @@ class SchedulingPolicyContract:
 
     @pytest.mark.parametrize("threshold", [1, 64, 4096, NO_LIMIT])
     def test_the_budget_stays_within_the_limits(self, threshold: int) -> None:
-        """For any load and any past times, a step is allowed some tokens, and never more than the engine allows."""
+        """For any load and any past times, the policy allows a step some tokens, and never more than the engine allows."""
         limits = fake_limits(
             max_num_batched_tokens=512,
             long_prefill_token_threshold=threshold,

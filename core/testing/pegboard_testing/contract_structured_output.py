@@ -6,9 +6,9 @@
         def backend(self, setup: StructuredOutputSetup) -> StructuredOutput:
             return MyBackend(None, setup)
 
-A backend must enforce every constraint that it accepts: texts drawn at random from its masks are checked by `jsonschema`, by
-`re`, or against the list of choices. It may refuse any constraint (`reject`, or a RequestError when compiling) except those in
-`takes`.
+A backend must enforce every constraint that it accepts. To test this, texts are drawn at random from its masks and checked by
+`jsonschema`, by `re`, or against the list of choices. It may refuse any constraint (by `reject`, or by a RequestError when
+compiling) except those in `takes`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WORDS = (
     b"-1",
 )  # fmt: skip
 VOCAB_SIZE = 256 + 1 + len(WORDS) + 6
-"""Every byte, end of sequence, some longer tokens, and ids that belong to no token."""
+"""The bytes of each token: every byte, end of sequence, some longer tokens, and ids that belong to no token."""
 
 CLOSING = tuple(b'"}]')
 
@@ -57,8 +57,8 @@ def mask_of(backend: StructuredOutput, grammar: Grammar, vocab_size: int) -> np.
 def draw(
     backend: StructuredOutput, grammar: Grammar, setup: StructuredOutputSetup, rng: np.random.Generator, patience: int = 24
 ) -> bytes | None:
-    """A text drawn at temperature 1 from random logits under the masks; None when it was not complete after many tokens. After
-    `patience` tokens, tokens that close something get more and more likely, and tokens that can repeat forever less likely."""
+    """Draw a text at temperature 1 from random logits under the masks. Return None if it is not complete after many tokens. After
+    `patience` tokens, tokens that close something become more and more likely, and tokens that can repeat forever less likely."""
     stops, token_bytes = list(setup.stop_token_ids), setup.vocabulary.token_bytes
     text = b""
     for step in range(40 * patience):
@@ -95,14 +95,14 @@ _KNOWN: dict[int, np.ndarray] = {}
 
 
 def _belongs(key: int, token_bytes: Sequence[bytes], rule: Callable[[bytes], bool]) -> np.ndarray:
-    """float [V], made once per vocabulary."""
+    """Return float [V], which is made once per vocabulary."""
     if key not in _KNOWN:
         _KNOWN[key] = np.array([float(rule(text)) for text in token_bytes])
     return _KNOWN[key]
 
 
 def json_judge(schema: Mapping[str, Any]) -> Callable[[str], bool]:
-    """True if the text is JSON and fits the schema, including formats."""
+    """Return whether the text is JSON and fits the schema, including formats."""
     import jsonschema  # type: ignore[import-untyped]
 
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
@@ -122,7 +122,7 @@ def _refuse(name: str) -> None:
 
 
 def compile_or_none(backend: StructuredOutput, constraint: Constraint) -> Grammar | None:
-    """The grammar; None when the backend refuses the constraint in either of the two ways."""
+    """Return the grammar, or None if the backend refuses the constraint in either of the two ways."""
     if backend.reject(constraint) is not None:
         return None
     try:
@@ -132,8 +132,8 @@ def compile_or_none(backend: StructuredOutput, constraint: Constraint) -> Gramma
 
 
 class StructuredOutputContract:
-    """Every backend passes these. kinds: what its spec supports. takes: names of cases.JSON_SCHEMAS that it must not refuse.
-    num_samples: texts per constraint."""
+    """Every backend passes these. kinds: the kinds of constraints that its spec supports. takes: names of cases.JSON_SCHEMAS that
+    it must not refuse. num_samples: number of texts per constraint."""
 
     kinds: ClassVar[tuple[str, ...]] = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
     takes: ClassVar[tuple[str, ...]] = (
@@ -226,7 +226,7 @@ class StructuredOutputContract:
         if index in (0, 1, 3):
             made.compile(constraint)
         self.samples_satisfy(made, small, constraint, choices.__contains__)
-        grammar = made.compile(constraint)  # neither refused nor skipped
+        grammar = made.compile(constraint)  # it was neither refused nor skipped
         for text in choices:
             assert self.accepts(made, small, grammar, text) and not self.accepts(made, small, grammar, text + "?")
 
@@ -292,7 +292,7 @@ class StructuredOutputContract:
     def walk(
         self, made: StructuredOutput, small: StructuredOutputSetup, grammar: Grammar, rng: np.random.Generator, length: int
     ) -> tuple[list[int], list[np.ndarray]]:
-        """Accept random allowed tokens; returns the tokens, the mask before each, and the mask after the last."""
+        """Accept random allowed tokens. Return the tokens, the mask before each, and the mask after the last."""
         tokens: list[int] = []
         masks = [mask_of(made, grammar, small.vocab_size)]
         while len(tokens) < length:
@@ -362,7 +362,7 @@ class StructuredOutputContract:
             assert (mask_of(made, grammar, small.vocab_size) == row).all()
 
     def test_a_model_without_end_of_sequence(self) -> None:
-        """The text ends where nothing may follow, or the backend says that it cannot enforce this."""
+        """The text must end where nothing may follow, or the backend refuses the constraint."""
         vocabulary = Vocabulary(small_setup().vocabulary.token_bytes, frozenset({EOS}), ())
         setup = StructuredOutputSetup(VOCAB_SIZE, lambda: vocabulary)
         made = self.backend(setup)

@@ -4,7 +4,7 @@
         def tokenizer(self, chat_template: str | None = None) -> Tokenizer:
             return MyTokenizer(None, TokenizerSetup(checkpoint, chat_template))
 
-The tokenizer under test needs at least one special token, and an eos token.
+The tokenizer under test needs at least one special token and an end-of-sequence token.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ TEMPLATE = "{% for message in messages %}[{{ message.role }}]{{ message.content 
 
 
 class TokenizerContract:
-    """Every tokenizer passes these. Override `tokenizer`; set `round_trips = False` for one that does not preserve all text."""
+    """Every tokenizer passes these. Override `tokenizer`. Set `round_trips = False` for one that does not preserve all text."""
 
     round_trips = True
 
     def tokenizer(self, chat_template: str | None = None) -> Tokenizer:
-        """A new tokenizer, with this template instead of the checkpoint's if one is given."""
+        """Return a new tokenizer. If a template is given, it replaces the checkpoint's."""
         raise AssertionError("override TokenizerContract.tokenizer")
 
     @pytest.fixture
@@ -45,14 +45,14 @@ class TokenizerContract:
         return self.tokenizer()
 
     def token_ids(self, made: Tokenizer, seed: int) -> list[int]:
-        """Ids of a text, of arbitrary tokens (parts of characters, special tokens), or of both."""
+        """Make random ids of a text, of arbitrary tokens (parts of characters, special tokens), or of both."""
         rng = np.random.default_rng(seed)
         text = made.encode(TEXTS[seed % len(TEXTS)], add_special_tokens=False)
         anything = rng.integers(0, made.vocabulary().size, int(rng.integers(0, 30))).tolist()
         return [*text, *anything] if seed % 3 else text or anything
 
     def streamed(self, made: Tokenizer, prompt: Sequence[int], ids: Sequence[int], cuts: Sequence[int], skip: bool) -> str:
-        """The text of `ids`, pushed into a stream in pieces."""
+        """Return the text of `ids`, which are pushed into a stream in pieces."""
         stream = made.stream(prompt, skip_special_tokens=skip)
         borders = [0, *sorted(cuts), len(ids)]
         pieces = [stream.push(list(ids[a:b])) for a, b in zip(borders, borders[1:], strict=False)]
@@ -76,8 +76,7 @@ class TokenizerContract:
         assert [token for token in full if token not in special] == plain
 
     def test_special_tokens_written_in_the_text_are_recognised(self, made: Tokenizer) -> None:
-        """A special token that a chat template writes becomes the token itself; when decode skips it, the text around it
-        stays."""
+        """A special token that a chat template writes becomes the token itself. If decode skips it, the text around it stays."""
         num_seen = 0
         for token in sorted(made.vocabulary().special_token_ids):
             written = made.decode([token], skip_special_tokens=False)
@@ -112,7 +111,7 @@ class TokenizerContract:
 
     @pytest.mark.parametrize("text", TEXTS)
     def test_the_bytes_of_the_tokens_spell_the_text(self, made: Tokenizer, text: str) -> None:
-        """Grammars rely on this. Tokenizers may differ in whether they add a space before the first word."""
+        """Grammars rely on the bytes of tokens. Tokenizers may differ in whether they add a space before the first word."""
         if self.round_trips:
             table = made.vocabulary().token_bytes
             spelled = b"".join(table[token] for token in made.encode(text, add_special_tokens=False))

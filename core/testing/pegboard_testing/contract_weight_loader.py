@@ -47,18 +47,18 @@ assert "torch" not in sys.modules, "describe() imported torch"
 
 
 class WeightLoaderContract:
-    """Every weight loader passes these. Override `spec`, `loader` and `write`. has_weights: False for a loader that makes the
-    weights up."""
+    """Every weight loader passes these. Override `spec`, `loader` and `write`. has_weights: False for a loader that makes up the
+    weights."""
 
     spec: WeightLoaderSpec
     has_weights = True
 
     def loader(self, setup: WeightLoaderSetup) -> WeightLoader:
-        """A new loader."""
+        """Return a new loader."""
         raise AssertionError("override WeightLoaderContract.loader")
 
     def write(self, folder: Path) -> tuple[LocalFiles, Mapping[str, Tensor]]:
-        """A checkpoint in the empty `folder`."""
+        """Write a checkpoint into the empty `folder`."""
         raise AssertionError("override WeightLoaderContract.write")
 
     def described(self, folder: Path) -> tuple[WeightLoader, Checkpoint, Mapping[str, Tensor]]:
@@ -70,14 +70,14 @@ class WeightLoaderContract:
         return [WantedWeight(name, tuple(value.shape)) for name, value in values.items()]
 
     def check(self, piece: WeightPiece, expected: Tensor) -> None:
-        """The piece states its stored type; plain data has exactly the bits that were written."""
+        """The piece names its stored type. Plain data has exactly the bits that were written."""
         assert tuple(piece.shape) == tuple(expected.shape), f"{piece.name}: logical shape {piece.shape}"
         if isinstance(piece.data, Tensor):
             assert piece.stored == str(piece.data.dtype).removeprefix("torch.")
             assert torch.equal(piece.data.to(expected.dtype), expected), f"{piece.name} is not what was written"
 
     def test_the_description_is_complete_plain_and_stable(self, tmp_path: Path) -> None:
-        """The description can be sent to other processes, and its digest identifies the content: it is equal for equal files."""
+        """The description can be sent to other processes. Its digest identifies the content and is equal for equal files."""
         loader, checkpoint, values = self.described(tmp_path)
         again = loader.describe(LocalFiles(checkpoint.path))
         assert again == checkpoint
@@ -105,7 +105,7 @@ class WeightLoaderContract:
         assert result.returncode == 0, result.stderr
 
     def test_every_wanted_tensor_comes_once_in_file_order(self, tmp_path: Path) -> None:
-        """In whatever order they are requested; a second request gives the same as the first."""
+        """Pieces may be requested in any order. A second request gives the same as the first."""
         loader, checkpoint, values = self.described(tmp_path)
         wanted = self.whole(values)
         wanted = [wanted[index] for index in np.random.default_rng(0).permutation(len(wanted))] + wanted[:1]
@@ -128,7 +128,7 @@ class WeightLoaderContract:
             list(loader.tensors(checkpoint, [WantedWeight("no_such_tensor")]))
 
     def test_damage_is_found_and_the_file_named(self, tmp_path: Path) -> None:
-        """A checkpoint without its last bytes, then one whose weight file is empty."""
+        """A checkpoint without its last bytes is refused, and so is one whose weight file is empty."""
         if not self.has_weights:
             return
         files, values = self.write(tmp_path)

@@ -1,4 +1,4 @@
-"""An engine without a model: it answers every prompt with the prompt's own tokens, repeated, one per step. It replaces
+"""An engine without a model. It answers every prompt with the prompt's own tokens, repeated, one per step. It replaces
 `engine.Engine` in tests of the engine process, `AsyncLLM` and `LLM`. It fails on demand.
 """
 
@@ -18,12 +18,12 @@ from pegboard.plugins.registry import PluginLock
 
 BUILDER = "pegboard_testing.echo_engine:build"
 REFUSED_PRIORITY = 99
-"""A request with this priority is refused."""
+"""The engine refuses a request with this priority."""
 STEP_S = 0.0005
 
 
 def echo_plan(**engine: Any) -> EnginePlan:
-    """A plan that fits `pegboard_testing.fake_client.ByteTokenizer`; `engine`: settings."""
+    """Return a plan that fits `pegboard_testing.fake_client.ByteTokenizer`. engine: settings of the engine."""
     from pathlib import Path
 
     from pegboard.config.schema import EngineConfig, Settings
@@ -43,7 +43,7 @@ def echo_plan(**engine: Any) -> EnginePlan:
 
 
 def build(plan: EnginePlan) -> "EchoEngine":
-    """A model called "broken" does not load; one called "bug" raises an unexpected error."""
+    """Build the engine. A model called "broken" does not load, and one called "bug" raises an unexpected error."""
     if "broken" in plan.model_names:
         raise ModelError("the checkpoint is broken on purpose")
     if "bug" in plan.model_names:

@@ -1,4 +1,4 @@
-"""What tests build layers and models with: plain float weights and reference ops."""
+"""The parts with which tests build layers and models: plain float weights and reference ops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pegboard.ops import REFERENCES
 
 
 class FakeQuantization:
-    """Float32 weights on `device`, multiplied as they are."""
+    """A quantization method with plain float32 weights on `device`."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = device
@@ -31,7 +31,7 @@ class FakeQuantization:
 
 
 class FakeWeight:
-    """One matrix; reading it before `finish` fails."""
+    """One matrix. Reading it before `finish` fails."""
 
     def __init__(self, parts: Sequence[Part], rows: int, columns: int, *, is_table: bool = False, device: str = "cpu") -> None:
         self.parts = {part.name: part for part in parts}
@@ -79,14 +79,14 @@ class FakeLoader:
 
 
 def fake_build(**more: Any) -> Build:
-    """A Build on the CPU in float32; more: fields of Build."""
+    """Return a Build on the CPU in float32. more: fields of Build."""
     method = FakeQuantization()
     fields = {"quantization": method, "plain": method, "kernels": REFERENCES, **more}
     return Build(dtype="float32", device="cpu", **fields)
 
 
 def load_layers(layers: Sequence[Layer], tensors: Mapping[str, Tensor], *, bind: bool = True) -> set[str]:
-    """Fill layers from tensors by checkpoint name and bind them, as the worker does; returns the names that were used."""
+    """Fill layers from tensors by checkpoint name and bind them, as the worker does. Return the names that were used."""
     loader, used = FakeLoader(tensors), set()
     for layer in layers:
         wanted = layer.declare(loader.index())

@@ -37,7 +37,7 @@ BROWSER = [
 
 
 class FakeBuiltinTool:
-    """Remembers its sessions."""
+    """The fake tool. It remembers its sessions."""
 
     def __init__(self, options: None = None, setup: None = None) -> None:
         self.sessions: list[FakeToolSession] = []
@@ -58,8 +58,8 @@ class FakeBuiltinTool:
 
 
 class FakeToolSession:
-    """calls: the calls that ran to their end; num_cancelled: number of calls that were cancelled; num_closed: how often it was
-    closed."""
+    """A session of the fake tool. calls: the calls that ran to their end. num_cancelled: number of calls that were cancelled.
+    num_closed: how often the session was closed."""
 
     def __init__(self, functions: Sequence[ToolFunction], response_id: str) -> None:
         self.response_id = response_id

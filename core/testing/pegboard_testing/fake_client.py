@@ -1,9 +1,9 @@
-"""A fake EngineClient: it has no model and no process, but keeps the whole contract. Api plugins and the server are tested with
+"""A fake EngineClient. It has no model and no process but fulfils the whole contract. API plugins and the server are tested with
 it.
 
 Its tokenizer maps every byte to one token, so the text of every completion is known in advance: the prompt itself (echo), or what
 `script` gives. It supports max_tokens, stop, stop_token_ids, n, logprobs, prompt_logprobs, truncate_prompt_tokens, every output
-kind and abort; it fails and stalls on demand, and records the requests it receives.
+kind and abort; it fails and stalls on demand, and records the requests that it receives.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ByteTokenizer:
 
 
 class ByteStream:
-    """Incremental UTF-8 decoding that holds an unfinished character back."""
+    """Incremental UTF-8 decoding. An unfinished character is held back."""
 
     def __init__(self, skip_special_tokens: bool) -> None:
         self._skip = skip_special_tokens
@@ -72,7 +72,8 @@ class ByteStream:
 
 
 class FakeEngineClient:
-    """script: the completion texts; a string for all, a list indexed by completion, or a function of (prompt text, index).
+    """script: the texts of the completions: a string for all, a list indexed by completion, or a function of (prompt text,
+    index).
     delay_s: pause before every token. fail_after: raise `error` after that many tokens of a request (0 = before the first).
     tool_parser, reasoning_parser: the parsers that read the answers. reads_special: the markers of the tool parser are special
     tokens.
@@ -117,7 +118,7 @@ class FakeEngineClient:
         )
 
     def die(self, reason: str = "killed by the test") -> None:
-        """The engine is dead from now on."""
+        """Make the engine dead from now on."""
         self._health = Health(False, reason)
 
     def tokenizer(self) -> ByteTokenizer:
@@ -175,7 +176,7 @@ class FakeEngineClient:
         return ids
 
     def text_for(self, prompt_ids: Sequence[int], index: int) -> str:
-        """The completion text before max_tokens and stop are applied."""
+        """Return the text of a completion before max_tokens and stop are applied."""
         prompt_text = self._tokenizer.decode(prompt_ids, skip_special_tokens=True)
         if self.script is None:
             return prompt_text
@@ -251,7 +252,7 @@ class _Plan:
         return True
 
     def output(self, start: int, end: int) -> CompletionOutput:
-        """The output that tokens [start, end) added."""
+        """Return the output that tokens [start, end) add."""
         before = self.shown[start - 1] if start else ""
         done = end >= self.num_tokens
         asked = self.params.logprobs
@@ -268,7 +269,7 @@ class _Plan:
 
 
 def fake_logprobs(token: int, num_top: int) -> dict[int, Logprob]:
-    """The chosen token with rank 2, and `num_top` others, the last of them impossible (-inf)."""
+    """Return the chosen token with rank 2, and `num_top` others, of which the last is impossible (-inf)."""
     tokenizer = ByteTokenizer()
 
     def entry(candidate: int, logprob: float, rank: int) -> Logprob:

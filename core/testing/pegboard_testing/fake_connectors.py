@@ -1,4 +1,5 @@
-"""A fake KV connector: both halves over a dictionary, with delays, failures and pinned saves on demand. A fake LoRA resolver."""
+"""A fake KV connector, and a fake LoRA resolver. Both halves of the connector share a dictionary. Delays, failures and pinned
+saves are possible on demand."""
 
 from __future__ import annotations
 
@@ -21,15 +22,15 @@ Place = tuple[int, int, int, bytes]
 
 
 class _Plan(msgspec.Struct):
-    """What the scheduler half sends to the worker half, by request key."""
+    """The plan that the scheduler half sends to the worker half, by request key."""
 
     loads: dict[str, list[Place]] = {}
     saves: dict[str, list[Place]] = {}
 
 
 class FakeKVConnector:
-    """Scheduler half. store: (group, hash) → block contents, shared with the worker half. Saves the full blocks of finished
-    requests (their blocks stay pinned meanwhile), and finds prefixes by hash. hesitate: how many times it first answers None."""
+    """The scheduler half. It saves the full blocks of finished requests, which stay pinned meanwhile, and finds prefixes by hash.
+    store: (group, hash) → block contents, shared with the worker half. hesitate: how many times `match` first returns None."""
 
     def __init__(
         self,
@@ -64,7 +65,8 @@ class FakeKVConnector:
         return Match(end - num_local_tokens, self._load)
 
     def _has_all(self, request: RequestView, start: int, stop: int) -> bool:
-        """Everything that a request with `stop` computed tokens still reads is stored (with a window, this is not everything)."""
+        """Return whether the store has all blocks that a request with `stop` computed tokens still reads. With a window these are
+        not all blocks."""
         return all(
             self._is_stored(request, group, index)
             for group, size in enumerate(self._sizes)
@@ -118,8 +120,8 @@ class FakeKVConnector:
 
 
 class FakeKVConnectorWorker:
-    """Worker half. delay: number of steps that a load or save takes (loads "in_step" are always immediate). fails: key → first
-    bad token of this load, or None when it succeeds."""
+    """The worker half. delay: number of steps that a load or save takes (a load "in_step" is always immediate). fails: key →
+    first bad token of this load, or None if it succeeds."""
 
     def __init__(
         self,
@@ -180,7 +182,7 @@ class FakeKVConnectorWorker:
 
 
 class FakeLoRAResolver:
-    """Knows the given adapters by name; counts the lookups."""
+    """A LoRA resolver that knows the given adapters by name. It counts the lookups."""
 
     def __init__(self, adapters: Sequence[AdapterRef]) -> None:
         self._adapters = {adapter.name: adapter for adapter in adapters}

@@ -30,7 +30,8 @@ class FakeDistributions:
         version: str = "1.0",
         requires: Sequence[str] = (),
     ) -> None:
-        """entry_points: {kind or whole group: {name: "module:OBJECT"}}. modules: {module name: source}."""
+        """Install a distribution. entry_points: {kind or whole group: {name: "module:OBJECT"}}. modules: {module name:
+        source}."""
         info = self.root / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True)
         metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *(f"Requires-Dist: {text}" for text in requires)]
@@ -43,19 +44,19 @@ class FakeDistributions:
         self.write(**(modules or {}))
 
     def write(self, **modules: str) -> None:
-        """Modules that belong to no distribution, by name: their source."""
+        """Write modules that belong to no distribution. modules: name → source."""
         for module, source in modules.items():
             (self.root / f"{module}.py").write_text(source, "utf-8")
         importlib.invalidate_caches()
 
     def scan(self) -> Scan:
-        """What discovery finds in this folder only."""
+        """Return what discovery finds in this folder only."""
         return scan_path([str(self.root)])
 
 
 def spec_source(kind: str, name: str = "SPEC", **fields: object) -> str:
-    """Source of a module with one spec called `name`. fields: fields of the spec and their values; `implementation` defaults to
-    dict."""
+    """Return the source of a module with one spec called `name`. fields: fields of the spec and their values. `implementation`
+    defaults to dict."""
     module, _, spec_class = KINDS[kind].spec.partition(":")
     given = {"api": "1.0", "implementation": "builtins:dict", **fields}
     arguments = ", ".join(f"{field}={value!r}" for field, value in given.items())

@@ -11,8 +11,8 @@ from pegboard.interfaces.draft import Drafts, DraftSetup, DraftStep
 
 
 class FakeDraft:
-    """setup.target: (row, token ids) → the true next token (FakeWorker.next_of_row). accuracy: chance that a proposal is right.
-    The number of proposals varies from 0 to the limit with the history."""
+    """setup.target: (row, token ids) → the true next token (FakeWorker.next_of_row). accuracy: the probability that a proposal is
+    right. The number of proposals is between 0 and the limit and depends on the history."""
 
     def __init__(self, setup: DraftSetup, *, accuracy: float = 0.7) -> None:
         self._setup = setup

@@ -1,4 +1,4 @@
-"""A whole engine on fakes, and the answers that it must give. The tests of the engine and of the front build on it."""
+"""A whole engine with fakes, and the answers that it must give. The tests of the engine and of the front use it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EOS = 1
 
 @dataclass(slots=True)
 class Result:
-    """All deltas of one completion, merged."""
+    """The merged deltas of one completion."""
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
@@ -44,10 +44,10 @@ class Result:
 class FakeEngine:
     """An Engine with access to its fakes. Every option has a small default.
 
-    retains: retention rule of each layer of the model; slot_bytes: bytes per token (or state) of each. num_blocks: exactly;
-    otherwise spare_blocks more than one longest request needs. draft_accuracy with max_drafts > 0 turns drafts on. kv_load: a KV
-    connector that loads this way; kv_store shares its contents between engines. kv_fails: see FakeKVConnectorWorker. measured:
-    more arguments of StepMetrics.
+    retains: the retention rule of each layer of the model. slot_bytes: bytes per token (or state) of each layer. num_blocks: the
+    exact number of blocks; by default, spare_blocks more than the longest request needs. max_drafts > 0 turns drafts on, with
+    draft_accuracy. kv_load: adds a KV connector that loads this way. kv_store: shares the connector's contents between engines.
+    kv_fails: see FakeKVConnectorWorker. measured: more arguments of StepMetrics.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class FakeEngine:
         self.engine.add(EngineRequest(request_id=request_id, prompt_token_ids=list(prompt), params=params, **fields))
 
     def step(self) -> list[RequestDelta]:
-        """One engine step; its deltas are merged into `results`."""
+        """Run one engine step and merge its deltas into `results`."""
         deltas = self.engine.step()
         for delta in deltas:
             result = self.results.setdefault((delta.request_id, delta.index), Result())
@@ -171,7 +171,7 @@ class FakeEngine:
         return self.results[request_id, 0]
 
     def check_idle(self) -> None:
-        """Everything has been given back: no references, no rows, no pins, no adapters in use, nothing remembered."""
+        """Check that everything has been released: no references, no rows, no pins, no adapters in use, no stored requests."""
         stats, queues = self.engine.stats(), self.engine._queues
         assert stats["num_free_blocks"] == stats["num_blocks"] - 1, f"blocks are still held: {stats}"
         assert stats["num_requests_running"] == stats["num_requests_waiting"] == stats["num_steps_in_flight"] == 0
@@ -188,8 +188,8 @@ def expected_tokens(
     max_model_len: int = 64,
     allowed: Callable[[list[int]], list[int]] | None = None,
 ) -> tuple[list[int], str]:
-    """(output tokens, finish reason) that completion `index` must get, computed without an engine. allowed: outputs so far →
-    token ids that a grammar allows."""
+    """Return (output tokens, finish reason) that completion `index` must get, computed without an engine. allowed: outputs so far
+    → token ids that a grammar allows."""
     params = request.params
     outputs: list[int] = []
     assert isinstance(params, SamplingParams)

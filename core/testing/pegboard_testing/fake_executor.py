@@ -23,7 +23,7 @@ class FakeFuture:
 
 
 class FakeExecutor:
-    """batches: all submitted ones, in order, for tests to look at. calls: control calls as (method, args)."""
+    """batches: all submitted batches, in order. calls: control calls as (method, args)."""
 
     def __init__(self, worker: FakeWorker) -> None:
         self.worker = worker

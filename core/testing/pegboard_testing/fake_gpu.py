@@ -41,8 +41,9 @@ class DeviceTensor(Tensor):
 
 
 class FakeGPU(TorchFunctionMode):
-    """The device while the context lasts. host_reads: how often the host waited to read a tensor; uploads, downloads: copies that
-    nobody waited for when they were started; blocking_uploads: those of host memory that is not the device's to copy from."""
+    """The device, which exists inside the `with` block. host_reads: how often the host waited to read a tensor. uploads,
+    downloads: numbers of copies that did not make the host wait when they were started. blocking_uploads: uploads from host
+    memory that the device cannot copy from by itself."""
 
     current: FakeGPU | None = None
 
@@ -52,7 +53,7 @@ class FakeGPU(TorchFunctionMode):
         self.peak_bytes = 0
         self.is_capturing = False
         self.used_bytes = 0
-        self._tensors: dict[int, int] = {}  # alive tensors by the address of their memory
+        self._tensors: dict[int, int] = {}  # live tensors by the address of their memory
 
     def __enter__(self) -> FakeGPU:
         FakeGPU.current = self
@@ -188,14 +189,14 @@ class FakeReplay:
         self.graphs: list[FakeGraph] = []
 
     def sizes(self, trait: str, largest: int) -> Sequence[int]:
-        """Steps of one token per request, and the output head; whatever holds prompts runs eagerly."""
+        """Record steps of one token per request, and the output head. Steps with prompts run eagerly."""
         return (
             sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)}) if trait in ("decode", "logits") else ()
         )
 
     def record(self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> FakeGraph:
         gpu = _gpu()
-        assert all(isinstance(tensor, DeviceTensor) for tensor in inputs), "a graph computes on memory of the device"
+        assert all(isinstance(tensor, DeviceTensor) for tensor in inputs), "a graph computes with memory of the device"
         gpu.is_capturing = True
         try:
             with Tape() as tape:
@@ -213,7 +214,7 @@ class FakeReplay:
 
 
 class Tape(TorchDispatchMode):
-    """Operators in the order they are called, with everything they touch."""
+    """Records operators in the order of their calls, with all tensors that they use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,7 +264,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 class FakeGPUPlatform:
-    """See `pegboard.interfaces.platform.Platform`. The KV cache gets what a step of the largest size leaves."""
+    """See `pegboard.interfaces.platform.Platform`. The KV cache gets the memory that a step of the largest size leaves free."""
 
     def __init__(self, options: None, setup: PlatformSetup) -> None:
         self.made: list[FakeReplay] = []

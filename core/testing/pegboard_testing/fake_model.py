@@ -1,9 +1,8 @@
 """A model without weights: the next token is a hash of exactly what the model may see.
 
-What a position stores is a hash of its token, its place and its adapter. The next
-token is a hash of the stored values that its KV groups let it see: all of them, a window, a chunk, or a folded state. So one
-wrong slot anywhere in the history changes every later token, and `FakeModel.next_token` computes from a plain list of tokens what
-a correct engine must produce.
+Each position stores a hash of its token, its place and its adapter. The next token is a hash of the stored values that its KV
+groups let it see: all of them, a window, a chunk, or a folded state. So one wrong slot anywhere in the history changes every
+later token, and `FakeModel.next_token` computes from a plain list of tokens what a correct engine must produce.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pegboard.interfaces.attention import Chunk, Full, KVCacheSpec, KVTensor, Re
 
 
 def fake_kv_spec(retain: Retain | None = None, *, slot_bytes: int = 4) -> KVCacheSpec:
-    """What one layer of a fake model stores, for any retention rule."""
+    """Return what one layer of a fake model stores, for any retention rule."""
     retain = retain if retain is not None else Full()
     unit: Literal["token", "request"] = "request" if isinstance(retain, State) else "token"
     return KVCacheSpec(tensors=(KVTensor("kv", (slot_bytes,), "uint8"),), retain=retain, unit=unit)
@@ -35,17 +34,17 @@ class FakeModel:
     # --- what is stored -----------------------------------------------------------------------------------------------------
 
     def value(self, token: int, position: int, lora_id: int = 0) -> int:
-        """Stored value of a text token."""
+        """Return the stored value of a text token."""
         return zlib.crc32(struct.pack("<qqq", token, position, lora_id))
 
     def fold(self, state: int, value: int) -> int:
-        """A state group's state after one more position; the empty state is 0."""
+        """Return a state group's state after one more position. The empty state is 0."""
         return zlib.crc32(struct.pack("<q", value), state)
 
-    # --- what is seen -------------------------------------------------------------------------------------------------------
+    # --- what a token sees --------------------------------------------------------------------------------------------------
 
     def seen(self, retain: Retain, position: int) -> np.ndarray:
-        """Positions in this group whose stored values determine the token after `position`."""
+        """Return the positions in this group whose stored values determine the token after `position`."""
         match retain:
             case Window(tokens, sinks):
                 start = max(0, position - tokens + 1)
@@ -58,8 +57,8 @@ class FakeModel:
     def choose(
         self, views: Sequence[Sequence[int] | np.ndarray], position: int, seed: int | None, allowed: Sequence[int] | None
     ) -> int:
-        """The token after `position`. views: per group the seen values (one value, the state, in a state group). allowed: ids a
-        token mask leaves, None = all."""
+        """Return the token after `position`. views: for each group the values that it sees (in a state group one value, the
+        state). allowed: ids that a token mask allows, None = all."""
         mixed = zlib.crc32(struct.pack("<qq", position, -1 if seed is None else seed))
         for view in views:
             mixed = zlib.crc32(np.asarray(view, np.int64).tobytes(), mixed)
@@ -67,7 +66,7 @@ class FakeModel:
             return mixed % self.vocab_size
         return allowed[mixed % len(allowed)]
 
-    # --- the answer a correct engine gives ----------------------------------------------------------------------------------
+    # --- the answer of a correct engine -------------------------------------------------------------------------------------
 
     def next_token(
         self,
@@ -77,7 +76,7 @@ class FakeModel:
         lora_id: int = 0,
         allowed: Sequence[int] | None = None,
     ) -> int:
-        """The tokens that follow `token_ids`, computed without a KV cache."""
+        """Return the tokens that follow `token_ids`, computed without a KV cache."""
         position = len(token_ids) - 1
         values = np.array([self.value(token, p, lora_id) for p, token in enumerate(token_ids)], np.int64)
         views: list[Sequence[int] | np.ndarray] = []

@@ -1,4 +1,4 @@
-"""Fakes of the kinds `reasoning_parser` and `tool_parser`: small formats, real parsers.
+"""Fakes of the kinds `reasoning_parser` and `tool_parser`: real parsers of small formats.
 
 <think> … </think>                 reasoning
 <call name> {"x": 1} </call>       a tool call; its arguments are streamed as they arrive
@@ -27,7 +27,7 @@ TOOLS = OutputParserSpec(api="1.0", implementation="pegboard_testing.fake_parser
 
 
 class FakeReasoningParser:
-    """Text between the markers is reasoning; the markers themselves are dropped."""
+    """Text between the markers is reasoning. The markers are dropped."""
 
     def __init__(self, options: None = None, setup: OutputParserSetup | None = None) -> None:
         self._scanner = MarkerScanner(["<think>", "</think>"])
@@ -60,8 +60,8 @@ class FakeReasoningParser:
 
 
 class FakeToolParser:
-    """Calls are numbered in order. A call whose name never ends becomes content. A call whose end never comes stays open in the
-    stream and is not complete."""
+    """Calls are numbered in order. A call whose name does not end becomes content. A call without an end stays open in the stream
+    and is not complete."""
 
     def __init__(self, options: None = None, setup: OutputParserSetup | None = None) -> None:
         self._scanner = MarkerScanner(["<call "])

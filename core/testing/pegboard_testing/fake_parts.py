@@ -1,4 +1,5 @@
-"""Plugins of a worker in their simplest form, on any device and without waiting for it: a model, its attention, weights, sampler.
+"""The plugins of a worker in their simplest form: a model, its attention, weights and sampler. They run on any device and do not
+wait for it.
 
 `fake_worker_registry(platform)` is a registry with nothing else in it.
 """
@@ -80,7 +81,8 @@ class TinyLayer(nn.Module):
 
 
 class FakePagedAttention:
-    """Every token against all slots of its row's blocks; those out of sight are masked. Nothing is read on the host."""
+    """Compares every token with all slots of its row's blocks and masks those that it must not see. Nothing is read on the
+    host."""
 
     def __init__(self, options: None, setup: AttentionSetup) -> None:
         self.views: Mapping[int, KVView] = {}
@@ -103,7 +105,7 @@ class FakePagedAttention:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             inputs = self.inputs
             assert inputs is not None
-            slots = inputs.slot_mapping.clamp(min=0)  # padding goes to the block that belongs to nobody
+            slots = inputs.slot_mapping.clamp(min=0)  # padding is written to the null block
             view["k"].flatten(0, 1).index_copy_(0, slots, k)
             view["v"].flatten(0, 1).index_copy_(0, slots, v)
             starts, lengths = inputs.query_start_loc, inputs.seq_lens
@@ -121,7 +123,7 @@ class FakePagedAttention:
 
 
 class FakeGreedySampler:
-    """The most likely token."""
+    """Takes the most likely token."""
 
     def __init__(self, options: None, setup: SamplerSetup) -> None: ...
 
@@ -172,7 +174,8 @@ PARTS = {
 
 
 def fake_worker_registry(platform: str, **more: str) -> Registry:
-    """platform: "module:SPEC" of its spec. more: entry points of kernels, by name with "__" for the dot."""
+    """Return a registry with only these plugins. platform: "module:SPEC" of its spec. more: entry points of kernels, by name with
+    "__" for the dot."""
     values = {part: f"{HERE}:{name}" for part, name in PARTS.items()} | {("platform", "fake"): platform}
     values |= {("kernel", name.replace("__", ".")): value for name, value in more.items()}
     return Registry(
@@ -185,7 +188,7 @@ def fake_worker_registry(platform: str, **more: str) -> Registry:
 
 
 def tiny_checkpoint(path: Any) -> Checkpoint:
-    """Names no tensors, so nothing is missing."""
+    """A checkpoint that names no tensors, so nothing is missing."""
     none: dict[str, TensorEntry] = {}
     return Checkpoint(
         format="random",

@@ -9,8 +9,9 @@ from pegboard.interfaces.scheduling_policy import RequestStatus, RequestView, Sc
 
 
 class FakePolicy:
-    """by_priority: lowest `priority` first, then arrival; the victim is the worst of all. Otherwise the order of `add`, with
-    preempted requests first; the victim is the last one admitted. loads: every StepLoad seen."""
+    """by_priority: the lowest `priority` is first, then the earliest arrival, and the victim is the worst of all. Otherwise the
+    order is that of `add`, with preempted requests first, and the victim is the last one admitted. loads: every StepLoad that it
+    got."""
 
     def __init__(self, setup: SchedulingPolicySetup, *, by_priority: bool = False) -> None:
         self._limits = setup.limits
@@ -33,8 +34,8 @@ class FakePolicy:
         yield from self._waiting
 
     def victim(self, running: Sequence[RequestView], need: RequestView) -> RequestView | None:
-        """The worst in the order above; among equals, the last one admitted. The first one must be able to finish, otherwise two
-        completions of one request could take each other's blocks forever."""
+        """Return the worst request in the order above; among equals, the last one admitted. The first one must be able to finish.
+        Otherwise two completions of one request could take each other's blocks forever."""
         if not self._by_priority:
             return running[-1]
         places = range(len(running))

@@ -15,7 +15,7 @@ from pegboard.interfaces.structured_output import Constraint, Grammar
 
 
 class FakeGrammar:
-    """Position in the pattern."""
+    """A grammar: its state is the position in the pattern."""
 
     def __init__(self, modulus: int, residues: tuple[int, ...], length: int, stop_token_ids: frozenset[int]) -> None:
         self._modulus = modulus
@@ -25,7 +25,7 @@ class FakeGrammar:
         self.accepted: list[int] = []
 
     def allows(self, token: int) -> bool:
-        """Whether the token may come next."""
+        """Return whether the token may come next."""
         if self.is_finished():
             return token in self._stop
         place = len(self.accepted)
@@ -53,7 +53,7 @@ class FakeGrammar:
 
 
 class FakeStructuredOutput:
-    """gate: when given, compiling waits until it is set. num_compiled counts compilations."""
+    """gate: if given, compiling waits until it is set. num_compiled counts compilations."""
 
     def __init__(self, vocab_size: int, stop_token_ids: Sequence[int], *, gate: threading.Event | None = None) -> None:
         self._vocab_size = vocab_size

@@ -1,4 +1,4 @@
-"""A worker that does everything that `pegboard.data.batch` promises, on a fake KV memory, and checks what the engine promises.
+"""A worker with a fake KV memory. It does everything that `pegboard.data.batch` describes, and checks what the engine sends.
 
 The memory is one pool of blocks shared by all KV groups. A step writes what it computes through the block tables, and reads the
 history back only through them, so any error in block accounting (a block given to two requests, freed too early, not copied,
@@ -26,7 +26,8 @@ from pegboard_testing.fake_model import FakeModel
 
 @dataclass(slots=True)
 class _Row:
-    """State of one row. scores: prompt positions scored so far. states: folded state after each computed token of the step."""
+    """The state of one row. scores: prompt positions scored so far. states: the folded state after each computed token of the
+    step."""
 
     request: NewRequest
     token_ids: list[int]
@@ -43,7 +44,7 @@ class _Row:
 
 
 class FakeWorker:
-    """One rank. draft: proposes after every sampling step (its `DraftSetup.target` may be `next_of_row`). failing_step: the
+    """One rank. draft: proposes drafts after every sampling step; its `DraftSetup.target` may be `next_of_row`. failing_step: the
     number of a step that raises, for tests of failures."""
 
     def __init__(
@@ -75,7 +76,8 @@ class FakeWorker:
     # --- one step -----------------------------------------------------------------------------------------------------------
 
     def run(self, batch: Batch, masks: Callable[[], TokenMasks] | None) -> Callable[[], StepOutput]:
-        """Compute a step; the callable gives its result. `masks` is called after the forward of a batch that needs masks."""
+        """Compute a step, and return a callable that returns its result. `masks` is called after the forward of a batch that
+        needs masks."""
         started = time.perf_counter()
         if batch.step == self.failing_step:
             raise RuntimeError("asked to fail")
@@ -96,7 +98,7 @@ class FakeWorker:
         return lambda: output
 
     def call(self, method: str, *args: object) -> object:
-        """Refuses what a real worker refuses; the answer is empty."""
+        """Refuse the methods that a real worker refuses. The answer is empty."""
         if method not in START_CALLS | SERVING_CALLS:
             raise ConfigError(f"workers have no method {method!r}")
         return None
@@ -134,7 +136,8 @@ class FakeWorker:
                 self._row(batch, i).lora_id = self.adapters[slot] if slot else 0
 
     def _inputs(self, batch: Batch, i: int) -> list[int]:
-        """Tokens of this step, drafts last; checks that the engine and the row agree on the number of computed tokens."""
+        """Return the tokens of this step, drafts last. Check that the engine and the row agree on the number of computed
+        tokens."""
         row, num_drafts = self._row(batch, i), int(batch.num_draft_tokens[i])
         num_known = int(batch.num_scheduled_tokens[i]) - num_drafts
         assert int(batch.num_computed_tokens[i]) == row.num_computed, "the engine is wrong about num_computed_tokens"
@@ -171,7 +174,7 @@ class FakeWorker:
         self.memory[tuple(self._slots(row, group, positions))] = values
 
     def _next(self, row: _Row, position: int, allowed: list[int] | None) -> int:
-        """Read what the token after `position` may see, and choose."""
+        """Read the values that the token after `position` may see, and choose the token."""
         views: list[np.ndarray | list[int]] = []
         for group, retain in enumerate(self.model.retains):
             if isinstance(retain, State):
@@ -221,7 +224,7 @@ class FakeWorker:
         )
 
     def _score_prompt(self, row: _Row, num_tokens: int) -> None:
-        """Prompt logprobs of the tokens whose predecessor is computed in this step."""
+        """Score the prompt tokens whose predecessor is computed in this step."""
         params = row.request.params
         if isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
             stop = min(row.num_computed + num_tokens + 1, row.request.num_prompt_tokens)
@@ -230,7 +233,7 @@ class FakeWorker:
     def _verify(
         self, row: _Row, number: int, inputs: list[int], num_drafts: int, allowed: dict[tuple[int, int], list[int]]
     ) -> list[int]:
-        """The accepted drafts and one more token."""
+        """Return the accepted drafts and one more token."""
         last = row.num_computed + len(inputs) - num_drafts - 1
         sampled = []
         for depth in range(num_drafts + 1):
@@ -260,14 +263,15 @@ class FakeWorker:
         return CSR.of(proposals)
 
     def next_of_row(self, number: int, token_ids: list[int]) -> int:
-        """The tokens that really follow `token_ids` in this row, so that a fake draft can be right as often as it wants."""
+        """Return the token that really follows `token_ids` in this row, so that a fake draft can be right as often as it
+        wants."""
         row = self.rows[number]
         assert row is not None
         return self.model.next_token(token_ids, seed=row.seed, lora_id=row.lora_id)
 
 
 def fake_logprobs(token_ids: list[int], k: int, vocab_size: int) -> Logprobs:
-    """k alternatives for each token; values decrease with the rank."""
+    """Return k alternatives for each token. Their values decrease with the rank."""
     k = vocab_size if k == -1 else k
     columns = [[token] + [(token + i) % vocab_size for i in range(k)] for token in token_ids]
     values = [[-0.5 - i for i in range(k + 1)] for _ in token_ids]

@@ -1,12 +1,12 @@
 """Example outputs for the contract tests of output parsers, and for the comparison with other implementations.
 
-`CASES` says what models say, without a format: text and calls. A parser's examples are these cases in its format, made by a
-function of a few lines (`rendered`), and others that only its format has. They are in `tests/examples.py` of its package, and
-pytest runs the contract tests on them (`contract_output_parser`):
+`CASES` contains what models say, without a format: text and calls. A parser's examples are these cases in its format, written by
+a function of a few lines (see `rendered`), and others that only its format has. They are in `tests/examples.py` of its package,
+and pytest runs the contract tests on them (`contract_output_parser`):
 
     EXAMPLES = {("tool_parser", "hermes"): [*rendered(write), Example("name", text, content=…, calls=…)]}
 
-PLAIN_IS_REASONING, where there is one, names the reasoning parsers for which text without markers is reasoning. TOKENS: see
+PLAIN_IS_REASONING, which is optional, names the reasoning parsers for which text without markers is reasoning. TOKENS: see
 `load_tokens`.
 """
 
@@ -21,11 +21,11 @@ from types import ModuleType
 from typing import Any
 
 Call = tuple[str, dict[str, Any]]
-"""Name and arguments."""
+"""The name and the arguments of a call."""
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
-    """A tool in OpenAI's form; each property is a JSON schema, or a word that stands for {"type": word}."""
+    """Return a tool in OpenAI's form. Each property is a JSON schema, or a word that stands for {"type": word}."""
     schemas = {key: {"type": value} if isinstance(value, str) else value for key, value in properties.items()}
     parameters = {"type": "object", "properties": schemas}
     return {"type": "function", "function": {"name": name, "description": f"Tool {name}.", "parameters": parameters}}
@@ -45,7 +45,7 @@ TOOLS = (
 
 @dataclass(frozen=True)
 class Case:
-    """What is said, without a format: text, calls with text between them, text."""
+    """What a model says, without a format: text, calls with text between them, text."""
 
     name: str
     calls: tuple[Call, ...] = ()
@@ -60,8 +60,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Example:
-    """An output in some format and what it means. calls: arguments as JSON values; those of `open_call` are text that is cut off.
-    differs: why the implementation that it is compared with reads it differently ("" = it must not)."""
+    """An output in some format, and what it means. calls: their arguments are JSON values; those of `open_call` are text that is
+    cut off. differs: why the implementation for comparison reads it differently ("" = it must not)."""
 
     name: str
     text: str
@@ -180,8 +180,8 @@ def rendered(
     has_after: bool = True,
     differs: Callable[[Case], str] = lambda case: "",
 ) -> list[Example]:
-    """The cases in the format of `write`, without those that the format (or the peer's reading of it) excludes. White space
-    around calls is not expected in the result, because a parser may drop it."""
+    """Return the cases in the format of `write`, without those that the format, or the peer's reading of it, excludes. White
+    space around calls is not expected in the result, because a parser may drop it."""
     return [
         Example(case.name, write(case), content=case.content, calls=case.calls, differs=differs(case))
         for case in CASES
@@ -193,7 +193,7 @@ def rendered(
 
 
 def drops_text(*, between: bool = True, after: bool = True) -> Callable[[Case], str]:
-    """For `rendered(differs=…)`: a peer that drops text between or after calls, where we give it as content."""
+    """For `rendered(differs=…)`: the peer drops text between or after calls, and Pegboard returns it as content."""
 
     def differs(case: Case) -> str:
         is_dropped = case.calls and ((between and case.between) or (after and case.after))
@@ -205,7 +205,8 @@ def drops_text(*, between: bool = True, after: bool = True) -> Callable[[Case], 
 def with_reasoning(
     examples: Sequence[Example], write: Callable[[str, str], str], thoughts: Sequence[str] = ("Let me think.\nYes, 1 < 2.",)
 ) -> list[Example]:
-    """The examples' texts as content after reasoning: `write(thought, text)`. Reasoning parsers do not read calls."""
+    """Return the examples' texts as content after reasoning, as `write(thought, text)` writes them. Reasoning parsers do not read
+    calls."""
     return [
         Example(f"{example.name}, thought {number}", write(thought, example.text), content=example.text, reasoning=thought)
         for number, thought in enumerate(thoughts)
@@ -214,13 +215,13 @@ def with_reasoning(
 
 
 def load_examples(path: Path) -> dict[tuple[str, str], list[Example]]:
-    """EXAMPLES of a package's `tests/examples.py`; tests are not packages, so the file is loaded by its path."""
+    """Return EXAMPLES of a package's `tests/examples.py`. Tests are not packages, so the file is loaded by its path."""
     examples: dict[tuple[str, str], list[Example]] = _load(path).EXAMPLES
     return examples
 
 
 def load_tokens(path: Path) -> tuple[str, ...]:
-    """TOKENS of an `examples.py`: texts that are single tokens for the models of the format; some by default."""
+    """Return TOKENS of an `examples.py`: texts that are single tokens for the models of the format. There is a default."""
     tokens: tuple[str, ...] = getattr(_load(path), "TOKENS", ("<think>", "</think>", "<tool_call>", "</tool_call>"))
     return tokens
 

@@ -1,6 +1,7 @@
-"""pytest plugin of Pegboard: fixtures for plugin authors, and the contract of output parsers, collected from their examples.
+"""The pytest plugin of Pegboard: fixtures for plugin authors, and the contract tests of output parsers, collected from their
+examples.
 
-Loaded by every pytest run where pegboard-testing is installed, so it imports nothing of Pegboard until something is used.
+Every pytest run loads it if pegboard-testing is installed, so it imports nothing of Pegboard until something is used.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ EXAMPLES_IMPORT = b"pegboard_testing.parser_examples"
 
 
 class ParserExamples(pytest.Module):
-    """A `tests/examples.py` of a package with output parsers."""
+    """Collects a `tests/examples.py` of a package with output parsers."""
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         from pegboard_testing.contract_output_parser import contract_classes
@@ -29,7 +30,7 @@ class ParserExamples(pytest.Module):
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """The contract of every parser that has examples, from one place."""
+    """Collects the contract tests of every parser that has examples."""
     if file_path.name != "examples.py" or file_path.parent.name != "tests" or EXAMPLES_IMPORT not in file_path.read_bytes():
         return None
     examples: ParserExamples = ParserExamples.from_parent(parent, path=file_path)
@@ -38,7 +39,8 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 @pytest.fixture
 def fake_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["FakeDistributions"]:
-    """A folder on sys.path in which a test installs fake plugin distributions. Their modules are forgotten after the test."""
+    """A folder on sys.path in which a test installs fake plugin distributions. Their modules are removed from sys.modules after
+    the test."""
     from pegboard_testing.fake_distributions import FakeDistributions
 
     root = tmp_path / "site"
@@ -52,7 +54,7 @@ def fake_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
-    """The GGUF file of the default model. It is fetched on first use; the test is skipped when this fails."""
+    """The GGUF file of the default model. It is downloaded on first use. If that fails, the test is skipped."""
     from pegboard.config.schema import Settings
     from pegboard.errors import PegboardError
     from pegboard.plan.engine_plan import resolve

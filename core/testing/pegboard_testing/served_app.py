@@ -1,4 +1,5 @@
-"""The real application of some apis, called in this process or served on a port: tests of API plugins talk HTTP to it."""
+"""The real application of some APIs, called in this process or served on a port. Tests of API plugins send HTTP requests to
+it."""
 
 from __future__ import annotations
 
@@ -20,20 +21,20 @@ from pegboard_server.app import build_app
 from pegboard_server.server import run_server
 
 MakeApis = Callable[[ApiSetup], Sequence[tuple[str, Api, ApiSpec]]]
-"""The apis to mount: name, implementation, spec."""
+"""The APIs to mount: name, implementation, spec."""
 
 
 def make_app(
     make_apis: MakeApis, client: EngineClient, builtin_tools: Mapping[str, Any] | None = None, **settings: Any
 ) -> Starlette:
-    """The application. settings: fields of ServerConfig."""
+    """Return the application. settings: fields of ServerConfig."""
     config = ServerConfig(**settings)
     setup = ApiSetup(client, msgspec.structs.asdict(config), builtin_tools=builtin_tools or {})
     return build_app(make_apis(setup), client, config)
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> None:
-    """Wait until the condition is true. Raises AssertionError naming `what` after 20 s."""
+    """Wait until the condition is true. After 20 s raise AssertionError, which names `what`."""
     deadline = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < deadline, f"timed out waiting for {what}"
@@ -42,7 +43,7 @@ def wait_for(condition: Callable[[], Any], what: str) -> None:
 
 @contextmanager
 def posted(address: str, path: str, body: Mapping[str, Any]) -> Iterator[socket.socket]:
-    """A connection to a server on which `body` has been sent as JSON; the client leaves at the end of the block."""
+    """Open a connection to a server and send `body` as JSON. The client disconnects at the end of the block."""
     host, port = address.removeprefix("http://").split(":")
     content = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
@@ -55,7 +56,7 @@ def posted(address: str, path: str, body: Mapping[str, Any]) -> Iterator[socket.
 def serving(
     make_apis: MakeApis, client: EngineClient, builtin_tools: Mapping[str, Any] | None = None, **settings: Any
 ) -> Iterator[str]:
-    """A real server on a free port, in a thread; gives its address."""
+    """Run a real server on a free port in a thread, and yield its address."""
     config = ServerConfig(port=0, disable_access_log=True, uvicorn_log_level="error", shutdown_timeout_s=1, **settings)
     app = make_app(make_apis, client, builtin_tools, **settings)
     ready: list[Any] = []

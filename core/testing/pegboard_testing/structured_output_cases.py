@@ -1,7 +1,7 @@
-"""Constraints, each with a way to check results, for the contract tests of the kind `structured_output`.
+"""Constraints for the contract tests of the kind `structured_output`, each with a way to check results.
 
 JSON_SCHEMAS: schemas as applications and pydantic write them, and one per keyword. SUITE: (schema, valid instances, invalid
-instances) in the manner of the JSON Schema Test Suite. A backend may refuse any of them, but must enforce what it accepts.
+instances), like the JSON Schema Test Suite. A backend may refuse any of them, but it must enforce those that it accepts.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ REGEXES: tuple[str, ...] = (
 )
 
 ODD_REGEXES: tuple[str, ...] = (r"(?=a)[ab]", r"(a|b)\1", r"\bfoo\b", r"a^b", r"(?i)abc", r"a(?!b)[bc]", r"x*+y")
-"""Valid in Python, but beyond most automata: must be refused or enforced."""
+"""Patterns that are valid in Python but that most automata cannot match. A backend must refuse or enforce them."""
 
 BAD_REGEXES: tuple[str, ...] = ("(", "[a", "a{2,1}")
 

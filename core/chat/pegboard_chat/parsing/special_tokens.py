@@ -36,7 +36,7 @@ def _triggered(tag: Mapping[str, Any]) -> Format:
 
 
 def _texts(form: Any) -> Iterator[str]:
-    """Return all texts that must be written literally."""
+    """Yield all texts that must be written literally."""
     if isinstance(form, list):
         for inner in form:
             yield from _texts(inner)

@@ -1,1 +1,1 @@
-"""Tools for people who write plugins, and generators of the files that describe them."""
+"""Tools for plugin authors, and generators of the files that describe plugins."""

@@ -25,7 +25,7 @@ Catalogue = dict[str, dict[str, str]]
 
 
 def project_files(repository: Path) -> Iterator[Path]:
-    """All pyproject.toml files below the folders that hold plugins, sorted."""
+    """Yield all pyproject.toml files in the folders of plugins, sorted."""
     for folder in FOLDERS:
         for path in sorted((repository / folder).rglob("pyproject.toml")):
             if not any(part.startswith(".") or part in ("build", "dist") for part in path.relative_to(repository).parts):
@@ -33,8 +33,8 @@ def project_files(repository: Path) -> Iterator[Path]:
 
 
 def collect(repository: Path) -> Catalogue:
-    """{kind: {name: distribution}}, sorted. Raises ConfigError for an unknown kind and for a name that two distributions
-    claim."""
+    """Return {kind: {name: distribution}}, sorted. Raises ConfigError for an unknown kind, and for a name that two distributions
+    provide."""
     catalogue: Catalogue = {}
     for path in project_files(repository):
         project = tomllib.loads(path.read_text("utf-8")).get("project", {})
@@ -52,12 +52,12 @@ def collect(repository: Path) -> Catalogue:
 
 
 def render(catalogue: Catalogue) -> str:
-    """The file's text."""
+    """Return the text of the file."""
     return json.dumps(catalogue, indent=1, ensure_ascii=False) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0 = up to date or written, 1 = stale."""
+    """Check or write the catalogue. Return the exit status: 0 = up to date or written, 1 = stale."""
     parser = argparse.ArgumentParser(prog="python -m pegboard_testing.authoring.catalogue", description=__doc__.splitlines()[0])
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--write", action="store_true", help="write the file")

@@ -1,4 +1,4 @@
-"""Regenerates the table of all metrics in `docs/metrics.md`; the text around it is written by hand.
+"""Regenerates the table of all metrics in `docs/metrics.md`. The text around the table is written by hand.
 
 python -m pegboard_testing.authoring.metrics_page --write
 """
@@ -25,11 +25,11 @@ EVERYTHING = engine_metrics(
     cache_config={"one label per setting of the KV cache": ""},
     show_hidden="0.0",
 )
-"""Every metric that an engine can have."""
+"""Return every metric that an engine can have."""
 
 
 def table() -> str:
-    """One row per metric."""
+    """Return the lines of the table, one row per metric."""
     rows = ["| name | type | labels | |", "|---|---|---|---|"]
     for metric in (*EVERYTHING, *HTTP_METRICS):
         labels = ", ".join(_label(label) for label in (*metric.common, *metric.labels))
@@ -54,7 +54,7 @@ def _text(metric: Metric) -> str:
 
 
 def renewed(page: str) -> str:
-    """The page with its table brought up to date. Raises ConfigError for a page without the marker lines."""
+    """Return the page with its table up to date. Raises ConfigError if the page does not have the marker lines."""
     head, start, rest = page.partition(START)
     _, end, tail = rest.partition(END)
     if not (start and end):
@@ -63,7 +63,7 @@ def renewed(page: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0 = up to date or written, 1 = stale."""
+    """Check or write the page. Return the exit status: 0 = up to date or written, 1 = stale."""
     parser = argparse.ArgumentParser(prog="python -m pegboard_testing.authoring.metrics_page")
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--write", action="store_true", help="write the page")

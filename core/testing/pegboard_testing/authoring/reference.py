@@ -37,7 +37,7 @@ CHOSEN = {
     "chain": "configured order",
     "set": "every enabled one",
 }
-"""`Kind.chosen` as text."""
+"""`Kind.chosen` → text."""
 
 
 INTRODUCTION = """\
@@ -50,7 +50,7 @@ a plugin: [plugins.md](plugins.md)."""
 
 
 def kinds_page() -> str:
-    """The reference of all kinds."""
+    """Return the reference of all kinds."""
     rows = [
         f"| [`{kind.name}`](#{kind.name}) | `{kind.group}` | {CHOSEN[kind.chosen]} | {' '.join(kind.roles)} "
         f"| {_marks(kind)} | {kind.summary} |"
@@ -88,7 +88,7 @@ def _kind_section(kind: Kind) -> str:
     lines = [f"## {kind.name}", "", f"`{module_name}` · spec `{spec_name}`"]
     if asked:
         lines[-1] += f" · need: {', '.join(f'`{name}`' for name in asked)}"
-    if spec.__doc__ and not spec.__doc__.startswith(f"{spec_name}("):  # otherwise dataclasses generated it
+    if spec.__doc__ and not spec.__doc__.startswith(f"{spec_name}("):  # else dataclasses generated it
         lines += ["", _joined(inspect.getdoc(spec) or "")]
     for interface in _interfaces(module):
         lines += ["", *_methods(interface)]
@@ -96,7 +96,7 @@ def _kind_section(kind: Kind) -> str:
 
 
 def _interfaces(module: ModuleType) -> Iterator[type]:
-    """The protocols a module defines, in order."""
+    """Yield the protocols that a module defines, in order."""
     for item in vars(module).values():
         if inspect.isclass(item) and item.__module__ == module.__name__ and getattr(item, "_is_protocol", False):
             yield item
@@ -128,14 +128,14 @@ def _signature(function: Any) -> str:
 
 
 def _first_sentence(doc: str | None) -> str:
-    """The first sentence, or the whole first paragraph if it is a single sentence."""
+    """Return the first sentence, or the whole first paragraph if it has only one sentence."""
     text = _joined(inspect.cleandoc(doc or ""), paragraph=0)
     end = re.search(r"\.(?=\s+[A-Z`(])", text)
     return text[: end.end()] if end else text
 
 
 def _joined(text: str, paragraph: int | None = None) -> str:
-    """One line with the whole text, or with one of its paragraphs."""
+    """Return the whole text, or one of its paragraphs, as one line."""
     chosen = text if paragraph is None else text.split("\n\n")[paragraph]
     return " ".join(chosen.split())
 
@@ -176,9 +176,9 @@ extra_pip_args = ["--retries", "2"]
 Settings whose default is "the platform's" are filled in by the platform plugin when the engine starts."""
 
 PLUGIN_OPTIONS = """\
-Plugin options follow one pattern in addition: `PEGBOARD__KIND__NAME__FIELD=value`; on the command line it is
-`--kind.name.field value`, for `LLM` it is `plugin_options={"kind.name": {"field": value}}`. `pegboard help kind.name` lists a
-plugin's options."""
+In addition, plugin options follow one pattern: `PEGBOARD__KIND__NAME__FIELD=value`. On the command line it is
+`--kind.name.field value`, and for `LLM` it is `plugin_options={"kind.name": {"field": value}}`. `pegboard help kind.name` lists
+the options of a plugin."""
 
 TITLES = {
     "engine": "Engine settings",
@@ -188,7 +188,7 @@ TITLES = {
 
 
 def configuration_page() -> str:
-    """All settings and environment variables."""
+    """Return the page of all settings and environment variables."""
     parts = [GENERATED, "# Configuration", HOW]
     for section, cls in SECTIONS.items():
         rows = [_setting_row(setting) for setting in settings_of(section)]
@@ -201,7 +201,7 @@ def configuration_page() -> str:
 
 
 def _variable(item: object) -> re.Match[str] | None:
-    """The docstring of an `env` function that reads one variable has the form "NAME: meaning"."""
+    """Match the docstring of an `env` function. If it reads one variable, the form is "NAME: meaning"."""
     return re.match(r"([A-Z][A-Z_]+): (.*)", inspect.getdoc(item) or "", re.S) if inspect.isfunction(item) else None
 
 
@@ -221,7 +221,7 @@ def _value(value: object) -> str:
 
 
 def _type(annotation: Any) -> str:
-    """A type as text."""
+    """Return a type as text."""
     origin = get_origin(annotation)
     if origin is Literal:
         return " \\| ".join(f"`{value}`" for value in get_args(annotation)).replace("\\|", "|")
@@ -240,11 +240,11 @@ CORE = Path(pegboard.__file__).parent
 SUMMED_UP = {
     "interfaces": "One file per kind of plugin: spec, need, setup, interface. The whole list is in kinds.md.",
 }
-"""Folders that are shown as one line."""
+"""Folders that the tree shows as one line."""
 
 
 def tour_page(before: str) -> str:
-    """The page with its tree regenerated; the text around the tree is written by hand."""
+    """Return the page with its tree regenerated. The text around the tree is written by hand."""
     head, start, rest = before.partition(TREE_START)
     _, end, tail = rest.partition(TREE_END)
     if not (start and end):
@@ -260,7 +260,7 @@ def _files(folder: Path, indent: str) -> Iterator[str]:
 
 
 def _folders(folder: Path, indent: str) -> Iterator[str]:
-    """The packages in a folder, each with its files and its own packages."""
+    """Yield the lines of the packages in a folder, each with its files and its own packages."""
     for inner in sorted(path.parent for path in folder.glob("*/__init__.py")):
         if inner.name in SUMMED_UP:
             yield f"{f'{indent}{inner.name}/':<26} {SUMMED_UP[inner.name]}"
@@ -281,11 +281,11 @@ PAGES: dict[str, Callable[[str], str]] = {
     "configuration.md": lambda before: configuration_page(),
     "tour.md": tour_page,
 }
-"""Page → function from its current text to its new text."""
+"""Page → the function that makes its new text from its current text."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0 = up to date or written, 1 = stale."""
+    """Check or write the pages. Return the exit status: 0 = up to date or written, 1 = stale."""
     parser = argparse.ArgumentParser(prog="python -m pegboard_testing.authoring.reference", description=__doc__.splitlines()[0])
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--write", action="store_true", help="write the pages")

@@ -1,4 +1,4 @@
-"""The signatures of every interface as text, so that a review shows every change of the contract.
+"""Writes the signatures of all interfaces as text, so that a review shows every change of the contract.
 
     python -m pegboard_testing.authoring.snapshot --write    after an intended change
     python -m pegboard_testing.authoring.snapshot --check    in CI
@@ -20,7 +20,7 @@ SNAPSHOT = INTERFACES / "snapshot.txt"
 
 
 def snapshot() -> str:
-    """Signatures of all public names in `pegboard.interfaces`, file by file."""
+    """Return the signatures of all public names in `pegboard.interfaces`, file by file."""
     sections = []
     for path in sorted(INTERFACES.glob("*.py")):
         lines = list(_lines(ast.parse(path.read_text("utf-8")).body, ""))
@@ -48,7 +48,7 @@ def _lines(body: Sequence[ast.stmt], indent: str) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 = the stored snapshot is current (or was written); 1 = it differs."""
+    """Check or write the snapshot. Return the exit status: 0 = the stored snapshot is current or was written, 1 = it differs."""
     parser = argparse.ArgumentParser(description="Signatures of the interfaces.")
     choice = parser.add_mutually_exclusive_group(required=True)
     choice.add_argument("--write", action="store_true")
