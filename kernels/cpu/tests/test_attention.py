@@ -180,7 +180,7 @@ class Sharing:
 
 @settings(max_examples=6)
 @given(st.data(), layers_of_a_group(), st.sampled_from(sorted(TOLERANCES)), st.sampled_from([16, 32, 48]), st.integers(0, 2**20))
-def test_rows_behind_the_same_blocks(
+def test_rows_after_the_same_blocks(
     data: st.DataObject, layers: list[AttentionLayer], kv_dtype: str, block_size: int, seed: int
 ) -> None:
     prefixes = data.draw(st.lists(st.integers(0, 600 // block_size), min_size=1, max_size=3))
@@ -254,7 +254,7 @@ def test_rotation(pairs: bool, rotary_pairs: int, num_tokens: int, seed: int) ->
         NativeReplay().record(run, [qkv, positions])
 
 
-def test_queries_that_were_turned_in_place_are_nobody_elses() -> None:
+def test_queries_that_were_rotated_in_place_cannot_be_read_again() -> None:
     trial = Stored("float32").trial([_layer()], 32, [8], 5)
     cos, sin = torch.randn(8, 8).cos(), torch.randn(8, 8).sin()
 

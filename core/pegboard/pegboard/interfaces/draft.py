@@ -51,7 +51,7 @@ class Drafts:
 
 class DraftProposer(Protocol):
     def add(self, row: int, token_ids: "np.ndarray") -> None:
-        """A row starts or resumes."""
+        """A request in this row starts or resumes. token_ids: the prompt and the outputs so far."""
 
     def remove(self, rows: "np.ndarray") -> None:
         """These rows are free now."""

@@ -43,9 +43,9 @@ class LogitsProcessor(Protocol):
     host_tokens: bool = False
 
     def update(self, added: "Sequence[tuple[int, SamplingParams, np.ndarray]]", removed: "np.ndarray") -> None:
-        """Tell the processor which rows have changed. Called before `apply`, and only if any have. Rows in `removed` were removed
-        before those in `added` were added. `added`: (row, params, token ids so far), where the ids are the prompt and, for a
-        resumed request, its outputs. A request keeps its row."""
+        """Tell the processor which rows have changed. Called before `apply`, and only if there are changes. The rows in `removed`
+        were freed before those in `added` were taken. `added`: (row, params, token ids so far), where the ids are the prompt and,
+        for a resumed request, its outputs. A request keeps its row."""
 
     def apply(self, logits: "Tensor", rows: "Tensor", depth: "Tensor") -> "Tensor":
         """Change logits [N, V] in place. rows[i] is the row that logits row i belongs to, and depth[i] is the number of drafts

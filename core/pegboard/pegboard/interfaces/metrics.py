@@ -124,7 +124,7 @@ class MetricsSink(Protocol):
 
 
 def series(name: str, *values: str) -> str:
-    """Return the name of one series of a labelled metric: `series("request_success_total", "stop")`."""
+    """Return the name of one series of a metric with labels: `series("request_success_total", "stop")`."""
     return "|".join((name, *(value.replace("%", "%25").replace("|", "%7C") for value in values)))
 
 

@@ -58,8 +58,8 @@ class SampleStep:
 
 @dataclass(slots=True)
 class Sampled:
-    """token_ids: int64 [B, 1 + max drafts], of which the first counts[i] are valid. counts: int64 [B]. logprobs: one entry per
-    row, for its accepted tokens, None if the row did not ask for them; None if no row did."""
+    """token_ids: int64 [B, 1 + max drafts], of which the first counts[i] are valid. counts: int64 [B]. logprobs: for each row,
+    those of its accepted tokens, or None if the row did not ask for them. The whole field is None if no row did."""
 
     token_ids: "Tensor"
     counts: "Tensor"
@@ -75,7 +75,7 @@ class Sampler(Protocol):
         continues with the random numbers that it would have got without the interruption."""
 
     def remove(self, rows: "np.ndarray") -> None:
-        """These rows are free now; unknown rows are ignored."""
+        """Free these rows. Unknown rows are ignored."""
 
     def sample(self, logits: "Tensor", step: SampleStep) -> Sampled:
         """Sample from logits [N, V] float32, which may be changed in place. Accepted tokens are added to the rows' history."""

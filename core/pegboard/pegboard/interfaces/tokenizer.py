@@ -83,7 +83,7 @@ class Vocabulary:
 
 
 class TextStream(Protocol):
-    """Incremental decoding of one completion."""
+    """Incremental decoding of one completion: token ids in, text out."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Return the new text that these ids complete. An unfinished character is held back. All pushes and `flush`, joined,

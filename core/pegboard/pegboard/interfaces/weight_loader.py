@@ -1,4 +1,5 @@
-"""Kind `weight_loader`: one checkpoint format. Describes it in Hugging Face terms (A, no torch) and streams its weights (W)."""
+"""Kind `weight_loader`: one checkpoint format. A loader describes it in Hugging Face terms (A, without torch) and streams its
+weights (W)."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightLoaderSpec(Spec):
     """Entry-point name: the format, chosen by `--load-format` or by the files.
-    file_patterns: fnmatch patterns of weight files it reads. magic: first bytes of such a file, if the format has any.
-    A directory is matched when it holds such a file."""
+    file_patterns: fnmatch patterns of the weight files that it reads. magic: first bytes of such a file, if the format has any. A
+    directory matches if it contains such a file."""
 
     file_patterns: tuple[str, ...] = ()
     magic: bytes | None = None
@@ -27,15 +28,15 @@ class WeightLoaderSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class WeightLoaderSetup:
-    """seed: for loaders that make weights up."""
+    """seed: for loaders that generate the weights."""
 
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One stored tensor: logical shape (rows first), stored type ("float32", "bfloat16", "Q4_1", …), file, byte offset and
-    length."""
+    """One stored tensor. shape: logical shape, rows first. stored: its type in the file ("float32", "bfloat16", "Q4_1", …).
+    offset, num_bytes: its place in the file, in bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -47,8 +48,8 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerPayload:
-    """What a tokenizer plugin needs. format: "hf" (files next to the checkpoint, in `directory`) or a name that the loader gives,
-    with its data in `data` (plain values: str, numbers, lists)."""
+    """What a tokenizer plugin needs. format: "hf" for files in `directory`, next to the checkpoint, or a name that the loader
+    gives. In that case, `data` has the loader's data as plain values (str, numbers, lists)."""
 
     format: str
     directory: Path | None = None
@@ -57,13 +58,13 @@ class TokenizerPayload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint in one description; everything downstream reads only this. Picklable.
+    """The description of a checkpoint. All later stages read only this. Picklable.
 
     config: Hugging Face-shaped configuration (`hidden_size`, `num_hidden_layers`, `rope_parameters` or `rope_theta`, …).
-    tensors: index by the names that architecture's checkpoints use in Hugging Face layout.
-    quantization: the checkpoint's quantization config ({"quant_method": …}) or None for plain weights.
-    dtype: torch name of the weights' main type ("float32", "bfloat16"), None when quantized only.
-    rope_style: how Q and K rows are ordered: "halves" (Hugging Face) or "pairs" (interleaved, as GGUF stores Llama).
+    tensors: index by the names that checkpoints of this architecture use in Hugging Face layout.
+    quantization: the checkpoint's quantization config ({"quant_method": …}), or None for plain weights.
+    dtype: torch name of the weights' main type ("float32", "bfloat16"), None if all weights are quantized.
+    rope_style: the order of Q and K rows: "halves" (Hugging Face) or "pairs" (interleaved, as GGUF stores Llama).
     """
 
     format: str
@@ -82,8 +83,8 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class WantedWeight:
-    """A tensor that a layer wants. shape: as the layer expects it, () when the layer does not know; for loaders that make weights
-    up."""
+    """A tensor that a layer needs. shape: as the layer expects it, or () if the layer does not know. Loaders that generate the
+    weights need it."""
 
     name: str
     shape: tuple[int, ...] = ()
@@ -91,8 +92,9 @@ class WantedWeight:
 
 @dataclass(slots=True)
 class WeightPiece:
-    """Delivered data. `data`: a torch tensor for plain types, raw bytes of the stored blocks otherwise (then `shape` is the
-    logical shape). May be a read-only view of mapped memory: copy before changing, do not keep after the layer's `finish`."""
+    """The data of a tensor. data: a torch tensor for plain types. For all others, the raw bytes of the stored blocks; `shape` is
+    then the logical shape. It may be a read-only view of mapped memory: copy it before changing it, and do not keep it after the
+    layer's `finish`."""
 
     name: str
     stored: str
@@ -102,9 +104,9 @@ class WeightPiece:
 
 class WeightLoader(Protocol):
     def describe(self, files: "LocalFiles") -> Checkpoint:
-        """Read headers only. Called in A: must not import torch. Raises ModelError naming the file and what is wrong with it
-        (missing, truncated, unknown architecture, unsafe format)."""
+        """Describe the checkpoint from its headers alone. Called in A, so it must not import torch. Raises ModelError, which
+        names the file and what is wrong with it (missing, truncated, unknown architecture, unsafe format)."""
 
     def tensors(self, checkpoint: Checkpoint, wanted: Iterable[WantedWeight]) -> Iterator[WeightPiece]:
-        """Stream the wanted tensors in file order, each exactly once, from memory-mapped files. Called in W. Raises ModelError
-        on damaged data."""
+        """Stream the wanted tensors from memory-mapped files, in file order and each exactly once. Called in W. Raises ModelError
+        if the data is damaged."""

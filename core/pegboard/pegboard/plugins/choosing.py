@@ -138,7 +138,7 @@ def _suitable(entry: Entry, spec: Spec, need: Need) -> Candidate:
             reasons = list(import_part(entry, spec.suits, "suits")(need))
         except PluginError as error:
             return Candidate(entry, "suitable", str(error), broken=True)
-        except Exception as error:  # noqa: BLE001  foreign code judges its own fitness: whatever it raises means "no"
+        except Exception as error:  # noqa: BLE001  the plugin's code: any exception means that it is not suitable
             return Candidate(entry, "suitable", f"{spec.suits} raised {type(error).__name__}: {error}", broken=True)
     return Candidate(entry, "suitable", "; ".join(reasons)) if reasons else Candidate(entry, "ranked")
 
