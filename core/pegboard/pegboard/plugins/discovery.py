@@ -143,8 +143,9 @@ def _sorted_scan(found: list[Entry], duplicates: list[Duplicate]) -> Scan:
 
 def _entries_of(distribution: Distribution) -> Iterator[Entry]:
     points = [point for point in distribution.entry_points if point.group.startswith(PREFIX)]
-    name, version = (normalized(distribution.name), distribution.version) if points else ("", "")  # this reads the metadata
+    metadata = distribution.metadata if points else {}  # every access parses the file, and so do `name` and `version`
     for point in points:
+        name, version = normalized(metadata["Name"]), metadata["Version"]
         match = _GROUP.fullmatch(point.group)
         kind = match.group(1) if match else point.group.removeprefix(PREFIX)
         yield Entry(kind, point.name, name, version, point.value, point.group)
