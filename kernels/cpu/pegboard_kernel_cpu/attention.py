@@ -150,7 +150,8 @@ class NativeLayer:
         return out
 
     def _store_arguments(self, turn: Turn | None, stores: bool) -> StoreArguments:
-        """Arguments of the call that rotates q in place and k, as `turn` says, and stores k and v in the cache."""
+        """Return the arguments of the call that stores k and v in the cache. It also rotates q (in place) and k, as `turn`
+        says."""
         return StoreArguments(
             plan=addressof(self.backend.current),
             cache=self.cache,

@@ -74,7 +74,7 @@ class Recorder:
         return Value(self, Buffer(width * dtype.itemsize), torch.empty(self.rows, width, dtype=dtype, device="meta"))
 
     def emit(self, call: Call) -> None:
-        """Append a call. Raises CannotRecord if it reads rotated channels and cannot do so."""
+        """Append a call. Raises CannotRecord if it reads channels that are still to be rotated, or that were rotated in place."""
         for value in call.reads.values():
             assert isinstance(value, Value), "a call needs stand-ins for all of its tensors or for none"
             if value.buffer.turn is not None:

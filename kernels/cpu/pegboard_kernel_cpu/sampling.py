@@ -20,8 +20,8 @@ class _Calls(threading.local):
         self.library: Library | None = None
 
     def prepare(self, library: Library, vocabulary: int) -> SampleTokens:
-        """Return the arguments. On each thread of the library's team, their scratch memory holds the selection from a row of
-        `vocabulary` logits."""
+        """Return the arguments. Their scratch memory has room for a selection from `vocabulary` logits on each thread of the
+        library's team."""
         if library is not self.library:
             self.library, self.instructions = library, library.instructions([("sample_tokens", self.arguments)])
         needed = -(-(vocabulary + vocabulary // 64 + 64) // 16) * 16

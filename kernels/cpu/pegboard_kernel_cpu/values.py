@@ -72,8 +72,8 @@ def rows_of(x: Tensor) -> Tensor:
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """Memory of one row of token_bytes per token. first, last: index of the first call that uses it and of the last one. address:
-    that of the tensor for an input, else the offset in the memory that recordings share. turn: a rotation that is still to be
+    """Memory with one row of token_bytes for each token. first, last: index of the first and the last call that use it. address:
+    the tensor's address for an input, else the offset in the memory that recordings share. turn: a rotation that is still to be
     applied."""
 
     token_bytes: int
