@@ -18,7 +18,6 @@ _HOMES = {
     "StructuredOutputsParams": "pegboard.data.sampling_params",
     "RequestOutputKind": "pegboard.data.sampling_params",
     "BeamSearchParams": "pegboard.data.sampling_params",
-    "PoolingParams": "pegboard.data.sampling_params",
     "EngineConfig": "pegboard.config.schema",
     "CompletionOutput": "pegboard.data.output",
     "RequestOutput": "pegboard.data.output",
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from pegboard.data.output import CompletionOutput, Logprob, RequestOutput
     from pegboard.data.sampling_params import (
         BeamSearchParams,
-        PoolingParams,
         RequestOutputKind,
         SamplingParams,
         StructuredOutputsParams,

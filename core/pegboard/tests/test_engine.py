@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pegboard.config.limits import Limits
 from pegboard.data.request import AdapterRef, EngineRequest, RequestDelta
-from pegboard.data.sampling_params import PoolingParams, SamplingParams, StructuredOutputsParams
+from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.engine.requests import Request
 from pegboard.errors import ConfigError, EngineDeadError, KVCacheTooSmall, Overloaded, PluginFailure, RequestError
 from pegboard.interfaces.metrics import Metric, Sample, split_series
@@ -163,15 +163,6 @@ def test_logprobs_come_with_their_tokens() -> None:
     for delta in result.deltas:
         assert delta.logprobs is not None and [p.token_ids[0] for p in delta.logprobs] == delta.token_ids
         assert all(len(p.token_ids) == len(p.values) == 3 and p.rank == 1 for p in delta.logprobs)
-
-
-@pytest.mark.parametrize("max_in_flight", [1, 2])
-def test_a_pooling_request_ends_with_its_result(max_in_flight: int) -> None:
-    engine = FakeEngine(max_num_batched_tokens=8, max_model_len=20, max_in_flight=max_in_flight)
-    engine.engine.add(EngineRequest(request_id="p", prompt_token_ids=list(range(20)), params=PoolingParams()))
-    (delta,) = engine.run()["p", 0].deltas
-    assert delta.finish_reason == "stop" and len(delta.pooled) == 1 and delta.token_ids == []
-    engine.check_idle()
 
 
 # --- metrics ------------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 
 from pegboard import errors
 from pegboard.data.request import AdapterRef, EngineRequest, PositionLogprobs, RequestDelta
-from pegboard.data.sampling_params import PoolingParams, SamplingParams, StructuredOutputsParams
+from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.engine.boundary.messages import (
     Abort,
     Add,
@@ -29,7 +29,6 @@ from pegboard.errors import Overloaded, PegboardError, PluginFailure, RequestErr
     [
         SamplingParams(n=2, stop=["x"], logit_bias={3: 1.5}, structured_outputs=StructuredOutputsParams(json={"a": 1})),
         SamplingParams(temperature=0, max_tokens=None, extra_args={"k": [1, None]}),
-        PoolingParams(dimensions=3),
     ],
 )
 def test_requests(params):

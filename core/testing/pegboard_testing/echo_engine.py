@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from pegboard.data.request import EngineRequest, PositionLogprobs, RequestDelta
-from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.metrics import Metric, MetricsSink, Sample
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
@@ -71,7 +70,6 @@ class EchoEngine:
     def add(self, request: EngineRequest) -> None:
         if request.priority == REFUSED_PRIORITY:
             raise RequestError("refused on purpose", parameter="priority")
-        assert isinstance(request.params, SamplingParams)
         self.running[request.request_id] = request
         self._live[request.request_id] = set(range(request.params.n))
         self._num_done[request.request_id] = 0
@@ -110,7 +108,7 @@ class EchoEngine:
 
     def _step_one(self, request_id: str, request: EngineRequest) -> list[RequestDelta]:
         params = request.params
-        assert isinstance(params, SamplingParams) and params.max_tokens is not None
+        assert params.max_tokens is not None
         done = self._num_done[request_id]
         token = request.prompt_token_ids[done % len(request.prompt_token_ids)]
         self._num_done[request_id] = done + 1

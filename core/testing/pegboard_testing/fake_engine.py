@@ -192,7 +192,6 @@ def expected_tokens(
     → token ids that a grammar allows."""
     params = request.params
     outputs: list[int] = []
-    assert isinstance(params, SamplingParams)
     seed = None if params.seed is None else params.seed + index
     tokens = list(request.prompt_token_ids)
     while True:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pegboard.data.batch import CSR, Batch, Logprobs, NewRequest, StepOutput, StepTimes, TokenMasks
-from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import ConfigError
 from pegboard.interfaces.attention import KVPlan, State
 from pegboard.interfaces.draft import DraftProposer, DraftStep
@@ -193,12 +192,11 @@ class FakeWorker:
     def _read_all(self, batch: Batch, given: list[list[int]], allowed: dict[tuple[int, int], list[int]]) -> StepOutput:
         rows, tokens, logprobs = [], [], []
         prompt_logprobs: dict[int, Logprobs] = {}
-        pooled: dict[int, object] = {}
         for i, number in enumerate(batch.rows.tolist()):
             row, inputs = self._row(batch, i), given[i]
             self._score_prompt(row, len(inputs))
             params = row.request.params
-            if batch.samples[i] and isinstance(params, SamplingParams):
+            if batch.samples[i]:
                 sampled = self._verify(row, number, inputs, int(batch.num_draft_tokens[i]), allowed)
                 rows.append(number)
                 tokens.append(sampled)
@@ -210,8 +208,6 @@ class FakeWorker:
                     row.scores = []
                 num_accepted = len(inputs) - int(batch.num_draft_tokens[i]) + len(sampled) - 1
             else:
-                if batch.samples[i]:
-                    pooled[number] = [float(self._next(row, row.num_computed + len(inputs) - 1, None))]
                 sampled, num_accepted = [], len(inputs)
             self._advance(row, num_accepted, sampled)
         return StepOutput(
@@ -220,13 +216,12 @@ class FakeWorker:
             token_ids=CSR.of(tokens),
             logprobs=logprobs if any(entry is not None for entry in logprobs) else None,
             prompt_logprobs=prompt_logprobs,
-            pooled=pooled,
         )
 
     def _score_prompt(self, row: _Row, num_tokens: int) -> None:
         """Score the prompt tokens whose predecessor is computed in this step."""
         params = row.request.params
-        if isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
+        if params.prompt_logprobs is not None:
             stop = min(row.num_computed + num_tokens + 1, row.request.num_prompt_tokens)
             row.scores.extend(row.token_ids[row.num_computed + 1 : stop])
 

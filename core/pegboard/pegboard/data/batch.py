@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from pegboard.data.request import AdapterRef
-from pegboard.data.sampling_params import PoolingParams, SamplingParams
+from pegboard.data.sampling_params import SamplingParams
 
 Array = np.ndarray
 
@@ -62,7 +61,7 @@ class NewRequest(msgspec.Struct):
     token_ids: Array  # [n] prompt tokens and output tokens so far
     num_prompt_tokens: int
     num_computed_tokens: int
-    params: SamplingParams | PoolingParams
+    params: SamplingParams
     seed: int | None
     block_ids: tuple[Array, ...]  # one per KV group: the whole block table so far
 
@@ -177,7 +176,7 @@ class TransferReport(msgspec.Struct):
 
 
 class StepOutput(msgspec.Struct, kw_only=True):
-    """The result of one step. It comes from tensor-parallel rank 0 of the last pipeline stage.
+    """The result of one step.
 
     rows: [B'] rows that produced tokens. token_ids: accepted tokens per row, 1 … 1 + drafts.
     logprobs: one per row, in the same order; each covers the row's accepted tokens. None for a row that asked for none.
@@ -191,6 +190,5 @@ class StepOutput(msgspec.Struct, kw_only=True):
     logprobs: list[Logprobs | None] | None = None
     prompt_logprobs: dict[int, Logprobs] = {}
     draft_token_ids: CSR | None = None
-    pooled: dict[int, Any] = {}
     transfers: dict[str, TransferReport] = {}
     times: StepTimes = msgspec.field(default_factory=StepTimes)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from pegboard.data.sampling_params import PoolingParams, SamplingParams
+from pegboard.data.sampling_params import SamplingParams
 
 
 class AdapterRef(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
 
     request_id: str
     prompt_token_ids: list[int]
-    params: SamplingParams | PoolingParams
+    params: SamplingParams
     arrival_s: float = 0.0
     priority: int = 0
     cache_salt: str | None = None
@@ -45,10 +45,9 @@ class PositionLogprobs(msgspec.Struct):
 class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The tokens and other results of one completion in one step, sent from E to A.
 
-    finish_reason: None, "stop", "length", "abort" or "error". num_cached_tokens is set in the first delta only. pooled: the
-    result of a pooling request. error: the reason when finish_reason is "error". error_parameter: the field that is wrong, if the
-    request itself is wrong (a grammar that does not compile). ends_whole: finish_reason is "stop", but the last token is not a
-    stop token and belongs to the text.
+    finish_reason: None, "stop", "length", "abort" or "error". num_cached_tokens is set in the first delta only. error:
+    the reason when finish_reason is "error". error_parameter: the field that is wrong, if the request itself is wrong (a grammar
+    that does not compile). ends_whole: finish_reason is "stop", but the last token is not a stop token and belongs to the text.
     """
 
     request_id: str
@@ -63,4 +62,3 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     error: str | None = None
     error_parameter: str | None = None
     ends_whole: bool = False
-    pooled: Any = None

@@ -112,7 +112,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 200 else text[:200] + "…"
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, dict=False, tag="sampling"):
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, dict=False):
     """How to generate the output of one request.
 
     n: completions to return. temperature 0 is greedy. top_k 0 or -1 considers all tokens. `logprobs`/`prompt_logprobs`
@@ -292,14 +292,3 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
         check.integer("max_tokens", 1)
         check.number("temperature", 0, math.inf)
         check.number("length_penalty", -math.inf, math.inf)
-
-
-class PoolingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="pooling"):
-    """Parameters of a request to a pooling model (provisional; no pooler ships yet).
-
-    dimensions: truncate the embedding (Matryoshka models); use_activation: normalise or softmax the result;
-    task: embed, classify, score, token_embed or token_classify."""
-
-    dimensions: int | None = None
-    use_activation: bool | None = None
-    task: str | None = None

@@ -19,7 +19,6 @@ import msgspec
 from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch
 from pegboard.data.request import EngineRequest, RequestDelta
-from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.kv.connectors import KVConnectors
@@ -105,7 +104,7 @@ class Engine:
         check_request(request, self.limits, has_priority=self._has_priority)
         grammars = self._grammars_for(request)
         most, waiting = self.limits.max_num_queued_reqs, self._queues.num_waiting
-        if waiting + (request.params.n if isinstance(request.params, SamplingParams) else 1) > most:
+        if waiting + request.params.n > most:
             raise Overloaded(f"{waiting} completions are waiting, the limit is {most}; try again later")
         if not request.arrival_s:
             request = msgspec.structs.replace(request, arrival_s=self._clock())
@@ -118,7 +117,7 @@ class Engine:
     def _grammars_for(self, request: EngineRequest) -> Grammars | None:
         """Return the grammars if the request is constrained, else None. Raises RequestError if the constraint cannot be
         enforced."""
-        wanted = request.params.structured_outputs if isinstance(request.params, SamplingParams) else None
+        wanted = request.params.structured_outputs
         if wanted is None:
             return None
         if self._grammars is None:

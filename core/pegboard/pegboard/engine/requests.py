@@ -11,7 +11,7 @@ import msgspec
 
 from pegboard.config.limits import Limits
 from pegboard.data.request import AdapterRef, EngineRequest
-from pegboard.data.sampling_params import PoolingParams, SamplingParams
+from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import RequestError
 from pegboard.interfaces.scheduling_policy import RequestStatus
 
@@ -34,7 +34,7 @@ class Request:
     index: int
     parent: "Request | None"
     request_id: str
-    params: SamplingParams | PoolingParams
+    params: SamplingParams
     prompt_token_ids: list[int]
     priority: int
     arrival_s: float
@@ -75,11 +75,10 @@ class Request:
         request.key = source.request_id
         request.all_token_ids = list(source.prompt_token_ids)
         params = source.params
-        if isinstance(params, SamplingParams):
-            if params.n > 1:
-                request.key = f"{index}_{source.request_id}"
-            request.seed = None if params.seed is None else params.seed + index
-            request.stop_token_ids = params.all_stop_token_ids
+        if params.n > 1:
+            request.key = f"{index}_{source.request_id}"
+        request.seed = None if params.seed is None else params.seed + index
+        request.stop_token_ids = params.all_stop_token_ids
         return request
 
     @property
@@ -110,11 +109,8 @@ class Request:
     # --- its end ------------------------------------------------------------------------------------------------------------
 
     def output_room(self, max_model_len: int) -> int:
-        """Return how many tokens can still be sampled before max_tokens or max_model_len ends the completion. It is 0 for a
-        pooling request."""
+        """Return how many tokens can still be sampled before max_tokens or max_model_len ends the completion."""
         params = self.params
-        if not isinstance(params, SamplingParams):
-            return 0
         room = max_model_len - len(self.all_token_ids)
         return room if params.max_tokens is None else min(room, params.max_tokens - len(self.output_token_ids))
 
@@ -127,7 +123,6 @@ class Request:
         in A, where the text is.
         """
         params = self.params
-        assert isinstance(params, SamplingParams), "pooling requests produce no tokens"
         for count, token in enumerate(token_ids, 1):
             self.output_token_ids.append(token)
             self.all_token_ids.append(token)
@@ -145,8 +140,6 @@ def completions_of(source: EngineRequest) -> Iterator[Request]:
     parent = Request.of(source)
     yield parent
     params = source.params
-    if not isinstance(params, SamplingParams):
-        return
     for index in range(1, params.n):
         child = Request.of(source, index=index, parent=parent)
         if params.prompt_logprobs is not None:  # the parent reports them for all completions
@@ -165,7 +158,7 @@ def check_request(request: EngineRequest, limits: Limits, *, has_priority: bool)
         )
     if request.lora is not None and not limits.max_loras:
         raise RequestError(f"adapter {request.lora.name!r}: LoRA is off; start with max_loras of at least 1", parameter="model")
-    n, most = request.params.n if isinstance(request.params, SamplingParams) else 1, limits.max_num_queued_reqs
+    n, most = request.params.n, limits.max_num_queued_reqs
     if n > most:
         raise RequestError(f"n must be at most {most}, the number of completions that may wait, got {n}", parameter="n")
 
@@ -174,7 +167,7 @@ def _check_prompt(request: EngineRequest, limits: Limits) -> None:
     num_tokens = len(request.prompt_token_ids)
     if not num_tokens:
         raise RequestError("the prompt is empty: at least one token is needed", parameter="prompt")
-    longest = limits.max_model_len - isinstance(request.params, SamplingParams)  # room for one output token
+    longest = limits.max_model_len - 1  # room for one output token
     if num_tokens > longest:
         raise RequestError(
             f"the prompt has {num_tokens} tokens, and the maximum model length is {limits.max_model_len} tokens for prompt "

@@ -19,7 +19,6 @@ from typing import cast
 from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, Logprobs, StepOutput
 from pegboard.data.request import PositionLogprobs, RequestDelta
-from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.batch_builder import BatchBuilder, Entry, StepPlan
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import Copy, NewBlocks
@@ -189,11 +188,8 @@ class Scheduler:
                 self._redo(request)
                 continue
             place = places.get(row)
-            if place is None:  # part of a prompt, or a pooling request
+            if place is None:  # part of a prompt
                 self._commit(request)
-                if row in output.pooled:
-                    delta = RequestDelta(request_id=request.request_id, index=request.index, pooled=output.pooled[row])
-                    self._queues.finish(request, delta, "stop")
                 continue
             request.num_computed_tokens -= num_drafts + 1 - len(token_ids[place])
             self._take_tokens(request, token_ids[place], output, place, now_s)
@@ -233,7 +229,7 @@ class Scheduler:
         """Advance the grammar and return the finish reason. The completion also ends if the grammar allows only a stop token but
         no stop token can be sampled, because of min_tokens or because the model has none."""
         params = request.params
-        assert isinstance(params, SamplingParams) and params.structured_outputs, "it has a grammar"
+        assert params.structured_outputs, "it has a grammar"
         if request.grammar.accept(token_ids) != len(token_ids):
             delta.error = (
                 f"token ids {token_ids} do not fit the request's grammar; logit_bias, allowed_token_ids or bad_words leave none "

@@ -38,7 +38,6 @@ class OutputStream:
         stream_interval: int = 1,
     ) -> None:
         params = request.params
-        assert isinstance(params, SamplingParams), "pooling requests have no output stream"
         self.request_id = request.request_id
         self.params = params
         self.prompt = prompt

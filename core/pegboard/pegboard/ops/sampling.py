@@ -20,22 +20,6 @@ def apply_token_mask(logits: Tensor, bits: Tensor) -> Tensor:
     return logits.masked_fill(allowed == 0, NEG_INF)
 
 
-def apply_penalties(
-    logits: Tensor, prompt_mask: Tensor, output_counts: Tensor, repetition: Tensor, frequency: Tensor, presence: Tensor
-) -> Tensor:
-    """Penalize tokens that have occurred. logits: [N, V]. prompt_mask: bool [N, V], the token is in the prompt. output_counts:
-    integer [N, V], how often it was generated. repetition, frequency, presence: float32 [N].
-
-    The repetition penalty (Keskar et al. 2019, CTRL) applies to tokens of prompt and output: positive logits become logit / r,
-    all others logit · r. Then logit −= frequency · count + presence · (count > 0), which applies to the output alone (OpenAI's
-    definition).
-    """
-    seen = prompt_mask | (output_counts > 0)
-    factor = torch.where(seen, repetition.unsqueeze(-1), 1.0)
-    logits = torch.where(logits > 0, logits / factor, logits * factor)
-    return logits - frequency.unsqueeze(-1) * output_counts - presence.unsqueeze(-1) * (output_counts > 0)
-
-
 def apply_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
     """Drop tokens that are less likely than min_p times the most likely one (Nguyen et al. 2024). min_p: float32 [N], 0 = off."""
     floor = logits.amax(-1, keepdim=True) + min_p.unsqueeze(-1).log()
@@ -60,22 +44,6 @@ def apply_top_k_top_p(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None
         floor = torch.where(top_p.unsqueeze(-1) < 1, order.gather(-1, kept - 1), NEG_INF)
         logits = logits.masked_fill(logits < floor, NEG_INF)
     return logits
-
-
-def log_softmax_topk(logits: Tensor, token_ids: Tensor, k: int, *, normalize: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the log-probabilities of chosen tokens and of the most likely ones.
-
-    logits [N, V], token_ids int64 [N], k ≥ 0 (−1 = V) → (ids int64 [N, 1 + k], values float32 [N, 1 + k], ranks int64 [N]).
-    Column 0 is the chosen token. Columns 1…k are the most likely tokens in descending order, with the lower id first among equal
-    ones. rank = 1 + number of tokens that are strictly more likely than the chosen one. With normalize=False, the values are the
-    logits and not their log-softmax.
-    """
-    values = logits.float().log_softmax(-1) if normalize else logits.float()
-    chosen = values.gather(-1, token_ids.unsqueeze(-1))
-    best = values.sort(dim=-1, descending=True, stable=True)
-    k = values.shape[-1] if k < 0 else min(k, values.shape[-1])
-    ids = torch.cat([token_ids.unsqueeze(-1), best.indices[:, :k]], -1)
-    return ids, torch.cat([chosen, best.values[:, :k]], -1), 1 + (values > chosen).sum(-1)
 
 
 def sample_inverse(weights: Tensor, uniforms: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from pegboard.config.limits import Limits
 from pegboard.data.batch import CSR, Batch, NewRequest, StepOutput, StepTimes, TokenMasks
-from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import CannotRecord
 from pegboard.interfaces.attention import AttentionBackend, KVPlan
 from pegboard.interfaces.draft import DraftProposer, DraftStep
@@ -149,10 +148,9 @@ class ModelRunner:
 
     def _add(self, new: NewRequest) -> None:
         self.state.add(new)
-        if isinstance(new.params, SamplingParams):
-            if new.params.prompt_logprobs is not None or self.scores.wanted:
-                self.scores.add(new)
-            self.sampler.add(new.row, new.params, new.seed, new.token_ids, new.num_prompt_tokens)
+        if new.params.prompt_logprobs is not None or self.scores.wanted:
+            self.scores.add(new)
+        self.sampler.add(new.row, new.params, new.seed, new.token_ids, new.num_prompt_tokens)
         if self.draft is not None:
             self.draft.add(new.row, new.token_ids)
 

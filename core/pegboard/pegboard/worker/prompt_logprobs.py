@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from pegboard.data.batch import Batch, Logprobs, NewRequest
-from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.sampler import Sampler
 from pegboard.worker.row_state import RowState
 from pegboard.worker.step_inputs import StepInputs
@@ -31,7 +30,7 @@ class PromptScores:
         self.remove(new.row)
         params = new.params
         is_start = new.num_computed_tokens == 0 and len(new.token_ids) == new.num_prompt_tokens > 1
-        if is_start and isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
+        if is_start and params.prompt_logprobs is not None:
             self.wanted[new.row] = params.prompt_logprobs
             self.parts[new.row] = []
 

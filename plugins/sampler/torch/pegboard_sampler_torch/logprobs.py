@@ -36,7 +36,9 @@ def _largest(values: Tensor, ids: Tensor, k: int) -> Tensor:
 
 
 def gather_logprobs(x: Tensor, chosen: Tensor, k: int, *, normalize: bool) -> Logprobs:
-    """The same as `pegboard.ops.sampling.log_softmax_topk`, with the result on the host. x: float32 [n, V]. chosen: int64 [n]."""
+    """Log-probabilities of the chosen tokens, their ranks, and the k most likely tokens (−1 = all), on the host.
+
+    x: float32 [n, V]. chosen: int64 [n]. normalize: False gives the logits themselves."""
     k = x.shape[-1] if k < 0 else min(k, x.shape[-1])
     ids = chosen.unsqueeze(-1)
     if k:

@@ -57,8 +57,10 @@ class PenaltyTable:
 
     def apply(self, logits: Tensor, places: Tensor, rows: list[int], parameters: Tensor, drafts: Tensor | None) -> None:
         """Change logits [N, V] in place at `places` int64 [n]. rows: the row of each place. parameters: float32 [3, n],
-        repetition, frequency and presence. drafts: int64 [n, D], tokens that count as outputs before the place; −1 = none. The
-        numbers are the same as those of `pegboard.ops.sampling.apply_penalties`."""
+        repetition, frequency and presence. drafts: int64 [n, D], tokens that count as outputs before the place; −1 = none.
+
+        Repetition looks at prompt and outputs: logit / r if it is positive, else logit · r. Then logit −= frequency · count +
+        presence · (count > 0), which look at the outputs alone."""
         slots = np.fromiter((self.slots[row] for row in rows), np.int64, len(rows))
         lengths = self.lengths[slots]
         index, length = (torch.from_numpy(a).to(self.device) for a in (slots, lengths))

@@ -14,6 +14,7 @@ from pegboard_sampler_torch.random import SeededUniforms, philox, seeded_uniform
 
 from pegboard.ops import sampling as ops
 from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.sampling_reference import apply_penalties, log_softmax_topk
 
 quick = settings(max_examples=40, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
@@ -142,11 +143,11 @@ def test_gather_logprobs(seed: int, vocab_size: int, k: int, ties: bool, normali
     x = random_logits(seed, 3, vocab_size, ties=ties)
     chosen = torch.from_numpy(np.random.default_rng(seed).integers(0, vocab_size, 3))
     found = gather_logprobs(x, chosen, k, normalize=normalize)
-    ids, _, ranks = ops.log_softmax_topk(x, chosen, k, normalize=False)
+    ids, _, ranks = log_softmax_topk(x, chosen, k, normalize=False)
     assert found.token_ids.tolist() == ids.tolist() and found.ranks.tolist() == ranks.tolist()
     values = x.log_softmax(-1) if normalize else x
     np.testing.assert_allclose(found.values, values.gather(-1, ids).numpy(), atol=1e-5)
-    _, expected, _ = ops.log_softmax_topk(x, chosen, k, normalize=normalize)
+    _, expected, _ = log_softmax_topk(x, chosen, k, normalize=normalize)
     np.testing.assert_allclose(found.values, expected.numpy(), atol=1e-5)
     assert (found.token_ids.dtype, found.values.dtype, found.ranks.dtype) == (np.int32, np.float32, np.int32)
 
@@ -172,7 +173,7 @@ def test_penalty_table(seed: int, lengths: list[tuple[int, int, int]]) -> None:
         np.add.at(counts[row], [*outputs, *drafts[row, :num_drafts]], 1)
     x = random_logits(seed, n, vocab_size)
     parameters = torch.from_numpy(rng.uniform([[0.5], [-2], [-2]], 2, (3, n))).float()
-    expected = ops.apply_penalties(x, torch.from_numpy(masks), torch.from_numpy(counts), *parameters)
+    expected = apply_penalties(x, torch.from_numpy(masks), torch.from_numpy(counts), *parameters)
     table.apply(x, torch.arange(n), list(range(n)), parameters, torch.from_numpy(drafts) if drafts.shape[1] else None)
     torch.testing.assert_close(x, expected)
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from pegboard.config.schema import StructuredOutputsConfig
 from pegboard.data.batch import Array, Batch, TokenMasks
-from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
+from pegboard.data.sampling_params import StructuredOutputsParams
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.request_grammar import ReasoningEnd, RequestGrammar
 from pegboard.engine.requests import Request
@@ -87,7 +87,6 @@ class Grammars:
         reasoning = None
         if params.reasoning_end_token_ids and not self._config.enable_in_reasoning:
             reasoning = ReasoningEnd(params.reasoning_end_token_ids, self._token_bytes())
-        assert isinstance(request.params, SamplingParams)
         request.grammar = RequestGrammar(
             compiled.name,
             compiled.backend,
@@ -177,5 +176,5 @@ def _blaming(params: StructuredOutputsParams) -> Iterator[None]:
 
 
 def _wanted(request: Request) -> StructuredOutputsParams:
-    assert isinstance(request.params, SamplingParams) and request.params.structured_outputs, "the request is constrained"
+    assert request.params.structured_outputs, "the request is constrained"
     return request.params.structured_outputs

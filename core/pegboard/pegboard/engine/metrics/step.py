@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, StepTimes
-from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.kv.pool import BlockResidency
 from pegboard.engine.metrics.catalogue import ROWS, by_label, engine_metrics
 from pegboard.engine.metrics.sinks import Sinks
@@ -180,7 +179,7 @@ class StepMetrics:
         self.observe("request_prompt_tokens", request.num_prompt_tokens)
         self.observe("request_generation_tokens", request.num_output_tokens)
         self.observe("request_num_preemptions", request.num_preemptions)
-        if isinstance(request.params, SamplingParams) and request.params.max_tokens is not None:
+        if request.params.max_tokens is not None:
             self.observe("request_params_max_tokens", request.params.max_tokens)
         if request.first_scheduled_s:
             self.observe("request_queue_time_seconds", request.first_scheduled_s - request.arrival_s)
@@ -188,10 +187,9 @@ class StepMetrics:
             self._times(request)
         entry = self._open.setdefault(request.request_id, _OpenRequest())
         entry.ended.append(request)
-        n = request.params.n if isinstance(request.params, SamplingParams) else 1
-        if len(entry.ended) == n:
+        if len(entry.ended) == request.params.n:
             del self._open[request.request_id]
-            self.observe("request_params_n", n)
+            self.observe("request_params_n", request.params.n)
             self.observe("request_max_num_generation_tokens", max(each.num_output_tokens for each in entry.ended))
             if self._wants_records:
                 self._ended.append(entry.record(now_s))
@@ -259,7 +257,7 @@ class _OpenRequest:
     def record(self, now_s: float) -> RequestRecord:
         """Return the record of the request. Its last completion has just ended."""
         ended, request = self.ended, self.ended[-1]
-        params = request.params if isinstance(request.params, SamplingParams) else None
+        params = request.params
         return RequestRecord(
             request_id=request.request_id,
             arrival_s=request.arrival_s,
@@ -272,7 +270,7 @@ class _OpenRequest:
             num_generated_tokens=sum(each.num_output_tokens for each in ended),
             finish_reasons=tuple(each.finish_reason or "abort" for each in ended),
             n=len(ended),
-            max_tokens=params.max_tokens if params else None,
+            max_tokens=params.max_tokens,
             temperature=params.temperature if params else None,
             top_p=params.top_p if params else None,
             lora_name=request.lora.name if request.lora is not None else None,
