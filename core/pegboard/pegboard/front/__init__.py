@@ -1,1 +1,1 @@
-"""What a program calls: `LLM`, `AsyncLLM`, `LLMEngine`. Text in, text out."""
+"""The classes that programs use: `LLM`, `AsyncLLM` and `LLMEngine`. They take text and return text."""

@@ -1,4 +1,5 @@
-"""AsyncLLM: an asyncio interface to an engine in another process. It is the server's engine client, and can be used alone.
+"""AsyncLLM: an asyncio interface to an engine in another process. The server uses it as its engine client, and programs can use
+it alone.
 
     async with AsyncLLM("org/model") as llm:
         async for output in llm.generate("Hello", SamplingParams(max_tokens=8)):
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 LONG_PROMPT_CHARS = 4096
-"""Texts of this length or more are tokenized in a thread: that is about a millisecond of work."""
+"""Texts with at least this many characters are tokenized in a thread, because that takes about a millisecond."""
 
 
 def start_engine(settings: "Settings", engine: "EngineProcess", *, wants_samples: bool = True) -> "tuple[EnginePlan, Registry]":
@@ -69,10 +70,10 @@ def start_engine(settings: "Settings", engine: "EngineProcess", *, wants_samples
 
 
 class AsyncLLM:
-    """Engine client of one model. Every method but the constructors is called on one event loop.
+    """The engine client of one model. All methods except the constructors must be called on one event loop.
 
-    Created from settings (`AsyncLLM(model, **settings)`, `from_settings`) or from parts (`of_plan`). The engine process starts in
-    the constructor; `start` (also called by `generate` and `async with`) waits until it is ready.
+    It is created from settings (`AsyncLLM(model, **settings)`, `from_settings`) or from parts (`of_plan`). The constructor starts
+    the engine process. `start`, which `generate` and `async with` also call, waits until it is ready.
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
@@ -84,8 +85,8 @@ class AsyncLLM:
     def from_settings(
         cls, settings: "Settings", *, engine: "EngineProcess | None" = None, metrics: Sequence[Metric] | None = None
     ) -> "AsyncLLM":
-        """Start the engine process, unless it is given, and resolve the plan meanwhile. Raises what `plan.resolve` raises, after
-        it has ended the process. metrics: as in `of_plan`."""
+        """Start the engine process, unless it is given, and resolve the plan meanwhile. Raises what `plan.resolve` raises; the
+        process has ended then. metrics: as in `of_plan`."""
         self = cls.__new__(cls)
         self._open(settings, engine, metrics)
         return self
@@ -100,11 +101,11 @@ class AsyncLLM:
         metrics: Sequence[Metric] | None = None,
         tokenizer: "Tokenizer | None" = None,
     ) -> "AsyncLLM":
-        """A client of an engine that has been sent its plan (`start_engine`). engine: an `EngineProcess` or a `HubEngine`.
+        """Return a client of an engine that already has its plan (see `start_engine`). engine: an `EngineProcess` or a
+        `HubEngine`.
 
-        metrics: those that the caller measures in this process and gives to `publish`. The enabled metrics plugins get them and
-        the engine's samples; None = the plugins do not run here. tokenizer: used instead of the one that
-        `registry` builds.
+        metrics: the metrics that the caller measures in this process and passes to `publish`. The enabled metrics plugins get
+        these and the engine's samples. None: the plugins do not run here. tokenizer: it replaces the one that `registry` builds.
         """
         self = cls.__new__(cls)
         self._connect(plan, registry, engine, metrics, tokenizer)
@@ -149,14 +150,14 @@ class AsyncLLM:
         self._created = int(time.time())
         self._metrics, self._all_sinks = metrics or (), Sinks([*sinks.values()])
 
-    # --- life ------------------------------------------------------------------------------------------------------------
+    # --- start and end ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Wait until the engine is ready; later calls return at once. Raises what stopped it from starting."""
+        """Wait until the engine is ready. Later calls return at once. Raises the error of the engine's start."""
         if self._ready is None:
             self._refuse_if_dead()
             self._ready = asyncio.get_running_loop().create_future()
-            # Read the exception: asyncio complains about one that no task waits for.
+            # Read the exception, because asyncio complains about one that no task waits for.
             self._ready.add_done_callback(lambda future: future.cancelled() or future.exception())
             self._engine.attach(self._on_message, self._fail_everything)
         await asyncio.shield(self._ready)
@@ -173,7 +174,7 @@ class AsyncLLM:
         self.shutdown()
 
     def shutdown(self) -> None:
-        """End the engine process and all streams (EngineDeadError); blocks until the process is gone. A second call does
+        """End the engine process, and all streams with EngineDeadError. Blocks until the process is gone. A second call does
         nothing."""
         if self._is_shut_down:
             return
@@ -229,7 +230,7 @@ class AsyncLLM:
         self._dead = error
         self._fail_start(error)
         for live in self._streams.values():
-            live.fail(EngineDeadError(str(error)))  # one each: raising adds to an exception's traceback
+            live.fail(EngineDeadError(str(error)))  # one error for each stream, because raising adds to an exception's traceback
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(error)
@@ -249,11 +250,11 @@ class AsyncLLM:
         lora_request: "AdapterRef | None" = None,
         trace_headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Stream outputs as `params.output_kind` says; closing the iterator, or cancelling its task, aborts.
+        """Stream outputs as `params.output_kind` says. Closing the iterator or cancelling its task aborts the request.
 
-        Both `generate(prompt, params, RequestOptions(...))` and vLLM's `generate(prompt, sampling_params, request_id)` work;
-        without an id one is made. Raises RequestError before the first output, EngineDeadError, and PegboardError when the
-        engine gave the request up.
+        Both `generate(prompt, params, RequestOptions(...))` and vLLM's `generate(prompt, sampling_params, request_id)` work.
+        Without an id, one is made. Raises RequestError before the first output, EngineDeadError if the engine dies, and
+        PegboardError if the engine gave up the request.
         """
         params = params if params is not None else sampling_params
         if params is None:
@@ -304,30 +305,30 @@ class AsyncLLM:
             raise EngineDeadError(str(self._dead))
 
     def beam_search(self, prompt: Prompt, params: BeamSearchParams, request: RequestOptions) -> AsyncIterator[RequestOutput]:
-        """One final output with the `beam_width` best completions; see `pegboard.front.beam_search`."""
+        """Stream one final output with the `beam_width` best completions. See `pegboard.front.beam_search`."""
         return beam_search_online(self, prompt, params, request, self._builder.eos_token_ids)
 
     def parsers(self) -> Parsers:
-        """The parsers that read the answers of the served model."""
+        """Return the parsers that read the answers of the served model."""
         return self._builder.parsers
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
-        """End requests with finish reason "abort"; unknown ids are ignored."""
+        """End requests with finish reason "abort". Unknown ids are ignored."""
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
         running = [name for name in ids if name in self._streams]
         if running:
             self._engine.send(Abort(running))
 
-    # --- everything else -------------------------------------------------------------------------------------------------
+    # --- other methods ---------------------------------------------------------------------------------------------------
 
     def tokenizer(self) -> "Tokenizer":
-        """The served model's tokenizer. Raises RequestError under `skip_tokenizer_init`."""
+        """Return the served model's tokenizer. Raises RequestError if `skip_tokenizer_init` is set."""
         return self._builder.get_tokenizer()
 
     get_tokenizer = tokenizer
 
     def models(self) -> Sequence[ServedModel]:
-        """One entry per served name."""
+        """Return one entry per served name."""
         plan = self.plan
         root = plan.settings.engine.model or plan.model_names[0]
         return [ServedModel(name, root, plan.max_model_len, self._created) for name in plan.model_names]
@@ -336,7 +337,7 @@ class AsyncLLM:
         return self.plan.default_params
 
     def publish(self, sample: Sample) -> None:
-        """Hand a sample of this process to its sinks."""
+        """Publish a sample of this process to its sinks."""
         self._all_sinks.publish(sample)
 
     def health(self) -> Health:
@@ -355,16 +356,16 @@ class AsyncLLM:
         return self._dead or EngineDeadError("the engine is alive")
 
     async def check_health(self) -> None:
-        """Raises EngineDeadError when the engine is gone."""
+        """Raise EngineDeadError if the engine is dead."""
         self._refuse_if_dead()
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; False when some are in use."""
+        """Forget all cached blocks. Return False and do nothing while some are in use."""
         return bool(await self.control("reset_prefix_cache"))
 
     async def control(self, action: str, **arguments: object) -> object:
-        """Answers "abort" (request_ids), "plugins", "settings" and "load" (the number of running prompts) here; `Engine.control`
-        answers all others."""
+        """Run a control action. This process answers "abort" (request_ids), "plugins", "settings" and "load" (the number of
+        running prompts). `Engine.control` answers all others."""
         if action == "plugins":
             registry = self.registry
             installed, decisions = (registry.describe(), registry.describe_decisions()) if registry else ([], [])
@@ -388,8 +389,8 @@ class AsyncLLM:
 
 
 class _Live:
-    """A running request: its stream, and the event that wakes its consumer. is_lost: the engine no longer has it, or
-    never took it."""
+    """A running request: its stream, and the event that wakes its consumer. is_lost: the engine no longer has the request, or
+    never accepted it."""
 
     def __init__(self, stream: OutputStream) -> None:
         self.stream = stream
@@ -397,7 +398,7 @@ class _Live:
         self.is_lost = False
 
     def fail(self, error: PegboardError) -> None:
-        """End the stream with an exception, at the consumer's next wake-up."""
+        """End the stream with an exception, which the consumer gets when it next wakes up."""
         if not self.stream.is_finished and not self.is_lost:
             self.stream.error, self.is_lost = error, True
             self.wake.set()

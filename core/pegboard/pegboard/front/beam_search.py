@@ -1,9 +1,9 @@
-"""Beam search over an engine that does not know about it: one token per round for every beam (vLLM's rules).
+"""Beam search with an engine that knows nothing about it. Every round extends every beam by one token. The rules are vLLM's.
 
-Score of a beam: cumulative logprob / length ** length_penalty, the length counting the prompt but not a final
+The score of a beam is cumulative logprob / length ** length_penalty. The length includes the prompt but not a final
 end-of-sequence token. Each round asks for 2 * beam_width logprobs, so `max_logprobs` must allow that many.
 
-`BeamSearch` decides; `LLM.beam_search` drives it offline, `beam_search_online` over an `EngineClient`.
+`BeamSearch` chooses the beams. `LLM.beam_search` runs it offline, and `beam_search_online` with an `EngineClient`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pegboard.interfaces.api import EngineClient, Prompt, RequestOptions
 
 @dataclass(slots=True)
 class BeamSearchSequence:
-    """tokens: prompt and output. text: the decoded `tokens`. logprobs: one entry per output token."""
+    """One beam. tokens: the token ids of prompt and output. text: the decoded `tokens`. logprobs: one entry per output token."""
 
     tokens: list[int]
     logprobs: list[dict[int, Logprob]]
@@ -40,7 +40,7 @@ class BeamSearchOutput:
 
 
 def score(beam: BeamSearchSequence, length_penalty: float, eos_token_ids: Collection[int]) -> float:
-    """Length-normalized logprob; higher is better."""
+    """Return the logprob of a beam, normalized by length. Higher is better."""
     length = len(beam.tokens)
     if beam.tokens[-1] in eos_token_ids:
         length -= 1
@@ -48,7 +48,7 @@ def score(beam: BeamSearchSequence, length_penalty: float, eos_token_ids: Collec
 
 
 class BeamSearch:
-    """The search of one prompt. beams: those to extend by one token each; empty when the search is over."""
+    """The search of one prompt. beams: the beams to extend by one token each; empty when the search is over."""
 
     def __init__(
         self, prompt_token_ids: Sequence[int], params: BeamSearchParams, eos_token_ids: Collection[int], max_model_len: int
@@ -61,7 +61,7 @@ class BeamSearch:
         self._num_rounds_left = params.max_tokens
 
     def extend(self, logprobs: Sequence[Mapping[int, Logprob]]) -> None:
-        """Take in one round. logprobs: the most likely next tokens of every beam, in the order of `beams`."""
+        """Apply the results of one round. logprobs: the most likely next tokens of every beam, in the order of `beams`."""
         longer = [
             BeamSearchSequence([*beam.tokens, token], [*beam.logprobs, dict(found)], beam.cum_logprob + entry.logprob)
             for beam, found in zip(self.beams, logprobs, strict=True)
@@ -82,14 +82,14 @@ class BeamSearch:
         self.beams = [] if is_over else kept
 
     def best(self) -> list[BeamSearchSequence]:
-        """The `beam_width` best of all, best first. Those without an end of sequence have "length" as their reason."""
+        """Return the `beam_width` best beams, best first. A beam without end of sequence has the finish reason "length"."""
         best = sorted(self._completed, key=self._rank, reverse=True)[: self._params.beam_width]
         for beam in best:
             beam.finish_reason = beam.finish_reason or "length"
         return best
 
     def shown(self, beam: BeamSearchSequence) -> list[int]:
-        """The tokens to show: without the end of sequence unless it is asked for."""
+        """Return the tokens to show, without the end of sequence unless the request wants it."""
         hides_end = beam.finish_reason == "stop" and not self._params.include_stop_str_in_output
         return beam.tokens[:-1] if hides_end else beam.tokens
 
@@ -98,7 +98,7 @@ class BeamSearch:
 
 
 def step_params(params: BeamSearchParams) -> SamplingParams:
-    """The parameters of one round. Raises RequestError unless `params` are BeamSearchParams."""
+    """Return the sampling parameters of one round. Raises RequestError unless `params` are BeamSearchParams."""
     if not isinstance(params, BeamSearchParams):
         raise RequestError(f"params must be BeamSearchParams, got {type(params).__name__}", parameter="params")
     return SamplingParams(
@@ -113,8 +113,8 @@ def step_params(params: BeamSearchParams) -> SamplingParams:
 async def beam_search_online(
     client: EngineClient, prompt: Prompt, params: BeamSearchParams, request: RequestOptions, eos_token_ids: Collection[int]
 ) -> AsyncIterator[RequestOutput]:
-    """One final output with the `beam_width` best completions; `text` and `token_ids` without the prompt. All beams of a round
-    run at once. Raises as `EngineClient.generate`; closing the iterator aborts."""
+    """Stream one final output with the `beam_width` best completions. Their `text` and `token_ids` do not include the prompt. All
+    beams of a round run at once. Raises what `EngineClient.generate` raises. Closing the iterator aborts the request."""
     asked = step_params(params)
     try:
         first = await _last(client.generate(prompt, asked, request))
@@ -152,7 +152,7 @@ async def _last(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
 
 
 async def _all(rounds: Sequence[Any]) -> list[RequestOutput]:
-    """All results in order; the first failure, or being cancelled, ends the others too."""
+    """Run all and return their results in order. The first failure, or a cancellation, also ends the others."""
     tasks = [asyncio.ensure_future(one) for one in rounds]
     try:
         return await asyncio.gather(*tasks)

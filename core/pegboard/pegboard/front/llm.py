@@ -32,10 +32,10 @@ UseTqdm = bool | Callable[..., Any]
 
 
 class LLM:
-    """One model, loaded here, for batches of prompts.
+    """One model, loaded in this process, for batches of prompts.
 
-    settings: fields of `EngineConfig` by name, and `plugin_options={"kind.name": {field: value}}`. model None loads the
-    default model. Use as a context manager, or call `shutdown`, to give the memory back. Not thread-safe.
+    settings: fields of `EngineConfig` by name, and `plugin_options={"kind.name": {field: value}}`. If `model` is None, the
+    default model is loaded. Use it as a context manager, or call `shutdown`, to free the memory. It is not thread-safe.
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
@@ -46,12 +46,12 @@ class LLM:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "LLM":
-        """An LLM of resolved settings, as a command has them."""
+        """Return an LLM with resolved settings, as commands have them."""
         return cls.from_engine(LLMEngine.from_settings(settings))
 
     @classmethod
     def from_engine(cls, engine: LLMEngine) -> "LLM":
-        """An LLM on an engine that is already built."""
+        """Return an LLM with an engine that is already built."""
         self = cls.__new__(cls)
         self._open(engine)
         return self
@@ -79,11 +79,10 @@ class LLM:
         lora_request: AdapterRef | Sequence[AdapterRef | None] | None = None,
         priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts; outputs in the order of the prompts. One list of token ids is one prompt.
-
-        sampling_params, lora_request and priority: one for all, or one per prompt; params None = the model's defaults.
-        use_tqdm: show a progress bar, or a function that makes one. Raises RequestError before anything runs when one
-        prompt is wrong. Ctrl-C gives all of them up and leaves the LLM usable.
+        """Complete prompts and return the outputs in the order of the prompts. One list of token ids is one prompt.
+        sampling_params, lora_request and priority: one for all prompts, or one per prompt. sampling_params None: the model's
+        defaults. use_tqdm: whether to show a progress bar, or a function that makes one. If one prompt is wrong, raises
+        RequestError before anything runs. Ctrl-C aborts all prompts; the LLM can be used afterwards.
         """
         all_prompts = [as_prompt(prompt) for prompt in _as_list(prompts)]
         default = self.get_default_sampling_params() if sampling_params is None else sampling_params
@@ -99,7 +98,7 @@ class LLM:
             for request, prompt in zip(requests, all_prompts, strict=True):
                 self.llm_engine.submit(request, prompt.text)
             done = self._run(len(requests), use_tqdm)
-        except BaseException:  # also Ctrl-C: the engine must keep nothing of this call
+        except BaseException:  # also for Ctrl-C: the engine must not keep anything of this call
             with suppress(EngineDeadError):
                 self.llm_engine.abort_all()
             raise
@@ -131,8 +130,8 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, rendered with the model's chat template (or `chat_template`, Jinja source).
-        Structured output starts after the reasoning, if the model has a reasoning parser. Raises RequestError as `generate`,
-        and for a conversation the template refuses."""
+        Structured output starts after the reasoning, if the model has a reasoning parser. Raises RequestError as `generate` does,
+        and if the template refuses a conversation."""
         tokenizer = self.get_tokenizer()
         prompts = []
         for conversation in _conversations(messages):
@@ -151,8 +150,8 @@ class LLM:
     def beam_search(
         self, prompts: PromptInput | Sequence[PromptInput], params: BeamSearchParams, *, use_tqdm: UseTqdm = False
     ) -> list[BeamSearchOutput]:
-        """The `beam_width` best continuations of each prompt, all prompts searched together; see `pegboard.front.beam_search`.
-        Raises RequestError as `generate`."""
+        """Return the `beam_width` best continuations of each prompt. All prompts are searched together. See
+        `pegboard.front.beam_search`. Raises RequestError as `generate` does."""
         asked = step_params(params)
         engine, tokenizer = self.llm_engine, self.get_tokenizer()
         builder, length = engine.builder, engine.plan.max_model_len
@@ -172,20 +171,20 @@ class LLM:
         return results
 
     def get_tokenizer(self) -> Tokenizer:
-        """Raises RequestError under `skip_tokenizer_init`."""
+        """Return the tokenizer. Raises RequestError if `skip_tokenizer_init` is set."""
         return self.llm_engine.builder.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """SamplingParams with the model's own defaults (generation_config and overrides)."""
+        """Return SamplingParams with the model's own defaults (generation_config and overrides)."""
         return SamplingParams(**self.llm_engine.plan.default_params)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; False when some are in use."""
+        """Forget all cached blocks. Return False and do nothing while some are in use."""
         return bool(self.llm_engine.engine.control("reset_prefix_cache"))
 
     def get_metrics(self) -> list[MetricValue]:
-        """Everything measured so far: Counter, Gauge, Histogram and Vector objects of `pegboard.data.output`, names as in vLLM.
-        Raises ConfigError unless the LLM was made with disable_log_stats=False."""
+        """Return everything measured so far as Counter, Gauge, Histogram and Vector objects of `pegboard.data.output`. The names
+        are vLLM's. Raises ConfigError unless the LLM was made with disable_log_stats=False."""
         return self.llm_engine.get_metrics()
 
 
@@ -197,7 +196,7 @@ def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
 
 
 def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
-    """One conversation or several as several. Raises RequestError for anything else."""
+    """Return one or several conversations as a list. Raises RequestError for anything else."""
     many = messages if isinstance(messages, Sequence) else [messages]
     several = [messages] if many and isinstance(many[0], Mapping) else many
     for conversation in several:
@@ -211,7 +210,7 @@ def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
 
 
 def _per_prompt(name: str, value: Any, num_prompts: int) -> list[Any]:
-    """`value` for each prompt: itself, or its items when it is a sequence of that length."""
+    """Return a value for each prompt: the items of `value` if it is a sequence of that length, else `value` itself."""
     if not isinstance(value, Sequence):
         return [value] * num_prompts
     if len(value) != num_prompts:
@@ -223,10 +222,10 @@ def _per_prompt(name: str, value: Any, num_prompts: int) -> list[Any]:
 
 @contextmanager
 def _interrupts_held() -> Iterator[Callable[[], None]]:
-    """Hold Ctrl-C back: an engine that is interrupted in the middle of a step cannot be used again. Yields a function that raises
-    an interrupt that came meanwhile; at the end it is raised in any case.
+    """Delay Ctrl-C, because an engine that is interrupted in the middle of a step cannot be used again. Yields a function that
+    raises KeyboardInterrupt if Ctrl-C was pressed in the meantime. The end of the block raises it in any case.
 
-    Does nothing where Ctrl-C does not raise Python's own KeyboardInterrupt (in another thread, with another handler).
+    It does nothing in a thread other than the main thread, or if the program has set another handler for SIGINT.
     """
     is_pending = False
 
@@ -254,7 +253,8 @@ def _interrupts_held() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _progress(total: int, use_tqdm: UseTqdm) -> Iterator[Callable[[RequestOutput], None]]:
-    """A bar with the number of requests done and the speed in tokens. Yields a function that counts a finished request."""
+    """Show a progress bar with the number of finished requests and the tokens per second. Yields a function that counts a
+    finished request."""
     if not use_tqdm or not total:
         yield lambda output: None
         return

@@ -1,4 +1,4 @@
-"""LLMEngine: requests in, outputs out, one step at a time, in the caller's process. `LLM` is built on it."""
+"""LLMEngine: takes requests and returns outputs, one step at a time, in the caller's process. `LLM` uses it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ log = get_logger(__name__)
 
 
 class LLMEngine:
-    """The engine with text at both ends. Not thread-safe.
+    """An engine that takes and returns text. It is not thread-safe.
 
-    engine: an `engine.Engine`, or anything with its methods. tokenizer: None under `skip_tokenizer_init`. registry: finds the
+    engine: an `engine.Engine`, or anything with its methods. tokenizer: None if `skip_tokenizer_init` is set. registry: finds the
     plan's parsers; None = there are none. builder: makes the requests that `submit` takes.
     """
 
@@ -47,24 +47,24 @@ class LLMEngine:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "LLMEngine":
-        """Resolve the plan, load the model here. Raises what `plan.resolve` and the engine's construction raise.
+        """Resolve the plan and load the model in this process. Raises what `plan.resolve` and `build_engine` raise.
 
-        The engine stops when the LLMEngine is collected, at the latest when the interpreter exits.
+        The engine stops when the LLMEngine is garbage-collected, or at the latest when the interpreter exits.
         """
         from pegboard.plan.engine_plan import make_tokenizer, resolve
 
         plan, registry = resolve(settings)
         tokenizer = None if settings.engine.skip_tokenizer_init else make_tokenizer(registry, plan)
-        build_engine = load_function(BUILDER)  # imports torch: only now, when everything cheap has been checked
+        build_engine = load_function(BUILDER)  # this imports torch, so it comes after all cheap checks
         engine = build_engine(plan)
         self = cls(plan, tokenizer, engine, registry)
-        # A thread that is inside torch when the interpreter goes would abort the process.
+        # A thread that is inside torch when the interpreter exits would abort the process.
         weakref.finalize(self, engine.stop)
         return self
 
     def submit(self, request: EngineRequest, prompt: str | None = None) -> None:
-        """Queue a request of the builder. prompt: its text, if it came as text. Raises RequestError for an id in use, and when
-        the engine refuses the request."""
+        """Queue a request that the builder made. prompt: the text of the prompt, if it was given as text. Raises RequestError if
+        its id is in use or the engine refuses it."""
         if request.request_id in self._streams:
             raise RequestError(f"request id {request.request_id!r} is in use by a running request", parameter="request_id")
         self.engine.add(request)
@@ -84,8 +84,8 @@ class LLMEngine:
         self.submit(self.builder.build(prompt, params, request_id, priority=priority, lora=lora_request), prompt.text)
 
     def step(self) -> list[RequestOutput]:
-        """One engine step; outputs of the requests that have news, as their `output_kind` says. A request that the engine gave
-        up ends with finish_reason "error"; the reason is logged."""
+        """Run one engine step. Return the outputs of the requests that have new results, as their `output_kind` says. A request
+        that the engine gave up ends with finish_reason "error", and the reason is logged."""
         ended, touched = [], {}
         for delta in self.engine.step():
             stream = self._streams.get(delta.request_id)
@@ -105,13 +105,13 @@ class LLMEngine:
         return outputs
 
     def abort_request(self, request_ids: Sequence[str]) -> None:
-        """Forget requests; they have no further outputs. Unknown ids are ignored."""
+        """Abort requests, which have no further outputs. Unknown ids are ignored."""
         known = [name for name in request_ids if self._streams.pop(name, None) is not None]
         if known:
             self.engine.abort(known)
 
     def abort_all(self) -> None:
-        """Forget every request and let the engine finish what is in flight."""
+        """Abort all requests, and let the engine finish the steps in flight."""
         self.abort_request(list(self._streams))
         while self.engine.has_work:
             self.engine.step()
@@ -123,7 +123,7 @@ class LLMEngine:
         return len(self._streams)
 
     def get_metrics(self) -> list[MetricValue]:
-        """Everything measured so far. Raises ConfigError under `disable_log_stats`."""
+        """Return everything measured so far. Raises ConfigError if `disable_log_stats` is set."""
         if self._totals is None:
             raise ConfigError("get_metrics needs statistics: make the LLM with disable_log_stats=False")
         return metric_values(self._totals, self.plan.model_names[0])
@@ -135,8 +135,8 @@ class LLMEngine:
 
 
 def metric_values(totals: Totals, model_name: str) -> list[MetricValue]:
-    """What `LLM.get_metrics` returns: the sums of all samples, in vLLM's classes. A counter with the label `position` is one
-    Vector per engine."""
+    """Return the sums of all samples in vLLM's classes, as `LLM.get_metrics` returns them. A counter with the label `position`
+    becomes one Vector per engine."""
     found: list[MetricValue] = []
     for metric, readings in totals.readings():
         if metric.labels != ("position",):
@@ -151,7 +151,7 @@ def metric_values(totals: Totals, model_name: str) -> list[MetricValue]:
 
 
 def _series(reading: Reading, model_name: str) -> tuple[str, dict[str, str]]:
-    """Name and labels as vLLM has them."""
+    """Return the name and the labels as in vLLM."""
     metric = reading.metric
     name = metric.name.removesuffix("_total") if metric.type == "counter" else metric.name
     common = {"model_name": model_name, "engine": str(reading.engine)}

@@ -1,8 +1,8 @@
-"""From token ids to outputs, for one request: incremental text, stop strings, logprobs, output kinds.
+"""Turns the token ids of one request into outputs: incremental text, stop strings, logprobs, output kinds.
 
-Runs where the text is wanted: in the API process, or in the caller's process for `LLM`. Deltas are fed as they come; `take` makes
-an output of everything that is new since the last one, so a slow consumer gets fewer and larger outputs, and no queue grows.
-It does not know the engine: its caller sends the abort when a stop string ends a completion early.
+It runs in the process that needs the text: the API process, or the caller's process for `LLM`. Deltas are fed as they arrive.
+`take` returns everything that is new since the last output, so a slow consumer gets fewer and larger outputs, and no queue grows.
+It does not know the engine. When a stop string ends a completion early, its caller sends the abort.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from pegboard.interfaces.tokenizer import TextStream, Tokenizer
 
 
 class OutputStream:
-    """All n completions of one request.
-
-    has_news: an output is worth taking now. is_finished: every completion ended. error: why the engine gave the request up, a
-    RequestError where a field of the request is at fault.
-    prompt: its text, if it came as text. stream_interval: tokens to gather before an output that is neither first nor last.
+    """All n completions of one request. has_news: there is something new to take. is_finished: all completions have ended. error:
+    why the engine gave up the request; a RequestError if a field of the request is wrong. prompt: the text of the prompt, if it
+    was given as text. stream_interval: number of tokens to gather before an output that is neither the first nor the last.
     """
 
     def __init__(
@@ -69,13 +67,14 @@ class OutputStream:
         return self._num_running == 0
 
     def key(self, index: int) -> str:
-        """The engine's name of one completion (see `pegboard.data.request.Request.key`)."""
+        """Return the engine's name of one completion (see `pegboard.engine.requests.Request.key`)."""
         return self.request_id if self.params.n == 1 else f"{index}_{self.request_id}"
 
     def feed(self, delta: RequestDelta) -> bool:
-        """Take in what one completion gained; True = a stop string ended it, so the engine must be told to abort its `key`."""
+        """Apply a delta of one completion. Return True if a stop string has ended the completion, so that the caller must tell
+        the engine to abort its `key`."""
         completion = self.completions[delta.index]
-        if completion.finish_reason is not None:  # the engine ran on until the abort reached it
+        if completion.finish_reason is not None:  # the engine continued until the abort reached it
             return False
         if delta.num_cached_tokens is not None and self.num_cached_tokens is None:
             self.num_cached_tokens = delta.num_cached_tokens
@@ -107,14 +106,14 @@ class OutputStream:
         self.has_news = self.has_news or due or completion.finish_reason is not None
 
     def take(self) -> RequestOutput | None:
-        """The output for now, as `params.output_kind` says; None when there is no news."""
+        """Return an output as `params.output_kind` says, or None if there is nothing new."""
         if not self.has_news:
             return None
         self.has_news = False
         prompt_logprobs = self.prompt_logprobs
         if self.params.output_kind is RequestOutputKind.DELTA:
             outputs = [completion.delta() for completion in self.completions if completion.is_changed]
-            self.prompt_logprobs = None  # only once
+            self.prompt_logprobs = None  # they are sent only once
         else:
             outputs = [completion.whole() for completion in self.completions]
         for output in outputs:
@@ -134,8 +133,8 @@ class OutputStream:
 
 
 class TightSpecials:
-    """A text stream without the space that some decoders put in front of every token: a special token that follows another
-    special token is its bare text."""
+    """A text stream without the space that some decoders put before every token: a special token after another special token
+    becomes only its text."""
 
     def __init__(self, stream: TextStream, tokenizer: Tokenizer) -> None:
         self._stream = stream
@@ -159,7 +158,7 @@ class TightSpecials:
 
 
 class Completion:
-    """One completion as it grows. `text` is all of it; `num_given_*` is what earlier outputs held."""
+    """One completion as it grows. `text` is its whole text; `num_given_*` say how much of it earlier outputs contained."""
 
     __slots__ = (
         "index", "params", "text", "token_ids", "logprobs", "cumulative_logprob", "finish_reason", "stop_reason",
@@ -188,12 +187,12 @@ class Completion:
         self._has_given_end = False
 
     def feed(self, delta: RequestDelta) -> bool:
-        """Grow by a delta; True when a stop string ends it. The ids of the token that completed the stop string are kept,
-        later ones of the same delta are dropped."""
+        """Apply a delta. Return True if a stop string has ended the completion. The token that completed the stop string is kept,
+        and later tokens of the same delta are dropped."""
         token_ids = delta.token_ids
         shown = token_ids
         if delta.finish_reason == "stop" and not (self.params.include_stop_str_in_output or delta.ends_whole):
-            shown = token_ids[:-1]  # a token ended it: the id is kept, its text is not
+            shown = token_ids[:-1]  # a token ended it: its id is kept, but not its text
         hit = None
         if self._stop:
             hit = self._feed_and_search(token_ids, shown)
@@ -214,7 +213,8 @@ class Completion:
         return False
 
     def _feed_and_search(self, token_ids: list[int], shown: list[int]) -> str | None:
-        """Token by token, so that the cut does not depend on how tokens were grouped into deltas."""
+        """Feed the tokens one at a time, so that the cut does not depend on how tokens were grouped into deltas. Return the stop
+        string that was found, if any."""
         assert self._stream is not None
         for position, token_id in enumerate(token_ids):
             self.token_ids.append(token_id)
@@ -223,10 +223,10 @@ class Completion:
         return None
 
     def _grow(self, piece: str) -> str | None:
-        """Append text; the stop string found in it, if any, after cutting the text there."""
+        """Append text. If it completes a stop string, cut the text there and return the stop string."""
         if not piece:
             return None
-        text, self.text = self.text, ""  # the only reference is local, so += grows in place
+        text, self.text = self.text, ""  # the only reference is local, so += appends in place
         text += piece
         self.text = text
         for stop in self._stop if len(self.token_ids) > self._min_tokens else ():
@@ -238,16 +238,16 @@ class Completion:
 
     @property
     def is_changed(self) -> bool:
-        """True when `delta` would say something."""
+        """Whether `delta` would return anything new."""
         return len(self.token_ids) > self.num_given_tokens or (self.finish_reason is not None and not self._has_given_end)
 
     def whole(self) -> CompletionOutput:
-        """Everything so far, except text that a stop string may still take back."""
+        """Return everything so far, except text that may still become part of a stop string."""
         logprobs = self.logprobs if self.logprobs is None or self.finish_reason is not None else self.logprobs[:]
         return self._output(0, self.token_ids[:], logprobs)
 
     def delta(self) -> CompletionOutput:
-        """What is new since the last one."""
+        """Return everything that is new since the last output."""
         start = self.num_given_tokens
         logprobs = None if self.logprobs is None else self.logprobs[start:]
         return self._output(self.num_given_chars, self.token_ids[start:], logprobs)

@@ -1,6 +1,6 @@
-"""Prompts as users write them → `EngineRequest`s as the engine takes them. Every mistake in a request is found here.
+"""Turns prompts as users write them into `EngineRequest`s. It finds every mistake in a request.
 
-Accepted forms of a prompt: text, a list of token ids, {"prompt": text}, {"prompt_token_ids": [...]} (both with an optional
+The accepted forms of a prompt are text, a list of token ids, {"prompt": text}, {"prompt_token_ids": [...]} (both with an optional
 "cache_salt"), or an `interfaces.api.Prompt`.
 """
 
@@ -36,7 +36,7 @@ _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
 
 def as_prompt(value: PromptInput) -> Prompt:
-    """Any accepted form as one `Prompt`. Raises RequestError that names what is wrong with it."""
+    """Convert any accepted form to a `Prompt`. Raises RequestError, which names what is wrong with the prompt."""
     if isinstance(value, Prompt):
         prompt = value
     elif isinstance(value, str):
@@ -68,10 +68,10 @@ def _from_mapping(value: Mapping[str, Any]) -> Prompt:
 
 
 class RequestBuilder:
-    """Builds engine requests for one model. Stateless after construction, so any thread may use it.
+    """Builds engine requests for one model. It has no state after construction, so any thread may use it.
 
-    tokenizer: None when the engine serves token ids only (`skip_tokenizer_init`). registry: finds the plan's parsers, and its
-    logits processors, which may refuse parameters; None = there are none.
+    tokenizer: None if the engine takes only token ids (`skip_tokenizer_init`). registry: finds the plan's parsers and its logits
+    processors, which may refuse parameters; None = there are none.
     """
 
     def __init__(self, plan: "EnginePlan", tokenizer: "Tokenizer | None", registry: "Registry | None" = None) -> None:
@@ -86,13 +86,14 @@ class RequestBuilder:
         self.eos_token_ids = list(dict.fromkeys([*plan.eos_token_ids, *own]))
 
     def get_tokenizer(self) -> "Tokenizer":
-        """Raises RequestError under `skip_tokenizer_init`."""
+        """Return the tokenizer. Raises RequestError if `skip_tokenizer_init` is set."""
         if self.tokenizer is None:
             raise RequestError("no tokenizer: skip_tokenizer_init is set, so only token ids are served")
         return self.tokenizer
 
     def stream(self, request: EngineRequest, prompt: str | None) -> OutputStream:
-        """Turns the deltas of a built request into outputs. prompt: its text, if it came as text."""
+        """Return a stream that turns the deltas of a built request into outputs. prompt: the text of the prompt, if it was given
+        as text."""
         interval = self.plan.settings.engine.stream_interval
         return OutputStream(
             request, self.tokenizer, self._texts, prompt=prompt, lora_request=request.lora, stream_interval=interval
@@ -101,8 +102,8 @@ class RequestBuilder:
     def build(
         self, prompt: Prompt, params: SamplingParams, request_id: str, *, priority: int = 0, lora: "AdapterRef | None" = None
     ) -> EngineRequest:
-        """The engine's form of a request. Raises RequestError naming the field at fault."""
-        arrival_s = time.time()  # before the text is tokenized: that is part of the time to the first token
+        """Build the engine's form of a request. Raises RequestError, which names the field that is wrong."""
+        arrival_s = time.time()  # set before the text is tokenized, because that is part of the time to the first token
         self._check(params, priority, lora)
         token_ids = self._token_ids(prompt, params.truncate_prompt_tokens)
         params = params.clone(
@@ -123,8 +124,8 @@ class RequestBuilder:
 
     @cached_property
     def parsers(self) -> Parsers:
-        """The parsers that the plan has chosen; none under `skip_tokenizer_init`. Raises PluginBroken for one that does not
-        import."""
+        """The parsers that the plan has chosen. There are none if `skip_tokenizer_init` is set. Raises PluginBroken if one cannot
+        be imported."""
         plan, registry = self.plan, self._registry
         if registry is None or self.tokenizer is None:
             return Parsers()
@@ -139,10 +140,10 @@ class RequestBuilder:
     def _after_reasoning(
         self, structure: StructuredOutputsParams | None, prompt: Prompt, token_ids: list[int]
     ) -> StructuredOutputsParams | None:
-        """`structure`, completed by the token ids that end the reasoning before it, unless it has them already.
+        """Return `structure` with the token ids that end the reasoning before it, unless it already has them.
 
-        As in vLLM, the answer to a prompt that is not a chat reasons only if the user has named the parser. The parser that a
-        model family recommends is for chats.
+        As in vLLM, the answer to a prompt that is not a chat is expected to reason only if the user has named the parser. The
+        parser that a model family recommends is for chats only.
         """
         chat = prompt.chat
         parser = self._named_reasoning if chat is None else self.parsers.reasoning
@@ -174,7 +175,8 @@ class RequestBuilder:
                 raise RequestError(f"{name}: {reason}", parameter="extra_args")
 
     def _token_ids(self, prompt: Prompt, limit: int | None) -> list[int]:
-        """The ids that the engine gets. limit: keep the last ones only; -1 keeps as many as leave room for one output token."""
+        """Return the token ids of the prompt. limit: the number of last tokens to keep; -1 keeps as many as leave room for one
+        output token."""
         if prompt.token_ids is not None:
             token_ids = list(prompt.token_ids)
             wrong = next((token for token in token_ids if not isinstance(token, int) or isinstance(token, bool)), None)
@@ -194,8 +196,8 @@ class RequestBuilder:
             raise RequestError("the prompt is empty: it has no tokens", parameter="prompt")
         if len(token_ids) >= longest:
             raise RequestError(
-                f"the prompt has {len(token_ids)} tokens, but max_model_len is {longest} and must hold at least one output "
-                "token too: shorten the prompt or set truncate_prompt_tokens",
+                f"the prompt has {len(token_ids)} tokens, but max_model_len is {longest} and must also hold at least one output "
+                "token: shorten the prompt or set truncate_prompt_tokens",
                 parameter="prompt",
             )
         if min(token_ids) < 0 or max(token_ids) >= vocab_size:
@@ -204,8 +206,9 @@ class RequestBuilder:
         return token_ids
 
     def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
-        """Each word as it starts a text and as it follows a space. The second form counts only when the space changes the
-        first token and not the length: otherwise it would ban the space (vLLM's rule)."""
+        """Return the token ids of each word at the start of a text and after a space. The second form is included only if the
+        space changes the first token and not the number of tokens. Otherwise it would ban the space itself. This is vLLM's
+        rule."""
         banned: list[list[int]] = []
         for word in words:
             assert self.tokenizer is not None, "checked before"
@@ -223,12 +226,12 @@ def _chosen(registry: "Registry", kind: str, name: str | None) -> ChosenParser |
     if name is None:
         return None
     entry = registry.find(kind, name)
-    registry.load(entry)  # now, so that a broken one shows at the start and not in the first request
+    registry.load(entry)  # load it now, so that a broken plugin fails at the start and not in the first request
     return ChosenParser(entry.name, lambda setup: registry.build(entry, setup), "special_tokens" in registry.spec(entry).flags)
 
 
 def _judges(plan: "EnginePlan", registry: "Registry | None") -> dict[str, Callable[[SamplingParams], str | None]]:
-    """The functions of the configured logits processors that check a request's parameters, by name. Raises PluginError."""
+    """Return the functions of the configured logits processors that check a request's parameters, by name. Raises PluginError."""
     found = {}
     for name in plan.settings.engine.logits_processors or ():
         assert registry is not None, "a plan with plugins comes with their registry"
