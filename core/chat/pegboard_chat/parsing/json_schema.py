@@ -250,7 +250,7 @@ def _typed(schema: Schema, used: set[str], dialect: Dialect) -> str | None:
 def _named(schema: Schema) -> str | None:
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, Mapping) or not isinstance(required, list):
-        return "properties is no object, or required no list,"
+        return "properties is not an object, or required is not a list,"
     missing = [name for name in required if name not in properties]
     return f"required {missing[0]!r} is not among the properties, which is not enforced" if missing else None
 

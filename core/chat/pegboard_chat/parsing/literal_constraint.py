@@ -84,7 +84,7 @@ class Notation:
         ways = [self._constant(constant) for constant in found.constants]
         ways += [self._typed(part, root, depth) for part in found.schemas]
         if not ways:
-            refuse("a value that nothing can be")
+            refuse("a schema that no value fits")
         return either(*ways)
 
     def object(self, schema: Schema, root: Schema, depth: int = 0) -> Format:

@@ -91,7 +91,7 @@ class _Values:
         before = f"{tags.line}{tags.value_start}" if tags.value_start else ""
         choices = [sequence(text(f"{end}{before}{tags.pad}"), value, behind) for value, end in by_end if value is not None]
         if not choices:
-            refuse(f"{name!r} has no value that is plain text" if name else "properties without names that are no strings")
+            refuse(f"{name!r} has no value that is plain text" if name else "unnamed properties that are not strings")
         return sequence(text(tags.key_start), key, either(*choices))
 
     def value(self, schema: Any, root: Mapping[str, Any], types: frozenset[str]) -> tuple[Format | None, Format | None]:

@@ -111,7 +111,7 @@ def _serve(socket: zmq.Socket[bytes], engine: Any, relay: SampleRelay | None) ->
                 socket.send(encode(Measured(sample)))
             if deltas:
                 socket.send(encode(StepDeltas(deltas)))
-    except Exception as error:  # noqa: BLE001 - the engine is beyond repair: its state is unknown after a failed step
+    except Exception as error:  # noqa: BLE001 - after a failed step the state of the engine is unknown, so it has died
         _log_failure("the engine died", error)
         failure = Failure.of(error)
         failure.message = f"the engine died: {failure.message}"
