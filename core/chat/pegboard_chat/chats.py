@@ -20,6 +20,7 @@ from typing import Any, Literal
 from pegboard.data.output import RequestOutput
 from pegboard.data.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from pegboard.errors import MalformedRequest, PegboardError, RequestError
+from pegboard.front.prompts import render_chat
 from pegboard.interfaces.api import EngineClient, Prompt, RequestOptions
 from pegboard.interfaces.output_parser import Content, Event, OutputParser, OutputParserSetup, Reasoning
 from pegboard.interfaces.tokenizer import Chat, Tokenizer
@@ -144,7 +145,7 @@ class Chats:
 
     async def _render(self, checked: _Checked) -> Sequence[int]:
         """Render and encode the chat in a thread."""
-        rendered = await asyncio.to_thread(self._client.tokenizer().render, checked.chat)
+        rendered = await asyncio.to_thread(render_chat, self._client.tokenizer(), checked.chat)
         return rendered.token_ids
 
     # --- generate ----------------------------------------------------------------------------------------------------------

@@ -145,8 +145,6 @@ def test_continuing_the_final_message():
         _render("x", messages, **more)
     with pytest.raises(RequestError, match="no text to continue"):
         _render(source, [{"role": "assistant", "content": None}], **more)
-    with pytest.raises(RequestError, match="cannot both be true"):
-        _render(source, messages, continue_final_message=True)
 
 
 def test_documents_need_a_place():

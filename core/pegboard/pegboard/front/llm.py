@@ -23,7 +23,7 @@ from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, S
 from pegboard.errors import EngineDeadError, RequestError
 from pegboard.front.beam_search import BeamSearch, BeamSearchOutput, last_logprobs, step_params
 from pegboard.front.llm_engine import LLMEngine
-from pegboard.front.prompts import PromptInput, as_prompt
+from pegboard.front.prompts import PromptInput, as_prompt, render_chat
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.tokenizer import Chat, Tokenizer
 
@@ -143,7 +143,7 @@ class LLM:
                 chat_template=chat_template,
                 template_kwargs=chat_template_kwargs or {},
             )
-            rendered = tokenizer.render(chat)
+            rendered = render_chat(tokenizer, chat)
             prompts.append(Prompt(text=rendered.text, token_ids=rendered.token_ids, chat=chat))
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request, priority=priority)
 

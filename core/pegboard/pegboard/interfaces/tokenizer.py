@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pegboard.errors import RequestError
 from pegboard.interfaces.spec import Need, Spec
 from pegboard.interfaces.weight_loader import Checkpoint
 
@@ -39,7 +38,7 @@ class TokenizerSetup:
 class Chat:
     """A conversation to render. messages: OpenAI-shaped dicts, already validated. tools: OpenAI tool dicts or None.
     add_special_tokens: add the special tokens of a text before the template's output. Most templates write these tokens
-    themselves. Raises RequestError if the chat both continues its last message and starts a new one."""
+    themselves."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -49,14 +48,6 @@ class Chat:
     chat_template: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = False
-
-    def __post_init__(self) -> None:
-        if self.continue_final_message and self.add_generation_prompt:
-            raise RequestError(
-                "continue_final_message and add_generation_prompt cannot both be true: an answer either continues the last "
-                "message or starts a new one",
-                parameter="continue_final_message",
-            )
 
 
 @dataclass(frozen=True, slots=True)
