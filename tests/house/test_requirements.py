@@ -33,6 +33,7 @@ NEEDS_EXTRA = {
         "pegboard_testing.fake_build",
         "pegboard_testing.fake_gpu",
         "pegboard_testing.fake_parts",
+        "pegboard_testing.sampling_reference",
     ),
     ("pegboard-testing", "server"): (
         "pegboard_testing.contract_api",

@@ -20,10 +20,9 @@ from typing import Any, Literal
 from pegboard.data.output import RequestOutput
 from pegboard.data.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from pegboard.errors import MalformedRequest, PegboardError, RequestError
-from pegboard.front.prompts import render_chat
 from pegboard.interfaces.api import EngineClient, Prompt, RequestOptions
 from pegboard.interfaces.output_parser import Content, Event, OutputParser, OutputParserSetup, Reasoning
-from pegboard.interfaces.tokenizer import Chat, Tokenizer
+from pegboard.interfaces.tokenizer import Chat, Tokenizer, contradictory_ending
 from pegboard_chat.parsing import Pipeline
 from pegboard_chat.parsing.forced_calls import NamedCall, RequiredCalls, fresh_id, named_schema, required_schema
 from pegboard_chat.parsing.special_tokens import with_special_tokens
@@ -130,6 +129,8 @@ class Chats:
 
     def _checked(self, request: ChatRequest) -> _Checked:
         chat, choice = request.chat, self.tool_choice(request)
+        if chat.continue_final_message and chat.add_generation_prompt:
+            raise contradictory_ending()
         if chat.chat_template is not None and not self._trusts_templates:
             raise RequestError(
                 "chat_template is not accepted in requests; the server allows it with --trust-request-chat-template",
@@ -145,7 +146,7 @@ class Chats:
 
     async def _render(self, checked: _Checked) -> Sequence[int]:
         """Render and encode the chat in a thread."""
-        rendered = await asyncio.to_thread(render_chat, self._client.tokenizer(), checked.chat)
+        rendered = await asyncio.to_thread(self._client.tokenizer().render, checked.chat)
         return rendered.token_ids
 
     # --- generate ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Which implementation of an op a worker uses."""
+"""Which implementation of an op a worker uses, and ops that plugins define."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from pegboard_testing.fake_parts import fake_worker_registry
 
 GPU = "pegboard_testing.fake_gpu:FAKE_GPU"
 FAST = KernelSpec(api="1.0", implementation="math:sqrt", tier="tuned", supports={"dtype": {"float32"}})
+OWN = KernelSpec(
+    api="1.0", implementation="math:hypot", declares=True, tier="reference", supports={"dtype": {"float32", "float16"}}
+)
 RECORDS = KernelSpec(api="1.0", implementation="builtins:list", provides="replay", supports={"dtype": {"float32"}})
 
 
 @pytest.fixture(autouse=True)
 def _specs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the specs above where the entry points find them."""
-    for name in ("FAST", "RECORDS"):
+    for name in ("FAST", "OWN", "RECORDS"):
         monkeypatch.setattr("pegboard_testing.fake_parts." + name, globals()[name], raising=False)
 
 
@@ -36,7 +39,15 @@ def test_a_plugin_is_taken_where_it_suits_and_the_reference_elsewhere() -> None:
     assert chosen()["rms_norm"] is ops.rms_norm and chosen().replay is None
 
 
-def test_an_op_that_does_not_exist_is_an_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_plugin_declares_an_op_of_its_own_and_others_make_it_fast() -> None:
+    import math
+
+    assert chosen(wave__plain="OWN")["wave"] is math.hypot
+    assert chosen(wave__plain="OWN", wave__fast="FAST")["wave"] is math.sqrt
+    assert chosen("float16", wave__plain="OWN", wave__fast="FAST")["wave"] is math.hypot
+
+
+def test_an_op_nobody_declares_is_an_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ModelError, match="there is no op 'wave'; known: add_rms_norm, "):
         chosen(wave__fast="FAST")["wave"]
     assert "kernel:wave.fast" in caplog.text and "there is no op 'wave'" in caplog.text

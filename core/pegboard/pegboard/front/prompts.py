@@ -25,7 +25,7 @@ from pegboard.interfaces.output_parser import ChosenParser, OutputParserSetup, P
 from pegboard.plugins.importing import import_part
 
 if TYPE_CHECKING:
-    from pegboard.interfaces.tokenizer import Chat, Rendered, Tokenizer
+    from pegboard.interfaces.tokenizer import Tokenizer
     from pegboard.plan.engine_plan import EnginePlan
     from pegboard.plugins.registry import Registry
 
@@ -65,18 +65,6 @@ def _from_mapping(value: Mapping[str, Any]) -> Prompt:
     if unknown:
         raise RequestError(f"unknown prompt field {unknown[0]!r}; expected {', '.join(_PROMPT_KEYS)}", parameter=unknown[0])
     return Prompt(text=given.get("prompt"), token_ids=given.get("prompt_token_ids"), cache_salt=given.get("cache_salt"))
-
-
-def render_chat(tokenizer: "Tokenizer", chat: "Chat") -> "Rendered":
-    """Render a conversation. Every chat comes through here, whichever tokenizer is used. Raises RequestError for a mistake in the
-    conversation."""
-    if chat.continue_final_message and chat.add_generation_prompt:
-        raise RequestError(
-            "continue_final_message and add_generation_prompt cannot both be true: an answer either continues the last message or "
-            "starts a new one",
-            parameter="continue_final_message",
-        )
-    return tokenizer.render(chat)
 
 
 class RequestBuilder:

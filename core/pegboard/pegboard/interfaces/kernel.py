@@ -2,7 +2,7 @@
 
 The entry-point name is "<name>.<implementation>", where <name> is one of:
 
-an op             a function of `pegboard.ops.OPS`
+an op             a function of `pegboard.ops.OPS`, or one that a plugin declares for its own models
 a weight format   a class of `pegboard.ops.WEIGHT_FORMATS`, which holds a matrix and multiplies with it
 a replay          a class that records the forward (`pegboard.interfaces.platform.Replay`), if the platform cannot record it
 """
@@ -23,9 +23,12 @@ class KernelSpec(Spec):
 
     provides: what `implementation` is. An op is a function with the signature of its reference. A weight format is a class with
     the methods of its reference. A replay is a class that is built without arguments.
+    declares: True if the op or weight format is new. This implementation then defines its meaning, and all others are compared
+    with it. Only one plugin may declare a name, and none may declare a name that core declares.
     """
 
     provides: Provides = "op"
+    declares: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pegboard.errors import RequestError
 from pegboard.interfaces.spec import Need, Spec
 from pegboard.interfaces.weight_loader import Checkpoint
 
@@ -48,6 +49,16 @@ class Chat:
     chat_template: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = False
+
+
+def contradictory_ending() -> RequestError:
+    """Return the error for a chat that both continues its last message and starts a new one. The callers of `Tokenizer.render`
+    raise it."""
+    return RequestError(
+        "continue_final_message and add_generation_prompt cannot both be true: an answer either continues the last message or "
+        "starts a new one",
+        parameter="continue_final_message",
+    )
 
 
 @dataclass(frozen=True, slots=True)

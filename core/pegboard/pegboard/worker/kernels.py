@@ -23,9 +23,10 @@ class Kernels(dict[str, Callable[..., Any]]):
 
 
 def choose_kernels(registry: Registry, *, platform: str, dtype: str) -> Kernels:
-    """Choose the best suitable plugin of the `kernel` kind for each op and weight format. Where there is none, the reference is
-    used."""
+    """Choose the best suitable plugin of the `kernel` kind for everything that core or a plugin declares. Where there is none,
+    the reference is used."""
     kernels, offers = Kernels(REFERENCES), dict[str, list[Entry]]()
+    declared: dict[str, Entry] = {}
     for entry in registry.entries("kernel"):
         try:
             spec = registry.spec(entry)
@@ -33,14 +34,18 @@ def choose_kernels(registry: Registry, *, platform: str, dtype: str) -> Kernels:
             registry.quarantine(entry, str(error))
             continue
         assert isinstance(spec, KernelSpec)
-        offers.setdefault(key_of(entry.name, spec), []).append(entry)
+        key = key_of(entry.name, spec)
+        offers.setdefault(key, []).append(entry)
+        if spec.declares:
+            declared[key] = entry
     for name, entries in offers.items():
-        if name != RECORDER and name not in REFERENCES:
+        if name != RECORDER and name not in REFERENCES and name not in declared:
             for entry in entries:
-                registry.quarantine(entry, f"there is no op {name!r}")
+                registry.quarantine(entry, f"there is no op {name!r}, and this plugin does not declare it")
             continue
         need = KernelNeed(platform=platform, dtype=dtype)
-        winner = registry.choose("kernel", need, key=name, among=entries, required=False).winner
+        decision = registry.choose("kernel", need, key=name, among=entries, required=False)
+        winner = decision.winner or declared.get(name)
         if winner is not None and name == RECORDER:
             kernels.replay = registry.load(winner)
         elif winner is not None:
