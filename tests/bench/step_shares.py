@@ -47,8 +47,8 @@ def measure_shares(llm: LLM, prompts: list[list[int]], max_tokens: list[int]) ->
     timers = {
         "engine": Timer(engine, "step"),
         "schedule": Timer(engine._scheduler, "schedule"),
-        "logits": Timer(runner, "logits"),
-        "forward": Timer(runner, "forward"),
+        "logits": Timer(runner.stages, "logits"),
+        "forward": Timer(runner.stages, "run"),
         "run": Timer(runner, "run"),
         "sample": Timer(runner, "_sample"),
     }
