@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from layers import ROOT, Installation, Layers
 
+from pegboard.plan.engine_plan import REQUIRED
+from pegboard.plugins.defaults import catalogue, plugin_sets
+
 MINIMAL = {
     "platform": "pegboard-platform-cpu",
     "executor": "pegboard-executor-local",
@@ -64,8 +67,10 @@ def test_core_alone_says_what_to_install(layers: Layers, checkpoint: Path) -> No
         answer = generate(core, model)
         assert answer["class"] == "PluginNotFound", answer
         assert "model_source" in str(answer["error"]) and "pip install pegboard-model-source-" in str(answer["error"]), answer
-    directory_only = layers.of(["pegboard-model-source-local"])
-    answer = generate(directory_only, "org/name")
+    told = str(generate(core, checkpoint)["error"])
+    assert all(f"pip install {name}" in told for name in MINIMAL.values()), "one message names everything that is missing"
+    assert "pip install 'pegboard[cpu]'" in told
+    answer = generate(layers.of(MINIMAL.values()), "org/name")
     assert "org/name" in str(answer["error"]) and "pip install pegboard-model-source-hub" in str(answer["error"]), answer
     served = core.pegboard("serve")
     assert served.returncode in (1, 2)
@@ -124,6 +129,43 @@ def test_the_set_of_the_readme_is_whole(layers: Layers, checkpoint: Path) -> Non
     assert "tokens" in generate(told, checkpoint)
     checked = told.pegboard("plugins", "doctor")
     assert checked.returncode == 0 and " 0 problems" in checked.stdout, checked.stdout
+
+
+# --- the extras of pegboard --------------------------------------------------------------------------------------------------
+
+
+def extra(layers: Layers, name: str) -> set[str]:
+    """Returns the distributions that an extra of pegboard brings."""
+    return {
+        one.name
+        for one in layers.requirements("pegboard")
+        if one.name in layers.wheels and one.marker is not None and one.marker.evaluate({"extra": name})
+    }
+
+
+def test_the_extra_all_lists_every_plugin(layers: Layers) -> None:
+    assert extra(layers, "all") == layers.with_plugins() | {"pegboard-server"}
+
+
+def test_every_set_is_an_extra_that_fills_every_kind_a_model_needs(layers: Layers) -> None:
+    catalogued = catalogue()
+    for name in plugin_sets():
+        brought = extra(layers, name)
+        assert brought <= layers.with_plugins() | {"pegboard-server"}
+        for kind in REQUIRED:
+            assert brought & set(catalogued[kind].values()), f"pegboard[{name}] brings no {kind}"
+
+
+def test_the_extra_for_a_cpu_generates_and_checks(layers: Layers, checkpoint: Path) -> None:
+    installed = layers.of(extra(layers, "cpu"))
+    assert "tokens" in generate(installed, checkpoint)
+    checked = installed.pegboard("check", str(checkpoint), "--json")
+    facts = json.loads(checked.stdout)
+    assert (checked.returncode, facts["runs"]) == (0, "yes"), checked.stdout + checked.stderr
+    assert "pegboard-kernel-cpu" in facts["plugins"] and "the model's limit is 64" in facts["context"]
+    missing = layers.of([]).pegboard("check", str(checkpoint))
+    assert missing.returncode == 1 and "runs      no" in missing.stdout
+    assert all(f"pip install {name}" in missing.stdout for name in MINIMAL.values()), missing.stdout
 
 
 # --- everything --------------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Tokenizer
 
 OWN = {
+    "check": "say whether a model runs here, with which plugins and how much memory",
     "plugins": "list plugins, explain how they are chosen, and look for problems",
     "collect-env": "report versions, machine and plugins, for a bug report",
     "help": "explain a command, a setting or the options of a plugin",
@@ -58,6 +59,10 @@ def _dispatch(words: list[str]) -> int:
         from pegboard.cli import plugins_command
 
         return plugins_command.main(words[1:], plugin_config())
+    if command == "check":
+        from pegboard.cli import check_command
+
+        return check_command.main(words[1:])
     if command == "collect-env":
         from pegboard.cli import collect_env
 

@@ -18,7 +18,7 @@ import msgspec
 
 from pegboard import env
 from pegboard.config.schema import Settings, check_engine, structured_outputs_config
-from pegboard.errors import ConfigError, ModelError, PluginError
+from pegboard.errors import ConfigError, ModelError, PluginError, PluginNotFound
 from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelSourceSetup, Progress
 from pegboard.interfaces.quantization import QuantizationNeed
 from pegboard.interfaces.spec import Need
@@ -29,13 +29,18 @@ from pegboard.plan.ambient import with_enabled
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
 from pegboard.plugins.defaults import default_model, default_name
 from pegboard.plugins.discovery import Entry
-from pegboard.plugins.names import missing_providers, not_found
+from pegboard.plugins.names import missing_providers, not_found, to_install, whole_sets
 from pegboard.plugins.registry import PluginLock, Registry
 from pegboard.plugins.selection import Decision
 
 log = get_logger(__name__)
 
 FALLBACK_MAX_MODEL_LEN = 2048
+REQUIRED = (
+    "model_source", "weight_loader", "tokenizer", "model", "quantization", "platform", "executor", "attention", "sampler",
+    "scheduling_policy",
+)  # fmt: skip
+"""The kinds that every model needs."""
 
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
 _DEFAULTS = {"max_new_tokens": "max_tokens"} | {
@@ -76,6 +81,7 @@ def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[En
     settings = _amend(registry, settings)
     check_engine(settings.engine)
     registry = with_enabled(registry, settings)
+    _check_installed(registry)
     _check_names(registry, settings)
     registry.check_options()
     engine = settings.engine
@@ -229,6 +235,14 @@ def _tokenizer_payload(registry: Registry, settings: Settings, text: str, progre
 
 
 # --- early choices -----------------------------------------------------------------------------------------------------------
+
+
+def _check_installed(registry: Registry) -> None:
+    """Check that every kind that a model needs is installed. One error names all kinds that are not."""
+    installed = {entry.kind for entry in registry.scan.entries}
+    missing = [to_install(kind) for kind in REQUIRED if kind not in installed]
+    if missing:
+        raise PluginNotFound("\n".join(missing) + (f"\n{whole_sets()}" if missing[1:] else ""))
 
 
 def _check_names(registry: Registry, settings: Settings) -> None:

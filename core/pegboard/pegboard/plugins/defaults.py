@@ -31,6 +31,11 @@ def default_model() -> str:
     return str(_defaults()["model"])
 
 
+def plugin_sets() -> tuple[str, ...]:
+    """Return the extras of this distribution that install a set of plugins which runs models."""
+    return tuple(_defaults()["sets"])
+
+
 def default_name(kind: str) -> str | None:
     """Return the name of the plugin of `kind` that is used if nothing else decides, or None if need and rank decide."""
     name: str | None = _defaults()["choose"].get(kind)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pegboard.errors import PluginNotFound, did_you_mean, nearest
 from pegboard.interfaces import KINDS
-from pegboard.plugins.defaults import catalogue, provider
+from pegboard.plugins.defaults import catalogue, plugin_sets, provider
 
 
 def check_kind(kind: str) -> None:
@@ -47,6 +47,11 @@ def missing_providers(kind: str, installed: Iterable[str]) -> str:
     known = catalogue().get(kind, {})
     options = sorted({distribution for name, distribution in known.items() if name not in set(installed)})
     return _commands(options) if options else ""
+
+
+def whole_sets() -> str:
+    """Say how to install plugins of all kinds that a model needs at once."""
+    return "a whole set: " + " or ".join(f"pip install 'pegboard[{extra}]'" for extra in plugin_sets())
 
 
 def _commands(distributions: list[str]) -> str:

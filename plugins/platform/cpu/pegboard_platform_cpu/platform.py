@@ -1,4 +1,6 @@
-"""The CPU platform: one thread pool per process, and memory numbers from the operating system."""
+"""The CPU platform: one thread pool per process, and memory numbers from the operating system.
+
+torch is imported when it is needed, because `pegboard check` asks for the numbers only."""
 
 from __future__ import annotations
 
@@ -7,12 +9,13 @@ import os
 import resource
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from pegboard.errors import ConfigError
 from pegboard.interfaces.platform import Device, MemoryNumbers, PlatformSetup, Replay
+
+if TYPE_CHECKING:
+    import torch
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 GIB = 1024**3
@@ -34,6 +37,8 @@ class CPUPlatform:
         self.profile_path: Path | None = None
 
     def start(self, local_rank: int) -> Device:
+        import torch
+
         used = CPUPlatform.threads_in_use
         if used is not None and used != self.num_threads:
             raise ConfigError(f"num_threads={self.num_threads}, but this process already computes with {used} threads")
@@ -50,8 +55,10 @@ class CPUPlatform:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return MemoryNumbers(free, total, used, max(peak, used))
 
-    def zeros(self, num_bytes: int) -> torch.Tensor:
+    def zeros(self, num_bytes: int) -> "torch.Tensor":
         """Return new private pages. They take memory only when they are written."""
+        import torch
+
         try:
             pages = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as error:
@@ -72,8 +79,11 @@ class CPUPlatform:
         """dtype is float32, unless the CPU multiplies bfloat16 in hardware. The KV cache gets 4 GiB or 40 % of the free memory,
         whichever is less. The system allocates it only as blocks are used."""
         dtype = "float32"
-        if checkpoint_dtype == "bfloat16" and torch.ops.mkldnn._is_mkldnn_bf16_supported() and _has_native_bfloat16():
-            dtype = "bfloat16"
+        if checkpoint_dtype == "bfloat16" and _has_native_bfloat16():
+            import torch
+
+            if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+                dtype = "bfloat16"
         return {
             "dtype": dtype,
             "block_size": BLOCK_SIZE,
@@ -84,6 +94,8 @@ class CPUPlatform:
         }
 
     def profile(self, path: Path | None) -> None:
+        import torch
+
         if path is not None:
             self.profiler, self.profile_path = torch.profiler.profile(), path
             self.profiler.start()
