@@ -21,6 +21,7 @@ from pathlib import Path
 from pegboard.errors import ModelError
 from pegboard.interfaces.model import ModelSpec
 from pegboard.interfaces.model_source import LocalFiles, ModelSourceSpec
+from pegboard.interfaces.platform import PlatformSpec
 from pegboard.interfaces.quantization import QuantizationSpec
 from pegboard.interfaces.tokenizer import TokenizerSpec
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoaderSpec
@@ -30,6 +31,7 @@ TOY = WeightLoaderSpec(api="1.0", implementation="acme_plugins:Loader", file_pat
 OTHER = WeightLoaderSpec(api="1.0", implementation="acme_plugins:Loader", file_patterns=("*.other",))
 MODEL = ModelSpec(api="1.0", implementation="acme_plugins:nothing")
 NONE = QuantizationSpec(api="1.0", implementation="acme_plugins:nothing")
+PLATFORM = PlatformSpec(api="1.0", implementation="acme_plugins:nothing")
 BYTES = TokenizerSpec(api="1.0", implementation="acme_plugins:Bytes", supports={"payload": {"bytes", "hf"}})
 
 
@@ -80,6 +82,8 @@ def model(tmp_path, monkeypatch, fake_distributions):
         "model": {"ToyForCausalLM": "acme_plugins:MODEL"},
         "quantization": {"none": "acme_plugins:NONE"},
         "tokenizer": {"bytes": "acme_plugins:BYTES"},
+        **{kind: {"toy": "acme_plugins:NEVER_CHOSEN"} for kind in ("executor", "attention", "sampler", "scheduling_policy")},
+        "platform": {"toy": "acme_plugins:PLATFORM"},
     }
     fake_distributions.add("acme-plugins", points, {"acme_plugins": PLUGINS})
     scan = fake_distributions.scan()
