@@ -192,11 +192,12 @@ def named_templates(entries: str | Sequence[Mapping[str, str]] | None) -> str | 
     if entries is None or isinstance(entries, str):
         return entries
     try:
-        return {entry["name"]: entry["template"] for entry in entries}
-    except (TypeError, KeyError) as error:
-        raise ModelError(
-            "chat_template in tokenizer_config.json: expected Jinja source or a list of name and template"
-        ) from error
+        named = {entry["name"]: entry["template"] for entry in entries}
+        if all(isinstance(text, str) for pair in named.items() for text in pair):
+            return named
+    except (TypeError, KeyError):
+        pass
+    raise ModelError("chat_template in tokenizer_config.json: expected Jinja source or a list of name and template")
 
 
 _END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "

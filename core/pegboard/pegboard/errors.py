@@ -116,6 +116,12 @@ class EngineDeadError(PegboardError):
     """The engine has died and cannot be used any more. The log gives the cause, and so does the message if the cause is known."""
 
 
+def is_failure(error: BaseException) -> bool:
+    """True for exceptions, and for panics of libraries in Rust, which are no `Exception`. False for interrupts, exits and
+    cancellation."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 @contextmanager
 def blame(plugin: str) -> Iterator[None]:
     """Attribute errors to `plugin`: Pegboard's own errors pass unchanged, and any other error becomes a `PluginFailure`. Use it
@@ -125,7 +131,9 @@ def blame(plugin: str) -> Iterator[None]:
         yield
     except PegboardError:
         raise
-    except Exception as error:  # third-party code can raise anything
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         raise PluginFailure(f"plugin {plugin} failed: {type(error).__name__}: {error}", plugin=plugin) from error
 
 

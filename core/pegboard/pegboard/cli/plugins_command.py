@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from pegboard.errors import ConfigError, PluginError, UsageError, did_you_mean
+from pegboard.errors import ConfigError, PegboardError, PluginError, UsageError, did_you_mean
 from pegboard.interfaces import KINDS
 from pegboard.interfaces.spec import Need
 from pegboard.plugins.discovery import HOOKS_KIND, Entry
@@ -172,22 +172,35 @@ def _not_replayed(registry: Registry, need: Need) -> Iterator[str]:
 
 
 def _why_for_model(arguments: argparse.Namespace, config: PluginConfig) -> int:
-    """Print the choices for a model: those that depend on the checkpoint, the platform and the kernels. Return the exit status,
-    which is 1 if the requested kind is not among them."""
+    """Print the choices for a model: those that depend on the checkpoint, the platform, the kernels and the model's layers.
+    Return the exit status, which is 1 if the model cannot run or the requested kind is not among the choices."""
     from pegboard.config.sources import engine_settings
     from pegboard.plan.engine_plan import resolve
 
     if arguments.kind is not None:
         check_kind(arguments.kind)
-    _, registry = resolve(replace(engine_settings(arguments.model, {}), plugins=config))
+    plan, registry = resolve(replace(engine_settings(arguments.model, {}), plugins=config))
     platform = registry.choose("platform", _need("platform", (), None), required=False).winner
     _kernels(registry, _need("kernel", (), platform.name if platform else None))
+    trouble = ""
+    if platform is not None and arguments.kind in (None, "model", "attention"):
+        from pegboard.engine.build import choose_for_model
+
+        try:
+            choose_for_model(plan, registry)
+        except PegboardError as error:
+            trouble = str(error)
+            for place, made in registry.decisions.items():
+                if place[0] == "model":
+                    registry.record(replace(made, notes=(f"this model cannot run: {trouble}",)))
     decisions = [made for (kind, _), made in sorted(registry.decisions.items()) if arguments.kind in (None, kind)]
     if decisions or arguments.as_json:
         _print_decisions(decisions, arguments.as_json)
-    else:
+    if trouble:
+        print(f"this model cannot run: {trouble}", file=sys.stderr)
+    elif not decisions:
         print(f"{arguments.kind}: not chosen before the engine starts", file=sys.stderr)
-    return 0 if decisions else 1
+    return 0 if decisions and not trouble else 1
 
 
 def _print_decisions(decisions: Sequence[Decision], as_json: bool, nothing: str = "") -> None:

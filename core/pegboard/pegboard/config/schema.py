@@ -18,6 +18,8 @@ from msgspec import Meta
 
 from pegboard.errors import ConfigError, did_you_mean
 
+DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
+
 
 def doc(text: str) -> Meta:
     return Meta(description=text)
@@ -34,7 +36,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tokenizer_mode: Annotated[str, doc("Tokenizer plugin; auto = the one that fits the checkpoint")] = "auto"
     chat_template: Annotated[str | None, doc("File with a Jinja chat template, or the template itself")] = None
     skip_tokenizer_init: Annotated[bool, doc("Load no tokenizer; requests and answers are token ids only")] = False
-    dtype: Annotated[str, doc("Compute type: auto, float32, bfloat16, float16")] = "auto"
+    dtype: Annotated[str, doc("Compute type: auto, float32 (or float), bfloat16, float16 (or half)")] = "auto"
     max_model_len: Annotated[int | None, doc("Maximum tokens of prompt plus output; default: the model's limit")] = None
     quantization: Annotated[str | None, doc("Quantization plugin; default: the one the checkpoint names")] = None
     load_format: Annotated[str, doc("Weight loader plugin; auto = the one that fits the files")] = "auto"
@@ -120,6 +122,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         list[str] | None, doc("Times to add to the spans: model (the forward), worker (whole steps) or all")
     ] = None
     stream_interval: Annotated[int, doc("Number of tokens gathered before a chunk is streamed")] = 1
+
+    def __post_init__(self) -> None:
+        if (full := {"half": "float16", "float": "float32"}.get(self.dtype)) is not None:  # vLLM's short names
+            msgspec.structs.force_setattr(self, "dtype", full)
 
 
 class StructuredOutputsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -287,6 +293,10 @@ def check_engine(config: EngineConfig) -> None:
                 "kv_cache_memory_bytes", "num_gpu_blocks_override", "tensor_parallel_size", "pipeline_parallel_size",
                 "stream_interval", "max_num_partial_prefills", "max_long_partial_prefills", "max_num_queued_reqs")  # fmt: skip
     _check_positive(config, positive)
+    if config.dtype not in DTYPES:
+        raise ConfigError(
+            f"dtype {config.dtype!r} is not known{did_you_mean(config.dtype, DTYPES)}; expected {', '.join(DTYPES)}"
+        )
     if config.target_itl_ms is not None and not config.target_itl_ms > 0:
         raise ConfigError(f"target_itl_ms must be above 0, got {config.target_itl_ms}")
     if config.target_itl_ms is not None and not config.enable_chunked_prefill:

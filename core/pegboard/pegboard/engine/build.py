@@ -74,6 +74,13 @@ def build_engine(plan: "EnginePlan") -> Engine:
     return engine
 
 
+def choose_for_model(plan: "EnginePlan", registry: Registry) -> None:
+    """Make, and record in `registry`, the choices that depend on the model's layers: build the model without its weights. Raises
+    ConfigError, ModelError or PluginError if the model cannot run."""
+    config = _with_platform_defaults(registry, plan)
+    Worker(registry, WorkerPlan(config, _limits(plan, config, registry), plan.checkpoint), 0).declare()
+
+
 def _tell_hooks(registry: Registry, plan: "EnginePlan", weight_bytes: int, load_s: float) -> None:
     if registry.enabled_hooks():
         architecture = plan.checkpoint.architectures[0] if plan.checkpoint.architectures else ""

@@ -38,6 +38,7 @@ class Build:
 
     dtype, device: torch names, of activations. quantization: how weights are stored. plain: the method for layers that
     `quantization` does not take. kernels: op name → bound callable. rope_style: how the checkpoint orders Q and K rows.
+    max_positions: no step has a larger position; None = only the config limits them.
     attention: layer index → its bound attention, which core adds before `bind`. lora_slots: returns the [T] adapter slots of the
     step's tokens; None if LoRA is off.
     """
@@ -49,6 +50,7 @@ class Build:
     kernels: Mapping[str, Callable[..., Any]]
     path: str = ""
     rope_style: str = "halves"
+    max_positions: int | None = None
     lora: LoRALimits | None = None
     lora_slots: Callable[[], Tensor] | None = None
     declared: Declared = field(default_factory=Declared)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.layers.build import Build, Layer
+from pegboard.plan.model_config import rope_parameters as rope_parameters  # model plugins import it from here
+from pegboard.plan.model_config import stretched
 
 Rotation = tuple[Tensor, Tensor]
 """cos and sin of a step's positions, each [T, rotary_dim / 2] float32."""
@@ -37,14 +39,21 @@ class Rope(Layer):
     ) -> None:
         super().__init__(build)
         self.pairs = build.rope_style == "pairs"
-        self.rotary_dim, self.max_positions, self.base, self.scaling = rotary_dim, max_positions, base, dict(scaling or {})
+        own = dict(scaling or {})
+        wrong = f"the rotary embedding of {rotary_dim} channels with base {base} and scaling {own}"
+        try:
+            self.frequencies, self.magnitude = rope_frequencies(rotary_dim, base, own, max_positions)
+            self.length = stretched_positions(own, max_positions)
+        except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise ModelError(f"{wrong} cannot be computed: {type(error).__name__}: {error}") from error
+        if self.frequencies.shape != (rotary_dim // 2,) or not (self.frequencies.isfinite().all() and self.magnitude > 0):
+            raise ModelError(f"{wrong} has no finite frequency for each of the {rotary_dim / 2} pairs of channels")
 
     def bind(self) -> None:
-        frequencies, magnitude = rope_frequencies(self.rotary_dim, self.base, self.scaling, self.max_positions)
-        length = stretched_positions(self.scaling, self.max_positions)
-        angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
-        cos = (angles.cos() * magnitude).to(self.build.device)
-        sin = (angles.sin() * magnitude).to(self.build.device)
+        length = self.length if self.build.max_positions is None else min(self.length, self.build.max_positions)
+        angles = torch.outer(torch.arange(length, dtype=torch.float32), self.frequencies)
+        cos = (angles.cos() * self.magnitude).to(self.build.device)
+        sin = (angles.sin() * self.magnitude).to(self.build.device)
 
         def forward(positions: Tensor) -> Rotation:
             return cos[positions], sin[positions]
@@ -52,23 +61,10 @@ class Rope(Layer):
         self.forward = forward
 
 
-def rope_parameters(config: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
-    """Return (base, scaling) from a Hugging Face config, whether it has `rope_theta` and `rope_scaling` or `rope_parameters`."""
-    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    base = float(parameters.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
-    if original := config.get("original_max_position_embeddings"):
-        parameters["original_max_position_embeddings"] = original
-    return base, parameters
-
-
 def stretched_positions(scaling: Mapping[str, Any], max_positions: int) -> int:
     """Return how many positions can be served. Linear and dynamic scaling stretch max_position_embeddings; YaRN stretches its
     original length."""
-    kind, factor = _kind(scaling), float(scaling.get("factor") or 1.0)
-    if kind in ("linear", "dynamic"):
-        return max(max_positions, int(max_positions * factor))
-    original = int(scaling.get("original_max_position_embeddings") or max_positions)
-    return max(max_positions, int(original * factor)) if kind == "yarn" else max_positions
+    return max(max_positions, stretched(scaling, max_positions))
 
 
 def _kind(scaling: Mapping[str, Any]) -> str:
@@ -107,6 +103,8 @@ def _longrope(
     """Divide each channel pair by a factor: by the long ones if the model reaches beyond its original length, else by the short
     ones."""
     divisors = scaling["long_factor"] if max_positions > original else scaling["short_factor"]
+    if len(divisors) != len(inverse):
+        raise ValueError(f"{len(divisors)} factors for {len(inverse)} pairs of channels")
     magnitude = scaling.get("attention_factor")
     if magnitude is None:
         magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0

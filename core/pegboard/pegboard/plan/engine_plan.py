@@ -6,7 +6,6 @@ data. It includes the plugin lock, so the engine process makes the same choices 
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,9 @@ import msgspec
 
 from pegboard import env
 from pegboard.config.schema import Settings, check_engine, structured_outputs_config
-from pegboard.errors import ConfigError, ModelError, PluginError, PluginNotFound
+from pegboard.data.checkpoint_file import read_object
+from pegboard.data.sampling_params import SamplingParams
+from pegboard.errors import ConfigError, ModelError, PluginError, PluginNotFound, RequestError
 from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelSourceSetup, Progress
 from pegboard.interfaces.quantization import QuantizationNeed
 from pegboard.interfaces.spec import Need
@@ -27,6 +28,7 @@ from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, Weig
 from pegboard.log import get_logger
 from pegboard.plan.ambient import with_enabled
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
+from pegboard.plan.model_config import eos_token_ids, max_model_len, overridden, vocab_size
 from pegboard.plugins.defaults import default_model, default_name
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.names import missing_providers, not_found, to_install, whole_sets
@@ -35,14 +37,12 @@ from pegboard.plugins.selection import Decision
 
 log = get_logger(__name__)
 
-FALLBACK_MAX_MODEL_LEN = 2048
 REQUIRED = (
     "model_source", "weight_loader", "tokenizer", "model", "quantization", "platform", "executor", "attention", "sampler",
     "scheduling_policy",
 )  # fmt: skip
 """The kinds that every model needs."""
 
-_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
 _DEFAULTS = {"max_new_tokens": "max_tokens"} | {
     name: name for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 }
@@ -93,7 +93,7 @@ def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[En
             payload = _tokenizer_payload(registry, settings, engine.tokenizer, report)
             checkpoint = replace(checkpoint, tokenizer=payload)
     if engine.hf_overrides:
-        config = {**checkpoint.config, **engine.hf_overrides}
+        config = overridden(checkpoint.config, engine.hf_overrides)
         checkpoint = replace(
             checkpoint, config=config, architectures=tuple(config.get("architectures") or checkpoint.architectures)
         )
@@ -102,14 +102,15 @@ def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[En
     family = choose_family(registry, need_of(checkpoint))
     tool_parser = choose_parser(registry, "tool_parser", engine.tool_call_parser, family)
     reasoning_parser = choose_parser(registry, "reasoning_parser", engine.reasoning_parser, family)
+    num_tokens = vocab_size(checkpoint)
     plan = EnginePlan(
         settings=settings,
         lock=registry.lock(),
         checkpoint=checkpoint,
         model_names=tuple(engine.served_model_name or [reference]),
         max_model_len=max_model_len(checkpoint.config, engine.max_model_len),
-        vocab_size=_vocab_size(checkpoint),
-        eos_token_ids=_eos_token_ids(checkpoint.config, generation, engine.override_generation_config or {}),
+        vocab_size=num_tokens,
+        eos_token_ids=eos_token_ids(num_tokens, (checkpoint.config, generation, engine.override_generation_config or {})),
         default_params=_default_params(settings, generation),
         family=family,
         tool_parser=tool_parser,
@@ -284,60 +285,7 @@ def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint
         registry.choose("quantization", QuantizationNeed(), keys=[str(method)])
 
 
-# --- numbers of the model ----------------------------------------------------------------------------------------------------
-
-
-def max_model_len(config: Mapping[str, Any], asked: int | None) -> int:
-    """Return the maximum length of prompt plus output, in tokens: the user's value, or the model's limit. Raises ConfigError if
-    the user's value exceeds the limit."""
-    limit = _config_limit(_text_config(config))
-    if limit is None:
-        if asked is None:
-            log.warning(
-                "the checkpoint names no maximum length; using %d (set max_model_len to change it)", FALLBACK_MAX_MODEL_LEN
-            )
-        return asked or FALLBACK_MAX_MODEL_LEN
-    if asked is not None and asked > limit:
-        raise ConfigError(
-            f"max_model_len={asked} exceeds the model's limit of {limit} tokens; lower it, or change the limit with "
-            "hf_overrides={'max_position_embeddings': …} if you know that the model supports it"
-        )
-    return asked or limit
-
-
-def _config_limit(config: Mapping[str, Any]) -> int | None:
-    lengths = [int(config[key]) for key in _LENGTH_KEYS if config.get(key)]
-    if not lengths:
-        return None
-    limit = min(lengths)
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, Mapping) else "default"
-    if kind == "yarn":
-        original = scaling.get("original_max_position_embeddings")
-        return int(original * scaling.get("factor", 1.0)) if original else limit
-    return int(limit * scaling.get("factor", 1.0)) if kind in ("linear", "dynamic", "ntk") else limit
-
-
-def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the language model's part of a multimodal config, or the config itself if it is not multimodal."""
-    nested = config.get("text_config")
-    return nested if isinstance(nested, Mapping) else config
-
-
-def _vocab_size(checkpoint: Checkpoint) -> int:
-    size = _text_config(checkpoint.config).get("vocab_size")
-    if not isinstance(size, int) or size < 1:
-        raise ModelError(f"{checkpoint.path}: the checkpoint's config has vocab_size={size!r}, expected a positive number")
-    return size
-
-
-def _eos_token_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
-    found: list[int] = []
-    for config in configs:
-        for part in (config, _text_config(config)):
-            value = part.get("eos_token_id")
-            found += value if isinstance(value, list | tuple) else [] if value is None else [value]
-    return tuple(dict.fromkeys(int(token) for token in found))
+# --- sampling defaults -------------------------------------------------------------------------------------------------------
 
 
 def _generation_config(settings: Settings, checkpoint: Checkpoint) -> Mapping[str, Any]:
@@ -349,14 +297,9 @@ def _generation_config(settings: Settings, checkpoint: Checkpoint) -> Mapping[st
         return {}
     path = Path(choice).expanduser() / "generation_config.json"
     try:
-        content = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"generation_config={choice!r}: cannot read {path} ({error.strerror}); expected auto, vllm or a directory"
-        ) from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from error
-    return dict(content)
+        return read_object(path)
+    except ModelError as error:
+        raise ConfigError(f"generation_config={choice!r}: {error}; expected auto, vllm or a directory") from error
 
 
 def _default_params(settings: Settings, generation: Mapping[str, Any]) -> dict[str, Any]:
@@ -368,7 +311,14 @@ def _default_params(settings: Settings, generation: Mapping[str, Any]) -> dict[s
             f"override_generation_config: {unknown[0]!r} is not a sampling default; expected {', '.join(_DEFAULTS)}"
         )
     merged = {**generation, **overrides}
-    return {field: merged[name] for name, field in _DEFAULTS.items() if merged.get(name) is not None}
+    params = {field: merged[name] for name, field in _DEFAULTS.items() if merged.get(name) is not None}
+    try:
+        SamplingParams(**params)
+    except RequestError as error:
+        raise ModelError(
+            f"the sampling defaults of the generation config are wrong: {error}; serve without them: --generation-config vllm"
+        ) from error
+    return params
 
 
 def _chat_template(value: str | None) -> str | None:

@@ -9,7 +9,7 @@ contiguous. Otherwise a block holds all tensors of the layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -63,16 +63,36 @@ def largest_batch(limits: Limits, num_groups: int) -> Batch:
     num_rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     counts = np.full(num_rows, limits.max_num_batched_tokens // num_rows, np.int32)
     counts[: limits.max_num_batched_tokens % num_rows] += 1
-    counts = np.minimum(counts, limits.max_model_len)
+    counts = np.minimum(counts, limits.max_model_len).tolist()
+    return _step([(row, count, 0) for row, count in enumerate(counts)], num_groups)
+
+
+def trial_steps(limits: Limits, num_groups: int) -> Iterator[Batch]:
+    """Yield small steps of every kind: a prompt, a prompt together with a decode, only decodes, and the end of the requests. All
+    rows use block 0."""
+    length = max(1, min(2, limits.max_model_len - 3, limits.max_num_batched_tokens - 1))
+    yield _step([(0, length, 0)], num_groups)
+    last = 0
+    if limits.max_model_len >= length + 3 and limits.max_num_batched_tokens > length:
+        last = min(1, limits.max_num_seqs - 1)
+        yield _step([(0, 1, length), (1, length, 0)][: last + 1], num_groups)
+        yield _step([(0, 1, length + 1), (1, 1, length)][: last + 1], num_groups)
+    yield _step([], num_groups, removed=range(last + 1))
+
+
+def _step(rows: Sequence[tuple[int, int, int]], num_groups: int, removed: Sequence[int] = ()) -> Batch:
+    """Return a step of (row, tokens to compute, computed tokens). A row without computed tokens is a new request, all of whose
+    tokens are computed. Every row samples a token."""
     blocks = (np.zeros(0, np.int32),) * num_groups
-    rows, none = np.arange(num_rows, dtype=np.int32), np.zeros(num_rows, np.int32)
+    own, counts, computed = (np.array([row[part] for row in rows], np.int32) for part in range(3))
     new = [
-        NewRequest(row, f"row {row}", np.zeros(count, np.int32), count, 0, SamplingParams(), None, blocks)
-        for row, count in zip(rows.tolist(), counts.tolist(), strict=True)
+        NewRequest(row, f"row {row}", np.zeros(count, np.int32), count, 0, SamplingParams(), 0, blocks)
+        for row, count, start in rows
+        if not start
     ]
     return Batch(
-        step=0, rows=rows, num_scheduled_tokens=counts, num_computed_tokens=none, num_draft_tokens=none,
-        samples=np.ones(num_rows, bool), new=new, removed_rows=none[:0], new_blocks=BlockDelta.empty(),
+        step=0, rows=own, num_scheduled_tokens=counts, num_computed_tokens=computed, num_draft_tokens=np.zeros_like(own),
+        samples=np.ones(len(own), bool), new=new, removed_rows=np.array(removed, np.int32), new_blocks=BlockDelta.empty(),
         copy_blocks=np.zeros((0, 3), np.int32),
     )  # fmt: skip
 

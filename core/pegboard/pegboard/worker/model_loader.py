@@ -21,7 +21,8 @@ SHOWN = 8
 
 
 def load_weights(layers: Iterable[Layer], loader: WeightLoader, checkpoint: Checkpoint) -> None:
-    """Give every declared layer its pieces. Raises ModelError, which names the tensors that the checkpoint lacks."""
+    """Give every declared layer its pieces. Raises ModelError, which names the tensors that the checkpoint lacks, or
+    one that has another shape."""
     waiting: dict[Layer, int] = {}
     owners: dict[str, list[Layer]] = {}
     wanted: dict[str, WantedWeight] = {}
@@ -31,6 +32,10 @@ def load_weights(layers: Iterable[Layer], loader: WeightLoader, checkpoint: Chec
         for weight in own:
             owners.setdefault(weight.name, []).append(layer)
             wanted[weight.name] = weight
+            stored = checkpoint.tensors.get(weight.name)
+            if stored is not None and weight.shape and weight.shape != stored.shape:
+                told = f"has shape {list(stored.shape)}; the model expects {list(weight.shape)}"
+                raise ModelError(f"{checkpoint.path}: tensor {weight.name} {told}")
     missing = sorted(set(wanted) - set(checkpoint.tensors)) if checkpoint.tensors else []
     if missing:
         raise ModelError(f"{checkpoint.path} lacks {len(missing)} tensors that the model needs: {_some(missing)}")

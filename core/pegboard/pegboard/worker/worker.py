@@ -63,6 +63,19 @@ class Worker:
 
     def load(self) -> WorkerReady:
         """Take the device, build the model and load its weights. Raises ModelError, ConfigError or PluginError."""
+        self.declare()
+        checkpoint = self.plan.checkpoint
+        loader_entry = self.registry.choose("weight_loader", Need(), explicit=checkpoint.format).require()
+        loader = self.registry.build(loader_entry, WeightLoaderSetup(seed=self.config.seed))
+        with blame(loader_entry.id):
+            load_weights(self.build.declared.layers, loader, checkpoint)
+        weights = [layer.method for layer in self.build.declared.layers if isinstance(layer, WeightLayer)]
+        weight_bytes = sum(method.num_bytes() for method in weights if method is not None)
+        specs = self.attention.kv_specs()
+        return WorkerReady(self.rank, specs, self._kv_memory_bytes(specs), weight_bytes)
+
+    def declare(self) -> None:
+        """Take the device, build the model without weights, and choose the attention backends. Raises as `load` does."""
         config = self.config
         entry = self.registry.choose("platform", Need(), explicit=config.device).require()
         self.platform_name = entry.name
@@ -79,10 +92,6 @@ class Worker:
         self.attention = AttentionGroups(
             self.registry, declared.attention, self.build.quantization, need, setup, config.attention_backend
         )
-        weights = [layer.method for layer in declared.layers if isinstance(layer, WeightLayer)]
-        weight_bytes = sum(method.num_bytes() for method in weights if method is not None)
-        specs = self.attention.kv_specs()
-        return WorkerReady(self.rank, specs, self._kv_memory_bytes(specs), weight_bytes)
 
     def _build_model(self) -> None:
         config, checkpoint = self.config, self.plan.checkpoint
@@ -97,6 +106,7 @@ class Worker:
             plain=plain,
             kernels=self.kernels,
             rope_style=checkpoint.rope_style,
+            max_positions=self.limits.max_model_len,
             lora=LoRALimits(config.max_loras, config.max_lora_rank) if config.max_loras else None,
             lora_slots=lambda: self.running.inputs.token_lora_slots,
         )
@@ -104,9 +114,6 @@ class Worker:
         implementation = self.registry.load(self.model_entry)
         with blame(self.model_entry.id):
             self.model = implementation(checkpoint.config, self.build)
-        loader_entry = self.registry.choose("weight_loader", Need(), explicit=checkpoint.format).require()
-        loader = self.registry.build(loader_entry, WeightLoaderSetup(seed=config.seed))
-        load_weights(self.build.declared.layers, loader, checkpoint)
 
     def _quantization(self, stored: Any, asked: str | None) -> Any:
         """Return the quantization method that the checkpoint names, or the user's choice for a plain checkpoint."""
@@ -206,7 +213,8 @@ class Worker:
         return connectors
 
     def warm_up(self) -> None:
-        """Record what the model computes. A stage that cannot be recorded runs eagerly, and the log says why."""
+        """Record what the model computes, and run one step of every kind. A stage that cannot be recorded runs eagerly, and the
+        log says why. A model that cannot run is an error here and not at the first request."""
         self.replay = None if self.config.enforce_eager else self.platform.replay(self.kernels.replay)
         if self.replay is None:
             refusals = ["every step runs eagerly" + (": enforce_eager is set" if self.config.enforce_eager else "")]
@@ -217,6 +225,12 @@ class Worker:
         self.registry.record(replace(made, notes=tuple(f"not replayed: {refusal}" for refusal in refusals)))
         if self.replay is not None and refusals:
             log.info("not replayed: %s", "; ".join(refusals))
+        with blame(self.model_entry.id):
+            for batch in memory.trial_steps(self.limits, len(self.running.parts.plan.groups)):
+                self.running.run(batch)()
+        for tensors in self.running.parts.views.values():  # what the trial wrote
+            for view in tensors.values():
+                view[0].zero_()
 
     # --- serving -----------------------------------------------------------------------------------------------------------
 

@@ -13,21 +13,29 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pegboard.errors import ModelError
 from pegboard.layers import Activation, Attention, Build, Embedding, Head, LayerStack, Linear, Norm, QKVLinear, Rope, Rotation
 from pegboard.layers.rope import rope_parameters
+
+
+def _size(config: Mapping[str, Any], name: str) -> int:
+    size = config.get(name)
+    if not isinstance(size, int):
+        raise ModelError(f"the checkpoint's config has {name}={size!r}; this architecture needs a number")
+    return size
 
 
 class Shape:
     """The sizes from a checkpoint's config, under uniform names."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self.hidden_size: int = config["hidden_size"]
-        self.intermediate_size: int = config["intermediate_size"]
-        self.num_layers: int = config["num_hidden_layers"]
-        self.num_heads: int = config["num_attention_heads"]
+        self.hidden_size = _size(config, "hidden_size")
+        self.intermediate_size = _size(config, "intermediate_size")
+        self.num_layers = _size(config, "num_hidden_layers")
+        self.num_heads = _size(config, "num_attention_heads")
         self.num_kv_heads: int = config.get("num_key_value_heads") or self.num_heads
         self.head_dim: int = config.get("head_dim") or self.hidden_size // self.num_heads
-        self.vocab_size: int = config["vocab_size"]
+        self.vocab_size = _size(config, "vocab_size")
         self.max_positions: int = config.get("max_position_embeddings") or 2048
         self.eps: float = config.get("rms_norm_eps") or 1e-6
         self.activation: str = config.get("hidden_act") or "silu"
@@ -35,6 +43,12 @@ class Shape:
         self.qkv_bias: bool = config.get("attention_bias", config.get("model_type") == "qwen2")
         self.output_bias: bool = config.get("attention_bias", False) and config.get("model_type") != "qwen2"
         self.mlp_bias: bool = config.get("mlp_bias", False)
+        if self.num_heads % self.num_kv_heads:
+            raise ModelError(
+                f"{self.num_heads} attention heads cannot share {self.num_kv_heads} heads of keys and values equally"
+            )
+        if len(config.get("layer_types") or range(self.num_layers)) < self.num_layers:
+            raise ModelError(f"layer_types has {len(config['layer_types'])} entries for {self.num_layers} layers")
         self.windows = [self._window(config, index) for index in range(self.num_layers)]
 
     @staticmethod

@@ -13,6 +13,7 @@ from pegboard_model_llama.llama import LlamaModel
 from torch import Tensor
 from torch.nn import functional
 
+from pegboard.errors import ModelError
 from pegboard.ops import REFERENCES
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.fake_build import fake_build, load_layers
@@ -170,3 +171,18 @@ def test_every_op_is_a_kernel() -> None:
 
         changed = run(built(CONFIG, tensors, kernels={**REFERENCES, op: wrong})[0], ids)
         assert not torch.allclose(changed, expected), f"the model does not take {op} from the build"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"hidden_size": None}, "hidden_size=None"),
+        ({"num_key_value_heads": 3}, "cannot share 3"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
+        ({"hidden_act": "relu2"}, "unknown activation"),
+        ({"head_dim": 5}, "pairs of channels"),
+    ],
+)
+def test_configs_that_do_not_fit_together_are_model_errors(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        LlamaModel({**CONFIG, **values}, fake_build())

@@ -8,13 +8,14 @@ step      embed → the base model's forward over inputs_embeds [1, T, hidden] �
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from pegboard.errors import ModelError
@@ -22,6 +23,11 @@ from pegboard.layers import Attention, Build, Embedding
 from pegboard_model_transformers.modules import ModuleEmbedding, ModuleHead, ModuleLinear, ModuleTensors
 from pegboard_model_transformers.names import Names
 from pegboard_model_transformers.probe import PAGED, PROBE, SERVE, AttentionCall, probe_attention
+
+POOLING = ("Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice",
+           "ForMaskedLM", "ForPreTraining", "ForTextEncoding", "ForSequenceEmbedding", "ForEmbedding", "ForReward",
+           "ForRewardModel", "ForRetrieval", "ForImageClassification", "Encoder")  # fmt: skip
+"""How the names of classes end that have no head that predicts the next token."""
 
 
 class TransformersModel(nn.Module):
@@ -61,12 +67,13 @@ class TransformersModel(nn.Module):
 def make_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
     """Return the causal language model on the meta device. Of a multimodal config, only the text part is used."""
     model_type = str(config.get("model_type"))
+    if model_type not in CONFIG_MAPPING:
+        raise ModelError(f"transformers does not know model_type {model_type!r}, and no plugin for it is installed")
+    refuse_pooling(config.get("architectures") or ())
     try:
         parsed = AutoConfig.for_model(model_type, **{name: value for name, value in config.items() if name != "model_type"})
-    except ValueError as error:
-        raise ModelError(
-            f"transformers does not know model_type {model_type!r}, and no plugin for it is installed: {error}"
-        ) from error
+    except Exception as error:  # every check of a config class raises something else
+        raise ModelError(f"transformers refuses the config of this {model_type} model: {error}") from error
     parsed = parsed.get_text_config(decoder=True)
     name = type(parsed).__name__
     if parsed.is_encoder_decoder:
@@ -81,9 +88,22 @@ def make_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
         )
     refuse_config(parsed, model_class.__name__)
     parsed.use_cache = False
-    with torch.device("meta"):
-        model = model_class._from_config(parsed, dtype=dtype, attn_implementation=PROBE)
+    try:
+        with torch.device("meta"):
+            model = model_class._from_config(parsed, dtype=dtype, attn_implementation=PROBE)
+    except Exception as error:  # modeling code can raise anything for a config that fits together badly
+        raise ModelError(f"{model_class.__name__} cannot be built from its config: {type(error).__name__}: {error}") from error
     return model.eval()
+
+
+def refuse_pooling(architectures: Sequence[str]) -> None:
+    """Raise ModelError for a model whose output is not text: its checkpoint has no head that predicts tokens, or another one."""
+    for name in architectures:
+        if name.endswith(POOLING) and not name.endswith("LMHeadModel"):
+            raise ModelError(
+                f"{name} computes embeddings, scores or classes and no text; such models are not served yet. If the checkpoint "
+                "also has the head of a language model, give its class: --hf-overrides.architectures '[\"…ForCausalLM\"]'"
+            )
 
 
 def refuse_config(config: Any, name: str) -> None:

@@ -106,3 +106,29 @@ def test_experts_are_gathered_in_numeric_order() -> None:
     assert merged.shape == (12, 96, 32)
     assert merged[:, 0, 0].tolist() == [float(expert) for expert in range(12)]
     assert merged[:, 48, 0].tolist() == [expert + 0.5 for expert in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [
+        ("gemma2", "Gemma2Model"),
+        ("gpt2", "GPT2ForSequenceClassification"),
+        ("qwen2", "Qwen2ForRewardModel"),
+        ("llama", "LlamaForTokenClassification"),
+    ],
+)
+def test_models_whose_output_is_no_text_are_refused(model_type: str, architecture: str) -> None:
+    config = {**SMALL, "head_dim": 8, "model_type": model_type, "architectures": [architecture]}
+    with pytest.raises(ModelError, match=f"{architecture} computes embeddings, scores or classes and no text"):
+        TransformersModel(config, build())
+
+
+@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "UnheardOfForCausalLM"])
+def test_names_of_language_models_are_taken(architecture: str) -> None:
+    make_model({**SMALL, "model_type": "gpt2", "architectures": [architecture]}, torch.float32)
+
+
+@pytest.mark.parametrize("values", [{"num_attention_heads": 0}, {"num_attention_heads": "four"}, {"layer_types": ["odd"] * 4}])
+def test_configs_that_transformers_cannot_use_are_model_errors(values: dict[str, Any]) -> None:
+    with pytest.raises(ModelError):
+        TransformersModel({**SMALL, "model_type": "qwen3", **values}, build())

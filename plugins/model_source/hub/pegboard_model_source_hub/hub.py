@@ -118,8 +118,7 @@ def _translated(reference: ModelReference, setup: ModelSourceSetup) -> Iterator[
     except errors.RepositoryNotFoundError as error:
         hint = "or the token may not see it" if setup.token else "or it is private: pass --hf-token or set HF_TOKEN"
         raise ModelError(
-            f"there is no repository {name} on {constants.ENDPOINT}: check the spelling, {hint}; "
-            f"for a directory on disk write ./{name}"
+            f"there is no directory {name} here and no repository {name} on {constants.ENDPOINT}: check the spelling, {hint}"
         ) from error
     except errors.RevisionNotFoundError as error:
         raise ModelError(f"{name} has no revision {revision!r}; branches and tags are listed at {_page(reference)}") from error
@@ -129,12 +128,12 @@ def _translated(reference: ModelReference, setup: ModelSourceSetup) -> Iterator[
         at = f" at revision {revision!r}" if revision else ""
         if setup.offline:
             raise ModelError(
-                f"{name}{at} is not in the cache and downloads are off (offline: HF_HUB_OFFLINE or "
-                "TRANSFORMERS_OFFLINE is set); run once without it"
+                f"there is no directory {name} here, {name}{at} is not in the cache, and downloads are off (offline: "
+                "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set); run once without it"
             ) from error
         raise ModelError(
-            f"{name}{at} is not in the cache and {constants.ENDPOINT} cannot be reached ({error.__cause__ or error}); "
-            "check the network, or pass the path of a copy on disk"
+            f"there is no directory {name} here, {name}{at} is not in the cache, and {constants.ENDPOINT} cannot be reached: "
+            "check the path or the network"
         ) from error
     except errors.HfHubHTTPError as error:
         raise ModelError(f"{name}: {constants.ENDPOINT} answered with an error, try again later: {error}") from error

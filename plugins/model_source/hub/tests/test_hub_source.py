@@ -129,11 +129,15 @@ def _http(kind: type[Exception], status: int) -> Exception:
     [
         (_http(errors.GatedRepoError, 403), {}, r"gated and no token was given: accept its terms at .*org/name.*HF_TOKEN"),
         (_http(errors.GatedRepoError, 403), {"token": "t"}, "gated and your token has no access"),
-        (_http(errors.RepositoryNotFoundError, 404), {}, r"no repository org/name .*private.*\./org/name"),
+        (_http(errors.RepositoryNotFoundError, 404), {}, r"no directory org/name here and no repository org/name .*private"),
         (_http(errors.RevisionNotFoundError, 404), {"revision": "v9"}, "no revision 'v9'"),
         (_http(errors.HfHubHTTPError, 500), {}, "answered with an error.*told by the server"),
         (errors.LocalEntryNotFoundError("x"), {"offline": True}, r"not in the cache.*offline"),
-        (errors.LocalEntryNotFoundError("no route"), {}, r"cannot be reached \(no route\)"),
+        (
+            errors.LocalEntryNotFoundError("no route"),
+            {},
+            r"^there is no directory org/name here, [^;]*cannot be reached: check the path or the network$",
+        ),
         (errors.HFValidationError("bad id"), {}, "expected org/name: bad id"),
         (httpx.ConnectError("refused"), {}, "download failed: refused"),
         (httpx.ReadTimeout("slow"), {}, "download failed: slow"),

@@ -8,35 +8,29 @@ chat_template.json          {"chat_template": …}, as processors store it
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pegboard.data.checkpoint_file import read_object, read_text
 from pegboard.errors import ModelError
 from pegboard_chat import named_templates
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_optional(path: Path) -> dict[str, Any]:
     """Returns the object in a JSON file, or {} if there is no such file. Raises ModelError if the file is damaged."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: expected a JSON object, found {type(value).__name__}")
-    return value
+    return read_object(path) if path.is_file() else {}
 
 
 def special_tokens(directory: Path) -> tuple[dict[str, str], list[str]]:
     """Returns the named special tokens ({"eos_token": "</s>"}), and the other special tokens, which have no name."""
-    values = read_json(directory / "special_tokens_map.json") | read_json(directory / "tokenizer_config.json")
+    values = read_optional(directory / "special_tokens_map.json") | read_optional(directory / "tokenizer_config.json")
     named = {name: text for name in SPECIAL_NAMES if (text := _text(values.get(name))) is not None}
     extra = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
+    if not isinstance(extra, Mapping | list):
+        raise ModelError(f"{directory}: the extra special tokens are a JSON {type(extra).__name__}, expected a list or an object")
     if isinstance(extra, Mapping):  # tokens with model-specific names, such as "image_token"
         named |= {name: text for name, value in extra.items() if (text := _text(value)) is not None}
         extra = []
@@ -54,10 +48,10 @@ def chat_templates(directory: Path) -> str | dict[str, str] | None:
     """Returns the checkpoint's chat template, or all of its named templates, or None if it has none."""
     paths = {"default": directory / "chat_template.jinja"}
     paths |= {path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
-    sources = {name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.is_file()}
+    sources = {name: read_text(path) for name, path in paths.items() if path.is_file()}
     if sources:
         return sources
     for name in ("chat_template.json", "tokenizer_config.json"):
-        if (entries := read_json(directory / name).get("chat_template")) is not None:
+        if (entries := read_optional(directory / name).get("chat_template")) is not None:
             return named_templates(entries)
     return None

@@ -20,6 +20,14 @@ def byte_alphabet() -> dict[str, int]:
     return alphabet | {chr(256 + position): byte for position, byte in enumerate(others)}
 
 
+def growths(part: Mapping[str, Any]) -> Iterator[int]:
+    """Yields for each replacement in a normalizer or decoder, given as JSON, how much longer it can make a text."""
+    if part["type"] == "Replace":
+        yield max(1, len(part["content"].encode()))
+    for step in part.get("normalizers") or part.get("decoders") or ():
+        yield from growths(step)
+
+
 def decoder_steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     """Returns the decoder of a tokenizer.json as a flat list of its steps."""
     if decoder is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,13 +11,18 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from pegboard.errors import ModelError, RequestError
+from pegboard.data.checkpoint_file import read_text
+from pegboard.errors import ModelError, RequestError, is_failure
 from pegboard.interfaces.tokenizer import Chat, Rendered, TextStream, TokenizerSetup, Vocabulary
 from pegboard_chat import ByteTextStream, ChatTemplate, OffsetTextStream
 from pegboard_tokenizer_hf.files import chat_templates, special_tokens
-from pegboard_tokenizer_hf.token_bytes import bytes_of, is_byte_level
+from pegboard_tokenizer_hf.token_bytes import bytes_of, growths, is_byte_level
 
 _MAX_ID = 2**32 - 1
+MAX_FILE_BYTES = 128 * 1024 * 1024
+MAX_VOCABULARY = 33_554_432
+MAX_GROWTH = 1024
+"""How much longer the replacements of a normalizer or decoder may make a text. Above it, the work never ends."""
 
 
 class HFTokenizer:
@@ -48,10 +54,19 @@ class HFTokenizer:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         except (TypeError, UnicodeEncodeError) as error:  # unpaired surrogates have no UTF-8 form
             raise RequestError(f"the text cannot be written as UTF-8: {error}", parameter="prompt") from error
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            raise RequestError(f"the model's tokenizer cannot encode the text: {error}", parameter="prompt") from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         valid = [token_id for token_id in token_ids if 0 <= token_id <= _MAX_ID]
-        return self._tokenizer.decode(valid, skip_special_tokens=skip_special_tokens)
+        try:
+            return self._tokenizer.decode(valid, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            raise ModelError(f"the model's tokenizer cannot decode its own tokens: {error}") from error
 
     def stream(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> TextStream:
         if is_byte_level(self._decoder):
@@ -104,13 +119,31 @@ def _load(directory: Path) -> Tokenizer:
             f"transformers library: AutoTokenizer.from_pretrained({str(directory)!r}).save_pretrained({str(directory)!r}), "
             "or copy it from the model's repository; tekken.json and tokenizer.model.v* are read by the tokenizer 'mistral'"
         )
+    text = read_text(path, MAX_FILE_BYTES)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises a plain Exception for any damage
+        tokenizer = Tokenizer.from_str(text)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        _check(tokenizer)
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         raise ModelError(f"{path}: the tokenizers library cannot read it: {error}") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
     return tokenizer
+
+
+def _check(tokenizer: Tokenizer) -> None:
+    """Raise ValueError for a tokenizer that could be read, but would fail or never end. What the library refuses is passed on:
+    for example, a post-processor that adds an unknown token panics."""
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+    if largest >= MAX_VOCABULARY:
+        raise ValueError(f"it has the token id {largest}; expected less than {MAX_VOCABULARY}")
+    for part in (tokenizer.normalizer, tokenizer.decoder):
+        growth = 1 if part is None else math.prod(growths(json.loads(part.__getstate__())))
+        if growth > MAX_GROWTH:
+            raise ValueError(f"its replacements make a text up to {growth} times as long; expected at most {MAX_GROWTH}")
+    tokenizer.encode("", add_special_tokens=True)
+    tokenizer.decode([0, largest])
 
 
 def _mark_special(tokenizer: Tokenizer, tokens: Sequence[str]) -> None:

@@ -261,10 +261,60 @@ def test_missing_and_damaged_files_are_named(tmp_path):
         _open(tmp_path)
     _save(tmp_path, _word_piece())
     (tmp_path / "tokenizer_config.json").write_text("[1]")
-    with pytest.raises(ModelError, match=r"tokenizer_config\.json: expected a JSON object"):
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json contains a JSON list, expected an object"):
         _open(tmp_path)
 
 
 def test_text_that_is_no_unicode_is_refused(byte_level):
     with pytest.raises(RequestError, match="UTF-8"):
         byte_level.encode("\ud800", add_special_tokens=False)
+
+
+def _changed(**parts):
+    return {**json.loads(_word_piece().to_str()), **parts}
+
+
+POST = {"type": "TemplateProcessing", "pair": [], "special_tokens": {},
+        "single": [{"SpecialToken": {"id": "[NONE]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]}  # fmt: skip
+GROWING = {"type": "Replace", "pattern": {"String": "x"}, "content": "x" * 100}
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"post_processor": POST}, "no entry found"),  # a panic, which is no Exception
+        ({"normalizer": {"type": "Sequence", "normalizers": [GROWING] * 4}}, "times as long"),
+        ({"decoder": {"type": "Sequence", "decoders": [GROWING] * 4}}, "times as long"),
+        ({"model": {"type": "WordLevel", "vocab": {"a": 4_000_000_000}, "unk_token": "a"}}, "token id 4000000000"),
+    ],
+)
+def test_tokenizers_that_would_fail_later_are_refused(tmp_path, parts, words):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(_changed(added_tokens=[], **parts)))
+    with pytest.raises(ModelError, match=words):
+        _open(tmp_path)
+
+
+def test_a_text_that_the_tokenizer_cannot_encode_is_the_requests_error(tmp_path):
+    model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(_changed(added_tokens=[], post_processor=None, model=model)))
+    tokenizer = _open(tmp_path)
+    assert tokenizer.encode("a", add_special_tokens=False) == [0]
+    with pytest.raises(RequestError, match="cannot encode the text"):
+        tokenizer.encode("b", add_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", b'{"chat_template": [{"name": 5, "template": {}}]}'),
+        ("tokenizer_config.json", b'{"chat_template": 5}'),
+        ("tokenizer_config.json", b'{"extra_special_tokens": 5}'),
+        ("chat_template.jinja", b"\xff\xfe"),
+        ("special_tokens_map.json", b"[" * 100_000),
+    ],
+)
+def test_odd_files_beside_the_tokenizer_are_model_errors(tmp_path, name, content):
+    _save(tmp_path, _word_piece(), template=None)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelError):
+        _open(tmp_path)

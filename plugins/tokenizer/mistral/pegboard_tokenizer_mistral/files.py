@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mistral_common.exceptions import MistralCommonException
 from mistral_common.protocol.instruct.validator import ValidationMode
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
-from pegboard.errors import ModelError
+from pegboard.errors import ModelError, is_failure
 
 TEKKEN = "tekken.json"
+MAX_FILE_BYTES = 128 * 1024 * 1024
 VERSIONED = re.compile(r".*\.model\.v([0-9]+)(m[0-9]+)?")
 
 
@@ -36,11 +36,15 @@ def tokenizer_file(directory: Path) -> Path:
 def load(path: Path) -> MistralTokenizer:
     """Loads the file with mistral-common. Raises ModelError when this fails. Mode `test` accepts every conversation that can be
     written; `serving` would require fields that only Mistral's service has."""
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise ModelError(f"{path} is larger than {MAX_FILE_BYTES} bytes, more than any tokenizer; fetch the model again")
     try:
         return MistralTokenizer.from_file(path, mode=ValidationMode.test)
     except ImportError as error:
         raise ModelError(f"{path}: {error}") from error
-    except (MistralCommonException, AssertionError, ValueError, LookupError, TypeError, OSError, RuntimeError) as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         raise ModelError(
             f"{path}: mistral-common cannot read it ({type(error).__name__}: {error}); a newer version of mistral-common may be "
             "able to"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WantedWeight, WeightLoaderSetup, WeightPiece
+from pegboard_weight_loader_safetensors.config_values import check_config
 from pegboard_weight_loader_safetensors.hf_files import architectures, chat_template, config_dtype, read_config, read_optional
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class DummyLoader:
     def describe(self, files: "LocalFiles") -> Checkpoint:
         directory = files.root if files.root.is_dir() else files.root.parent
         config = read_config(directory)
+        check_config(directory / "config.json", config, ())
         if config.get("quantization_config"):
             raise ModelError(
                 f"{directory / 'config.json'} describes a quantized model, but load format 'dummy' makes only plain weights. "

@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import TensorEntry
 
-MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 64 * 1024 * 1024
 TORCH_NAMES = {
     "F64": "float64",
     "F32": "float32",

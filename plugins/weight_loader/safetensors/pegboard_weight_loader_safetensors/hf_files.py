@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pegboard.data.checkpoint_file import read_object, read_text
 from pegboard.errors import ModelError
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises ModelError if the file cannot be read or contains something else."""
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} contains a JSON {type(value).__name__}, expected an object")
-    return value
-
-
 def read_optional(path: Path) -> dict[str, Any]:
-    """Like `read_json`, but return {} if there is no such file."""
-    return read_json(path) if path.is_file() else {}
+    """Like `read_object`, but return {} if there is no such file."""
+    return read_object(path) if path.is_file() else {}
 
 
 def read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
         raise ModelError(f"{directory} has no config.json; expected a model in Hugging Face layout")
-    return read_json(path)
+    return read_object(path)
 
 
 def architectures(config: Mapping[str, Any], directory: Path) -> tuple[str, ...]:
@@ -58,15 +45,15 @@ def chat_template(directory: Path) -> str | None:
     are several named templates, return the one with the name "default"."""
     path = directory / "chat_template.jinja"
     if path.is_file():
-        try:
-            return path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelError(f"cannot read {path}: {error}") from error
+        return read_text(path)
+
+    def is_default(item: object) -> bool:
+        return isinstance(item, Mapping) and item.get("name") == "default"
+
     for name in ("chat_template.json", "tokenizer_config.json"):
         template = read_optional(directory / name).get("chat_template")
         if isinstance(template, list):
-            named = {item.get("name"): item.get("template") for item in template if isinstance(item, Mapping)}
-            template = named.get("default")
+            template = next((item.get("template") for item in template if is_default(item)), None)
         if isinstance(template, str):
             return template
     return None

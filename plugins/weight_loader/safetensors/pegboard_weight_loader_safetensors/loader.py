@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from pegboard.data.checkpoint_file import read_object
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import (
     Checkpoint,
@@ -16,13 +17,13 @@ from pegboard.interfaces.weight_loader import (
     WeightLoaderSetup,
     WeightPiece,
 )
+from pegboard_weight_loader_safetensors.config_values import check_config
 from pegboard_weight_loader_safetensors.header import Header, read_header
 from pegboard_weight_loader_safetensors.hf_files import (
     architectures,
     chat_template,
     config_dtype,
     read_config,
-    read_json,
     read_optional,
 )
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+MAX_INDEX_BYTES = 64 * 1024 * 1024
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -43,6 +45,7 @@ class SafetensorsLoader:
         directory = files.root if files.root.is_dir() else files.root.parent
         config = read_config(directory)
         headers, tensors = _read_index(files.root)
+        check_config(directory / "config.json", config, tensors.values())
         quantization = config.get("quantization_config")
         if quantization is not None and not isinstance(quantization, dict):
             raise ModelError(f"{directory / 'config.json'} has quantization_config {quantization!r}, expected an object")
@@ -108,13 +111,20 @@ def _read_index(root: Path) -> tuple[dict[str, Header], dict[str, TensorEntry]]:
 
 
 def _read_shards(index: Path) -> tuple[dict[str, Header], dict[str, TensorEntry]]:
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_object(index, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(file, str) for file in weight_map.values()):
         raise ModelError(f"{index} has no usable weight_map; expected {{tensor name: file name}}")
     headers: dict[str, Header] = {}
     for file in sorted(set(weight_map.values())):
         path = PurePosixPath(file)
-        if len(path.parts) != 1 or ".." in path.parts or "\\" in file or ":" in file or path.suffix != ".safetensors":
+        if (
+            len(path.parts) != 1
+            or ".." in path.parts
+            or "\\" in file
+            or ":" in file
+            or "\0" in file
+            or path.suffix != ".safetensors"
+        ):
             raise ModelError(f"{index} names the file {file!r}; expected a .safetensors file next to the index")
         if not (index.parent / file).is_file():
             raise ModelError(f"{index} names {file}, which is missing: the download is incomplete, fetch it again")

@@ -1,0 +1,105 @@
+"""Reads a checkpoint's config: applies the user's overrides, and derives lengths and ids. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pegboard.errors import ConfigError, ModelError
+from pegboard.interfaces.weight_loader import Checkpoint
+from pegboard.log import get_logger
+
+log = get_logger(__name__)
+
+FALLBACK_MAX_MODEL_LEN = 2048
+
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
+
+
+def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config with the user's overrides. Configs name rotary settings in one of two ways. An override in the other way
+    is translated to the config's, because every reader takes only one. Raises ConfigError if it cannot be translated."""
+    merged, rope = {**config, **overrides}, config.get("rope_parameters")
+    given = {"rope_theta", "rope_scaling"} & overrides.keys()
+    if "rope_parameters" in overrides:
+        merged.pop("rope_scaling", None)
+    elif given and isinstance(rope, Mapping):
+        if any(isinstance(part, Mapping) for part in rope.values()):
+            raise ConfigError(f"hf_overrides: the model has rope_parameters per type of layer; override them, not {min(given)}")
+        kept = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+        scaling = {**kept, **(overrides["rope_scaling"] or {})} if "rope_scaling" in overrides else dict(rope)
+        if "rope_theta" in overrides:
+            scaling["rope_theta"] = overrides["rope_theta"]
+        merged = {name: value for name, value in merged.items() if name not in given} | {"rope_parameters": scaling}
+    return merged
+
+
+def rope_parameters(config: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
+    """Return (base, scaling) from a Hugging Face config, whether it has `rope_theta` and `rope_scaling` or `rope_parameters`."""
+    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    base = float(parameters.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
+    if original := config.get("original_max_position_embeddings"):
+        parameters["original_max_position_embeddings"] = original
+    return base, parameters
+
+
+def max_model_len(config: Mapping[str, Any], asked: int | None) -> int:
+    """Return the maximum length of prompt plus output, in tokens: the user's value, or the model's limit. Raises ConfigError if
+    the user's value exceeds the limit."""
+    limit = _config_limit(text_config(config))
+    if limit is None:
+        if asked is None:
+            log.warning(
+                "the checkpoint names no maximum length; using %d (set max_model_len to change it)", FALLBACK_MAX_MODEL_LEN
+            )
+        return asked or FALLBACK_MAX_MODEL_LEN
+    if asked is not None and asked > limit:
+        raise ConfigError(
+            f"max_model_len={asked} exceeds the model's limit of {limit} tokens; lower it, or change the limit with "
+            "hf_overrides={'max_position_embeddings': …} if you know that the model supports it"
+        )
+    return asked or limit
+
+
+def _config_limit(config: Mapping[str, Any]) -> int | None:
+    lengths = [int(config[key]) for key in _LENGTH_KEYS if config.get(key)]
+    if not lengths:
+        return None
+    limit = min(lengths)
+    return stretched(rope_parameters(config)[1], limit)
+
+
+def stretched(scaling: Mapping[str, Any], limit: int) -> int:
+    """Return the length that rotary scaling makes of a model's `limit`. YaRN stretches its original length."""
+    kind, factor = scaling.get("rope_type") or scaling.get("type"), float(scaling.get("factor") or 1.0)
+    if kind == "yarn":
+        return max(1, int(float(scaling.get("original_max_position_embeddings") or limit / factor) * factor))
+    return max(1, int(limit * factor)) if kind in ("linear", "dynamic", "ntk") else limit
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the language model's part of a multimodal config, or the config itself if it is not multimodal."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, Mapping) else config
+
+
+def vocab_size(checkpoint: Checkpoint) -> int:
+    size = text_config(checkpoint.config).get("vocab_size")
+    if not isinstance(size, int) or size < 1:
+        raise ModelError(f"{checkpoint.path}: the checkpoint's config has vocab_size={size!r}, expected a positive number")
+    return size
+
+
+def eos_token_ids(num_tokens: int, configs: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
+    """Return the ids that end an output, without duplicates. An id outside the vocabulary of `num_tokens` can never be generated,
+    so it is left out with a warning. Raises ModelError if a value is not an id or a list of ids."""
+    found: list[int] = []
+    for config in configs:
+        for part in (config, text_config(config)):
+            value = part.get("eos_token_id")
+            found += value if isinstance(value, list | tuple) else [] if value is None else [value]
+    if wrong := [token for token in found if type(token) is not int]:
+        raise ModelError(f"the checkpoint has eos_token_id {repr(wrong[0])[:80]}, expected a token id or a list of token ids")
+    if outside := [token for token in found if not 0 <= token < num_tokens]:
+        log.warning("eos_token_id %s is outside the vocabulary of %d tokens and is ignored", str(outside[0])[:80], num_tokens)
+    return tuple(dict.fromkeys(token for token in found if 0 <= token < num_tokens))

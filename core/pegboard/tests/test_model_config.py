@@ -1,0 +1,90 @@
+"""Reading a checkpoint's config: how overrides meet the two ways to write rotary settings, and ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pegboard.data.checkpoint_file import read_object
+from pegboard.errors import ConfigError, ModelError
+from pegboard.layers.rope import Rope
+from pegboard.plan.model_config import eos_token_ids, max_model_len, overridden, rope_parameters
+from pegboard_testing.fake_build import fake_build
+
+
+@pytest.mark.parametrize("value", ["</s>", 1.5, True, [1, "2"], [[1]], {"a": 1}])
+def test_ids_that_are_none(value: Any) -> None:
+    with pytest.raises(ModelError, match="eos_token_id"):
+        eos_token_ids(10, ({"eos_token_id": value},))
+
+
+def test_ids_outside_the_vocabulary_are_left_out() -> None:
+    assert eos_token_ids(10, ({"eos_token_id": [3, -1, 10, 3]}, {"eos_token_id": None}, {"eos_token_id": 4})) == (3, 4)
+
+
+OLD = {"max_position_embeddings": 100, "rope_theta": 5e3, "rope_scaling": {"rope_type": "linear", "factor": 3.0}}
+NEW = {"max_position_embeddings": 100, "rope_parameters": {"rope_theta": 5e3, "rope_type": "linear", "factor": 3.0}}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}
+
+
+@pytest.mark.parametrize("config", [OLD, NEW])
+@pytest.mark.parametrize(
+    ("overrides", "base", "kind", "length"),
+    [
+        ({}, 5e3, "linear", 300),
+        ({"rope_theta": 7e3}, 7e3, "linear", 300),
+        ({"rope_scaling": YARN}, 5e3, "yarn", 400),
+        ({"rope_scaling": None}, 5e3, "default", 100),
+        ({"rope_scaling": YARN, "rope_theta": 7e3}, 7e3, "yarn", 400),
+        ({"rope_parameters": {**YARN, "rope_theta": 9e3}}, 9e3, "yarn", 400),
+    ],
+)
+def test_overrides_of_rotary_settings_reach_every_reader(
+    config: dict[str, Any], overrides: dict[str, Any], base: float, kind: str, length: int
+) -> None:
+    merged = overridden(config, overrides)
+    found, scaling = rope_parameters(merged)
+    assert (found, scaling.get("rope_type", "default")) == (base, kind)
+    assert max_model_len(merged, None) == length
+    assert ("rope_parameters" in merged) != ("rope_scaling" in merged), "readers must not have two to choose from"
+
+
+def test_rotary_settings_per_type_of_layer_are_overridden_as_a_whole() -> None:
+    config = {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}}
+    with pytest.raises(ConfigError, match="rope_parameters per type of layer"):
+        overridden(config, {"rope_theta": 1e5})
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "llama3", "factor": 8.0},
+        {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]},
+        {"rope_type": "longrope"},
+        {"rope_type": "yarn", "factor": 4.0, "attention_factor": -1.0},
+        {"rope_type": "linear", "factor": 1e-320},
+        {"rope_type": "unheard-of"},
+    ],
+)
+def test_rotary_settings_that_cannot_be_computed(scaling: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match="rope|rotary"):
+        Rope(fake_build(), 8, max_positions=64, scaling=scaling)
+
+
+def test_an_odd_number_of_rotary_channels() -> None:
+    with pytest.raises(ModelError, match="pairs of channels"):
+        Rope(fake_build(), 7, max_positions=64)
+
+
+@pytest.mark.parametrize(("content", "words"), [(b"\xff{}", "UTF-8"), (b"[1]", "an object"), (b"{" * 5000, "not JSON"),
+                                                (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
+                                                (b" " * 101, "larger than 100")])  # fmt: skip
+def test_files_of_a_checkpoint(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=words):
+        read_object(path, 100 if content == b" " * 101 else 10**6)
+    with pytest.raises(ModelError, match="cannot read"):
+        read_object(tmp_path / "none.json")

@@ -1,0 +1,422 @@
+"""A campaign: serves damaged checkpoints, and counts crashes, hangs, raw exceptions and memory.
+
+    python tests/campaigns/damaged_checkpoints.py --count 500
+
+Small checkpoints of each kind of file are mutated: bytes are flipped, cut and copied, and values are replaced by hostile ones. A
+child process loads each of them, tokenizes, renders a chat and generates two tokens. Only an answer, or an error of Pegboard that
+names its cause, is right. The child serves many mutations; when it dies or hangs, the next one goes on after the culprit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import selectors
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+KINDS = ("config", "tokenizer", "template", "safetensors", "gguf")
+LIMIT_S = 10.0
+START_S = 120.0
+LIMIT_BYTES = 2 << 30
+HIDDEN, HEADS, KV_HEADS, INNER, LAYERS, VOCAB = 32, 4, 2, 48, 2, 262
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HIDDEN // HEADS,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 2.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": True,
+    "sliding_window": None,
+    "layer_types": ["full_attention"] * LAYERS,
+    "dtype": "float32",
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+}
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message['role'] + ': ' + message['content'] | trim }}\n{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+HOSTILE: tuple[Any, ...] = (
+    -1, 0, 1, 2, 3, 2**15, 2**31 - 1, 2**31, 2**63, 10**30, -(2**63), 0.0, -1.0, 0.5, 1e-300, 1e300, float("nan"), float("inf"),
+    True, False, None, "", "a", "false", "\0", "x" * 5000, [], [1], ["a"] * 3, [[]], {}, {"a": 1}, "yarn", "longrope", "linear",
+    "dynamic", "default", ["sliding_attention", "full_attention"], "MixtralForCausalLM", ["Gemma2Model"], "gelu", "mamba",
+)  # fmt: skip
+JINJA = (
+    "{{", "}}", "{%", "%}", "{% for x in messages %}", "{% endfor %}", "{{ messages[99] }}", "{{ 1 / 0 }}", "{{ undefined.x.y }}",
+    "{{ messages | nope }}", "{% include 'x' %}", "{% extends 'x' %}", "{{ ''.__class__ }}", "{{ raise_exception('no') }}",
+    "{{ messages | tojson(indent=-1) }}", "{% set ns = namespace(x=1) %}{{ ns.x }}", "{{ strftime_now(5) }}",
+    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ (" * 60 + "1" + ") }}" * 60, "{{ [1] * 3 }}", "{{ 'é' | upper }}",
+)  # fmt: skip
+
+
+# --- the healthy files -------------------------------------------------------------------------------------------------------
+
+
+def llama_shapes(names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors. names: those of the embedding, the last norm and the nine parts of a layer, with {} for
+    its number."""
+    kv = HIDDEN // HEADS * KV_HEADS
+    parts = ((HIDDEN,), (HIDDEN, HIDDEN), (kv, HIDDEN), (kv, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN,), (INNER, HIDDEN),
+             (INNER, HIDDEN), (HIDDEN, INNER))  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {names[0]: (VOCAB, HIDDEN), names[1]: (HIDDEN,)}
+    for layer in range(LAYERS):
+        shapes |= {name.format(layer): shape for name, shape in zip(names[2:], parts, strict=True)}
+    return shapes
+
+
+def byte_alphabet() -> list[str]:
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
+
+
+def tokenizer_json() -> dict[str, Any]:
+    special = ["<s>", "</s>"]
+    merged = ["th", "he", "in", "er"]
+    added = [{"id": 256 + number, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+              "special": True} for number, text in enumerate(special)]  # fmt: skip
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    post = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [256], "tokens": ["<s>"]}},
+    }
+    vocabulary = {text: number for number, text in enumerate([*byte_alphabet(), *special, *merged])}
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Replace", "pattern": {"String": "``"},
+                                                                             "content": '"'}]},
+        "pre_tokenizer": level, "post_processor": post, "decoder": level,
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+                  "vocab": vocabulary,
+                  "merges": [list(text) for text in merged]},
+    }  # fmt: skip
+
+
+def write_healthy(directory: Path) -> None:
+    """Write a checkpoint in Hugging Face layout."""
+    import torch
+    from safetensors.torch import save_file
+
+    directory.mkdir(parents=True)
+    layer = "model.layers.{}."
+    names = ("model.embed_tokens.weight", "model.norm.weight", *(f"{layer}{part}.weight" for part in (
+        "input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+        "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")))  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    tensors = {name: torch.randn(shape, generator=generator) * 0.1 for name, shape in llama_shapes(names).items()}
+    save_file(tensors, directory / "model.safetensors")
+    settings = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": TEMPLATE}
+    files = {"config.json": CONFIG, "tokenizer.json": tokenizer_json(), "tokenizer_config.json": settings,
+             "generation_config.json": {"temperature": 0.7, "top_p": 0.9, "eos_token_id": [257]}}  # fmt: skip
+    for name, content in files.items():
+        (directory / name).write_text(json.dumps(content))
+
+
+def write_healthy_gguf(path: Path) -> None:
+    import gguf
+    import numpy as np
+
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in {"block_count": LAYERS, "context_length": 128, "embedding_length": HIDDEN, "feed_forward_length": INNER,
+                       "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS}.items():  # fmt: skip
+        writer.add_uint32(f"llama.{key}", value)
+    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add_float32("llama.rope.freq_base", 10000.0)
+    writer.add_string("tokenizer.ggml.model", "gpt2")
+    writer.add_string("tokenizer.ggml.pre", "gpt-2")
+    writer.add_array("tokenizer.ggml.tokens", [*byte_alphabet(), "<s>", "</s>", "th", "he", "in", "er"])
+    writer.add_array("tokenizer.ggml.token_type", [1] * 256 + [3, 3] + [1] * 4)
+    writer.add_array("tokenizer.ggml.merges", ["t h", "h e", "i n", "e r"])
+    writer.add_uint32("tokenizer.ggml.bos_token_id", 256)
+    writer.add_uint32("tokenizer.ggml.eos_token_id", 257)
+    writer.add_string("tokenizer.chat_template", TEMPLATE)
+    layer = "blk.{}."
+    names = ("token_embd.weight", "output_norm.weight", *(f"{layer}{part}.weight" for part in (
+        "attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")))  # fmt: skip
+    generator = np.random.default_rng(0)
+    for name, shape in llama_shapes(names).items():
+        writer.add_tensor(name, (generator.standard_normal(shape) * 0.1).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+# --- mutations ---------------------------------------------------------------------------------------------------------------
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Return (container, key) of every value in a JSON value. Of long containers, only a few are taken."""
+    found: list[tuple[Any, Any]] = []
+    items = list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
+    for key, item in items[:24]:
+        found += [(value, key), *places(item)]
+    return found
+
+
+def mutate_json(text: str, draw: random.Random) -> str:
+    value = json.loads(text)
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        container, key = draw.choice(places(value) or [([0], 0)])
+        match draw.randrange(4):
+            case 0 if isinstance(container, dict):
+                del container[key]
+            case 1 if isinstance(container, list):
+                container.append(draw.choice(container))
+            case 2 if isinstance(container[key], int | float) and not isinstance(container[key], bool):
+                container[key] = draw.choice((-container[key], container[key] * 2, container[key] + 1, container[key] / 3))
+            case _:
+                container[key] = draw.choice(HOSTILE)
+    text = json.dumps(value)
+    return mutate_bytes(text.encode(), draw).decode("utf-8", "surrogateescape") if draw.random() < 0.1 else text
+
+
+def mutate_bytes(data: bytes, draw: random.Random, head: int = 1 << 30) -> bytes:
+    """Damage bytes, mostly among the first `head`, where a file describes itself."""
+    changed = bytearray(data)
+    limit = max(1, min(head, len(changed)) if draw.random() < 0.8 else len(changed))
+    for _ in range(draw.choice((1, 1, 2, 8))):
+        at = draw.randrange(limit)
+        match draw.randrange(6):
+            case 0:
+                changed[at : at + 8] = draw.choice((2**63, 2**31, 2**32 - 1, 2**64 - 1, 0)).to_bytes(8, "little")
+            case 1:
+                del changed[at : at + draw.choice((1, 8, 100))]
+            case 2:
+                changed[at:at] = changed[at : at + draw.choice((1, 8, 100))]
+            case 3:
+                del changed[at if draw.random() < 0.5 else draw.randrange(len(changed) or 1) :]
+            case _:
+                if at < len(changed):
+                    changed[at] ^= 1 << draw.randrange(8)
+        limit = max(1, min(limit, len(changed)))
+    return bytes(changed)
+
+
+def mutate_template(text: str, draw: random.Random) -> str:
+    at = draw.randrange(len(text))
+    match draw.randrange(4):
+        case 0:
+            return text[:at]
+        case 1:
+            return text[:at] + text[at + draw.randrange(1, 30) :]
+        case 2:
+            return text + draw.choice(JINJA)
+        case _:
+            return text[:at] + draw.choice(JINJA) + text[at:]
+
+
+def mutate(kind: str, healthy: Path, target: Path, draw: random.Random) -> Path:
+    """Write a damaged copy of a healthy checkpoint to `target`. Returns the model reference."""
+    shutil.rmtree(target, ignore_errors=True)
+    if kind == "gguf":
+        target.mkdir()
+        data = (healthy / "model.gguf").read_bytes()
+        (target / "model.gguf").write_bytes(mutate_bytes(data, draw, head=6000))
+        return target / "model.gguf"
+    shutil.copytree(healthy / "hf", target)
+    if kind == "safetensors":
+        path = target / "model.safetensors"
+        path.write_bytes(mutate_bytes(path.read_bytes(), draw, head=2600))
+        return target
+    if kind == "template":
+        template: Any = mutate_template(TEMPLATE, draw)
+        if draw.random() < 0.2:
+            template = draw.choice((*HOSTILE, [{"name": "default", "template": template}], [{"name": draw.choice(HOSTILE)}]))
+        if isinstance(template, str) and draw.random() < 0.3:
+            (target / "chat_template.jinja").write_bytes(mutate_bytes(template.encode() or b"x", draw))
+            return target
+        path = target / "tokenizer_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
+        return target
+    names = {"config": ("config.json", "generation_config.json"), "tokenizer": ("tokenizer.json", "tokenizer_config.json")}[kind]
+    path = target / draw.choice((names[0], names[0], names[0], names[1]))
+    path.write_bytes(mutate_json(path.read_text(), draw).encode("utf-8", "surrogateescape"))
+    return target
+
+
+# --- the child ---------------------------------------------------------------------------------------------------------------
+
+
+def serve(reference: Path) -> str:
+    """Load a checkpoint and use it. Returns what happened; raw exceptions start with "raw"."""
+    from pegboard import LLM, SamplingParams
+    from pegboard.errors import PegboardError, PluginFailure, RequestError
+    from pegboard.interfaces.tokenizer import Chat
+
+    try:
+        with LLM(
+            str(reference), dtype="float32", kv_cache_memory_bytes=8 << 20, max_num_seqs=4, max_num_batched_tokens=64
+        ) as llm:
+            try:
+                prompt = llm.llm_engine.builder.tokenizer.render(Chat(messages=[{"role": "user", "content": "the hé 1"}]))
+                ids = list(prompt.token_ids)[:32]
+            except RequestError:
+                ids = [1, 2, 3]
+            output = llm.generate([{"prompt_token_ids": ids or [1]}, {"prompt": "in the"}], SamplingParams(max_tokens=2),
+                                  use_tqdm=False)  # fmt: skip
+            return "error" if any(item.outputs[0].finish_reason == "error" for item in output) else "served"
+    except PluginFailure as error:
+        return f"raw {error}"
+    except PegboardError as error:
+        return f"refused {error}"
+    except BaseException as error:  # noqa: BLE001  this is what the campaign looks for
+        return f"raw {type(error).__name__}: {error}"
+
+
+def child(kind: str, healthy: Path, first: int, last: int, seed: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    assert serve(healthy / "hf") == "served"  # imports torch and the plugins, which counts as the start
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(first, last):
+            draw = random.Random(f"{kind} {seed} {number}")
+            reference = mutate(kind, healthy, Path(folder) / "model", draw)
+            print(json.dumps({"begin": number}), flush=True)
+            told = serve(reference)
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            print(json.dumps({"end": number, "told": told[:600], "peak": peak}), flush=True)
+
+
+# --- the parent --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Result:
+    """What a campaign over one kind of file found. bad: (number of the mutation, what happened)."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    bad: list[tuple[int, str]] = field(default_factory=list)
+    limit_s: float = LIMIT_S
+    slowest_s: float = 0.0
+    peak_bytes: int = 0
+
+
+def run(
+    kind: str,
+    count: int,
+    healthy: Path,
+    *,
+    seed: int = 0,
+    limit_s: float = LIMIT_S,
+    told: Callable[[str], None] = lambda line: None,
+) -> Result:
+    """Serve `count` mutations of one kind of file in limited children. limit_s: seconds for one mutation."""
+    result, number = Result(limit_s=limit_s), 0
+    while number < count:
+        number = _one_child(kind, number, count, healthy, seed, result, told)
+    return result
+
+
+def _one_child(kind: str, first: int, last: int, healthy: Path, seed: int, result: Result, told: Callable[[str], None]) -> int:
+    """Serve mutations in one child until it has served all, died or was killed. Returns the number of the next mutation."""
+    arguments = [sys.executable, __file__, "--child", kind, str(healthy), str(first), str(last), str(seed)]
+    environment = {**os.environ, "PYTHONPATH": "", "MALLOC_ARENA_MAX": "2"}
+    running = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True)
+    assert running.stdout is not None
+    selector = selectors.DefaultSelector()
+    selector.register(running.stdout, selectors.EVENT_READ)
+    number, started, limit, is_serving = first, time.monotonic(), START_S, False
+    while True:
+        if not selector.select(timeout=max(0.0, started + limit - time.monotonic())):
+            running.kill()
+            running.wait()
+            _note(result, number, "hang", f"no answer after {limit} s", told)
+            return number + 1
+        line = running.stdout.readline()
+        if not line:
+            status = running.wait()
+            if number < last:
+                _note(result, number, "crash", f"exit status {status}{'' if is_serving else ' between mutations'}", told)
+            return number + 1 if number < last else last
+        message = json.loads(line)
+        if "begin" in message:
+            number, started, limit, is_serving = message["begin"], time.monotonic(), result.limit_s, True
+            continue
+        word, _, rest = message["told"].partition(" ")
+        result.slowest_s = max(result.slowest_s, time.monotonic() - started)
+        result.peak_bytes = max(result.peak_bytes, message["peak"])
+        result.counts[word] += 1
+        told(f"{kind} {number}: {message['told']}")
+        if word not in ("served", "refused"):
+            result.bad.append((number, message["told"]))
+        elif message["peak"] > LIMIT_BYTES:
+            _note(result, number, "memory", f"{message['peak'] >> 20} MiB", told)
+            running.kill()
+            running.wait()
+            return number + 1
+        number, started, is_serving = number + 1, time.monotonic(), False
+
+
+def _note(result: Result, number: int, word: str, text: str, told: Callable[[str], None]) -> None:
+    result.counts[word] += 1
+    result.bad.append((number, f"{word} {text}"))
+    told(f"{number}: {word} {text}")
+
+
+def write_all_healthy(folder: Path) -> Path:
+    write_healthy(folder / "hf")
+    write_healthy_gguf(folder / "model.gguf")
+    return folder
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--child"]:
+        kind, healthy, first, last, seed = sys.argv[2:]
+        child(kind, Path(healthy), int(first), int(last), int(seed))
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=500, help="mutations of each kind of file")
+    parser.add_argument("--kind", choices=KINDS, action="append", help="only this kind; repeatable")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--verbose", action="store_true", help="print what happened to every mutation")
+    arguments = parser.parse_args()
+    num_bad = 0
+    print("| file | served | refused by name | raw | crash | hang | slowest | peak memory |\n|---|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        healthy = write_all_healthy(Path(folder))
+        for kind in arguments.kind or KINDS:
+            show = print if arguments.verbose else lambda line: None
+            found = run(kind, arguments.count, healthy, seed=arguments.seed, told=show)
+            numbers = [found.counts[word] for word in ("served", "refused", "raw", "crash", "hang")]
+            row = [kind, *map(str, numbers), f"{found.slowest_s:.1f} s", f"{found.peak_bytes >> 20} MiB"]
+            print("|", " | ".join(row), "|", flush=True)
+            for number, text in found.bad:
+                print(f"  bad: {kind} {number}: {text}", file=sys.stderr, flush=True)
+            num_bad += len(found.bad)
+    return 1 if num_bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
