@@ -222,8 +222,12 @@ def test_longest_length(config, length):
 
 def test_why_explains_what_was_chosen_for_a_model(model, capsys):
     path = model()
-    assert main(["plugins", "why", "model", "--model", path]) == 0
-    assert "model ToyForCausalLM → ToyForCausalLM" in capsys.readouterr().out
+    assert main(["plugins", "why", "model", "--model", path]) == 1, "the toy model cannot be built"
+    told = capsys.readouterr()
+    assert "model ToyForCausalLM → ToyForCausalLM" in told.out
+    assert "this model cannot run: " in told.out and "acme_plugins" in told.err
+    assert main(["plugins", "why", "attention", "--model", path]) == 1
+    assert "this model cannot run: " in capsys.readouterr().err
     assert main(["plugins", "why", "tool_parser", "--model", path, "--json"]) == 0
     (facts,) = json.loads(capsys.readouterr().out)
     assert (facts["winner"], facts["rank"]) == (None, "no installed family fits")
