@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from pegboard.errors import ModelError, RequestError
+from pegboard.errors import MalformedRequest, ModelError, RequestError
 from pegboard.interfaces.tokenizer import Chat
+from pegboard_chat.request_limits import MAX_DEPTH, check_depth, too_long
 
 if TYPE_CHECKING:
     from jinja2 import Template, nodes
 
+    from pegboard_chat.limited_template import LimitedTemplates
+
+_SCALARS = (str, bool, int, float)
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _HOW_TO_GIVE = "give one with --chat-template FILE"
 # what an expression in a template can raise in addition to Jinja's own errors: "a" + 1, items[9], 1 / 0, endless recursion
-_EXPRESSION_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
+_EXPRESSION_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError)
 
 
 class ChatTemplate:
@@ -37,9 +41,15 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, chat: Chat) -> str:
-        """Return the text of the prompt. Raises RequestError if there is no template, or if the template refuses the chat or
-        fails on it."""
+        """Return the text of the prompt. Raises RequestError if there is no template, if the template refuses the chat or fails
+        on it, or if the text is longer than `chat.max_chars`."""
         source = self._choose(chat)
+        if source is chat.chat_template and chat.max_chars is not None:
+            given = {item.name: getattr(chat, item.name) for item in fields(chat)}
+            return _limited().render(source, self._special_tokens, {**given, "chat_template": None})
+        return self._render(source, chat)
+
+    def _render(self, source: str, chat: Chat) -> str:
         compiled = _compile(source)
         if clash := sorted(_RESERVED & chat.template_kwargs.keys()):
             raise RequestError(f"chat_template_kwargs cannot set {', '.join(clash)}", parameter="chat_template_kwargs")
@@ -57,12 +67,12 @@ class ChatTemplate:
             "add_generation_prompt": chat.add_generation_prompt,
         }
         try:
-            text = compiled.render(variables)
+            text = compiled.render(variables, chat.max_chars)
         except RequestError:
             joined = text_in_reasoning(messages)
             if joined is None:
                 raise
-            text = compiled.render(variables | {"messages": joined})
+            text = compiled.render(variables | {"messages": joined}, chat.max_chars)
         return end.cut(text) if end else text
 
     def _choose(self, chat: Chat) -> str:
@@ -93,16 +103,32 @@ class _Compiled:
         self.has_parts = has_parts
         self.has_strings = has_strings
 
-    def render(self, variables: Mapping[str, Any]) -> str:
+    def render(self, variables: Mapping[str, Any], max_chars: int | None) -> str:
         from jinja2 import TemplateError
 
+        parts, num_chars = [], 0
         try:
-            return self._template.render(variables)
+            for part in self._template.generate(variables):
+                parts.append(part)
+                num_chars += len(part)
+                if max_chars is not None and num_chars > max_chars:
+                    break
         except TemplateError as error:
             raise RequestError(f"the chat template refuses these messages: {error}", parameter="messages") from error
         except _EXPRESSION_ERRORS as error:
             reason = f"{type(error).__name__}: {error}"
             raise RequestError(f"the chat template fails on these messages: {reason}", parameter="messages") from error
+        if max_chars is not None and num_chars > max_chars:
+            raise too_long(num_chars, max_chars, "messages")
+        return "".join(parts)
+
+
+def answer_job(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the text of a chat whose template came with it, or the error. Called in the process of `LimitedTemplates`."""
+    try:
+        return {"text": ChatTemplate(job["source"], job["special_tokens"]).render(Chat(**job["chat"]))}
+    except RequestError as error:
+        return {"error": str(error)[:2000], "parameter": error.parameter, "is_malformed": isinstance(error, MalformedRequest)}
 
 
 @lru_cache(maxsize=64)
@@ -121,6 +147,11 @@ def _compile(source: str) -> _Compiled:
         raise RequestError(
             f"the chat template is not valid Jinja: {reason}; {_HOW_TO_GIVE}", parameter="chat_template"
         ) from error
+    except _EXPRESSION_ERRORS as error:  # Jinja computes constant expressions when it compiles
+        reason = f"{type(error).__name__}: {error}"
+        raise RequestError(
+            f"the chat template cannot be compiled: {reason}; {_HOW_TO_GIVE}", parameter="chat_template"
+        ) from error
     tests = {test.name for test in tree.find_all(nodes.Test)}
     return _Compiled(
         template,
@@ -128,6 +159,13 @@ def _compile(source: str) -> _Compiled:
         has_strings=bool(tests & {"string", "iterable", "sequence", "mapping"}),
         has_documents=any(name.name == "documents" for name in tree.find_all(nodes.Name)),
     )
+
+
+@lru_cache(maxsize=1)
+def _limited() -> LimitedTemplates:
+    from pegboard_chat.limited_template import LimitedTemplates
+
+    return LimitedTemplates()
 
 
 @lru_cache(maxsize=1)
@@ -204,15 +242,17 @@ _END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
-def plain_value(value: Any) -> Any:
+def plain_value(value: Any, depth: int = 0) -> Any:
     """Return a deep copy of only dict, list, str, int, float, bool and None, so that a template has no other methods to
-    misuse."""
-    if value is None or isinstance(value, bool | int | float | str):
+    misuse. Raises RequestError if `value` is nested deeper than `MAX_DEPTH`."""
+    if value is None or isinstance(value, _SCALARS):
         return value
+    if depth > MAX_DEPTH:
+        raise RequestError(f"the chat is nested deeper than {MAX_DEPTH} levels; expected fewer", parameter="messages")
     if isinstance(value, Mapping):
-        return {str(key): plain_value(item) for key, item in value.items()}
+        return {str(key): plain_value(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain_value(item) for item in value]
+        return [plain_value(item, depth + 1) for item in value]
     return f"<{type(value).__name__}>"
 
 
@@ -272,9 +312,10 @@ def _parse_arguments(call: Any) -> None:
         return
     try:
         function["arguments"] = json.loads(function["arguments"] or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         name = function.get("name")
         raise RequestError(f"arguments of the tool call {name!r} are not valid JSON: {error}", parameter="messages") from error
+    check_depth(function["arguments"], "messages")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from pegboard_chat.parsing import Pipeline
 from pegboard_chat.parsing.forced_calls import NamedCall, RequiredCalls, fresh_id, named_schema, required_schema
 from pegboard_chat.parsing.special_tokens import with_special_tokens
 from pegboard_chat.parsing.structural_tag import triggers
+from pegboard_chat.request_limits import PromptLimit
 
 ToolChoice = Literal["none", "auto", "required", "named"]
 
@@ -39,6 +40,9 @@ NO_PARSER = (
     "tool_choice 'auto' is not supported: no tool parser is known for this model; name one with --tool-call-parser, leave "
     "tool_choice out to get the answer as text, or force a call"
 )
+CUT_FACTOR = 8
+"""How many times longer than the model's limit a conversation may be that the request asks to cut."""
+
 NOT_AUTO = "tool_choice 'auto' is not supported: the server runs with --no-enable-auto-tool-choice"
 
 
@@ -76,6 +80,7 @@ class Chats:
     def __init__(self, client: EngineClient, settings: Mapping[str, Any] | None = None) -> None:
         settings = settings or {}
         self._client = client
+        self._limit = PromptLimit(client)
         self._is_auto = bool(settings.get("enable_auto_tool_choice", True))
         self._hides_tools = bool(settings.get("exclude_tools_when_tool_choice_none"))
         self._trusts_templates = bool(settings.get("trust_request_chat_template"))
@@ -98,7 +103,7 @@ class Chats:
 
     async def token_ids(self, request: ChatRequest) -> Sequence[int]:
         """Return the prompt. Raises RequestError for a mistake in the conversation."""
-        return await self._render(self._checked(request))
+        return await self._render(self._checked(request), is_cut=False)
 
     async def answer(
         self, request: ChatRequest, params: SamplingParams | BeamSearchParams, options: RequestOptions
@@ -111,7 +116,7 @@ class Chats:
         PegboardError if the engine gave up a completion. Closing the iterator aborts the request.
         """
         checked = self._checked(request)
-        token_ids = await self._render(checked)
+        token_ids = await self._render(checked, is_cut=getattr(params, "truncate_prompt_tokens", None) is not None)
         prompt = Prompt(token_ids=token_ids, add_special_tokens=False, cache_salt=request.cache_salt, chat=checked.chat)
         if isinstance(params, BeamSearchParams):
             outputs = self._client.beam_search(prompt, params, options)
@@ -144,10 +149,15 @@ class Chats:
             chat = replace(chat, tools=None)
         return _Checked(chat, tools, choice, request)
 
-    async def _render(self, checked: _Checked) -> Sequence[int]:
-        """Render and encode the chat in a thread."""
-        rendered = await asyncio.to_thread(self._client.tokenizer().render, checked.chat)
-        return rendered.token_ids
+    async def _render(self, checked: _Checked, *, is_cut: bool) -> Sequence[int]:
+        """Render and encode the chat in a thread. is_cut: the prompt will be cut to a length, so it may be longer than the model
+        takes."""
+
+        def render() -> Sequence[int]:
+            factor = CUT_FACTOR if is_cut else 1
+            return self._client.tokenizer().render(replace(checked.chat, max_chars=factor * self._limit.max_chars)).token_ids
+
+        return await asyncio.to_thread(render)
 
     # --- generate ----------------------------------------------------------------------------------------------------------
 

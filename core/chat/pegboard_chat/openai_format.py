@@ -11,6 +11,7 @@ import msgspec
 from pegboard.data.output import Logprob
 from pegboard.errors import MalformedRequest, RequestError
 from pegboard_chat.request_body import wrong
+from pegboard_chat.request_limits import check_depth
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -102,6 +103,7 @@ def _read_function(function: Any, path: str) -> dict[str, Any]:
             arguments = msgspec.json.decode(arguments)
         except (ValueError, RecursionError) as error:
             raise MalformedRequest(f"{path}.arguments is not valid JSON: {error}", parameter=f"{path}.arguments") from error
+        check_depth(arguments, f"{path}.arguments")
     if not isinstance(arguments, dict):
         raise wrong(f"{path}.arguments", "a JSON object", arguments)
     return {**function, "name": _string(function.get("name"), f"{path}.name"), "arguments": arguments}

@@ -10,10 +10,13 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 
 from pegboard.errors import MalformedRequest, RequestError
+from pegboard_chat.request_limits import MAX_DEPTH, check_counts, check_depth, check_items
 
 M = TypeVar("M", bound=BaseModel)
 
 MAX_SHOWN = 60
+MAX_PATH = 200
+"""The most characters of a field's path in an error. A client may send names of any length."""
 
 OLD_STRUCTURE = "send structured_outputs instead"
 NO_CONNECTOR = "no connector of this server takes parameters"
@@ -55,6 +58,7 @@ _EXPECTED = {
     "model_attributes_type": "an object",
     "greater_than_equal": "at least {ge}",
     "less_than_equal": "at most {le}",
+    "too_long": "at most {max_length} items",
     "string_too_short": "at least {min_length} character",
     "string_pattern_mismatch": "text matching {pattern}",
     "literal_error": "{expected}",
@@ -67,6 +71,7 @@ def parse_body(body: bytes, model: type[M]) -> M:
     given = {name: value for name, value in data.items() if value is not None or not _is_known(name, model)}
     for name in [name for name in given if name in REFUSED and name not in model.model_fields]:
         _refuse(name, given.pop(name))
+    check_items(given)
     try:
         return model.model_validate(given)
     except ValidationError as error:
@@ -74,17 +79,21 @@ def parse_body(body: bytes, model: type[M]) -> M:
 
 
 def decode_body(body: bytes) -> dict[str, Any]:
-    """Parse a JSON object. Raises MalformedRequest."""
+    """Parse a JSON object. Raises MalformedRequest, also if it has too many values or is nested too deeply."""
     if not body:
         raise MalformedRequest("the request body is empty; expected a JSON object")
+    check_counts(body)
     try:
         data = msgspec.json.decode(body)
     except ValueError as error:  # msgspec, UTF-8 or an integer with thousands of digits can raise it
         raise MalformedRequest(f"the request body is not valid JSON: {error}") from error
     except RecursionError as error:
-        raise MalformedRequest("the request body is nested too deeply") from error
+        raise MalformedRequest(f"the request body is nested deeper than {MAX_DEPTH} levels; expected fewer") from error
     if not isinstance(data, dict):
         raise MalformedRequest(f"the request body must be a JSON object, got {shown(data)}")
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH:
+        for name, value in data.items():
+            check_depth(value, name)
     return data
 
 
@@ -131,7 +140,7 @@ def _path(location: Sequence[int | str], data: Any, *, is_missing: bool) -> str:
             path, data = f"{path}.{step}" if path else str(step), data[step]
         elif is_missing and step == location[-1]:
             path = f"{path}.{step}" if path else str(step)
-    return path
+    return path if len(path) <= MAX_PATH else path[:MAX_PATH] + "…"
 
 
 def _expected(item: Mapping[str, Any]) -> str:
@@ -145,7 +154,7 @@ def _unknown(path: str, location: Sequence[int | str], model: type[BaseModel]) -
         annotation = model.model_fields[str(location[0])].annotation
         nested = [arm for arm in getattr(annotation, "__args__", ()) if isinstance(arm, type) and issubclass(arm, BaseModel)]
         names = [name for arm in nested for name in arm.model_fields]
-    near = difflib.get_close_matches(str(location[-1]), names, 1)
+    near = difflib.get_close_matches(str(location[-1])[:MAX_SHOWN], names, 1)
     return f"unknown field {path!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
@@ -156,7 +165,7 @@ def shown(value: Any) -> str:
         return "null"
     if isinstance(value, list | dict) and len(value) > 8:
         return f"{kinds[type(value)]} of {len(value)}"
-    text = repr(value)
+    text = repr(value[:MAX_SHOWN] if isinstance(value, str) else value)
     return f"{text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + '…'} ({kinds.get(type(value), type(value).__name__)})"
 
 

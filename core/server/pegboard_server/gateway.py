@@ -15,6 +15,7 @@ import secrets
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
@@ -26,6 +27,8 @@ from pegboard.config.schema import ServerConfig
 from pegboard.errors import EngineDeadError, Overloaded, PegboardError, RequestError
 from pegboard.interfaces.api import TRACE_HEADERS, Api, ApiSpec, EngineClient
 from pegboard.log import get_logger
+from pegboard_server.json_api import shortened
+from pegboard_server.memory import FreedMemory
 
 log = get_logger(__name__)
 
@@ -120,6 +123,7 @@ def owner_of(mounted: Sequence[MountedApi], scope: Scope) -> MountedApi | None:
 def error_response(
     owner: MountedApi | None, status: int, message: str, parameter: str | None = None, headers: dict[str, str] | None = None
 ) -> Response:
+    message, parameter = shortened(message, parameter)
     body = owner.api.error_body(status, message, parameter) if owner else {"error": {"message": message, "code": status}}
     return JSONResponse(body, status, headers)
 
@@ -141,6 +145,7 @@ class Gateway:
         self._max_headers = config.h11_max_header_count
         self._max_head_bytes = config.h11_max_incomplete_event_size
         self._send_request_id = config.enable_request_id_headers
+        self._freed = FreedMemory()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -158,6 +163,7 @@ class Gateway:
             await self._pass(scope, receive, send)
         finally:
             self._traffic.leave()
+            self._freed.add(scope.get("state", {}).get("num_body_bytes", 0))
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
@@ -180,7 +186,7 @@ class Gateway:
                 TRACE_HEADERS.set({name: headers[name.encode()].decode("latin-1") for name in TRACED if name.encode() in headers})
             scope.setdefault("state", {})["request_id"] = request_id
             self._check(scope, headers)
-            await self.app(scope, self._limited(receive), send_back)
+            await self.app(scope, self._limited(receive, scope["state"]), send_back)
         except ClientDisconnect:
             log.debug("request %s: the client disconnected", request_id)
         except asyncio.CancelledError:  # only the server cancels, at the end of the shutdown timeout; the answer stays incomplete
@@ -238,9 +244,9 @@ class Gateway:
             names = " or ".join(repr(name) for name in allowed)
             raise RequestError(f"Unsupported Media Type: Only {names} is allowed, got {given or 'no Content-Type'!r}")
 
-    def _limited(self, receive: Receive) -> Receive:
-        """Wrap `receive` so that it raises BodyTooLarge once the body is over the limit. Content-Length may be missing or
-        wrong."""
+    def _limited(self, receive: Receive, state: dict[str, Any]) -> Receive:
+        """Wrap `receive` so that it raises BodyTooLarge once the body is over the limit. Content-Length may be missing or wrong.
+        The size of the body is kept in the request's state."""
         num_bytes = 0
 
         async def limited() -> Message:
@@ -248,6 +254,7 @@ class Gateway:
             message = await receive()
             if message["type"] == "http.request":
                 num_bytes += len(message.get("body", b""))
+                state["num_body_bytes"] = num_bytes
                 if num_bytes > self._max_body_bytes:
                     raise self._too_large(f"more than {self._max_body_bytes} bytes")
             return message

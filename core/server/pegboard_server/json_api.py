@@ -30,12 +30,23 @@ MAX_NAME = 200
 """The most characters of an unknown model name that the error message repeats."""
 
 
+MAX_MESSAGE, MAX_PARAMETER = 2000, 200
+"""The most characters of an error's message and of its parameter. A client may send names and values of any length."""
+
+
+def shortened(message: str, parameter: str | None) -> tuple[str, str | None]:
+    """Returns the message and the parameter of an error, cut to lengths that clients and logs can take."""
+    message = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
+    return message, parameter and parameter[:MAX_PARAMETER]
+
+
 def error_body(status: int, message: str, parameter: str | None, kind: str | None = None) -> dict[str, Any]:
     """The body of an error, also used for errors inside a stream. `code` is the HTTP status. kind is the error type; by default
     it follows from the status. A missing or wrong key gets the same one-word body as in vLLM."""
     if status == 401:
         return {"error": "Unauthorized"}
     default = _TYPES.get(status, "BadRequestError" if status < 500 else "InternalServerError")
+    message, parameter = shortened(message, parameter)
     if parameter is None:  # the path or the media type is wrong, not a field
         default = _TYPES_OF_HTTP.get(status, default)
     return {"error": {"message": message, "type": kind or default, "param": parameter, "code": status}}

@@ -44,7 +44,7 @@ def _read(path: Path) -> Any:
 
 
 class _Quiet(logging.Filter):
-    """Drops the access records of some paths."""
+    """Drops the access records of some paths, and the query of all others: a client may have put its key there."""
 
     def __init__(self, paths: frozenset[str]) -> None:
         super().__init__()
@@ -56,7 +56,9 @@ class _Quiet(logging.Filter):
         arguments = record.args
         if not isinstance(arguments, tuple) or len(arguments) < 3:
             return True
-        return str(arguments[2]).partition("?")[0] not in self._paths
+        path = str(arguments[2]).partition("?")[0]
+        record.args = (*arguments[:2], path, *arguments[3:])
+        return path not in self._paths
 
 
 @contextlib.contextmanager

@@ -166,6 +166,8 @@ class FakeEngineClient:
         if prompt.token_ids is not None:
             ids = list(prompt.token_ids)
         else:
+            if params.truncate_prompt_tokens is None and len(prompt.text or "") > 64 * self.max_model_len:
+                raise RequestError("the prompt has more characters than fit into max_model_len", parameter="prompt")
             ids = self._tokenizer.encode(prompt.text or "", add_special_tokens=prompt.add_special_tokens)
         if params.truncate_prompt_tokens is not None:
             limit = params.truncate_prompt_tokens

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 LONG_PROMPT_CHARS = 4096
-"""Texts with at least this many characters are tokenized in a thread, because that takes about a millisecond."""
+"""Prompts with at least this many characters or ids are built in a thread, because that takes about a millisecond."""
 
 
 def start_engine(settings: "Settings", engine: "EngineProcess", *, wants_samples: bool = True) -> "tuple[EnginePlan, Registry]":
@@ -289,7 +289,8 @@ class AsyncLLM:
     async def _add(self, prompt: PromptInput, params: SamplingParams, options: RequestOptions) -> "_Live":
         prompt = as_prompt(prompt)
         build = partial(self._builder.build, prompt, params, options.request_id, priority=options.priority, lora=options.lora)
-        is_long = len(prompt.text or "") >= LONG_PROMPT_CHARS
+        num_units = max(len(prompt.text or ""), len(prompt.token_ids or ()))
+        is_long = num_units >= LONG_PROMPT_CHARS or len(getattr(params, "bad_words", None) or ()) > 8
         request = await asyncio.to_thread(build) if is_long else build()
         if headers := options.trace_headers or TRACE_HEADERS.get():
             request.trace_headers = dict(headers)

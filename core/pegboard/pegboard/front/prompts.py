@@ -177,7 +177,10 @@ class RequestBuilder:
     def _token_ids(self, prompt: Prompt, limit: int | None) -> list[int]:
         """Return the token ids of the prompt. limit: the number of last tokens to keep; -1 keeps as many as leave room for one
         output token."""
+        longest, vocab_size = self.plan.max_model_len, self.plan.vocab_size
         if prompt.token_ids is not None:
+            if limit is None and len(prompt.token_ids) >= longest:
+                raise self._too_long(f"{len(prompt.token_ids)} tokens")
             token_ids = list(prompt.token_ids)
             wrong = next((token for token in token_ids if not isinstance(token, int) or isinstance(token, bool)), None)
             if wrong is not None:
@@ -185,8 +188,10 @@ class RequestBuilder:
         elif self.tokenizer is None:
             raise RequestError("this engine takes token ids only (skip_tokenizer_init is set)", parameter="prompt")
         else:
-            token_ids = self.tokenizer.encode(prompt.text or "", add_special_tokens=prompt.add_special_tokens)
-        longest, vocab_size = self.plan.max_model_len, self.plan.vocab_size
+            text = prompt.text or ""
+            if limit is None and len(text) > longest and len(text) > longest * self._longest_token:  # it cannot fit
+                raise self._too_long(f"{len(text)} characters")
+            token_ids = self.tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)
         if limit is not None:
             if limit > longest:
                 reason = f"truncate_prompt_tokens={limit} is over the model's max_model_len of {longest}"
@@ -195,15 +200,25 @@ class RequestBuilder:
         if not token_ids:
             raise RequestError("the prompt is empty: it has no tokens", parameter="prompt")
         if len(token_ids) >= longest:
-            raise RequestError(
-                f"the prompt has {len(token_ids)} tokens, but max_model_len is {longest} and must also hold at least one output "
-                "token: shorten the prompt or set truncate_prompt_tokens",
-                parameter="prompt",
-            )
+            raise self._too_long(f"{len(token_ids)} tokens")
         if min(token_ids) < 0 or max(token_ids) >= vocab_size:
             outside = next(token for token in token_ids if not 0 <= token < vocab_size)
             raise RequestError(f"token id {outside} is out of vocabulary (size {vocab_size})", parameter="prompt")
         return token_ids
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """The most characters that a token of the vocabulary can stand for. Special tokens, whose texts the vocabulary does not
+        tell, count as 64."""
+        assert self.tokenizer is not None, "checked before"
+        return max(64, *map(len, self.tokenizer.vocabulary().token_bytes))
+
+    def _too_long(self, what: str) -> RequestError:
+        return RequestError(
+            f"the prompt has {what}, but max_model_len is {self.plan.max_model_len} and must also hold at least one output "
+            "token: shorten the prompt or set truncate_prompt_tokens",
+            parameter="prompt",
+        )
 
     def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each word at the start of a text and after a space. The second form is included only if the

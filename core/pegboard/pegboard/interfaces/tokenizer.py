@@ -39,7 +39,9 @@ class TokenizerSetup:
 class Chat:
     """A conversation to render. messages: OpenAI-shaped dicts, already validated. tools: OpenAI tool dicts or None.
     add_special_tokens: add the special tokens of a text before the template's output. Most templates write these tokens
-    themselves."""
+    themselves.
+    max_chars: refuse a longer text instead of encoding it, and render a template that comes with the chat in a limited process. A
+    server sets it, because it does not know who sends the chat. None = no limit."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -49,6 +51,7 @@ class Chat:
     chat_template: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = False
+    max_chars: int | None = None
 
 
 def contradictory_ending() -> RequestError:

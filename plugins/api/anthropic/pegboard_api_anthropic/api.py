@@ -19,6 +19,7 @@ from pegboard_api_anthropic.conversation import read_choice, read_messages, read
 from pegboard_api_anthropic.fields import CountTokensRequest, MessagesRequest, PromptFields, parse_body
 from pegboard_api_anthropic.message import Message, StreamEvent
 from pegboard_chat.chats import ChatRequest, Chats, ParsedOutput
+from pegboard_chat.off_loop import off_loop
 from pegboard_server.json_api import json_response
 from pegboard_server.streaming import EventStream, chain, exhaust, first_of, named_event, while_connected
 
@@ -41,11 +42,17 @@ class AnthropicApi:
 
     async def _create(self, http: Request) -> Response:
         """Answers a conversation with a message: whole, or with `stream` as server-sent events."""
-        request = parse_body(await http.body(), MessagesRequest)
-        model = self._served_model(request.model)
+        body = await http.body()
+
+        def read() -> tuple[MessagesRequest, str, ChatRequest, SamplingParams]:
+            request = parse_body(body, MessagesRequest)
+            model = self._served_model(request.model)
+            return request, model, _chat_request(request, request.cache_salt), self._params(request)
+
+        request, model, chat, params = await off_loop(len(body), read)
         name = f"msg_{uuid.uuid4().hex}"
         options = RequestOptions(request_id=name, priority=request.priority)
-        outputs = await self._chats.answer(_chat_request(request, request.cache_salt), self._params(request), options)
+        outputs = await self._chats.answer(chat, params, options)
         message = Message(name, model)
         events = _events(message, outputs)
         if request.stream:  # wait for the first output, so that an error gets its proper status
@@ -56,9 +63,14 @@ class AnthropicApi:
 
     async def _count_tokens(self, http: Request) -> Response:
         """How many tokens the prompt of these messages has."""
-        request = parse_body(await http.body(), CountTokensRequest)
-        self._served_model(request.model)
-        token_ids = await self._chats.token_ids(_chat_request(request))
+        body = await http.body()
+
+        def read() -> ChatRequest:
+            request = parse_body(body, CountTokensRequest)
+            self._served_model(request.model)
+            return _chat_request(request)
+
+        token_ids = await self._chats.token_ids(await off_loop(len(body), read))
         return json_response({"input_tokens": len(token_ids)})
 
     def _served_model(self, name: str) -> str:

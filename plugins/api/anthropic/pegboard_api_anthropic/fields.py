@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-import msgspec
 from pydantic import BaseModel, Field, ValidationError
 
 from pegboard.errors import RequestError
+from pegboard_chat.request_body import MAX_PATH, decode_body
+from pegboard_chat.request_limits import check_items
 from pegboard_chat.sampling_fields import Count, Fields, Int32
 
 
@@ -76,17 +77,13 @@ MAX_SHOWN = 60
 
 def parse_body(body: bytes, model: type[M]) -> M:
     """Returns the body as a checked `model`. Raises RequestError naming the wrong field, such as `messages.0.content`."""
+    given = {name: value for name, value in decode_body(body).items() if value is not None}
+    check_items(given)
     try:
-        data = msgspec.json.decode(body) if body else None
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the request body is not valid JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise RequestError(f"the request body must be a JSON object, got {shown(data)}")
-    try:
-        return model.model_validate({name: value for name, value in data.items() if value is not None})
+        return model.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        path = ".".join(str(step) for step in first["loc"])
+        path = ".".join(str(step) for step in first["loc"])[:MAX_PATH]
         if first["type"] == "extra_forbidden":
             raise RequestError(f"{path}: this field is not supported", parameter=path) from error
         raise RequestError(f"{path}: {first['msg']}, got {shown(first['input'])}", parameter=path) from error
@@ -94,7 +91,7 @@ def parse_body(body: bytes, model: type[M]) -> M:
 
 def shown(value: Any) -> str:
     """Returns a value as text, shortened for an error message."""
-    text = repr(value)
+    text = repr(value[: MAX_SHOWN + 1] if isinstance(value, str) else value)
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
 
 

@@ -28,6 +28,10 @@ Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 """The outputs of all prompts of one HTTP request, each with the index of its prompt."""
 
 
+AT_ONCE = 8
+"""How many prompts of one HTTP request are started before other requests get a turn."""
+
+
 async def merge(streams: Sequence[AsyncIterator[RequestOutput]]) -> Outputs:
     """Yield the outputs of all streams in the order in which they arrive. The first exception ends all streams. Closing the
     result closes every stream."""
@@ -37,9 +41,13 @@ async def merge(streams: Sequence[AsyncIterator[RequestOutput]]) -> Outputs:
                 yield 0, output
         return
     news: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(maxsize=len(streams))
-    tasks = [asyncio.create_task(_pump(index, stream, news)) for index, stream in enumerate(streams)]
-    num_running = len(tasks)
+    tasks: list[asyncio.Task[None]] = []
+    num_running = len(streams)
     try:
+        for index, stream in enumerate(streams):
+            tasks.append(asyncio.create_task(_pump(index, stream, news)))
+            if index % AT_ONCE == AT_ONCE - 1:
+                await asyncio.sleep(0)  # each task tokenizes its prompt first, so a thousand would hold up the event loop
         while num_running:
             index, item = await news.get()
             if item is None:

@@ -15,6 +15,7 @@ from pegboard.interfaces.api import ApiSetup, ServedModel
 from pegboard_api_openai.chat import ChatRoute
 from pegboard_api_openai.completions import CompletionRoute
 from pegboard_api_openai.fields import ChatRequest, CompletionRequest
+from pegboard_chat.off_loop import off_loop
 from pegboard_chat.request_body import decode_body
 from pegboard_server.json_api import endpoint, error_body, json_response
 
@@ -58,7 +59,8 @@ class OpenAIApi:
 def _by_body(chat: Answer, completion: Answer) -> Answer:
     async def invoke(http: Request) -> Response:
         """A chat or text completion, depending on the body. SageMaker calls this route."""
-        given = decode_body(await http.body())
+        body = await http.body()
+        given = await off_loop(len(body), lambda: decode_body(body))
         if ("messages" in given) == ("prompt" in given):
             raise MalformedRequest(
                 "expected either messages, as for a chat, or prompt, as for a completion", parameter="messages"

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pegboard.data.output import CompletionOutput, RequestOutput
+from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
 from pegboard.interfaces.api import EngineClient
 from pegboard.interfaces.output_parser import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
 from pegboard.interfaces.tokenizer import Chat
@@ -17,6 +18,7 @@ from pegboard_api_openai.fields import ChatRequest, TemplateFields
 from pegboard_api_openai.sampling import chat_params
 from pegboard_chat import chats
 from pegboard_chat.chats import Chats, ParsedOutput, ToolChoice
+from pegboard_chat.off_loop import off_loop
 from pegboard_chat.openai_format import TokenNames, chat_logprobs, read_messages, read_tools, template_kwargs
 from pegboard_chat.parsing import fold
 from pegboard_chat.request_body import parse_body, wrong
@@ -33,11 +35,13 @@ class ChatRoute:
 
     async def answer(self, http: Request) -> Response:
         """Chat completion: whole, or with `stream` as server-sent events."""
-        client = self._client
-        body = parse_body(await http.body(), ChatRequest)
-        model = served_model(client, body.model)
-        request = read_request(body)
-        params = chat_params(body, client.default_params())
+        client, given = self._client, await http.body()
+
+        def read() -> tuple[ChatRequest, str, chats.ChatRequest, SamplingParams | BeamSearchParams]:
+            body = parse_body(given, ChatRequest)
+            return body, served_model(client, body.model), read_request(body), chat_params(body, client.default_params())
+
+        body, model, request, params = await off_loop(len(given), read)
         ids = AnswerIds("chatcmpl", http, body.request_id)
         outputs = await self._chats.answer(request, params, ids.options(body.priority))
         choice = self._chats.tool_choice(request)

@@ -15,6 +15,7 @@ from pegboard.interfaces.api import EngineClient, Prompt
 from pegboard_api_openai.answer import Answer, AnswerIds, ChunkWriter, Outputs, merge, prompt_logprobs
 from pegboard_api_openai.fields import CompletionRequest
 from pegboard_api_openai.sampling import completion_params
+from pegboard_chat.off_loop import off_loop
 from pegboard_chat.openai_format import LOWEST, Step, TokenNames
 from pegboard_chat.request_body import parse_body, shown
 from pegboard_server.json_api import served_model
@@ -29,12 +30,16 @@ class CompletionRoute:
 
     async def answer(self, http: Request) -> Response:
         """Text completion of one or many prompts: whole, or with `stream` as server-sent events."""
-        client = self._client
-        request = parse_body(await http.body(), CompletionRequest)
-        model = served_model(client, request.model)
-        given = read_prompts(request.prompt, self._settings.get("max_prompts_per_request", 1024))
-        check_number(len(given), request.n)
-        params = completion_params(request, client.default_params())
+        client, body = self._client, await http.body()
+
+        def read() -> tuple[CompletionRequest, str, list[str] | list[list[int]], SamplingParams | BeamSearchParams]:
+            request = parse_body(body, CompletionRequest)
+            model = served_model(client, request.model)
+            given = read_prompts(request.prompt, self._settings.get("max_prompts_per_request", 1024))
+            check_number(len(given), request.n)
+            return request, model, given, completion_params(request, client.default_params())
+
+        request, model, given, params = await off_loop(len(body), read)
         ids = AnswerIds("cmpl", http, request.request_id)
         prompts = [_prompt(request, value) for value in given]
         answer = CompletionAnswer(request, given, ids.response_id, model, client, self._settings)
@@ -224,6 +229,8 @@ def _is_ids(value: list[Any]) -> bool:
 
 
 def _check_ids(ids: list[Any], path: str) -> None:
+    if set(map(type, ids)) == {int} and min(ids) >= 0:
+        return
     for position, token in enumerate(ids):
         if type(token) is not int or token < 0:
             raise _wrong(f"{path}[{position}]", "a token id (an integer from 0)", token)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -15,8 +14,10 @@ from pegboard.interfaces.api import ApiSetup
 from pegboard_api_openai.chat import read_chat
 from pegboard_api_openai.fields import TemplateFields
 from pegboard_chat.chats import ChatRequest, Chats
+from pegboard_chat.off_loop import off_loop
 from pegboard_chat.openai_format import read_tools
 from pegboard_chat.request_body import parse_body
+from pegboard_chat.request_limits import PromptLimit
 from pegboard_chat.sampling_fields import Fields, TokenIds
 from pegboard_server.json_api import endpoint, error_body, json_response, served_model
 
@@ -44,6 +45,7 @@ class TokenizeApi:
 
     def __init__(self, options: None, setup: ApiSetup) -> None:
         self._client = setup.client
+        self._limit = PromptLimit(setup.client)
         self._chats = Chats(setup.client, setup.settings)
 
     def routes(self) -> Sequence[BaseRoute]:
@@ -57,33 +59,46 @@ class TokenizeApi:
 
     async def _tokenize(self, http: Request) -> Response:
         """Returns the token ids of a text, or of a conversation that the chat template renders."""
-        request = parse_body(await http.body(), TokenizeRequest)
+        body = await http.body()
+        request = await off_loop(len(body), lambda: parse_body(body, TokenizeRequest))
         served_model(self._client, request.model)
-        ids = await self._ids(request)
-        tokenizer = self._client.tokenizer()
-        texts = [tokenizer.decode([token], skip_special_tokens=False) for token in ids] if request.return_token_strs else None
+        ids = await self._ids(request, len(body))
+        texts = await off_loop(len(body), lambda: self._texts(ids)) if request.return_token_strs else None
         longest = self._client.models()[0].max_model_len
         return json_response({"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": texts})
 
-    async def _ids(self, request: TokenizeRequest) -> Sequence[int]:
+    def _texts(self, ids: Sequence[int]) -> list[str]:
+        decode = self._client.tokenizer().decode
+        return [decode([token], skip_special_tokens=False) for token in ids]
+
+    async def _ids(self, request: TokenizeRequest, num_bytes: int) -> Sequence[int]:
         if (request.prompt is None) == (request.messages is None):
             raise MalformedRequest("expected either prompt or messages", parameter="prompt")
         tokenizer = self._client.tokenizer()
         if request.prompt is None:
-            return await self._chats.token_ids(ChatRequest(chat=read_chat(request, read_tools(request.tools))))
+            chat = await off_loop(num_bytes, lambda: read_chat(request, read_tools(request.tools)))
+            return await self._chats.token_ids(ChatRequest(chat=chat))
         set_for_chat = sorted(request.model_fields_set & set(TemplateFields.model_fields) - {"add_special_tokens"})
         if set_for_chat:
             raise MalformedRequest(f"{set_for_chat[0]} needs messages instead of prompt", parameter=set_for_chat[0])
         text, adds = request.prompt, request.add_special_tokens is not False
-        return await to_thread.run_sync(lambda: tokenizer.encode(text, add_special_tokens=adds))
+
+        def encode() -> list[int]:
+            self._limit.check(text)
+            return tokenizer.encode(text, add_special_tokens=adds)
+
+        return await off_loop(num_bytes, encode)
 
     async def _detokenize(self, http: Request) -> Response:
         """Returns the text of token ids. Special tokens are included."""
-        request = parse_body(await http.body(), DetokenizeRequest)
-        served_model(self._client, request.model)
-        decode = self._client.tokenizer().decode
-        text = await to_thread.run_sync(lambda: decode(request.tokens, skip_special_tokens=False))
-        return json_response({"prompt": text})
+        body = await http.body()
+
+        def decode() -> str:
+            request = parse_body(body, DetokenizeRequest)
+            served_model(self._client, request.model)
+            return self._client.tokenizer().decode(request.tokens, skip_special_tokens=False)
+
+        return json_response({"prompt": await off_loop(len(body), decode)})
 
 
 class TokenizerInfoApi:

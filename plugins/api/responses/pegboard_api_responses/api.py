@@ -28,6 +28,7 @@ from pegboard_api_responses.store import EventEncoder, EventLog, ResponseStore, 
 from pegboard_api_responses.tools import read_tools
 from pegboard_api_responses.turns import Plan, Turns
 from pegboard_chat.chats import Chats
+from pegboard_chat.off_loop import off_loop
 from pegboard_chat.openai_format import TokenNames, template_kwargs
 from pegboard_chat.request_body import parse_body
 from pegboard_server.json_api import endpoint, error_body, error_event, json_response, served_model
@@ -60,9 +61,10 @@ class ResponsesApi:
 
     async def _create(self, http: Request) -> Response:
         """A response to `input`: whole, with `stream` as server-sent events, or with `background` written later."""
-        request = parse_body(await http.body(), ResponsesRequest)
+        body = await http.body()
+        request = await off_loop(len(body), lambda: parse_body(body, ResponsesRequest))
         self._check(request)
-        turns = await self._start(request)
+        turns = await self._start(request, len(body))
         if request.background:
             kept = EventLog() if request.stream else None
             response = self._in_background(turns, request, kept)
@@ -91,16 +93,22 @@ class ResponsesApi:
             raise RequestError("the previous response is still being written", parameter="previous_response_id")
         return stored.messages
 
-    async def _start(self, request: ResponsesRequest) -> Turns:
+    async def _start(self, request: ResponsesRequest, num_bytes: int) -> Turns:
         client = self._client
         model = served_model(client, request.model)
         name = request.request_id or f"resp_{uuid.uuid4().hex}"
         tools = read_tools(request.tools, self._builtin_tools, self._options, name)
-        messages = [*self._before(request), *read_input(request.input, [*tools.builtin.values()])]
+        before = self._before(request)
+
+        def read() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+            messages = [*before, *read_input(request.input, [*tools.builtin.values()])]
+            return messages, conversation(request.instructions, (), messages)
+
+        messages, whole = await off_loop(num_bytes, read)
         effort = request.reasoning.effort if request.reasoning else None
         continues = is_unfinished(request.input)
         chat = Chat(
-            messages=conversation(request.instructions, (), messages),
+            messages=whole,
             tools=tools.shapes or None,
             add_generation_prompt=not continues,
             continue_final_message=continues,

@@ -89,7 +89,7 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], path: str, fun
 def _add_call(messages: list[dict[str, Any]], call_id: str, name: str, arguments: str) -> None:
     last = _assistant(messages)
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-    last["tool_calls"] = [*last.get("tool_calls", ()), call]
+    last.setdefault("tool_calls", []).append(call)
 
 
 def _add_exchange(messages: list[dict[str, Any]], exchange: Exchange | None) -> None:

@@ -21,6 +21,10 @@ def _byte_alphabet() -> dict[str, int]:
 BYTE_ALPHABET = _byte_alphabet()
 
 
+LONG = 4096
+"""A text of this many characters takes so long that other threads must run meanwhile."""
+
+
 class ByteLevelBPE:
     """Encodes text without special tokens, and knows the bytes of every token."""
 
@@ -56,7 +60,10 @@ class ByteLevelBPE:
         return tokenizer
 
     def encode(self, text: str) -> list[int]:
-        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        if len(text) >= LONG:  # only the methods for batches let other threads run meanwhile
+            ids = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        else:
+            ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         return [token_id for token_id in ids if token_id < self.size]
 
     def token_bytes(self) -> list[bytes]:

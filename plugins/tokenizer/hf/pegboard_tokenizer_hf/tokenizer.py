@@ -24,6 +24,9 @@ MAX_VOCABULARY = 33_554_432
 MAX_GROWTH = 1024
 """How much longer the replacements of a normalizer or decoder may make a text. Above it, the work never ends."""
 
+LONG = 4096
+"""From this many characters or ids on, a call takes so long that other threads must run meanwhile."""
+
 
 class HFTokenizer:
     """Reads tokenizer.json and the files next to it. `encode` adds the tokens (bos, eos) that the file's post-processor
@@ -51,6 +54,8 @@ class HFTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
+            if len(text) >= LONG:  # only the methods for batches let other threads run meanwhile
+                return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         except (TypeError, UnicodeEncodeError) as error:  # unpaired surrogates have no UTF-8 form
             raise RequestError(f"the text cannot be written as UTF-8: {error}", parameter="prompt") from error
@@ -62,6 +67,8 @@ class HFTokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         valid = [token_id for token_id in token_ids if 0 <= token_id <= _MAX_ID]
         try:
+            if len(valid) >= LONG:
+                return self._tokenizer.decode_batch([valid], skip_special_tokens=skip_special_tokens)[0]
             return self._tokenizer.decode(valid, skip_special_tokens=skip_special_tokens)
         except BaseException as error:
             if not is_failure(error):

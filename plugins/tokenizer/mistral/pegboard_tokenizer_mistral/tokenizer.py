@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.tokenizer import Chat, Rendered, TextStream, TokenizerSetup, Vocabulary
 from pegboard_chat import ByteTextStream, ChatTemplate
+from pegboard_chat.request_limits import num_text_chars, too_long
 from pegboard_tokenizer_mistral.conversation import mistral_messages, mistral_tools
 from pegboard_tokenizer_mistral.files import load, tokenizer_file
 from pegboard_tokenizer_mistral.token_bytes import token_bytes
@@ -99,6 +100,8 @@ class MistralCommonTokenizer:
             raise RequestError(
                 "the tokenizer 'mistral' has no place for documents; write them in a message", parameter="documents"
             )
+        if chat.max_chars is not None and (num_chars := num_text_chars(chat.messages)) > chat.max_chars:
+            raise too_long(num_chars, chat.max_chars, "messages")
         switches = _switches(chat)
         messages = mistral_messages(chat.messages, with_reasoning=self._writes_reasoning)
         if chat.continue_final_message and messages[-1]["role"] != "assistant":
