@@ -130,7 +130,7 @@ def test_a_template_of_a_request_is_rendered(limited):
 
 HUGE = [
     "{{ 10 ** 5000 }}",
-    "{{ 2 ** 2 ** (messages[0].content | length) ** 40 }}",
+    "{{ 10 ** (10 ** 10) }}",
     "{{ 'a' * 10 ** 10 }}",
     "{% set n = 10 ** 10 %}{{ messages[0].content * n }}",
     "{{ messages[0].content.center(10 ** 10) }}",
