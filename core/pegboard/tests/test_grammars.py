@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,10 +46,17 @@ def fake(**more: Any) -> FakeStructuredOutput:
 
 
 def result_of(compiler: GrammarCompiler, constraint: Constraint) -> Any:
-    compiler.start(constraint)
-    while (found := compiler.get(constraint)) is None:
+    compilation = compiler.start(constraint)
+    while (found := compiler.get(compilation)) is None:
         compiler.wait(1.0)
     return found
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 # --- compiling ----------------------------------------------------------------------------------------------------------------
@@ -72,25 +80,204 @@ def test_failures_are_kept_too_and_tell_every_reason() -> None:
     assert backend.num_compiled == 2, "asked once each"
 
 
+class Stepwise(FakeStructuredOutput):
+    """Compiles one constraint each time that `go` is released, and notes which ones began."""
+
+    def __init__(self) -> None:
+        super().__init__(VOCAB, [EOS])
+        self.go = threading.Semaphore(0)
+        self.begun: list[Constraint] = []
+
+    def compile(self, constraint: Constraint) -> FakeGrammar:
+        self.begun.append(constraint)
+        assert self.go.acquire(timeout=30)
+        return super().compile(constraint)
+
+
+def of_length(length: int) -> Constraint:
+    """A constraint with this many characters."""
+    return Constraint("grammar", f"3:{'0,' * (length // 2 - 3)}{'0' * (length % 2)}0:7")
+
+
 def test_a_thread_that_overruns_is_replaced_and_its_result_used_later() -> None:
-    gate = threading.Event()
     now = [0.0]
-    slow = fake(gate=gate)
-    compiler = GrammarCompiler({"slow": slow}, timeout_s=10, clock=lambda: now[0], num_threads=1)
-    compiler.start(GOOD)
-    assert compiler.get(GOOD) is None
+    slow = Stepwise()
+    compiler = GrammarCompiler({"slow": slow}, timeout_s=10, clock=lambda: now[0])
+    first = compiler.start(GOOD)
+    wait_until(lambda: first.started_s is not None)
+    assert compiler.get(first) is None
     now[0] = 11.0
     for _ in range(2):
         with pytest.raises(RequestError, match="took over 10 s"):
-            compiler.get(GOOD)
+            compiler.get(first)
     other = Constraint("grammar", "2:0:4")
     compiler.start(other)
-    gate.set()  # the fake's gate blocks both compilations, so both can end only if there are two threads
-    deadline = time.monotonic() + 30
-    while slow.num_compiled < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: slow.begun == [GOOD, other])
+    slow.go.release(2)
+    wait_until(first.future.done)
     assert result_of(compiler, GOOD).name == result_of(compiler, other).name == "slow"
+    compiler.stop()
+
+
+def test_the_time_limit_starts_with_the_compilation() -> None:
+    now = [0.0]
+    slow = Stepwise()
+    compiler = GrammarCompiler({"slow": slow}, timeout_s=10, clock=lambda: now[0])
+    first, second = compiler.start(GOOD), compiler.start(of_length(20))
+    wait_until(lambda: first.started_s is not None)
+    now[0] = 9.0
+    slow.go.release()
+    wait_until(lambda: second.started_s is not None)
+    now[0] = 18.0
+    assert compiler.get(first) is not None and compiler.get(second) is None
+    slow.go.release()
+    assert result_of(compiler, of_length(20)).name == "slow"
+    compiler.stop()
+
+
+def test_overdue_threads_are_replaced_without_a_client_and_are_limited() -> None:
+    now = [0.0]
+    slow = Stepwise()
+    compiler = GrammarCompiler({"slow": slow}, timeout_s=10, clock=lambda: now[0])
+    for i in range(grammar_compiler.MAX_OVERDUE + 1):
+        gone = compiler.start(of_length(20 + i))
+        wait_until(lambda gone=gone: gone.started_s is not None)
+        now[0] += 11.0
+    last = compiler.start(GOOD)
+    with pytest.raises(RequestError, match=r"over 10 s; try later"):
+        compiler.get(last)
+    slow.go.release(grammar_compiler.MAX_OVERDUE + 2)
+    wait_until(last.future.done)  # it recovers when they end
+    compiler.stop()
+
+
+def test_what_nobody_waits_for_is_not_compiled() -> None:
+    slow = Stepwise()
+    compiler = GrammarCompiler({"slow": slow}, timeout_s=60)
+    first = compiler.start(GOOD)
+    wait_until(lambda: first.started_s is not None)
+    wanted = [True, True, False]
+    abandoned = [compiler.start(of_length(20 + i), lambda i=i: wanted[i]) for i in range(3)]
+    shared = compiler.start(abandoned[2].constraint, lambda: True)
+    wanted[:2] = [False, False]
+    slow.go.release(2)
+    assert result_of(compiler, shared.constraint).name == "slow"
+    assert slow.begun == [GOOD, shared.constraint] and abandoned[0].future.cancelled()
+    slow.go.release()
+    assert result_of(compiler, abandoned[0].constraint).name == "slow", "and it can be asked for again"
+    compiler.stop()
+
+
+def test_small_constraints_pass_large_ones_and_short_ones_come_first() -> None:
+    slow = Stepwise()
+    compiler = GrammarCompiler({"slow": slow}, timeout_s=60)
+    large = [of_length(grammar_compiler.SMALL + 1000 - i) for i in range(3)]
+    started = [compiler.start(large[0])]
+    wait_until(lambda: slow.begun == large[:1])
+    started += [compiler.start(constraint) for constraint in large[1:]]
+    compiler.start(GOOD)
+    wait_until(lambda: slow.begun == [large[0], GOOD])
+    slow.go.release(4)
+    wait_until(lambda: all(compilation.future.done() for compilation in started))
+    assert slow.begun == [large[0], GOOD, large[2], large[1]]
+    compiler.stop()
+
+
+class Raising(FakeStructuredOutput):
+    """Raises in one method, once it has been called as often as `after` says."""
+
+    def __init__(self, method: str, after: int = 2, error: BaseException | None = None) -> None:
+        super().__init__(VOCAB, [EOS])
+        self.method, self.left, self.error = method, after, error or ZeroDivisionError("by nothing")
+
+    def count(self, method: str) -> None:
+        self.left -= method == self.method
+        if method == self.method and self.left < 0:
+            raise self.error
+
+    def reject(self, constraint: Constraint) -> str | None:
+        self.count("reject" if constraint.text.endswith(":9") else "")
+        return super().reject(constraint)
+
+    def compile(self, constraint: Constraint) -> FakeGrammar:
+        self.count("compile" if constraint.text.endswith(":9") else "")
+        return RaisingGrammar(super().compile(constraint), self)
+
+    def fill(self, grammars: Any, masks: np.ndarray) -> None:
+        if any(grammar.is_hostile for grammar in grammars):
+            self.count("fill")
+        super().fill([grammar.inner for grammar in grammars], masks)
+
+
+class RaisingGrammar(FakeGrammar):
+    def __init__(self, inner: FakeGrammar, owner: Raising) -> None:
+        self.inner, self.owner, self.is_hostile = inner, owner, inner._length == 9
+
+    def accept(self, token_ids: Any) -> int:
+        self.owner.count("accept" if self.is_hostile else "")
+        return self.inner.accept(token_ids)
+
+    def rollback(self, num_tokens: int) -> None:
+        self.owner.count("rollback" if self.is_hostile else "")
+        self.inner.rollback(num_tokens)
+
+    def fork(self) -> FakeGrammar:
+        self.owner.count("fork" if self.is_hostile else "")
+        return RaisingGrammar(self.inner.fork(), self.owner)
+
+
+class PanicException(BaseException):
+    """Named as the exception that a panic in Rust code becomes. It is not an Exception."""
+
+
+@pytest.mark.parametrize("max_drafts", [0, 3])
+@pytest.mark.parametrize("error", [ZeroDivisionError("by nothing"), PanicException("index out of bounds"), MemoryError()])
+@pytest.mark.parametrize("method", ["reject", "compile", "fork", "fill", "accept", "rollback"])
+@pytest.mark.parametrize("after", [0, 2])
+def test_what_a_backend_raises_ends_only_its_request(method: str, after: int, error: BaseException, max_drafts: int) -> None:
+    backend = Raising(method, after, error)
+    engine = FakeEngine(structured_output=backend, max_drafts=max_drafts)
+    engine.add("other", range(5), structured("3:0,1:7"))
+    engine.add("free", range(5), SamplingParams(temperature=0.0, max_tokens=12))
+    try:
+        engine.add("bad", range(5), structured("3:0,1,2:9"))
+    except RequestError as refused:
+        assert method == "reject" and "fake" in str(refused)
+    results = engine.run()
+    if ("bad", 0) in results and results["bad", 0].finish_reason == "error":
+        assert "fake" in str(results["bad", 0].deltas[-1].error) and type(error).__name__ in str(
+            results["bad", 0].deltas[-1].error
+        )
+    elif after == 0 and (method != "rollback" or max_drafts) and method not in ("reject", "rollback"):
+        pytest.fail("nothing was raised")
+    assert results["other", 0].finish_reason == "stop" and len(results["other", 0].token_ids) == 8
+    assert len(results["free", 0].token_ids) == 12
+    engine.check_idle()
+
+
+def test_a_backend_that_failed_is_not_asked_again_for_that_constraint() -> None:
+    first, second = Raising("fill", 1), fake()
+    engine = FakeEngine(structured_output=first)
+    engine.engine._grammars._chain["second"] = second  # type: ignore[union-attr]
+    engine.engine._grammars._compiler._chain["second"] = second  # type: ignore[union-attr]
+    engine.add("a", range(5), structured("3:0,1,2:9"))
+    assert engine.run()["a", 0].finish_reason == "error"
+    engine.add("b", range(5), structured("3:0,1,2:9"))
+    engine.add("c", range(5), structured("3:0,1,2:8"))
+    results = engine.run()
+    assert results["b", 0].finish_reason == results["c", 0].finish_reason == "stop"
+    assert second.num_compiled == 1 and first.num_compiled == 2
+
+
+def test_a_request_that_leaves_is_not_compiled() -> None:
+    backend = Stepwise()
+    engine = FakeEngine(structured_output=backend)
+    for i in range(5):
+        engine.add(f"{i}", range(5), structured(f"3:0:{i + 1}"))
+    wait_until(lambda: len(backend.begun) == 1)
+    engine.engine.abort([f"{i}" for i in range(4)])
+    backend.go.release(2)
+    assert engine.run()["4", 0].finish_reason == "stop" and len(backend.begun) == 2
 
 
 def test_old_constraints_fall_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +288,10 @@ def test_old_constraints_fall_out(monkeypatch: pytest.MonkeyPatch) -> None:
     for constraint in [*constraints, constraints[0]]:
         result_of(compiler, constraint)
     assert backend.num_compiled == 4
+    monkeypatch.setattr(grammar_compiler, "MAX_CACHED_CHARACTERS", 30)
+    for constraint in [of_length(40), constraints[0]]:
+        result_of(compiler, constraint)
+    assert list(compiler._cache) == [constraints[0]]
     compiler.stop()
 
 

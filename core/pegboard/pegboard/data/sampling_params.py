@@ -22,6 +22,8 @@ GREEDY_BELOW = 1e-5
 MIN_TEMPERATURE = 1e-2
 MAX_JSON_DEPTH = 100
 """Maximum nesting depth of a JSON schema or structural tag."""
+MAX_CONSTRAINT_CHARACTERS = 256 * 1024
+"""Maximum length of a constraint, as text. Backends have lower limits on what is in it."""
 
 
 class RequestOutputKind(IntEnum):
@@ -35,8 +37,8 @@ class RequestOutputKind(IntEnum):
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Force the output into a shape: exactly one of json, regex, choice, grammar, json_object, structural_tag.
 
-    json is a JSON schema as text or as a dict. structural_tag is JSON text. grammar: EBNF or Lark. Raises RequestError naming the
-    field.
+    json is a JSON schema as text or as a dict, which becomes text. structural_tag is JSON text. grammar: EBNF or Lark. Raises
+    RequestError naming the field.
     """
 
     json: str | dict[str, Any] | None = None
@@ -64,33 +66,51 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
             )
         name = given[0]
         reason = self._wrong(name, getattr(self, name))
+        if reason is None and not isinstance(self.whitespace_pattern, str | None):
+            name, reason = "whitespace_pattern", f"must be text, got {_shown(self.whitespace_pattern)}"
         if reason is not None:
             field = f"{self.parameter}.{name}" if self.parameter == "structured_outputs" else self.parameter
             raise RequestError(f"{field} {reason}", parameter=self.parameter)
+        if isinstance(self.json, dict):  # text is checked once, and carries numbers of any size to the engine
+            self.json = json_module.dumps(self.json)
 
     def _wrong(self, name: str, value: Any) -> str | None:
         """Return why the constraint is wrong for every backend, or None."""
         if name == "choice":
-            fits = isinstance(value, list) and all(isinstance(item, str) for item in value)
-            return None if fits and value else f"must be a list of strings and not empty, got {_shown(value)}"
+            if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
+                return f"must be a list of strings and not empty, got {_shown(value)}"
+            return _bad_text("".join(value), 4 * len(value))
         if name == "json_object":
             return None if value is True else f"must be true, got {_shown(value)}"
         if name == "json" and isinstance(value, dict):
             try:
-                json_module.dumps(value, allow_nan=False)
+                text = json_module.dumps(value, allow_nan=False)
             except (TypeError, ValueError, RecursionError) as error:
                 return f"is not JSON: {error}"
-            return _too_deep(value)
+            return _bad_text(text) or _too_deep(value)
         if not isinstance(value, str):
             return f"must be text, got {_shown(value)}"
+        if (reason := _bad_text(value)) is not None:
+            return reason
         if name not in ("json", "structural_tag"):
             return None if value.strip() else "must not be empty"
         try:
-            parsed = json_module.loads(value)
+            parsed = json_module.loads(value, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
             return f"is not JSON: {error}"
         wanted = (dict, bool) if name == "json" else (dict,)
         return _too_deep(parsed) if isinstance(parsed, wanted) else f"must be a JSON object, got {_shown(parsed)}"
+
+
+def _bad_text(text: str, num_more: int = 0) -> str | None:
+    """Refuse a constraint that is too long, or that is not text. num_more: what its form as JSON adds."""
+    if (length := len(text) + num_more) > MAX_CONSTRAINT_CHARACTERS:
+        return f"has {length} characters; at most {MAX_CONSTRAINT_CHARACTERS} are accepted"
+    return "contains half of a surrogate pair, which is not text" if any("\ud800" <= c <= "\udfff" for c in text) else None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number in JSON")
 
 
 def _too_deep(value: Any) -> str | None:

@@ -59,6 +59,7 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)
     draft_token_ids: list[int] = field(default_factory=list)
     grammar: Any = None
+    compilation: Any = None
     waits_for: set[str] = field(default_factory=set)
     num_waiting_children: int = 0
     uses_connectors: bool = True

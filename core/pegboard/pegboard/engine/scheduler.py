@@ -231,6 +231,9 @@ class Scheduler:
         params = request.params
         assert params.structured_outputs, "it has a grammar"
         if request.grammar.accept(token_ids) != len(token_ids):
+            if request.grammar.error is not None:
+                delta.error = str(request.grammar.error)
+                return "error"
             delta.error = (
                 f"token ids {token_ids} do not fit the request's grammar; logit_bias, allowed_token_ids or bad_words leave none "
                 "of the tokens that it allows"

@@ -1,8 +1,9 @@
 """Compiles constraints in threads, outside the engine's loop. Each constraint is compiled once, within a time limit, by the first
 backend that can.
 
-A thread cannot be stopped. A thread that exceeds the time limit is replaced, and it ends when its compilation ends. So a
-constraint that never compiles fails its own requests and costs the engine one thread.
+Small constraints have a thread of their own, and shorter ones come first, so large ones do not delay them. A compilation that
+nobody waits for any more is not begun. A thread cannot be stopped; backends therefore refuse what would take long. A thread that
+nevertheless exceeds the time limit is replaced, and it ends when its compilation ends.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from itertools import count
+from queue import PriorityQueue
 
-from pegboard.errors import PegboardError, RequestError, blame
+from pegboard.errors import PegboardError, PluginFailure, RequestError, blame
 from pegboard.interfaces.structured_output import Constraint, Grammar, StructuredOutput
 from pegboard.log import get_logger
 
@@ -24,11 +26,14 @@ log = get_logger(__name__)
 MAX_CACHED = 256
 """The number of compiled constraints that are kept, including failed ones. The least recently used one is dropped first."""
 
-MAX_CHECKED = 64 * 1024
-"""Constraints with more characters are not checked on the engine's thread."""
+MAX_CACHED_CHARACTERS = 512 * 1024
+"""The total length of the constraints that are kept. The memory of a compiled constraint grows with its length."""
 
-MAX_THREADS = 8
-"""The maximum number of threads, including those that have exceeded the time limit."""
+SMALL = 8 * 1024
+"""Constraints with more characters are not checked on the engine's thread, and have a compiling thread of their own."""
+
+MAX_OVERDUE = 3
+"""The number of threads that may be replaced, for small and for large constraints, because they exceed the time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,76 +45,92 @@ class Compiled:
     grammar: Grammar
 
 
-@dataclass(slots=True)
-class _Compilation:
-    """A constraint that is being compiled. deadline_s: on the compiler's clock. is_overdue: its thread has already been
-    replaced."""
+@dataclass(slots=True, eq=False)
+class Compilation:
+    """A constraint that waits for a thread, is being compiled, or is compiled. users: say whether those who asked for it still
+    want it. started_s: on the compiler's clock. is_overdue: the time limit is exceeded. is_replaced: another thread took over."""
 
     constraint: Constraint
-    deadline_s: float
+    users: list[Callable[[], bool]] = field(default_factory=list)
     future: Future[Compiled] = field(default_factory=Future)
+    started_s: float | None = None
     is_overdue: bool = False
+    is_replaced: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """A queue of (length, number, compilation) and what its threads compile now."""
+
+    queue: PriorityQueue[tuple[int, int, Compilation | None]] = field(default_factory=PriorityQueue)
+    running: list[Compilation] = field(default_factory=list)
 
 
 class GrammarCompiler:
     """chain: backends by name, asked in order.
 
-    Only the engine's thread may call `start` and `get`."""
+    Only the engine's thread may call the public methods."""
 
     def __init__(
-        self,
-        chain: Mapping[str, StructuredOutput],
-        *,
-        timeout_s: float,
-        clock: Callable[[], float] = time.monotonic,
-        num_threads: int = 2,
+        self, chain: Mapping[str, StructuredOutput], *, timeout_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._chain = chain
         self._timeout_s = timeout_s
         self._clock = clock
-        self._num_threads = num_threads
         self._threads: list[threading.Thread] = []
-        self._queue: SimpleQueue[_Compilation | None] = SimpleQueue()
-        self._cache: OrderedDict[Constraint, _Compilation] = OrderedDict()
+        self._lanes: tuple[_Lane, ...] = ()
+        self._numbers = count()
+        self._cache: OrderedDict[Constraint, Compilation] = OrderedDict()
+        self._failures: dict[tuple[Constraint, str], str] = {}
 
     def check(self, constraint: Constraint) -> None:
-        """Raise RequestError, with every backend's reason, if no backend can enforce the constraint. Very long constraints are
-        checked only by the thread that compiles them."""
-        if len(constraint.text) > MAX_CHECKED:
+        """Raise RequestError, with every backend's reason, if no backend can enforce the constraint. Long constraints are checked
+        only by the thread that compiles them."""
+        if len(constraint.text) > SMALL:
             return
         reasons = []
-        for name, backend in self._chain.items():
-            if (reason := _rejection(name, backend, constraint)) is None:
+        for name in self._chain:
+            if (reason := self._rejection(name, constraint)) is None:
                 return
             reasons.append(f"{name}: {reason}")
         raise _cannot(constraint, reasons)
 
-    def start(self, constraint: Constraint) -> None:
-        """Start to compile the constraint, unless that is done or under way."""
-        if constraint not in self._cache:
-            self._begin(constraint)
+    def start(self, constraint: Constraint, is_wanted: Callable[[], bool] = lambda: True) -> Compilation:
+        """Start to compile the constraint, unless that is done or under way. `get` returns the result."""
+        compilation = self._cache.get(constraint)
+        if compilation is None or compilation.future.cancelled():
+            compilation = self._cache[constraint] = Compilation(constraint, [is_wanted])
+            self._put(compilation)
+        elif not compilation.future.done():
+            compilation.users.append(is_wanted)
         self._cache.move_to_end(constraint)
+        return compilation
 
-    def get(self, constraint: Constraint) -> Compiled | None:
+    def get(self, compilation: Compilation) -> Compiled | None:
         """Return the result, or None while the constraint is being compiled. Raises PegboardError if compiling failed or takes
         too long."""
-        compilation = self._cache.get(constraint)
-        if compilation is None:  # it fell out of the cache while its request waited
-            compilation = self._begin(constraint)
+        if compilation.future.cancelled():  # it was given up just before another request asked for it
+            self._put(compilation)
         if compilation.future.done():
             try:
                 return compilation.future.result()
             except PegboardError as error:
                 raise error.with_traceback(None) from None  # the error is kept for later requests; its traceback would grow
-        if self._clock() <= compilation.deadline_s:
-            return None
-        if not compilation.is_overdue:
-            compilation.is_overdue = True
-            self._add_thread()
-        raise RequestError(
-            f"compiling the {constraint.kind} constraint took over {self._timeout_s:g} s; simplify it",
-            parameter="structured_outputs",
-        )
+        self._replace_overdue()
+        kind, limit = compilation.constraint.kind, f"took over {self._timeout_s:g} s"
+        if compilation.is_overdue:
+            raise RequestError(f"compiling the {kind} constraint {limit}; simplify it", parameter="structured_outputs")
+        if sum(entry.is_overdue for entry in self._lane(compilation).running) > MAX_OVERDUE:
+            raise RequestError(f"the {kind} constraint waits for others that {limit}; try later", parameter="structured_outputs")
+        return None
+
+    def distrust(self, constraint: Constraint, name: str, error: Exception) -> None:
+        """Never ask a backend for this constraint again, because it raised an error while it enforced it."""
+        log.warning("structured_output %s failed and is not used again for this constraint", name, exc_info=error)
+        self._failures[constraint, name] = str(error)
+        if len(self._failures) > MAX_CACHED:
+            del self._failures[next(iter(self._failures))]
+        self._cache.pop(constraint, None)
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until a compilation ends, at most `timeout_s`. The engine calls this when it has nothing else to do."""
@@ -120,50 +141,73 @@ class GrammarCompiler:
     def stop(self) -> None:
         """End the threads. Idle threads end now, the others when their compilation ends. The call waits for one second at
         most."""
-        for _ in self._threads:
-            self._queue.put(None)
+        for lane in self._lanes:
+            for _ in self._threads:
+                lane.queue.put((-1, next(self._numbers), None))
         give_up_s = time.monotonic() + 1.0
         for thread in self._threads:
             if thread is not threading.current_thread():  # garbage collection in such a thread can stop the engine
                 thread.join(max(0.0, give_up_s - time.monotonic()))
 
-    def _begin(self, constraint: Constraint) -> _Compilation:
-        compilation = _Compilation(constraint, self._clock() + self._timeout_s)
-        self._cache[constraint] = compilation
-        if len(self._cache) > MAX_CACHED:
-            self._cache.popitem(last=False)
-        if len(self._threads) < self._num_threads:
-            self._add_thread()
-        self._queue.put(compilation)
-        return compilation
+    def _put(self, compilation: Compilation) -> None:
+        """Queue the compilation. Drop results that have not been used for long if there are too many."""
+        compilation.future = Future()
+        if not self._lanes:
+            self._lanes = (_Lane(), _Lane())
+            for lane in self._lanes:
+                self._add_thread(lane)
+        size = sum(len(constraint.text) for constraint in self._cache)
+        for constraint, old in list(self._cache.items()):
+            if (len(self._cache) > MAX_CACHED or size > MAX_CACHED_CHARACTERS) and old.future.done():
+                del self._cache[constraint]
+                size -= len(constraint.text)
+        self._replace_overdue()
+        self._lane(compilation).queue.put((len(compilation.constraint.text), next(self._numbers), compilation))
 
-    def _add_thread(self) -> None:
+    def _lane(self, compilation: Compilation) -> _Lane:
+        return self._lanes[len(compilation.constraint.text) > SMALL]
+
+    def _replace_overdue(self) -> None:
+        for lane in self._lanes:
+            for entry in lane.running:
+                entry.is_overdue = entry.started_s is not None and self._clock() > entry.started_s + self._timeout_s
+                if entry.is_overdue and not entry.is_replaced and len(lane.running) <= MAX_OVERDUE:
+                    entry.is_replaced = True
+                    self._add_thread(lane)
+
+    def _add_thread(self, lane: _Lane) -> None:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        if len(self._threads) < MAX_THREADS:
-            thread = threading.Thread(target=self._work, name="grammar", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        thread = threading.Thread(target=self._work, args=[lane], name="grammar", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
-    def _work(self) -> None:
-        while (compilation := self._queue.get()) is not None:
+    def _work(self, lane: _Lane) -> None:
+        while (compilation := lane.queue.get()[2]) is not None:
+            if not any(wants() for wants in compilation.users):
+                compilation.future.cancel()
+                continue
+            compilation.started_s = self._clock()
+            lane.running.append(compilation)
             try:
                 compilation.future.set_result(self._compile(compilation.constraint))
             except BaseException as error:  # noqa: BLE001 - `get` raises it
                 compilation.future.set_exception(error)
-            if compilation.is_overdue:
+            compilation.users.clear()
+            lane.running.remove(compilation)
+            if compilation.is_replaced:
                 return
 
     def _compile(self, constraint: Constraint) -> Compiled:
         started = time.perf_counter()
         reasons: list[str] = []
         for name, backend in self._chain.items():
-            reason = _rejection(name, backend, constraint)
+            reason = self._rejection(name, constraint)
             if reason is None:
                 try:
                     with blame(name):
                         grammar = backend.compile(constraint)
                 except PegboardError as error:  # another backend may be able to compile it
-                    reason = str(error)
+                    reason = _told(name, error)
                 else:
                     why = f"; not {'; '.join(reasons)}" if reasons else ""
                     seconds = time.perf_counter() - started
@@ -172,10 +216,22 @@ class GrammarCompiler:
             reasons.append(f"{name}: {reason}")
         raise _cannot(constraint, reasons)
 
+    def _rejection(self, name: str, constraint: Constraint) -> str | None:
+        """Return the backend's reason against the constraint, or how it failed for it before."""
+        if (failure := self._failures.get((constraint, name))) is not None:
+            return failure
+        try:
+            with blame(name):
+                return self._chain[name].reject(constraint)
+        except PegboardError as error:
+            return _told(name, error)
 
-def _rejection(name: str, backend: StructuredOutput, constraint: Constraint) -> str | None:
-    with blame(name):
-        return backend.reject(constraint)
+
+def _told(name: str, error: PegboardError) -> str:
+    """Return the error as a reason. An error that the backend should not have raised is logged, too."""
+    if isinstance(error, PluginFailure):
+        log.warning("structured_output %s cannot compile a constraint", name, exc_info=error)
+    return str(error)
 
 
 def _cannot(constraint: Constraint, reasons: list[str]) -> RequestError:

@@ -3,7 +3,7 @@ drafts.
 
 A constraint is compiled once, in a thread with a time limit (`compiler.py`); every request with the same
 constraint gets a fork of the result. The scheduler skips a request whose grammar is not compiled yet. A failed
-compilation fails that request only.
+compilation fails that request only, and so does an error that a backend raises while it enforces a grammar.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,10 @@ import numpy as np
 from pegboard.config.schema import StructuredOutputsConfig
 from pegboard.data.batch import Array, Batch, TokenMasks
 from pegboard.data.sampling_params import StructuredOutputsParams
-from pegboard.engine.grammar.compiler import GrammarCompiler
+from pegboard.engine.grammar.compiler import Compiled, GrammarCompiler
 from pegboard.engine.grammar.request_grammar import ReasoningEnd, RequestGrammar
 from pegboard.engine.requests import Request
-from pegboard.errors import RequestError, blame
+from pegboard.errors import PegboardError, RequestError, blame
 from pegboard.interfaces.structured_output import Constraint, StructuredOutput
 
 CONSTRAINT_KINDS: tuple[Any, ...] = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
@@ -71,15 +72,16 @@ class Grammars:
 
     def start(self, request: Request) -> None:
         """Start to compile the constraint of the request, unless that is done or under way. The request waits for the result."""
-        self._compiler.start(constraint_of(_wanted(request), self._config))
+        constraint = constraint_of(_wanted(request), self._config)
+        request.compilation = self._compiler.start(constraint, lambda: not request.is_finished)
         request.waits_for.add("grammar")
 
     def take(self, request: Request) -> bool:
         """Give the request its grammar and return True, or return False while it is being compiled. Raises PegboardError if the
         compilation failed or took too long; only this request fails."""
-        params = _wanted(request)
+        params, compilation = _wanted(request), request.compilation
         with _blaming(params):
-            compiled = self._compiler.get(constraint_of(params, self._config))
+            compiled: Compiled | None = self._compiler.get(compilation)
         if compiled is None:
             return False
         with blame(compiled.name):
@@ -91,10 +93,12 @@ class Grammars:
             compiled.name,
             compiled.backend,
             grammar,
+            on_failure=partial(self._compiler.distrust, compilation.constraint, compiled.name),
             vocab_size=self._vocab_size,
             stop_token_ids=request.params.eos_token_ids,
             reasoning=reasoning,
         )
+        request.compilation = None
         request.waits_for.discard("grammar")
         return True
 
@@ -146,13 +150,17 @@ class Grammars:
                 grammar.fill(bits[starts[i]])
         for name, chosen in by_backend.items():
             inner = [grammars[i].grammar for i in chosen]
-            with blame(name):
-                if len(chosen) == len(bits):  # no drafts, one backend: no copy
-                    self._chain[name].fill(inner, bits)
-                    continue
-                part = np.zeros((len(chosen), bits.shape[1]), np.uint32)
-                self._chain[name].fill(inner, part)
-            bits[starts[chosen]] = part
+            is_whole = len(chosen) == len(bits)  # no drafts, one backend: no copy
+            part = bits if is_whole else np.zeros((len(chosen), bits.shape[1]), np.uint32)
+            try:
+                with blame(name):
+                    self._chain[name].fill(inner, part)
+            except PegboardError:  # one at a time, only those that fail themselves fail
+                part[:] = 0
+                for i, row in zip(chosen, part, strict=True):
+                    grammars[i].fill(row)
+            if not is_whole:
+                bits[starts[chosen]] = part
 
     def _fill_depths(self, grammar: RequestGrammar, drafts: Sequence[int], bits: Array) -> None:
         """Fill the masks of the positions after drafts, one at a time, because each needs the state after the drafts before
@@ -160,7 +168,8 @@ class Grammars:
         num_accepted = 0
         for depth, token in enumerate(drafts):
             if grammar.accept([token]) != 1:
-                break  # cannot happen after trim()
+                bits[depth:] = np.iinfo(np.uint32).max  # after trim(), only because the backend failed
+                break
             num_accepted += 1
             grammar.fill(bits[depth])
         grammar.rollback(num_accepted)

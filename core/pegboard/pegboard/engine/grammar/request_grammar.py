@@ -3,12 +3,13 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
 from pegboard.data.batch import Array
-from pegboard.errors import blame
+from pegboard.errors import PegboardError, blame
 from pegboard.interfaces.structured_output import Grammar, StructuredOutput
 
 
@@ -42,7 +43,9 @@ class ReasoningEnd:
 
 class RequestGrammar:
     """The value of `Request.grammar`. name: the name of the backend. stop_token_ids: tokens that are allowed where the text may
-    end. After one of them only stop tokens are allowed; the output goes on only if the request ignores end of sequence."""
+    end. After one of them only stop tokens are allowed; the output goes on only if the request ignores end of sequence.
+    on_failure: is told the first error that the backend raises. After it, `error` holds the error, no token is accepted, and the
+    backend is not called again."""
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class RequestGrammar:
         vocab_size: int,
         stop_token_ids: Sequence[int] = (),
         reasoning: ReasoningEnd | None = None,
+        on_failure: Callable[[PegboardError], None] = lambda error: None,
     ) -> None:
         self.name = name
         self.backend = backend
@@ -64,15 +68,19 @@ class RequestGrammar:
         self._num_inside = 0
         self._num_stops = 0
         self.is_active = reasoning is None
+        self.error: PegboardError | None = None
+        self._on_failure = on_failure
 
     def accept(self, token_ids: Sequence[int]) -> int:
         """Advance the state by the valid tokens at the start of `token_ids`, and return their number."""
         for count, token in enumerate(token_ids):
-            if not self._accept(token):
+            if not self._accept(token) or self.error is not None:
                 return count
         return len(token_ids)
 
     def _accept(self, token: int) -> bool:
+        if self.error is not None:
+            return False
         if not self.is_active:
             assert self._reasoning is not None
             self._reasoned.append(token)
@@ -85,10 +93,11 @@ class RequestGrammar:
             return True
         if self._num_stops:
             return False
-        with blame(self.name):
+        with self._failing():
             accepted = self.grammar.accept([token])
-        self._num_inside += accepted
-        return accepted == 1
+            self._num_inside += accepted
+            return accepted == 1
+        return False
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the last `num_tokens` accepted tokens."""
@@ -96,29 +105,41 @@ class RequestGrammar:
         inside = min(num_tokens - stops, self._num_inside)
         reasoned = num_tokens - stops - inside
         self._num_stops -= stops
-        if inside:
+        if inside and self.error is None:
             self._num_inside -= inside
-            with blame(self.name):
+            with self._failing():
                 self.grammar.rollback(inside)
         if reasoned:
             del self._reasoned[-reasoned:]
             self.is_active = False
 
     def fill(self, mask: Array) -> None:
-        """Write the allowed next tokens into `mask`, uint32 [words] of zeros."""
-        if not self.is_active:
+        """Write the allowed next tokens into `mask`, uint32 [words] of zeros. After a failure these are all tokens."""
+        if not self.is_active or self.error is not None:
             mask[:] = np.iinfo(np.uint32).max
         elif self._num_stops:
             for token in self._stop:
                 mask[token >> 5] |= np.uint32(1 << (token & 31))
         else:
-            with blame(self.name):
+            with self._failing():
                 self.backend.fill([self.grammar], mask[np.newaxis])
+                return
+            self.fill(mask)
 
     @property
     def fills_from_backend(self) -> bool:
         """Whether `fill` would call the backend, which can fill the masks of many grammars at once."""
-        return self.is_active and not self._num_stops
+        return self.is_active and not self._num_stops and self.error is None
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Call the backend in the block. Its error ends this grammar and does not leave the block."""
+        try:
+            with blame(self.name):
+                yield
+        except PegboardError as error:
+            self.error = error
+            self._on_failure(error)
 
     def has_ended(self) -> bool:
         """Return whether only a stop token may follow."""
