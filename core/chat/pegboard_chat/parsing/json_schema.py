@@ -53,6 +53,9 @@ KEYWORDS: Mapping[str, frozenset[str]] = {
 }
 """Keywords that restrict values, by the type of value that they apply to ("number" includes integers)."""
 
+MAX_BRANCHES = 100
+"""The maximum number of branches of oneOf."""
+
 TYPES = frozenset(["string", "number", "integer", "boolean", "null", "array", "object"])
 
 _RESTRICTING = frozenset().union(*KEYWORDS.values())
@@ -135,8 +138,64 @@ def restrictions(schema: Schema) -> set[str]:
     return {key for key, value in schema.items() if key in _RESTRICTING and _NO_EFFECT.get(key, _RESTRICTING) != value}
 
 
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains")
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_FORMS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(["pattern", "format", "$ref"], (str,)),
+    **dict.fromkeys(
+        ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependentRequired"], (dict,)
+    ),
+    **dict.fromkeys(["enum", "required", "anyOf", "oneOf", "allOf", "prefixItems"], (list,)),
+    "type": (str, list),
+}
+LARGEST = 2**63 - 1
+"""Numbers beyond this, and counts beyond `LARGEST_COUNT`, are refused: libraries hold them in words and in floats."""
+LARGEST_COUNT = 2**31 - 1
+
+
+def mistake(schema: Any) -> str | None:
+    """Return what is wrong with a schema for every backend, and where: a value of the wrong type or size, or limits that
+    contradict each other. None = nothing was found. A contradiction is refused in a branch, too, although another
+    branch could be taken."""
+    for path, inner in subschemas(schema):
+        if isinstance(inner, Mapping) and (reason := _mistake_here(inner)) is not None:
+            return f"{reason} at {path}"
+    return None
+
+
+def _mistake_here(schema: Schema) -> str | None:
+    for key, value in schema.items():
+        shown = repr(value) if not isinstance(value, list | dict | int) else type(value).__name__
+        if key in _COUNTS and not (type(value) is int and 0 <= value <= LARGEST_COUNT):
+            return f"{key} must be an integer from 0 to {LARGEST_COUNT}, got {shown}"
+        if key in _NUMBERS and not (type(value) in (int, float) and abs(value) <= LARGEST):
+            return f"{key} must be a number from {-LARGEST} to {LARGEST}, got {shown}"
+        if key in _FORMS and not isinstance(value, _FORMS[key]):
+            return f"{key} must be {' or '.join(form.__name__ for form in _FORMS[key])}, got {shown}"
+    if not all(isinstance(name, str) for name in schema.get("required", ())):
+        return "required must be a list of names"
+    for low in ("minLength", "minItems", "minProperties", "minContains"):
+        high = low.replace("min", "max")
+        if schema.get(low, 0) > schema.get(high, LARGEST_COUNT):
+            return f"{low} {schema[low]} is greater than {high} {schema[high]}, so no value fits"
+    return _empty_range(schema)
+
+
+def _empty_range(schema: Schema) -> str | None:
+    low = max(schema.get("minimum", -LARGEST), schema.get("exclusiveMinimum", -LARGEST))
+    high = min(schema.get("maximum", LARGEST), schema.get("exclusiveMaximum", LARGEST))
+    is_open = low == schema.get("exclusiveMinimum") or high == schema.get("exclusiveMaximum")
+    if low > high or low == high and is_open:
+        return f"no number lies between the minimum {low} and the maximum {high}"
+    if schema.get("multipleOf", 1) <= 0:
+        return "multipleOf must be greater than 0"
+    return None
+
+
 def problem(schema: Any, dialect: Dialect) -> str | None:
     """Return which part of the schema is not enforced, and where, or None if all of it is enforced."""
+    if (reason := mistake(schema)) is not None:
+        return reason
     for path, inner in subschemas(schema):
         if inner is False and not _closes(path):
             return f"false at {path} allows no value"
@@ -293,7 +352,10 @@ def _is_circular(root: Any, start: str) -> bool:
 
 
 def exclude_each_other(branches: Sequence[Any], root: Any) -> bool:
-    """Return whether no value can fit two of the schemas, as far as their types and constants show."""
+    """Return whether no value can fit two of the schemas, as far as their types and constants show. They are compared in pairs,
+    so no more than `MAX_BRANCHES` are looked at."""
+    if len(branches) > MAX_BRANCHES:
+        return False
     found = [_follow(branch, root) for branch in branches]
     return all(_exclusive(a, b) for i, a in enumerate(found) for b in found[i + 1 :])
 

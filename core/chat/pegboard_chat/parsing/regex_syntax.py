@@ -65,10 +65,29 @@ def features(pattern: str) -> frozenset[str]:
     return frozenset(found)
 
 
+def mistake(pattern: str) -> str | None:
+    """Return what is wrong with a pattern in every dialect: brackets or parentheses without a partner, a repeat of nothing, or
+    {m,n} with m greater than n. None = nothing was found."""
+    depth, before = 0, ""
+    for part in pieces(pattern):
+        depth += (part.kind == "open" and not part.text.endswith(")")) - (part.kind == "close")
+        if depth < 0 or part == Piece("literal", "[") or part == Piece("literal", "\\"):
+            return f"{part.text!r} in the pattern has no partner"
+        counts = [int(number) for number in re.findall(r"[0-9]{1,9}", part.text)] if part.kind == "repeat" else []
+        if part.kind == "repeat" and (counts or part.text[0] != "{") and before in ("", "open", "or"):
+            return f"{part.text!r} in the pattern repeats nothing"
+        if len(counts) == 2 and counts[0] > counts[1]:
+            return f"{part.text!r} in the pattern has its limits the wrong way round"
+        before = part.kind
+    return "a parenthesis in the pattern has no partner" if depth else None
+
+
 def pattern_problem(pattern: str, refused: frozenset[str], max_size: int) -> str | None:
     """Why a pattern cannot be enforced: one of the refused features, or its size with its repeats written out; None = it can."""
     if wrong := features(pattern) & refused:
         return f"{min(wrong)} in the pattern is not supported"
+    if (reason := mistake(pattern)) is not None:
+        return reason
     size = expanded_size(pattern)
     return f"the pattern is too large: {size} with its repeats written out, at most {max_size}" if size > max_size else None
 

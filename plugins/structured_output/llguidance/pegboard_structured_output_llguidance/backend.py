@@ -22,7 +22,10 @@ class GuidanceState:
         self.special_ids = special_ids
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        return int(self.matcher.try_consume_tokens(list(token_ids)))
+        count = int(self.matcher.try_consume_tokens(list(token_ids)))
+        if self.matcher.is_error():
+            raise _error(self.matcher)
+        return count
 
     def rollback(self, num_tokens: int) -> None:
         self.matcher.rollback(num_tokens)
@@ -60,17 +63,27 @@ class Guidance:
             raise RequestError(str(error) or type(error).__name__, parameter="structured_outputs") from error
         limits = llguidance.LLParserLimits(verbose_errors=False)
         matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
+        mask = None if matcher.is_error() else matcher.compute_bitmask()  # exceeds limits that a matcher meets only here
         if matcher.is_error():
-            raise RequestError(" ".join(matcher.get_error().split()), parameter="structured_outputs")
+            raise _error(matcher)
+        if not any(mask or b""):
+            raise RequestError("no text fits the constraint", parameter="structured_outputs")
         return GuidanceState(matcher, special_ids(constraint))
 
     def fill(self, grammars: Sequence[GuidanceState], masks: np.ndarray) -> None:
-        """A matcher that exceeded a limit of the library allows nothing, which ends its request."""
-        rows = [(grammar.matcher, i) for i, grammar in enumerate(grammars) if not grammar.matcher.is_error()]
+        """Raises RequestError if a matcher has exceeded a limit of the library."""
+        rows = [(grammar.matcher, i) for i, grammar in enumerate(grammars)]
+        self._check(grammars)
         self._executor.unsafe_compute_mask_ptr(rows, masks.ctypes.data, masks.shape[1] * masks.itemsize, len(masks))
+        self._check(grammars)
         for grammar, mask in zip(grammars, masks, strict=True):
             if grammar.special_ids and not grammar.matcher.is_accepting():
                 self._only_valid(grammar, mask)
+
+    def _check(self, grammars: Sequence[GuidanceState]) -> None:
+        for grammar in grammars:
+            if grammar.matcher.is_error():
+                raise _error(grammar.matcher)
 
     def _only_valid(self, grammar: GuidanceState, mask: np.ndarray) -> None:
         """Allow only the special tokens that are valid here. The library's masks allow all of them wherever either text may
@@ -98,6 +111,10 @@ class Guidance:
         import llguidance
 
         return llguidance.LLExecutor(num_threads=self.setup.num_threads)
+
+
+def _error(matcher: Any) -> RequestError:
+    return RequestError(f"guidance: {' '.join(matcher.get_error().split())[:1000]}", parameter="structured_outputs")
 
 
 class _Tokens:

@@ -16,10 +16,11 @@ import numpy as np
 
 from pegboard.errors import RequestError
 from pegboard.interfaces.structured_output import Constraint, StructuredOutputSetup
+from pegboard_chat.parsing.constraint_size import too_many_states
 from pegboard_chat.parsing.json_schema import subschemas
 from pegboard_chat.parsing.regex_syntax import with_ascii_classes, without_anchors
 from pegboard_structured_output_lm_format_enforcer.json_syntax import JsonSyntax
-from pegboard_structured_output_lm_format_enforcer.limits import literals, needs_plain_strings, rejection
+from pegboard_structured_output_lm_format_enforcer.limits import MAX_STATES, literals, needs_plain_strings, patterns, rejection
 
 _SHARED = threading.Lock()
 
@@ -93,11 +94,16 @@ class LMFormatEnforcer:
         odd = sorted(set().union(*literals(constraint)) - set(tokens.alphabet))
         if odd:
             raise RequestError(f"{odd[0]!r} is not contained in any token as a whole character", parameter="structured_outputs")
+        for pattern in patterns(constraint):
+            if (reason := too_many_states(pattern, MAX_STATES)) is not None:
+                raise RequestError(reason, parameter="structured_outputs")
         try:
             place = _start(constraint, tokens.alphabet)
-            tokens.allowed(place)
+            is_possible = tokens.allowed(place).any()
         except Exception as error:  # the parsers raise plain Exceptions and those of two other libraries
             raise RequestError(" ".join(str(error).split()) or type(error).__name__, parameter="structured_outputs") from error
+        if not is_possible:
+            raise RequestError("no text fits the constraint", parameter="structured_outputs")
         return EnforcerState(tokens, [place])
 
     def fill(self, grammars: Sequence[EnforcerState], masks: np.ndarray) -> None:

@@ -8,12 +8,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
+from pegboard_chat.parsing.constraint_size import SizeLimits, excess
 from pegboard_chat.parsing.json_schema import Dialect, Schema, problem, subschemas, suits_by
 from pegboard_chat.parsing.regex_syntax import pattern_problem, string_problem
 
 KINDS = ("json", "json_object", "regex", "choice")
 MAX_SIZE = 500
 """The largest size of a pattern with its repeats written out. Its automaton is built in Python, which is slow."""
+
+SIZES = SizeLimits(properties=500, optional=500, values=500, branches=100, parts=5000, rules=0, characters=2000)
+"""Measured with a vocabulary of 49,152 tokens: what is smaller compiles in a few seconds at most, within 100 MB."""
+
+MAX_STATES = 300
+"""The largest number of states of an automaton."""
 
 NOT_SUPPORTED = frozenset(
     {"look-around", "backreference", "word boundary", "inner anchor", "inline flag", "unicode property", "excessive length"}
@@ -27,6 +34,8 @@ def rejection(constraint: Constraint) -> str | None:
         return f"kind {constraint.kind!r} is not supported"
     if constraint.disable_any_whitespace or constraint.whitespace_pattern is not None:
         return "whitespace cannot be controlled"
+    if (reason := excess(constraint, SIZES)) is not None:
+        return reason
     if constraint.kind == "regex":
         return _pattern(constraint.text)
     return _schema(json.loads(constraint.text)) if constraint.kind == "json" else None
@@ -36,6 +45,14 @@ def needs_plain_strings(schema: Any) -> bool:
     """True if a string has minLength. Such strings must not contain escapes, because the library counts an escape as the
     characters that it is written with."""
     return any(isinstance(inner, Mapping) and "minLength" in inner for _, inner in subschemas(schema))
+
+
+def patterns(constraint: Constraint) -> list[str]:
+    """Returns the regular expressions in the constraint."""
+    if constraint.kind != "json":
+        return [constraint.text] if constraint.kind == "regex" else []
+    inner = [inner for _, inner in subschemas(json.loads(constraint.text)) if isinstance(inner, Mapping)]
+    return [schema["pattern"] for schema in inner if isinstance(schema.get("pattern"), str)]
 
 
 def literals(constraint: Constraint) -> list[str]:

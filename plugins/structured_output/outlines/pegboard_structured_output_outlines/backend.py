@@ -11,7 +11,8 @@ import numpy as np
 
 from pegboard.errors import RequestError
 from pegboard.interfaces.structured_output import Constraint, StructuredOutputSetup
-from pegboard_structured_output_outlines.pattern import pattern_of, rejection
+from pegboard_chat.parsing.constraint_size import too_many_states
+from pegboard_structured_output_outlines.pattern import MAX_STATES, pattern_of, rejection
 
 MAX_ROLLBACK = 4096
 """The number of states that are kept for undoing."""
@@ -68,7 +69,12 @@ class Outlines:
         with self._lock:
             vocabulary = self._vocabulary
         try:
-            return OutlinesState(outlines_core.Index(pattern_of(constraint), vocabulary))
+            pattern = pattern_of(constraint)
+            if (reason := too_many_states(pattern, MAX_STATES)) is not None:
+                raise RequestError(reason, parameter="structured_outputs")
+            return OutlinesState(outlines_core.Index(pattern, vocabulary))
+        except RequestError:
+            raise
         except (ValueError, TypeError, OverflowError) as error:  # the library raises these for bad input
             raise RequestError(" ".join(str(error).split()), parameter="structured_outputs") from error
 

@@ -8,12 +8,19 @@ import re
 from collections.abc import Mapping
 
 from pegboard.interfaces.structured_output import Constraint
+from pegboard_chat.parsing.constraint_size import SizeLimits, excess
 from pegboard_chat.parsing.json_schema import Dialect, Schema, problem, subschemas, suits_by
 from pegboard_chat.parsing.regex_syntax import pattern_problem, string_problem, with_ascii_classes, without_anchors
 
 KINDS = ("json", "regex", "choice")
-MAX_SIZE = 2000
+MAX_SIZE = 500
 """The largest size of a pattern with its repeats written out. The automaton is at least as large, and may be much larger."""
+
+SIZES = SizeLimits(properties=50, optional=10, values=100, branches=20, parts=2000, rules=0, characters=2000)
+"""Measured with a vocabulary of 49,152 tokens: what is smaller compiles in a few seconds at most, within 100 MB."""
+
+MAX_STATES = 1000
+"""The largest number of states of an automaton. It is built in up to 10 ms per state."""
 
 NOT_REGULAR = frozenset({"look-around", "backreference", "word boundary", "inner anchor", "atomic group", "excessive length"})
 
@@ -24,6 +31,8 @@ def rejection(constraint: Constraint) -> str | None:
         return f"kind {constraint.kind!r} is not supported"
     if constraint.disable_any_whitespace:
         return "disable_any_whitespace is not supported; whitespace_pattern is"
+    if (reason := excess(constraint, SIZES)) is not None:
+        return reason
     if constraint.kind == "regex":
         return _pattern(constraint.text)
     return problem(json.loads(constraint.text), DIALECT) if constraint.kind == "json" else None

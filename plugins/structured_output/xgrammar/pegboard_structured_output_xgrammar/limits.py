@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
+from pegboard_chat.parsing.constraint_size import SizeLimits, excess
 from pegboard_chat.parsing.json_schema import Dialect, Schema, problem, restrictions, subschemas, suits_by
-from pegboard_chat.parsing.regex_syntax import features
+from pegboard_chat.parsing.regex_syntax import features, mistake
 
 FORMATS = frozenset(
     {
@@ -35,6 +36,9 @@ LIMITS = frozenset({"minLength", "maxLength", "pattern", "format"})
 MAX_LENGTH = 128
 """The largest length of strings. Compile time grows with it, up to seconds."""
 
+SIZES = SizeLimits(properties=2000, optional=200, values=5000, branches=500, parts=20000, rules=5000, characters=65536)
+"""Measured with a vocabulary of 49,152 tokens: what is smaller compiles in a few seconds at most, within 100 MB."""
+
 BAD_FEATURES = frozenset({"inner anchor", "excessive length"})
 """Features of regular expressions that are ignored with a warning. Other features are errors when compiling."""
 
@@ -43,6 +47,8 @@ def rejection(constraint: Constraint) -> str | None:
     """See `StructuredOutput.reject`."""
     if constraint.whitespace_pattern is not None:
         return "whitespace_pattern is not supported"
+    if (reason := excess(constraint, SIZES)) is not None:
+        return reason
     if constraint.kind == "regex":
         return _regex(constraint.text)
     if constraint.kind == "grammar" and "::=" not in constraint.text:
@@ -97,7 +103,7 @@ def has_lengths(schema: Any) -> bool:
 
 def _regex(pattern: str) -> str | None:
     wrong = features(pattern) & BAD_FEATURES
-    return f"{min(wrong)} in the pattern is not enforced" if wrong else None
+    return f"{min(wrong)} in the pattern is not enforced" if wrong else mistake(pattern)
 
 
 def _extra(schema: Schema) -> str | None:
