@@ -126,6 +126,16 @@ def test_a_prefix_travels_from_one_engine_to_another(load: Any, retains: list[An
 
 
 @pytest.mark.parametrize("load", ["in_step", "between_steps"])
+def test_blocks_of_another_model_are_not_loaded(load: Any) -> None:
+    store: dict[Any, Any] = {}
+    FakeEngine(kv_load=load, kv_store=store, kv_identity="a").generate(range(21), greedy(6))
+    other = FakeEngine(kv_load=load, kv_store=store, kv_identity="b")
+    assert other.generate(range(21), greedy(6)).deltas[0].num_cached_tokens == 0
+    same = FakeEngine(kv_load=load, kv_store=store, kv_identity="a")
+    assert same.generate(range(21), greedy(6)).deltas[0].num_cached_tokens == 20
+
+
+@pytest.mark.parametrize("load", ["in_step", "between_steps"])
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
 def test_a_failed_load(load: Any, policy: Any) -> None:
     store: dict[Any, Any] = {}

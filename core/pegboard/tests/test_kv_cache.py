@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pegboard.config.schema import EngineConfig, Settings
 from pegboard.data.batch import TransferReport
 from pegboard.data.request import AdapterRef, EngineRequest
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.engine.build import _kv_identity
 from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.kv.connectors import KVConnectors
 from pegboard.engine.kv.plan import blocks_per_request, plan_kv
-from pegboard.engine.kv.pool import ROOT_HASH, BlockHasher, sha256_block, sha256_cbor_block
+from pegboard.engine.kv.pool import BlockHasher, root_hash, sha256_block, sha256_cbor_block
 from pegboard.engine.kv.rules import make_rule
 from pegboard.engine.requests import Request
 from pegboard.errors import ConfigError, KVCacheTooSmall
-from pegboard.interfaces.attention import Chunk, Full, KVGroup, Retain, State, Window
+from pegboard.interfaces.attention import Chunk, Full, KVGroup, KVPlan, Retain, State, Window
 from pegboard.interfaces.kv_connector import BlockView, Release
+from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
+from pegboard.plan.engine_plan import EnginePlan
+from pegboard.plugins.registry import PluginLock
 from pegboard_testing.fake_limits import fake_limits
 from pegboard_testing.fake_model import FakeModel, fake_kv_spec
 
@@ -44,8 +52,8 @@ def small_plan(*retains: Retain, num_blocks: int = 40, **limits: Any) -> Any:
 
 
 def test_the_chain_is_what_the_docstring_says() -> None:
-    first = hashlib.sha256(ROOT_HASH + b"".join(t.to_bytes(8, "little") for t in (1, 2, 3, 4))).digest()
-    assert hashes([1, 2, 3, 4, 5, 6, 7, 8, 9])[0] == first == sha256_block(ROOT_HASH, [1, 2, 3, 4], b"")
+    first = hashlib.sha256(root_hash("") + b"".join(t.to_bytes(8, "little") for t in (1, 2, 3, 4))).digest()
+    assert hashes([1, 2, 3, 4, 5, 6, 7, 8, 9])[0] == first == sha256_block(root_hash(""), [1, 2, 3, 4], b"")
     assert len(hashes([1, 2, 3, 4, 5, 6, 7, 8, 9])) == 2
 
 
@@ -84,6 +92,70 @@ def test_everything_that_decides_a_block_enters_its_hash() -> None:
     ]
     assert len({chain[0] for chain in variants}) == len(variants)
     assert len({chain[2] for chain in variants}) == len(variants), "and later hashes of the chain depend on it"
+
+
+def test_blocks_of_an_adapter_without_a_digest_stay_in_their_engine() -> None:
+    """Its files may be others in another engine, or after it was loaded again."""
+    lora = AdapterRef(1, "x", "/p")
+    assert hashes([1, 2, 3, 4], lora=lora) != hashes([1, 2, 3, 4], lora=lora), "each call makes an engine's hasher"
+    hasher, chains = BlockHasher("sha256", 4), []
+    for lora_id in (1, 1, 2):
+        request = make_request([1, 2, 3, 4], lora=AdapterRef(lora_id, "x", "/p"))
+        hasher.extend(request)
+        chains.append(request.block_hashes)
+    assert chains[0] == chains[1] != chains[2]
+
+
+def test_caches_of_different_identity_share_no_hash() -> None:
+    plan, found = small_plan(Full()), []
+    for identity in ("", "a", "b", "a"):
+        request = make_request(list(range(20)))
+        KVCache(msgspec.structs.replace(plan, identity=identity)).lookup(request)
+        found.append(request.block_hashes)
+    assert found[1] == found[3] and len({found[0][0], found[1][0], found[2][0]}) == 3
+    assert len({found[0][-1], found[1][-1], found[2][-1]}) == 3
+
+
+def plan_of(folder: Path, **engine: Any) -> tuple[EnginePlan, EngineConfig]:
+    """Return the parts of an engine plan that decide what its KV blocks contain."""
+    checkpoint = Checkpoint(
+        format="fake", path=folder, config={"rope_theta": 1e4}, architectures=("Fake",), tensors={},
+        tokenizer=TokenizerPayload("hf"), digest="sha256:1",
+    )  # fmt: skip
+    config = EngineConfig(model="fake", **{"dtype": "float32", **engine})
+    plan = EnginePlan(Settings(config), PluginLock(), checkpoint, ("fake",), 32, 64)
+    return plan, config
+
+
+def test_everything_that_decides_a_block_enters_the_identity(tmp_path: Path) -> None:
+    plan, config = plan_of(tmp_path)
+    kv_plan, layout = small_plan(Full()), "native 1"
+
+    def identity(layout: str = layout, kv: KVPlan = kv_plan, engine: EngineConfig = config, **checkpoint: Any) -> str:
+        changed = dataclasses.replace(plan, checkpoint=dataclasses.replace(plan.checkpoint, **checkpoint))
+        return _kv_identity(changed, engine, layout, kv)
+
+    group = kv_plan.groups[0]
+    other_type = msgspec.structs.replace(
+        group.spec, tensors=tuple(msgspec.structs.replace(tensor, dtype="int8") for tensor in group.spec.tensors)
+    )
+    variants = [
+        identity(),
+        identity(digest="sha256:2"),
+        identity(config={"rope_theta": 5e5}),
+        identity(rope_style="pairs"),
+        identity(quantization={"quant_method": "x"}),
+        identity(layout="native 2"),
+        identity(engine=msgspec.structs.replace(config, dtype="bfloat16")),
+        identity(engine=msgspec.structs.replace(config, quantization="int8")),
+        identity(engine=msgspec.structs.replace(config, tensor_parallel_size=2)),
+        identity(kv=msgspec.structs.replace(kv_plan, hash_block_size=8)),
+        identity(kv=msgspec.structs.replace(kv_plan, groups=(msgspec.structs.replace(group, block_size=32),))),
+        identity(kv=msgspec.structs.replace(kv_plan, groups=(msgspec.structs.replace(group, spec=other_type),))),
+    ]
+    assert len(set(variants)) == len(variants)
+    assert identity() == identity(kv=msgspec.structs.replace(kv_plan, num_blocks=99)), "the size of the cache decides nothing"
+    assert identity(digest="") != identity(digest=""), "a checkpoint without a digest is unknown"
 
 
 def test_unknown_hash_names_the_known_ones() -> None:

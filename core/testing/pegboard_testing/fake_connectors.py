@@ -30,12 +30,13 @@ class _Plan(msgspec.Struct):
 
 class FakeKVConnector:
     """The scheduler half. It saves the full blocks of finished requests, which stay pinned meanwhile, and finds prefixes by hash.
-    store: (group, hash) → block contents, shared with the worker half. hesitate: how many times `match` first returns None."""
+    store: (rank, group, hash) → block contents, shared with the worker half. hesitate: how many times `match` first returns None.
+    """
 
     def __init__(
         self,
         setup: KVConnectorSetup,
-        store: dict[tuple[int, bytes], Any],
+        store: dict[tuple[int, int, bytes], Any],
         *,
         load: Literal["in_step", "between_steps"] = "in_step",
         hesitate: int = 0,
@@ -45,6 +46,7 @@ class FakeKVConnector:
         self._stride = plan.hash_block_size
         self._rules = [make_rule(group, plan.hash_block_size) for group in plan.groups]
         self._store = store
+        self._rank = setup.rank
         self._load = load
         self._hesitate = hesitate
         self._local: dict[str, int] = {}
@@ -75,7 +77,7 @@ class FakeKVConnector:
         )
 
     def _is_stored(self, request: RequestView, group: int, index: int) -> bool:
-        return (group, self._hash(request, self._sizes[group], index)) in self._store
+        return (self._rank, group, self._hash(request, self._sizes[group], index)) in self._store
 
     def _hash(self, request: RequestView, size: int, index: int) -> bytes:
         return request.block_hashes[(index + 1) * size // self._stride - 1]
@@ -87,7 +89,7 @@ class FakeKVConnector:
         self.num_loads += 1
         self._loading.add(request.key)
         places = self._places(request, blocks, start, start + num_external_tokens)
-        self._plan.loads[request.key] = [place for place in places if (place[0], place[3]) in self._store]
+        self._plan.loads[request.key] = [place for place in places if (self._rank, place[0], place[3]) in self._store]
 
     def _places(self, request: RequestView, blocks: BlockView, start: int, stop: int) -> list[Place]:
         return [
@@ -126,7 +128,7 @@ class FakeKVConnectorWorker:
     def __init__(
         self,
         setup: KVConnectorSetup,
-        store: dict[tuple[int, bytes], Any],
+        store: dict[tuple[int, int, bytes], Any],
         *,
         load: Literal["in_step", "between_steps"] = "in_step",
         delay: int = 1,
@@ -134,6 +136,7 @@ class FakeKVConnectorWorker:
     ) -> None:
         self._sizes = [group.block_size for group in setup.plan.groups]
         self._store = store
+        self._rank = setup.rank
         self._delay = 0 if load == "in_step" else delay
         self._save_delay = delay
         self._fails = fails
@@ -157,7 +160,7 @@ class FakeKVConnectorWorker:
     def _copy_in(self, key: str, places: list[Place]) -> None:
         bad = self._fails(key)
         for group, index, block_id, block_hash in places:
-            self._memory[block_id] = self._store[group, block_hash]
+            self._memory[block_id] = self._store[self._rank, group, block_hash]
             if bad is not None:
                 self._memory[block_id, max(0, bad - index * self._sizes[group]) :] = -7
         if bad is None:
@@ -169,7 +172,7 @@ class FakeKVConnectorWorker:
         for save in self._saves:
             if save[0] <= 0:
                 for group, _, block_id, block_hash in save[2]:
-                    self._store[group, block_hash] = self._memory[block_id].copy()
+                    self._store[self._rank, group, block_hash] = self._memory[block_id].copy()
                 self._report.saved.append(save[1])
         self._saves = [save for save in self._saves if save[0] > 0]
         for entry in (*self._loads, *self._saves):

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
 from pegboard.config.limits import Limits
 from pegboard.data.request import EngineRequest, RequestDelta
 from pegboard.data.sampling_params import SamplingParams
@@ -47,7 +49,7 @@ class FakeEngine:
     retains: the retention rule of each layer of the model. slot_bytes: bytes per token (or state) of each layer. num_blocks: the
     exact number of blocks; by default, spare_blocks more than the longest request needs. max_drafts > 0 turns drafts on, with
     draft_accuracy. kv_load: adds a KV connector that loads this way. kv_store: shares the connector's contents between engines.
-    kv_fails: see FakeKVConnectorWorker. measured: more arguments of StepMetrics.
+    kv_identity: of what the blocks contain. kv_fails: see FakeKVConnectorWorker. measured: more arguments of StepMetrics.
     """
 
     def __init__(
@@ -69,7 +71,8 @@ class FakeEngine:
         structured_output: FakeStructuredOutput | None = None,
         grammar_timeout_s: float = 60.0,
         kv_load: Literal["in_step", "between_steps"] | None = None,
-        kv_store: dict[tuple[int, bytes], Any] | None = None,
+        kv_store: dict[tuple[int, int, bytes], Any] | None = None,
+        kv_identity: str = "",
         kv_fails: Callable[[str], int | None] = lambda key: None,
         kv_hesitate: int = 0,
         metrics: Sequence[MetricsSink] = (),
@@ -89,6 +92,7 @@ class FakeEngine:
             **limits,
         )
         self.plan = plan or self._plan(retains, slot_bytes or [4] * len(retains), num_blocks, spare_blocks)
+        self.plan = msgspec.structs.replace(self.plan, identity=kv_identity)
         self.model = FakeModel([group.spec.retain for group in self.plan.groups], vocab_size)
         store = {} if kv_store is None else kv_store
         setup = KVConnectorSetup(self.plan)

@@ -23,6 +23,9 @@ GROUP = 16
 
 CACHE_LINE = 64
 
+BLOCK_FORMATS = {(4, 32), (8, 16), (8, 32)}
+"""(bits, block size) that csrc/linear_blocks.c computes with."""
+
 LAYOUT = "cpu blocks 1"
 """Name of the packed layout in the repack cache. Change it whenever csrc/linear_blocks.c changes the layout it reads."""
 
@@ -59,9 +62,10 @@ class NativeBlockWeight:
     def restore(self) -> bool:
         """Map the weight from the file that an earlier start packed. Returns False if there is none."""
         kept = open_packed(self.cache, LAYOUT) if self.cache is not None else None
-        if kept is None:
+        runs = _checked(kept.facts.get("runs"), self.shape, len(kept.memory)) if kept is not None else None
+        if kept is None or runs is None:
             return False
-        self.segments = _segments([_Run(*run) for run in kept.facts["runs"]], self.shape[1], _tensor(kept.memory))
+        self.segments = _segments(runs, self.shape[1], _tensor(kept.memory))
         return True
 
     def write(self, start: int, blocks: Blocks) -> None:
@@ -135,6 +139,21 @@ def _runs(written: Sequence[tuple[int, Blocks]]) -> list[_Run]:
         else:
             runs.append(run)
     return runs
+
+
+def _checked(found: object, shape: tuple[int, int], num_bytes: int) -> list[_Run] | None:
+    """Return the runs that a file names, or None if they are not runs of a weight of this shape that fill `num_bytes` bytes. The
+    kernels would read beyond such a weight."""
+    runs, end = [], 0
+    for values in found if isinstance(found, list) else ():
+        if not isinstance(values, list) or len(values) != 7 or not all(isinstance(value, int) for value in values):
+            return None
+        run = _Run(*values)
+        if not end <= run.start < run.stop <= shape[0] or (run.bits, run.block_size) not in BLOCK_FORMATS:
+            return None
+        runs.append(run)
+        end = run.stop
+    return runs if runs and _offsets(runs, shape[1])[-1] == num_bytes else None
 
 
 def _offsets(runs: Sequence[_Run], columns: int) -> list[int]:

@@ -2,24 +2,41 @@
 
 A level is a set of compiler switches. The whole library is compiled for one level, so the C code never chooses an instruction set
 at run time. `python -m pegboard_kernel_cpu.build` compiles for this machine ahead of time.
+
+A library is sealed with a checksum, which is compared before the library is loaded. A damaged one is compiled again. If the cache
+cannot be written or is not trusted (see cache_files), a folder of this user in memory or on a temporary disk takes its place.
+Several processes may compile at the same time: each writes a file of its own and then renames it.
 """
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import os
+import platform
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from pegboard.env import cache_dir
 from pegboard.errors import ConfigError
 from pegboard.log import get_logger
+from pegboard_kernel_cpu.cache_files import (
+    SEAL,
+    Damaged,
+    check_room,
+    explain,
+    make_folder,
+    read_sealed,
+    sweep,
+    warn_once,
+    write_sealed,
+)
 
 log = get_logger(__name__)
 
@@ -43,6 +60,16 @@ FAULTS = frozenset({signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE,
 WRONG = 3
 """A trial proves that a library is unusable in two ways: one of the signals FAULTS kills it, or it exits with status WRONG and
 prints the reason on stdout."""
+
+NOT_LOADED = 4
+"""The exit status of a trial that could not load the library, for example because its folder does not allow programs (noexec).
+The reason is on stdout."""
+
+COMPILE_S, TRIAL_S = 600, 120
+"""How many seconds the compiler and a trial may take."""
+
+ROOM = 8 << 20
+"""The free bytes that a folder must have to compile in it."""
 
 _FLAGS = {
     "amx": {*_AVX512_FLAGS, "avx512_vnni", "amx_tile", "amx_int8"},
@@ -79,82 +106,154 @@ def compiler() -> str | None:
 
 @functools.lru_cache
 def _digest(switches: tuple[str, ...]) -> str:
-    """Return a digest of the sources and switches. A library is valid only for the digest in its name."""
-    digest = hashlib.sha256(repr((SWITCHES, switches)).encode())
+    """Return a digest of everything that determines a library: sources, switches, machine type, C library, form of the file. A
+    library is valid only for the digest in its name."""
+    digest = hashlib.sha256(repr((SWITCHES, switches, platform.machine(), os.confstr("CS_GNU_LIBC_VERSION"), SEAL)).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
+def folders() -> list[Path]:
+    """Return the folders that may hold compiled libraries, best first: the cache, and two that only this user uses."""
+    return [cache_dir() / "kernels", *(Path(place) / f"pegboard-kernels-{os.geteuid()}" for place in ("/tmp", "/dev/shm"))]
+
+
 def library_path(level: str) -> Path:
-    """Return the path of a level's library, whether or not it has been compiled yet."""
-    return cache_dir() / "kernels" / f"pegboard_cpu-{level}-{_digest(LEVELS[level])}.so"
+    """Return the path of a level's library in the cache, whether or not it has been compiled yet."""
+    return folders()[0] / f"pegboard_cpu-{level}-{_digest(LEVELS[level])}.so"
+
+
+def _sealed(name: str, avoided: Collection[Path] = ()) -> Iterator[tuple[Path, bytes]]:
+    """Yield path and content of the files of this name that are whole and trusted. The log tells about all others."""
+    for folder in folders():
+        path = folder / name
+        if folder in avoided:
+            continue
+        try:
+            yield path, read_sealed(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except Damaged as error:
+            warn_once(f"{error}; it is made again")
+        except OSError as error:
+            warn_once(f"{path} is not used: {explain(error)}")
+
+
+def find(level: str, avoided: Collection[Path] = ()) -> Path | None:
+    """Return the path of a level's compiled library, or None if there is none that is whole and trusted."""
+    return next((path for path, _ in _sealed(library_path(level).name, avoided)), None)
 
 
 def failure(level: str) -> str | None:
     """Return why the library of a level does not work on this machine, or None if it works or was never tried."""
-    try:
-        return library_path(level).with_suffix(".failed").read_text()
-    except FileNotFoundError:
-        return None
+    name = library_path(level).with_suffix(".failed").name
+    return next((content.decode(errors="replace") for _, content in _sealed(name)), None)
 
 
-def compiled(level: str) -> Path:
-    """Return the path of a level's library. If necessary, compile and try it first. Raises ConfigError with the compiler's
-    output, or with the reason why the trial failed."""
-    path = library_path(level)
-    if path.exists():
-        return path
+def obstacle() -> str | None:
+    """Return why no folder can take a compiled library, or None if one can."""
+    reasons = []
+    for folder in folders():
+        try:
+            check_room(folder, ROOM)
+            return None
+        except OSError as error:
+            reasons.append(f"{folder}: {explain(error)}")
+    return "; ".join(reasons)
+
+
+def compiled(level: str, avoided: Collection[Path] = ()) -> Path:
+    """Return the path of a level's library. If necessary, compile and try it first. avoided: folders not to use. Raises
+    ConfigError with the compiler's output, or with the reason why the trial failed or why no folder can take the library."""
+    if (found := find(level, avoided)) is not None:
+        return found
     if (reason := failure(level)) is not None:
         raise ConfigError(f"the CPU kernels for {level} do not work on this machine: {reason}")
     command = compiler()
     if command is None:
         raise ConfigError("no C compiler was found (cc, gcc or clang): install one, or choose reference kernels")
+    reasons = []
+    for folder in folders():
+        if folder in avoided:
+            continue
+        try:
+            check_room(folder, ROOM)
+            make_folder(folder)
+            path = _compile(command, level, folder)
+        except OSError as error:
+            reasons.append(f"{folder}: {explain(error)}")
+            continue
+        if reasons:
+            warn_once(f"the compiled CPU kernels are kept in {folder}, because the cache cannot take them ({'; '.join(reasons)})")
+        return path
+    told = "; ".join(reasons) or "libraries cannot be loaded from any"
+    raise ConfigError(
+        f"no folder can take the compiled CPU kernels ({told}): free some space, set PEGBOARD_CACHE to another "
+        "folder, or choose reference kernels"
+    )
+
+
+def _compile(command: str, level: str, folder: Path) -> Path:
+    """Compile a level's library into a folder. Raises OSError if the folder is the problem, and ConfigError if the library is."""
     log.info("compiling CPU kernels for %s (only once)", level)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".so")
-    os.close(handle)
-    sources = [str(source) for source in sorted(SOURCES.glob("*.c"))]
-    arguments = [command, *SWITCHES, *LEVELS[level], "-shared", "-fPIC", "-fvisibility=hidden", *sources]
-    try:
-        done = subprocess.run([*arguments, "-o", unfinished, "-lpthread", "-lm"], capture_output=True, text=True, timeout=600)
+    path = folder / library_path(level).name
+    sweep(folder, ".*")
+    with tempfile.TemporaryDirectory(prefix=".compile-", dir=folder) as temporary:
+        unfinished = str(Path(temporary) / "library.so")
+        sources = [str(source) for source in sorted(SOURCES.glob("*.c"))]
+        arguments = [command, *SWITCHES, *LEVELS[level], "-shared", "-fPIC", "-fvisibility=hidden", *sources]
+        done = _run([*arguments, "-o", unfinished, "-lpthread", "-lm"], COMPILE_S, {"TMPDIR": temporary, "LC_ALL": "C"})
         if done.returncode:
-            raise ConfigError(f"{command} could not compile the CPU kernels for {level}:\n{done.stderr.strip()[-2000:]}")
+            told = done.stderr.strip()
+            for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                if os.strerror(number) in told:
+                    raise OSError(number, os.strerror(number), str(folder))
+            raise ConfigError(f"{command} could not compile the CPU kernels for {level}:\n{told[-2000:]}")
         if (reason := _trial(unfinished)) is not None:
-            path.with_suffix(".failed").write_text(reason)
+            write_sealed(path.with_suffix(".failed"), reason.encode())
             raise ConfigError(f"the CPU kernels for {level} do not work on this machine: {reason}")
-        os.replace(unfinished, path)  # another process may have been faster, but it compiled the same file
-    finally:
-        Path(unfinished).unlink(missing_ok=True)
+        write_sealed(path, Path(unfinished).read_bytes())
     return path
+
+
+def _run(command: list[str], limit_s: float, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a program and return its output. Raises ConfigError if it takes longer than `limit_s` seconds."""
+    try:
+        environment = {**os.environ, **environment}
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, timeout=limit_s)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"{Path(command[0]).name} did not end within {limit_s} s while the CPU kernels were made") from error
 
 
 def _trial(path: str) -> str | None:
     """Use a library in a separate process and return what went wrong, or None. The process is needed because an instruction that
     the CPU lists, but that the system or the host of a virtual machine forbids, kills the process. If a trial fails for any other
-    reason, nothing is known about the library, and the result is None."""
+    reason, nothing is known about the library, and the result is None. Raises OSError if the library cannot be loaded from its
+    folder."""
     command = [sys.executable, "-m", "pegboard_kernel_cpu.trial", path]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = _run(command, TRIAL_S, {"PYTHONPATH": os.pathsep.join(sys.path)})
     if -done.returncode in FAULTS:
         return f"a trial was killed by {signal.Signals(-done.returncode).name}"
     if done.returncode == WRONG:
         return done.stdout.strip()
+    if done.returncode == NOT_LOADED:
+        raise OSError(errno.ENOEXEC, f"libraries cannot be loaded from there ({done.stdout.strip()})", path)
     if done.returncode:
         log.warning("a compiled library could not be tried: %s", done.stderr.strip()[-500:] or f"exit status {done.returncode}")
     return None
 
 
-def best_compiled(refused: Collection[str] = ()) -> tuple[str, Path]:
+def best_compiled(refused: Collection[str] = (), avoided: Collection[Path] = ()) -> tuple[str, Path]:
     """Return the best level that works on this machine and the path of its library, which is compiled first if necessary.
-    refused: levels to skip. Raises ConfigError if no level works."""
+    refused: levels to skip. avoided: folders not to use. Raises ConfigError if no level works."""
     levels = [level for level in usable_levels(cpu_flags()) if level not in refused] or ["plain"]
     for level in levels[:-1]:
         try:
-            return level, compiled(level)
+            return level, compiled(level, avoided)
         except ConfigError as error:
             log.warning("%s; trying the next level", error)
-    return levels[-1], compiled(levels[-1])
+    return levels[-1], compiled(levels[-1], avoided)
 
 
 if __name__ == "__main__":

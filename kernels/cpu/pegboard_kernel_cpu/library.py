@@ -16,13 +16,21 @@ from pegboard_kernel_cpu.structures import Format, Instruction, InstructionList,
 log = get_logger(__name__)
 
 
+class NotLoadable(ConfigError):
+    """The system does not load a library, although it is whole: its folder allows no programs, or it is from another system."""
+
+
 class Library:
     """The kernels of one level. num_threads: size of the team, including the calling thread."""
 
     def __init__(self, level: str, path: str | Path, num_threads: int) -> None:
-        """Load the library and start the team. Raises ConfigError if the system refuses a permission that this level needs."""
+        """Load the library and start the team. Raises NotLoadable if the system does not load it, and ConfigError if the system
+        refuses a permission that this level needs."""
         self.level = level
-        self._functions = ctypes.CDLL(str(path))
+        try:
+            self._functions = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise NotLoadable(f"the compiled CPU kernels cannot be loaded: {error}") from error
         self._addresses: dict[str, int] = {}
         functions = self._functions
         if hasattr(functions, "allow_tiles") and not functions.allow_tiles():
@@ -85,11 +93,17 @@ def _best(num_threads: int) -> Library:
     """Load the best level that works in this process. A level may fail here after its trial, because this process may have fewer
     permissions than the one that tried it."""
     refused: list[str] = []
+    avoided: list[Path] = []
     while True:
-        level, path = best_compiled(refused)
+        level, path = best_compiled(refused, avoided)
         try:
             return Library(level, path, num_threads)
+        except NotLoadable as error:
+            log.warning("%s; trying another folder", error)
+            avoided.append(path.parent)
         except ConfigError as error:
+            if level in refused:  # the last one that is left
+                raise
             log.warning("skipping kernels of level %s: %s", level, error)
             refused.append(level)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 
 from pegboard.interfaces.spec import Absent, Ok, ProbeFacts, Verdict
-from pegboard_kernel_cpu.build import compiler, failure, levels_of, library_path, usable_levels
+from pegboard_kernel_cpu.build import compiler, failure, find, levels_of, obstacle, usable_levels
 
 
 def probe(facts: ProbeFacts) -> Verdict:
-    """Return Ok if a library was compiled earlier, or if there is a C compiler to compile one at first use."""
+    """Return Ok if a library was compiled earlier, or if there is a C compiler, and a folder with room, to compile one at first
+    use."""
     if not sys.platform.startswith("linux"):
         return Absent(f"compiled kernels run on Linux only; this is {facts.system}")
     failed = {level: reason for level in levels_of(facts.cpu_flags) if (reason := failure(level)) is not None}
@@ -18,11 +19,13 @@ def probe(facts: ProbeFacts) -> Verdict:
         return Absent("; ".join(f"kernels of level {level} fail on this machine: {reason}" for level, reason in failed.items()))
     level = usable[0]
     notes = {"passed over": "; ".join(f"{name}: {reason}" for name, reason in failed.items())} if failed else {}
-    if library_path(level).exists():
+    if find(level) is not None:
         return Ok({"level": level, "library": "compiled", **notes})
     found = compiler()
     if found is None:
         return Absent("no C compiler was found (cc, gcc or clang) and no library was compiled before: apt install gcc")
+    if (reason := obstacle()) is not None:
+        return Absent(f"no folder can take the compiled library ({reason}): free some space, or set PEGBOARD_CACHE")
     return Ok({"level": level, "library": f"will be compiled with {found}", **notes})
 
 

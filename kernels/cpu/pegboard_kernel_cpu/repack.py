@@ -4,9 +4,10 @@ A weight class calls `open_packed` before it reads or decodes anything, and `sto
 return the memory to compute with.
 
 Each weight has one file below `<model cache>/repacked/<checkpoint>/`. Its name is a digest of everything that determines the
-bytes, so a file is never out of date. A file is written under another name and then moved into place. The checksums in its header
-show whether it is damaged; the weight is then packed again. When the limit is reached, the files that have been unused for
-longest are deleted first.
+bytes, so a file is never out of date. A file is written under another name and then moved into place. The checksums of its header
+and of its bytes show whether it is damaged; the weight is then packed again. Files that other users may have changed are not read
+(see cache_files). If the folder cannot be written, the engine runs without the files. When the limit is reached, the files that
+have been unused for longest are deleted first.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import hashlib
 import json
 import mmap
 import os
-import tempfile
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +27,22 @@ import numpy as np
 
 from pegboard.interfaces.quantization import RepackCache, RepackEntry
 from pegboard.log import get_logger
+from pegboard_kernel_cpu.cache_files import explain, make_folder, open_trusted, sweep, warn_once, write_file
 
 log = get_logger(__name__)
 
-MAGIC = b"pegboard packed weight 1\n"
+MAGIC = b"pegboard packed weight 2\n"
 SUFFIX = ".packed"
 PAGE = 4096
 """The bytes begin at a multiple of this, and each sum covers this number of them."""
+
+_HEAD = struct.Struct(f"<{len(MAGIC)}sI32s")
+"""MAGIC, the number of bytes of the JSON text that follows, and the SHA-256 of that text. Damaged JSON is never parsed."""
+
+_MOST_HEADER_BYTES = 1 << 20
+
+_FACTORS = np.frombuffer(b"".join(hashlib.sha256(b"%d" % i).digest() for i in range(PAGE // 16)), "<u8") | np.uint64(1)
+"""Fixed random odd numbers, one for each 32-bit word of a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +83,16 @@ class RepackFiles:
         self.in_use: set[Path] = set()
         self._total: int | None = None
         self._can_write = True
+        self._is_ready = False
 
     def open(self, entry_key: Sequence[object], layout: str) -> Packed | None:
         key, path = self._place(entry_key, layout)
         try:
             mapped = _map(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except PermissionError as error:  # probably of all files in the folder
+            warn_once(f"packed weights in {path.parent} are not used: {explain(error)}")
             return None
         except (OSError, ValueError) as error:  # it cannot be read, or is empty
             log.warning("%s cannot be mapped (%s); the weight is packed again", path, error)
@@ -115,10 +129,14 @@ class RepackFiles:
         if not self._can_write or not self._make_room(size):
             return False
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write_file(path, header, memory)
+            if not self._is_ready:
+                make_folder(path.parent)
+                for folder in self.root.iterdir():
+                    sweep(folder, ".*.new")
+                self._is_ready = True
+            write_file(path, (header, memory))
         except OSError as error:
-            log.info("packed weights are not kept in %s: %s", self.root, error)
+            warn_once(f"packed weights are not kept in {self.root}, so the next start packs them again: {explain(error)}")
             self._can_write = False
             return False
         self._total = (self._total or 0) + size
@@ -150,60 +168,54 @@ def _name(text: str) -> str:
 
 
 def _header(key: str, memory: memoryview, facts: Mapping[str, Any]) -> bytes:
-    """Return MAGIC, one line of JSON, and zeros up to the page where the bytes begin."""
-    content = {"key": key, "size": len(memory), "facts": dict(facts), "sums": _sums(key, memory, facts)}
-    line = MAGIC + json.dumps(content).encode() + b"\n"
-    return line + bytes(-len(line) % PAGE)
+    """Return what precedes the bytes: the head, a JSON text, and zeros up to the next page."""
+    text = json.dumps({"key": key, "size": len(memory), "facts": dict(facts), "sum": _sum(memory)}).encode()
+    header = _HEAD.pack(MAGIC, len(text), hashlib.sha256(text).digest()) + text
+    return header + bytes(-len(header) % PAGE)
 
 
-def _sums(key: str, memory: memoryview, facts: Mapping[str, Any]) -> str:
-    """Return a digest of the key, the facts, the sum of each page's words, and the bytes after the last whole page. It runs at
-    the speed of memory. A cryptographic digest of all bytes would delay a warm start."""
+def _sum(memory: memoryview) -> str:
+    """Return a checksum of the bytes, in their order: for each page, the sum of its 32-bit words, each times a factor of its own,
+    modulo 2⁶⁴; then SHA-256 over these sums and the bytes after the last whole page.
+
+    A change of one word is always noticed, and any other change with a probability of at least 1 − 2⁻³² (multilinear hashing).
+    On one core it takes 34 ms for 100 MB, a third of the time of SHA-256 with hardware support. It need not resist an attacker,
+    because only files of trusted owners are read."""
     whole = len(memory) // PAGE * PAGE
-    pages = np.frombuffer(memory[:whole], "<u8").reshape(-1, PAGE // 8)
-    digest = hashlib.sha256(json.dumps([key, dict(facts)], sort_keys=True).encode())
-    digest.update(pages.sum(axis=1, dtype=np.uint64).tobytes())
+    pages = np.frombuffer(memory[:whole], "<u4").reshape(-1, PAGE // 4)
+    digest = hashlib.sha256(np.einsum("ij,j->i", pages, _FACTORS, dtype=np.uint64, casting="safe").astype("<u8").tobytes())
     digest.update(memory[whole:])
     return digest.hexdigest()
 
 
 def _unpack(mapped: mmap.mmap, key: str) -> Packed | None:
     """Return the weight in a file, or None if the file does not hold the complete and unchanged bytes of this key."""
-    end = mapped.find(b"\n", len(MAGIC))
-    if mapped[: len(MAGIC)] != MAGIC or end < 0:
+    if len(mapped) < _HEAD.size:
+        return None
+    magic, size, digest = _HEAD.unpack_from(mapped)
+    text = mapped[_HEAD.size : _HEAD.size + min(size, _MOST_HEADER_BYTES)]
+    if magic != MAGIC or hashlib.sha256(text).digest() != digest:
         return None
     try:
-        content = json.loads(mapped[len(MAGIC) : end])
-        size, facts, sums = content["size"], content["facts"], content["sums"]
-    except (ValueError, KeyError, TypeError):
+        content = json.loads(text)
+        found, num_bytes, facts, checksum = content["key"], content["size"], content["facts"], content["sum"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    start = end + 1 + -(end + 1) % PAGE
-    if not isinstance(facts, dict) or start + (size if isinstance(size, int) else -1) != len(mapped):
+    start = _HEAD.size + size + -(_HEAD.size + size) % PAGE
+    if found != key or not isinstance(facts, dict) or type(num_bytes) is not int or start + num_bytes != len(mapped):
         return None
     memory = memoryview(mapped)[start:]
-    return Packed(memory, facts) if _sums(key, memory, facts) == sums else None
+    return Packed(memory, facts) if _sum(memory) == checksum else None
 
 
 def _map(path: Path) -> mmap.mmap:
-    """Map a file as private memory, so a reload of the weights can write over it without changing the file."""
-    with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    """Map a file as private memory, so a reload of the weights can write over it without changing the file. Raises OSError, or
+    ValueError if the file is empty."""
+    number = open_trusted(path)
+    try:
+        mapped = mmap.mmap(number, 0, access=mmap.ACCESS_COPY)
+    finally:
+        os.close(number)
     if hasattr(mmap, "MADV_WILLNEED"):
         mapped.madvise(mmap.MADV_WILLNEED)
     return mapped
-
-
-def _write_file(path: Path, header: bytes, memory: memoryview) -> None:
-    """Write a file that appears under `path` only when it is complete. It is not flushed to the disk: if a power failure damages
-    it, the checksums show that."""
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".new")
-    try:
-        with os.fdopen(number, "wb") as file:
-            file.write(header)
-            file.write(memory)
-            os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise

@@ -8,8 +8,8 @@ import sys
 from ctypes import addressof, byref, c_float, c_int8, c_uint8
 
 from pegboard.errors import ConfigError
-from pegboard_kernel_cpu.build import WRONG
-from pegboard_kernel_cpu.library import Library
+from pegboard_kernel_cpu.build import NOT_LOADED, WRONG
+from pegboard_kernel_cpu.library import Library, NotLoadable
 from pegboard_kernel_cpu.structures import Format, LinearBlocks, Quantize, Quantized
 
 TOKENS, ROWS, BLOCKS, BLOCK = 37, 16, 3, 32
@@ -51,4 +51,4 @@ if __name__ == "__main__":
         tried.stop()
     except (AssertionError, ConfigError) as error:
         print(error)
-        sys.exit(WRONG)
+        sys.exit(NOT_LOADED if isinstance(error, NotLoadable) else WRONG)

@@ -56,7 +56,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     hf_overrides: Annotated[dict[str, Any] | None, doc("Values that override the checkpoint's config (JSON)")] = None
     # KV cache
     block_size: Annotated[int | None, doc("Tokens per KV block; default: the platform's")] = None
-    kv_cache_dtype: Annotated[str, doc("Type in which keys and values are stored; auto = the compute type")] = "auto"
+    kv_cache_dtype: Annotated[
+        str, doc("Type in which keys and values are stored; auto = what the quantization method wants, else the compute type")
+    ] = "auto"
     kv_cache_memory_bytes: Annotated[int | None, doc("Size of the KV cache in bytes; default: from measured free memory")] = None
     gpu_memory_utilization: Annotated[float, doc("Fraction of device memory to use if no KV cache size is given")] = 0.92
     num_gpu_blocks_override: Annotated[int | None, doc("Exact number of KV blocks, for tests")] = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -51,13 +53,15 @@ def build_engine(plan: "EnginePlan") -> Engine:
         limits,
         num_blocks_override=config.num_gpu_blocks_override,
     )
+    kv_plan = msgspec.structs.replace(kv_plan, identity=_kv_identity(plan, config, ready[0].kv_layout, kv_plan))
     executor.call("allocate", kv_plan)
     executor.call("warm_up")
     tokens = (kv_plan.num_blocks - 1) * min(group.block_size for group in kv_plan.groups) // len(kv_plan.groups)
     log.info("model %s: %s, loaded in %.1f s", plan.model_names[0], ", ".join(plan.checkpoint.architectures), loaded - started)
     log.info("device %s: computes in %s", config.device, config.dtype)
     gibibytes = kv_plan.num_blocks * kv_plan.block_bytes / 2**30
-    log.info("KV cache: %d tokens in %d blocks (%.2f GiB)", tokens, kv_plan.num_blocks, gibibytes)
+    stored = "+".join(sorted({tensor.dtype for group in kv_plan.groups for tensor in group.spec.tensors}))
+    log.info("KV cache: %d tokens in %d blocks (%.2f GiB), stored in %s", tokens, kv_plan.num_blocks, gibibytes, stored)
     _tell_hooks(registry, plan, sum(rank.weight_bytes for rank in ready), loaded - started)
     engine = Engine(
         executor=executor,
@@ -153,6 +157,15 @@ def _limits(plan: "EnginePlan", config: EngineConfig, registry: Registry) -> Lim
         kv_load_failure_policy=config.kv_load_failure_policy,
         kv_metrics_share=config.kv_cache_metrics_sample if config.kv_cache_metrics else 0.0,
     )
+
+
+def _kv_identity(plan: "EnginePlan", config: EngineConfig, layout: str, kv_plan: KVPlan) -> str:
+    """Return the identity of the blocks (see KVPlan). A checkpoint without a digest is equal to nothing, not even to itself."""
+    checkpoint = plan.checkpoint
+    weights = [checkpoint.digest or os.urandom(16).hex(), checkpoint.config, checkpoint.rope_style, checkpoint.quantization]
+    computed = [config.quantization, config.dtype, config.tensor_parallel_size, config.pipeline_parallel_size]
+    stored = [layout, kv_plan.groups, kv_plan.hash_block_size]
+    return hashlib.sha256(msgspec.json.encode([weights, computed, stored], order="sorted", enc_hook=repr)).hexdigest()
 
 
 def _connectors(registry: Registry, config: EngineConfig, kv_plan: Any) -> dict[str, Any]:

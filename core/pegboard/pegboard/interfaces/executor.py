@@ -35,12 +35,14 @@ class ExecutorSetup:
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
     """A rank that has loaded its weights. kv_specs: by layer index. kv_memory_bytes: memory that it can give to the KV cache.
-    weight_bytes: memory that its weights take."""
+    weight_bytes: memory that its weights take. kv_layout: the attention backends that arrange the KV cache, with their versions.
+    """
 
     rank: int
     kv_specs: dict[int, "KVCacheSpec"]
     kv_memory_bytes: int
     weight_bytes: int = 0
+    kv_layout: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,14 @@ class KVConnectorSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class KVConnectorSetup:
-    """plan: the KV groups with their block sizes, and the size of the blocks that are hashed."""
+    """plan: the KV groups with their block sizes, the size of the blocks that are hashed, and the identity of their content.
+    Block hashes depend on the identity, so equal hashes mean equal content in all engines. Data that is found in another way, for
+    example by a request's id, must be stored with the identity and refused if it differs. rank: whose part of the keys and values
+    this half moves. The hashes of all ranks are equal, so stored data needs the rank in its name. The scheduler half has rank 0.
+    """
 
     plan: "KVPlan"
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)

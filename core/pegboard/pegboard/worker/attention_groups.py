@@ -61,6 +61,12 @@ class AttentionGroups:
             specs[index] = backend.kv_spec(layer, self.stored[index])
         return specs
 
+    def layout(self) -> str:
+        """Name the backends, with their versions: one for all layers, or one per layer. Each has its own arrangement of
+        the cache."""
+        names = [f"{entry.name} ({entry.distribution} {entry.version})" for entry in self.entries.values()]
+        return names[0] if len(set(names)) == 1 else ", ".join(names)
+
     def not_replayed(self) -> str:
         """Return why steps of this model cannot be recorded; "" if they can."""
         eager = {entry.id for entry in self.entries.values() if "replay" not in self.registry.spec(entry).flags}

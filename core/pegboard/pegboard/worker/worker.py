@@ -72,7 +72,7 @@ class Worker:
         weights = [layer.method for layer in self.build.declared.layers if isinstance(layer, WeightLayer)]
         weight_bytes = sum(method.num_bytes() for method in weights if method is not None)
         specs = self.attention.kv_specs()
-        return WorkerReady(self.rank, specs, self._kv_memory_bytes(specs), weight_bytes)
+        return WorkerReady(self.rank, specs, self._kv_memory_bytes(specs), weight_bytes, self.attention.layout())
 
     def declare(self) -> None:
         """Take the device, build the model without weights, and choose the attention backends. Raises as `load` does."""
@@ -208,7 +208,7 @@ class Worker:
             assert isinstance(spec, KVConnectorSpec)
             half, options = import_part(entry, spec.worker, "worker"), self.registry.options(entry)
             with blame(entry.id):
-                connectors[name] = half(options, KVConnectorSetup(kv_plan))
+                connectors[name] = half(options, KVConnectorSetup(kv_plan, self.rank))
                 connectors[name].register(views, kv_plan.groups)
         return connectors
 

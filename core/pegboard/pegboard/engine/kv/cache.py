@@ -75,7 +75,7 @@ class KVCache:
         self._finders: list[Callable[[bytes], int | None]] = [partial(self.pool.find, i) for i in range(len(self.rules))]
         every = [rule.checkpoint_every for rule in self.rules if isinstance(rule, StateRule)]
         self.checkpoint_every = math.lcm(*every) if every and enable_prefix_caching else 0
-        self.hasher = BlockHasher(hash_algo, plan.hash_block_size)
+        self.hasher = BlockHasher(hash_algo, plan.hash_block_size, plan.identity)
         self._nothing: NewBlocks = tuple([] for _ in self.rules)
         self._blocks: dict[str, RequestBlocks] = {}
         self._copies: list[tuple[str, Copy]] = []

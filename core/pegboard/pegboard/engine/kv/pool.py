@@ -13,14 +13,17 @@ The name of a full block is a hash over everything that determines its content:
 
     hash[i] = H(hash[i - 1], token ids of block i, extra keys of block i)
 
-Because every hash contains its parent, equal hashes mean equal history from the first token on. The extra keys are the adapter
-and the cache salt. The salt is in the first block only, because all later hashes depend on that one. Nothing is pickled. The
-encoding is canonical, so engines on different hosts compute the same hashes, and a connector can exchange blocks by name.
+Because every hash contains its parent, equal hashes mean equal history from the first token on. The parent of the first block is
+a hash of the KV plan's identity (checkpoint, types, layout), so engines whose blocks differ never compute the same hash. The
+extra keys are the adapter and the cache salt. The salt is in the first block only, because all later hashes depend on that one.
+Nothing is pickled. The encoding is canonical, so equal engines on different hosts compute the same hashes, and a connector can
+exchange blocks by name.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import time
 from collections import OrderedDict, deque
@@ -197,8 +200,11 @@ class BlockPool:
 
 # --- block hashes -------------------------------------------------------------------------------------------------------------
 
-ROOT_HASH = hashlib.sha256(b"pegboard-block-chain").digest()
-"""The parent hash of every first block. It is a constant, so the hashes of all engines are comparable."""
+
+def root_hash(identity: str) -> bytes:
+    """Return the parent hash of every first block of the engines with this identity (see KVPlan)."""
+    return hashlib.sha256(b"pegboard-block-chain" + identity.encode()).digest()
+
 
 HashBlock = Callable[[bytes, Sequence[int], bytes], bytes]
 """(parent hash, token ids, encoded extra keys) → hash. The extra keys are b"" if there are none."""
@@ -238,30 +244,33 @@ HASH_ALGOS: dict[str, HashBlock] = {"sha256": sha256_block, "sha256_cbor": sha25
 
 
 class BlockHasher:
-    """Extends `request.block_hashes` with one hash per `block_size` confirmed tokens."""
+    """Extends `request.block_hashes` with one hash per `block_size` confirmed tokens. identity: of the KV plan."""
 
-    def __init__(self, algo: str, block_size: int) -> None:
+    def __init__(self, algo: str, block_size: int, identity: str = "") -> None:
         """Raises ConfigError if `algo` is unknown."""
         if algo not in HASH_ALGOS:
             raise ConfigError(f"unknown prefix_caching_hash_algo {algo!r}; expected one of {', '.join(HASH_ALGOS)}")
         self._hash = HASH_ALGOS[algo]
         self.block_size = block_size
+        self._root = root_hash(identity)
+        self._nonce = os.urandom(16).hex()
 
     def extend(self, request: Request) -> None:
         """Hash the blocks that have become full since the last call."""
         hashes, size = request.block_hashes, self.block_size
         tokens = request.all_token_ids
-        parent = hashes[-1] if hashes else ROOT_HASH
+        parent = hashes[-1] if hashes else self._root
         for index in range(len(hashes), len(tokens) // size):
             start = index * size
             parent = self._hash(parent, tokens[start : start + size], self._extra_keys(request, start))
             hashes.append(parent)
 
     def _extra_keys(self, request: Request, start: int) -> bytes:
-        """Return the canonical bytes of the extra keys of the block at token `start`, or b"" if it has none."""
+        """Return the canonical bytes of the extra keys of the block at token `start`, or b"" if it has none. Only this engine
+        knows the blocks of an adapter without a digest."""
         keys: list[object] = []
-        if request.lora is not None:
-            keys.append(["lora", request.lora.name, request.lora.digest])
+        if (lora := request.lora) is not None:
+            keys.append(["lora", lora.name, lora.digest or f"{self._nonce}:{lora.lora_id}"])
         if request.cache_salt is not None and start == 0:
             keys.append(["salt", request.cache_salt])
         return msgspec.msgpack.encode(keys) if keys else b""
