@@ -120,7 +120,7 @@ class RepackFiles:
         return _unpack(mapped, key) or kept
 
     def _place(self, entry_key: Sequence[object], layout: str) -> tuple[str, Path]:
-        key = json.dumps([*entry_key, layout], sort_keys=True)
+        key = json.dumps([*entry_key, layout, MAGIC.decode()], sort_keys=True)
         return key, self.folder / (_name(key) + SUFFIX)
 
     def _write(self, path: Path, header: bytes, memory: memoryview) -> bool:
