@@ -6,5 +6,6 @@ from __future__ import annotations
 
 from pegboard_chat.chat_template import ChatTemplate, named_templates
 from pegboard_chat.text_stream import ByteTextStream, OffsetTextStream
+from pegboard_chat.transformers_methods import TransformersMethods
 
-__all__ = ["ByteTextStream", "ChatTemplate", "OffsetTextStream", "named_templates"]
+__all__ = ["ByteTextStream", "ChatTemplate", "OffsetTextStream", "TransformersMethods", "named_templates"]

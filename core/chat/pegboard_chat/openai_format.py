@@ -13,28 +13,36 @@ from pegboard.errors import MalformedRequest, RequestError
 from pegboard_chat.request_body import wrong
 from pegboard_chat.request_limits import check_depth
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 STRING_FIELDS = ("name", "tool_call_id", "reasoning", "reasoning_content", "refusal")
-# Fields of answers that clients send back in a history. A text model does not write them, so they must be empty.
-EMPTY_FIELDS = ("annotations", "audio")
+LEGACY_ID = "function_call"
+"""The id of a call in the legacy form, which has none."""
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return messages for the chat template. Content becomes text, with parts joined by a newline. Null fields are left out.
-    Arguments of tool calls become objects. Raises MalformedRequest, which names `messages[i].field`."""
+    Arguments of tool calls become objects. A legacy `function_call` becomes a tool call, and the message of the role `function`
+    after it becomes its result. The template decides which roles there are. Fields that it does not read are ignored, because
+    clients send whole answers back, with notes of their own. Raises MalformedRequest, which names `messages[i].field`."""
     if not messages:
         raise RequestError("messages must not be empty", parameter="messages")
-    return [_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    found: list[dict[str, Any]] = []
+    for index, message in enumerate(messages):
+        read = _read_message(message, f"messages[{index}]")
+        answers = [call["id"] for call in found[-1].get("tool_calls", ())] if found else []
+        if read["role"] == "function" and LEGACY_ID in answers:
+            read |= {"role": "tool", "tool_call_id": LEGACY_ID}
+        found.append(read)
+    return found
 
 
 def _read_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
     role = message.get("role")
-    if role not in ROLES:
-        raise wrong(f"{path}.role", f"one of {', '.join(ROLES)}", role)
+    if not isinstance(role, str) or not role:
+        raise wrong(f"{path}.role", "a role, such as system, user, assistant or tool", role)
     result: dict[str, Any] = {"role": role}
     for name, value in message.items():
-        if name == "role" or value is None:
+        if value is None:
             continue
         if name == "content":
             result["content"] = read_content(value, f"{path}.content")
@@ -45,16 +53,14 @@ def _read_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
             if calls:
                 result[name] = [_read_call(call, f"{path}.{name}[{index}]") for index, call in enumerate(calls)]
         elif name == "function_call":
-            result[name] = _read_function(value, f"{path}.{name}")
-        elif name in EMPTY_FIELDS:
-            if value:
-                raise MalformedRequest(f"{path}.{name} is not supported: the model reads text only", parameter=f"{path}.{name}")
-        else:
-            raise MalformedRequest(f"unknown field '{path}.{name}'", parameter=f"{path}.{name}")
+            call = {"id": LEGACY_ID, "type": "function", "function": _read_function(value, f"{path}.{name}")}
+            result.setdefault("tool_calls", [call])
+        elif name == "audio" and value:
+            raise MalformedRequest(f"{path}.audio is not supported: the model reads text only", parameter=f"{path}.audio")
     if "content" not in result:
-        if not {"tool_calls", "function_call", "refusal", "reasoning", "reasoning_content"} & result.keys():
+        if role != "assistant" and "tool_calls" not in result:
             raise MalformedRequest(f"{path}.content is required", parameter=f"{path}.content")
-        result["content"] = result.get("refusal", "")
+        result["content"] = result.get("refusal", "")  # an answer may consist of reasoning that is not shown
     return result
 
 
@@ -78,35 +84,36 @@ def _read_part(part: Any, path: str) -> str:
     if kind not in TEXT_PARTS:
         raise RequestError(f"{path}: parts of type {kind!r} are not supported: the model reads text only", parameter=path)
     field = TEXT_PARTS[kind]
-    unknown = next((name for name, value in part.items() if name not in ("type", field) and value), None)
-    if unknown is not None:
-        raise MalformedRequest(f"unknown field '{path}.{unknown}'", parameter=f"{path}.{unknown}")
     return _string(part.get(field), f"{path}.{field}")
 
 
 def _read_call(call: Mapping[str, Any], path: str) -> dict[str, Any]:
-    if call.get("type", "function") != "function":
+    if call.get("type") not in (None, "function"):
         raise wrong(f"{path}.type", "'function'", call["type"])
-    result = {**call, "type": "function", "function": _read_function(call.get("function"), f"{path}.function")}
-    if result.get("id") is not None:
-        _string(result["id"], f"{path}.id")
+    result = {"type": "function", "function": _read_function(call.get("function"), f"{path}.function")}
+    if call.get("id") is not None:
+        result["id"] = _string(call["id"], f"{path}.id")
     return result
 
 
 def _read_function(function: Any, path: str) -> dict[str, Any]:
-    """Return a tool call with its arguments as an object, because templates iterate over them. Clients send JSON text."""
+    """Return a tool call with its arguments as an object, because templates iterate over them. Clients send JSON text. The model
+    may have written text that is not JSON, or the answer was cut off; clients still send it back, so it is wrapped."""
     if not isinstance(function, dict):
         raise wrong(path, "an object with name and arguments", function)
-    arguments = function.get("arguments") or "{}"
-    if isinstance(arguments, str):
+    given = function.get("arguments") or {}
+    arguments = given
+    if isinstance(given, str):
         try:
-            arguments = msgspec.json.decode(arguments)
-        except (ValueError, RecursionError) as error:
-            raise MalformedRequest(f"{path}.arguments is not valid JSON: {error}", parameter=f"{path}.arguments") from error
+            arguments = msgspec.json.decode(given)
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            arguments = {"INVALID_JSON": given}
         check_depth(arguments, f"{path}.arguments")
     if not isinstance(arguments, dict):
         raise wrong(f"{path}.arguments", "a JSON object", arguments)
-    return {**function, "name": _string(function.get("name"), f"{path}.name"), "arguments": arguments}
+    return {"name": _string(function.get("name"), f"{path}.name"), "arguments": arguments}
 
 
 def _list_of_objects(value: Any, path: str) -> list[dict[str, Any]]:

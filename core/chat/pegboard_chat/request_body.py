@@ -34,8 +34,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "prompt_embeds": ((), "send text or token ids as prompt"),
     "modalities": ((["text"],), "the model writes text only"),
     "audio": ((), "the model writes text only"),
-    "functions": (([],), "send tools instead"),
-    "function_call": (("none",), "send tools instead"),
     "thinking_token_budget": ((), "reasoning cannot be cut short"),
     "verbosity": (("medium",), "the model has no such control"),
     "prediction": ((), "predicted output is not used"),

@@ -36,6 +36,7 @@ MAX_ITEMS: dict[str, tuple[int, int | None]] = {
     "messages": (16_384, None),
     "input": (16_384, None),
     "tools": (1024, None),
+    "functions": (1024, None),
     "documents": (1024, None),
     "metadata": (256, None),
     "vllm_xargs": (256, None),

@@ -18,7 +18,8 @@ from pegboard_testing.fake_structured_output import FakeGrammar, FakeStructuredO
 VOCAB = 64
 RANDOM = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.explicit, Phase.reuse, Phase.generate]}
 """There is no shrinking, because a failing scenario is printed completely and can be replayed."""
-ADAPTERS = [AdapterRef(i, f"adapter{i}", "/none", f"digest{i}") for i in (1, 2, 3)]
+ADAPTERS = [AdapterRef(i, f"adapter{i}", "/there", f"digest{i}") for i in (1, 2, 3)]
+BAD_ADAPTER = AdapterRef(4, "bad", "/bad")
 LAYERS = [
     [Full()],
     [Full(), Full(), Full()],
@@ -92,7 +93,7 @@ def requests(draw: st.DrawFn, max_model_len: int) -> EngineRequest:
         params=params,
         priority=draw(st.integers(0, 2)),
         cache_salt=draw(st.sampled_from([None, None, "salt"])),
-        lora=draw(st.sampled_from([None, None, *ADAPTERS])),
+        lora=draw(st.sampled_from([None, None, None, None, *ADAPTERS, *ADAPTERS, BAD_ADAPTER])),
     )
 
 
@@ -153,6 +154,9 @@ def _check_results(engine: FakeEngine, arrivals: list[tuple[int, EngineRequest]]
                 assert request.request_id in aborts
                 assert result.token_ids == tokens[: len(result.token_ids)]
                 continue
+            if request.lora is BAD_ADAPTER:
+                assert (result.finish_reason, result.token_ids) == ("error", [])
+                continue
             assert result.token_ids == tokens
             assert result.finish_reason == reason
             first = next(delta for delta in result.deltas if delta.token_ids)
@@ -170,13 +174,15 @@ def _build(arguments: dict[str, Any], failing_loads: set[int], store: dict[Any, 
         seen.append(key)
         return 3 if len(seen) in failing_loads else None
 
-    return FakeEngine(
+    engine = FakeEngine(
         **arguments,
         vocab_size=VOCAB,
         structured_output=FakeStructuredOutput(VOCAB, [EOS]),
         kv_store=store,
         kv_fails=fails,
     )
+    engine.worker.bad_adapters.add(BAD_ADAPTER.path)
+    return engine
 
 
 @settings(max_examples=250, **RANDOM)

@@ -315,9 +315,39 @@ def test_a_batch_never_wants_more_adapters_than_there_are_slots() -> None:
         assert len(set(batch.lora_slots.tolist()) - {0}) <= 2
 
 
+@pytest.mark.parametrize("max_in_flight", [1, 2, 3])
+def test_an_adapter_that_cannot_be_loaded_is_the_error_of_its_request_only(max_in_flight: int) -> None:
+    engine = FakeEngine(max_loras=1, max_num_seqs=4, max_in_flight=max_in_flight)
+    engine.worker.bad_adapters.add("/2")
+    engine.add("base", range(4), greedy(9))
+    engine.add("good", range(5), greedy(9), lora=adapter(1))
+    engine.step()
+    engine.add("bad", range(6), greedy(9, n=1), lora=adapter(2))
+    engine.run()
+    bad = engine.results["bad", 0]
+    assert (bad.finish_reason, bad.token_ids, bad.deltas[-1].error_parameter) == ("error", [], "lora_request")
+    assert bad.deltas[-1].error == "adapter 'lora2': /2 is missing"
+    assert {engine.results[name, 0].finish_reason for name in ("base", "good")} == {"length"}
+    engine.worker.bad_adapters.clear()  # the file is there now, and the slot is free
+    assert engine.generate(range(6), greedy(3), lora=adapter(2)).finish_reason == "length"
+    engine.check_idle()
+
+
+def test_a_worker_call_waits_for_the_steps_in_flight() -> None:
+    """A step in flight may need masks, which only the engine's thread sends."""
+    engine = FakeEngine(max_in_flight=3)
+    engine.add("a", range(4), greedy(9))
+    engine.step()
+    assert engine.engine.stats()["num_steps_in_flight"] > 0
+    engine.engine.control("call", method="memory")
+    assert engine.engine.stats()["num_steps_in_flight"] == 0
+    engine.run()
+    assert engine.results["a", 0].finish_reason == "length"
+
+
 def test_the_least_recently_used_adapter_makes_room() -> None:
     engine = FakeEngine(max_loras=2)
     for number in (1, 2, 1, 3, 1, 2):
         engine.generate(range(number, number + 4), GREEDY, lora=adapter(number))
-    loads = [loaded.lora_id for batch in engine.executor.batches for _, loaded in batch.lora_loads]
+    loads = [args[1].lora_id for method, args in engine.executor.calls if method == "load_adapter"]
     assert loads == [1, 2, 3, 2]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,3 +171,38 @@ class TokenizerContract:
         evil = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
         with pytest.raises(RequestError):
             self.tokenizer().render(Chat(messages=[], chat_template=evil))
+
+    def test_the_names_of_transformers_agree_with_the_interface(self, made: Tokenizer) -> None:
+        """A tokenizer that derives from `pegboard_chat.TransformersMethods` gives scripts what they expect."""
+        if not callable(made):
+            pytest.skip("it has only the interface")
+        own: Any = made
+        known = made.vocabulary()
+        for text in TEXTS:
+            ids = made.encode(text, add_special_tokens=True)
+            assert own.encode(text) == own(text).input_ids == own([text])["input_ids"][0] == ids
+            assert own(text)["attention_mask"] == [1] * len(ids)
+            assert own.encode(text, False) == made.encode(text, add_special_tokens=False)
+            assert own.decode(ids) == made.decode(ids, skip_special_tokens=False)
+            assert own.decode(ids, True) == own.batch_decode([ids], True)[0] == made.decode(ids, skip_special_tokens=True)
+            assert own.tokenize(text) == own.convert_ids_to_tokens(own.encode(text, False))
+        vocabulary = own.get_vocab()
+        assert len(own) == own.vocab_size == known.size >= len(vocabulary)
+        assert set(own.all_special_ids) == known.special_token_ids
+        assert own.convert_tokens_to_ids(own.all_special_tokens) == own.all_special_ids
+        assert own.convert_tokens_to_ids("no such token at all") is None and own.pad_token_id is None
+        assert own.eos_token_id in known.eos_token_ids and own.decode(own.eos_token_id) == own.eos_token
+        assert own.convert_tokens_to_ids(own.eos_token) == own.eos_token_id and vocabulary[own.eos_token] == own.eos_token_id
+        assert own.special_tokens_map["eos_token"] == own.eos_token
+        assert own.bos_token_id == known.bos_token_id and (own.bos_token is None) is (known.bos_token_id is None)
+
+    def test_a_chat_template_is_applied_as_by_transformers(self) -> None:
+        made: Any = self.tokenizer(TEMPLATE)
+        if not callable(made):
+            pytest.skip("it has only the interface")
+        messages = [{"role": "user", "content": "hi"}]
+        rendered = made.render(Chat(messages=messages, add_generation_prompt=False))
+        assert made.apply_chat_template(messages) == list(rendered.token_ids)
+        assert made.apply_chat_template(messages, tokenize=False) == (rendered.text or made.decode(rendered.token_ids))
+        with pytest.raises(RequestError, match="cannot both be true"):
+            made.apply_chat_template(messages, add_generation_prompt=True, continue_final_message=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from pegboard.data.batch import Batch, StepOutput, TokenMasks
-from pegboard.interfaces.executor import WorkerDeath, WorkerReady
+from pegboard.interfaces.executor import ENGINE_CALLS, WorkerDeath, WorkerReady
 from pegboard_testing.fake_worker import FakeWorker
 
 
@@ -50,6 +50,7 @@ class FakeExecutor:
         self._masks[step] = masks
 
     def call(self, method: str, *args: object) -> list[object]:
+        assert method not in ENGINE_CALLS or not self._queue, f"{method} while steps are in flight"
         self.calls.append((method, args))
         return [self.worker.call(method, *args)]
 

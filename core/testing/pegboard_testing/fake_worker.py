@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pegboard.data.batch import CSR, Batch, Logprobs, NewRequest, StepOutput, StepTimes, TokenMasks
+from pegboard.data.request import AdapterRef
 from pegboard.errors import ConfigError
 from pegboard.interfaces.attention import KVPlan, State
 from pegboard.interfaces.draft import DraftProposer, DraftStep
-from pegboard.interfaces.executor import SERVING_CALLS, START_CALLS
+from pegboard.interfaces.executor import ENGINE_CALLS, SERVING_CALLS, START_CALLS
 from pegboard.interfaces.kv_connector import KVConnectorWorker
 from pegboard_testing.fake_model import FakeModel
 
@@ -66,6 +67,7 @@ class FakeWorker:
         self.memory = np.full((plan.num_blocks, max(group.block_size for group in plan.groups)), -1, np.int64)
         self.rows: list[_Row | None] = [None] * max_num_seqs
         self.adapters: dict[int, int] = {}  # slot → lora_id
+        self.bad_adapters: set[str] = set()  # paths that cannot be loaded
         self.num_steps = 0
         self.num_tokens = 0
         views = {layer: {"kv": self.memory} for group in plan.groups for layer in group.layers}
@@ -97,9 +99,16 @@ class FakeWorker:
         return lambda: output
 
     def call(self, method: str, *args: object) -> object:
-        """Refuse the methods that a real worker refuses. The answer is empty."""
-        if method not in START_CALLS | SERVING_CALLS:
+        """Load an adapter, or return why not. Other methods do nothing. Refuses the methods that a real worker refuses."""
+        if method not in START_CALLS | SERVING_CALLS | ENGINE_CALLS:
             raise ConfigError(f"workers have no method {method!r}")
+        return self._load_adapter(*args) if method == "load_adapter" else None  # type: ignore[arg-type]
+
+    def _load_adapter(self, slot: int, adapter: AdapterRef) -> str | None:
+        self.adapters.pop(slot, None)
+        if adapter.path in self.bad_adapters:
+            return f"adapter {adapter.name!r}: {adapter.path} is missing"
+        self.adapters[slot] = adapter.lora_id
         return None
 
     def _row(self, batch: Batch, i: int) -> _Row:
@@ -113,8 +122,6 @@ class FakeWorker:
         for row in batch.removed_rows.tolist():
             assert self.rows[row] is not None, f"row {row} is removed but empty"
             self.rows[row] = None
-        for slot, adapter in batch.lora_loads:
-            self.adapters[slot] = adapter.lora_id
         for new in batch.new:
             assert self.rows[new.row] is None, f"row {new.row} is given out twice"
             self.rows[new.row] = _Row(new, new.token_ids.tolist(), [t.tolist() for t in new.block_ids], new.num_computed_tokens)

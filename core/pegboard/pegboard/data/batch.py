@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from pegboard.data.request import AdapterRef
 from pegboard.data.sampling_params import SamplingParams
 
 Array = np.ndarray
@@ -113,7 +112,6 @@ class Batch(msgspec.Struct, kw_only=True):
     draft_token_ids: CSR | None = None
     needs_masks: bool = False
     lora_slots: Array | None = None
-    lora_loads: tuple[tuple[int, AdapterRef], ...] = ()
     connector: Mapping[str, bytes] = {}
 
     @property

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json as json_module
 import math
+import re
 from enum import IntEnum
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -184,9 +186,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             self.temperature = MIN_TEMPERATURE
         if self.seed == -1:
             self.seed = None
-        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
-        self.stop_token_ids = list(self.stop_token_ids or [])
-        self.bad_words = list(self.bad_words or [])
+        self.stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        self.stop_token_ids, self.bad_words = self.stop_token_ids or [], self.bad_words or []
         self.logprobs = 1 if self.logprobs is True else self.logprobs
         self.prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
         if self.skip_reading_prefix_cache is None:
@@ -212,8 +213,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 check.integer(name, -1)
-        if not all(isinstance(token, int) for token in self.stop_token_ids or ()):
-            check.fail("stop_token_ids", "must be a list of integers")
+        check.types()
         if any(not text for text in self.stop or ()):
             check.fail("stop", "must not contain an empty string")
         if self.stop and not self.detokenize:
@@ -279,19 +279,37 @@ class _Check:
     def fail(self, name: str, expected: str) -> None:
         raise RequestError(f"{name} {expected}, got {_shown(getattr(self.params, name))}", parameter=name)
 
-    def integer(self, name: str, low: int, high: float = math.inf) -> None:
+    def types(self) -> None:
+        """Bring all fields into their types, such as a tuple into a list. What does not fit is found here, and not only where the
+        engine reads the request, too late to say whose it is."""
+        try:
+            typed = msgspec.convert(self.params, _types_of(self.params.__class__), from_attributes=True)
+        except msgspec.ValidationError as error:
+            expected, _, path = str(error).partition(" - at ")
+            self.fail(re.findall(r"\$\.(\w+)", path)[0], f"has a wrong type: {expected[0].lower()}{expected[1:]}")
+        for name in typed.__struct_fields__:
+            setattr(self.params, name, getattr(typed, name))
+
+    def integer(self, name: str, low: int, high: int = 2**63 - 1) -> None:
         value = getattr(self.params, name)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            limit = f"at least {low}" if high == math.inf else f"in [{low}, {high}]"
+            limit = f"at least {low}" if high == 2**63 - 1 and low > -high else f"in [{low}, {high}]"
             self.fail(name, f"must be an integer {limit}")
 
     def number(self, name: str, low: float, high: float, *, above: bool = False) -> None:
         value = getattr(self.params, name)
-        ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        ok = isinstance(value, int | float) and not isinstance(value, bool) and -1e308 < value < 1e308
         if not ok or not (low < value if above else low <= value) or value > high:
             bracket = "(" if above else "["
             limit = f"{bracket}{low}, {high}]" if high != math.inf else f"{'above' if above else 'at least'} {low} and finite"
             self.fail(name, f"must be a number {'in ' if high != math.inf else ''}{limit}")
+        setattr(self.params, name, float(value))  # also of numpy's subclass of float, which cannot be sent
+
+
+@cache
+def _types_of(params: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """Return a struct with the same fields, and without checks of its own."""
+    return msgspec.defstruct("Types", [(field.name, field.type) for field in msgspec.structs.fields(params)])
 
 
 class BeamSearchParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -312,3 +330,4 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
         check.integer("max_tokens", 1)
         check.number("temperature", 0, math.inf)
         check.number("length_penalty", -math.inf, math.inf)
+        check.types()

@@ -97,7 +97,6 @@ class BatchBuilder:
             new_blocks=_block_delta(items),
             copy_blocks=np.array(copies, np.int32).reshape(-1, 3),
             needs_masks=any(entry.samples and request.grammar is not None for request, entry in items),
-            lora_loads=queues.loras.take_loads(),
         )
         if plan.has_trimmed_drafts:
             batch.draft_token_ids = CSR.of([request.draft_token_ids[: entry.num_drafts] for request, entry in items])

@@ -18,7 +18,7 @@ import msgspec
 
 from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch
-from pegboard.data.request import EngineRequest, RequestDelta
+from pegboard.data.request import AdapterRef, EngineRequest, RequestDelta
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.kv.connectors import KVConnectors
@@ -78,10 +78,12 @@ class Engine:
             hash_algo=limits.hash_algo,
             residency_share=limits.kv_metrics_share,
         )
-        self._queues = Queues(limits, self._kv, policy, KVConnectors(connectors, self._kv) if connectors else None, clock)
+        chain = KVConnectors(connectors, self._kv) if connectors else None
+        self._queues = Queues(limits, self._kv, policy, chain, clock, self._load_adapter)
         self._metrics = metrics or StepMetrics(limits)
         self._scheduler = Scheduler(limits, self._queues, grammars, self._metrics)
         self._in_flight: deque[tuple[Batch, StepFuture]] = deque()
+        self._drains = False  # an adapter waits until no step is in flight
         self._dead: str | None = None
         self._plugin_modules = plugin_modules or {}
         self._actions: dict[str, Callable[..., Any]] = {
@@ -150,7 +152,8 @@ class Engine:
         """Submit steps while possible, apply the oldest result, and return the deltas of the requests."""
         self._must_live()
         with self._dying():
-            while len(self._in_flight) < self.limits.max_in_flight and (batch := self._schedule()):
+            most = 1 if self._drains else self.limits.max_in_flight
+            while len(self._in_flight) < most and (batch := self._schedule()):
                 self._in_flight.append((batch, self._submit(batch)))
             if self._in_flight:
                 self._finish_oldest()
@@ -161,12 +164,25 @@ class Engine:
             return deltas
 
     def _schedule(self) -> Batch | None:
+        self._drains = False
         with self._metrics.timed("schedule"):
             return self._scheduler.schedule()
 
     def _submit(self, batch: Batch) -> StepFuture:
         with self._executing("take a step"):
             return self._executor.submit(batch)
+
+    def _load_adapter(self, slot: int, adapter: AdapterRef) -> bool:
+        """Copy an adapter into a slot. Return False and do nothing while steps are in flight; no step starts before they have
+        ended. Raises RequestError if a rank cannot load it."""
+        self._drains = bool(self._in_flight)
+        if self._drains:
+            return False
+        with self._executing("load an adapter"):
+            reasons = self._executor.call("load_adapter", slot, adapter)
+        for reason in filter(None, reasons):
+            raise RequestError(str(reason), parameter="lora_request")
+        return True
 
     def _finish_oldest(self) -> None:
         batch, future = self._in_flight.popleft()
@@ -257,6 +273,9 @@ class Engine:
         if method not in SERVING_CALLS:
             allowed = ", ".join(sorted(SERVING_CALLS))
             raise RequestError(f"workers cannot run {method!r} while they serve; they can run {allowed}", parameter="method")
+        with self._dying():  # a step in flight may wait for masks, and only this thread sends them
+            while self._in_flight:
+                self._finish_oldest()
         return self._executor.call(method, *args)
 
     def stop(self) -> None:

@@ -14,7 +14,7 @@ from pegboard.engine.kv.cache import PrefixHit
 from pegboard.engine.kv.connectors import External
 from pegboard.engine.queues import Queues
 from pegboard.engine.requests import Request
-from pegboard.errors import PegboardError
+from pegboard.errors import EngineDeadError, PegboardError
 from pegboard.interfaces.scheduling_policy import RequestStatus
 
 
@@ -51,8 +51,8 @@ class Prefill:
         self._grammars = grammars
 
     def admit(self, plan: StepPlan) -> None:
-        """Admit requests in the policy's order until rows, tokens or blocks run out. A request whose grammar cannot be compiled
-        fails."""
+        """Admit requests in the policy's order until rows, tokens or blocks run out. A request whose grammar cannot be compiled,
+        or whose adapter cannot be loaded, fails."""
         queues = self._queues
         admitted: list[Request] = []
         failed: list[tuple[Request, PegboardError]] = []
@@ -70,14 +70,14 @@ class Prefill:
             queues.fail(request, "error", str(error), getattr(error, "parameter", None))
 
     def _try(self, request: Request, plan: StepPlan, failed: list[tuple[Request, PegboardError]]) -> Verdict:
+        loras, adapter = self._queues.loras, request.lora
         try:
-            if not self._is_ready(request):
+            if not self._is_ready(request) or not (adapter is None or loras.assign(adapter)):
                 return Verdict.SKIPPED
+        except EngineDeadError:
+            raise
         except PegboardError as error:
             failed.append((request, error))
-            return Verdict.SKIPPED
-        loras, adapter = self._queues.loras, request.lora
-        if adapter is not None and not loras.assign(adapter):
             return Verdict.SKIPPED
         verdict = self._try_with_adapter(request, plan)
         if adapter is not None and verdict is not Verdict.ADMITTED:

@@ -44,12 +44,13 @@ class Queues:
         policy: SchedulingPolicy,
         connectors: KVConnectors | None,
         clock: Callable[[], float],
+        load_adapter: Callable[[int, AdapterRef], bool],
     ) -> None:
         self.clock = clock
         self.kv = kv
         self.policy = policy
         self.connectors = connectors
-        self.loras = LoRASlots(limits.max_loras)
+        self.loras = LoRASlots(limits.max_loras, load_adapter)
         self.requests: dict[str, Request] = {}
         self.completions: dict[str, list[Request]] = {}
         self.running: list[Request] = []
@@ -184,24 +185,30 @@ class Queues:
 
 class LoRASlots:
     """Assigns LoRA adapters to the worker's slots 1 … max_loras. An adapter that a running request uses never loses its slot, so
-    no batch needs more than `max_loras` adapters. Of the other adapters, the least recently used one loses its slot first."""
+    no batch needs more than `max_loras` adapters. Of the other adapters, the least recently used one loses its slot first.
 
-    def __init__(self, max_loras: int) -> None:
+    load: copies an adapter into a slot. It returns False if that is not possible now, and raises RequestError if the adapter
+    cannot be loaded."""
+
+    def __init__(self, max_loras: int, load: Callable[[int, AdapterRef], bool]) -> None:
+        self._load = load
         self._free = list(range(max_loras, BASE_SLOT, -1))
         self._slots: OrderedDict[int, int] = OrderedDict()  # lora_id → slot, least recently used first
         self._num_users: dict[int, int] = {}
-        self._loads: list[tuple[int, AdapterRef]] = []
 
     def assign(self, adapter: AdapterRef) -> bool:
-        """Hold a slot for the adapter until `release`. A new adapter is loaded before the next batch. Return False if other
-        adapters hold all slots; the request must wait."""
+        """Load the adapter, unless it is loaded, and hold its slot until `release`. Return False if the request must wait: other
+        adapters hold all slots, or nothing can be loaded now. Raises RequestError if the adapter cannot be loaded."""
         lora_id = adapter.lora_id
         if lora_id not in self._slots:
-            slot = self._free.pop() if self._free else self._evict()
-            if slot is None:
+            if not self._free:
+                unused = next((other for other in self._slots if other not in self._num_users), None)
+                if unused is None:
+                    return False
+                self._free.append(self._slots.pop(unused))
+            if not self._load(self._free[-1], adapter):
                 return False
-            self._slots[lora_id] = slot
-            self._loads.append((slot, adapter))
+            self._slots[lora_id] = self._free.pop()
         self._slots.move_to_end(lora_id)
         self._num_users[lora_id] = self._num_users.get(lora_id, 0) + 1
         return True
@@ -215,12 +222,3 @@ class LoRASlots:
     def slot_of(self, adapter: AdapterRef | None) -> int:
         """Return the slot of an adapter that is held, or 0 for the base model."""
         return BASE_SLOT if adapter is None else self._slots[adapter.lora_id]
-
-    def take_loads(self) -> tuple[tuple[int, AdapterRef], ...]:
-        """Return the (slot, adapter) pairs to load before the next forward, and clear them."""
-        loads, self._loads = tuple(self._loads), []
-        return loads
-
-    def _evict(self) -> int | None:
-        unused = next((lora_id for lora_id in self._slots if lora_id not in self._num_users), None)
-        return None if unused is None else self._slots.pop(unused)

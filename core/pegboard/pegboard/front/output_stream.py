@@ -201,7 +201,7 @@ class Completion:
             if shown and self._stream is not None:
                 self._grow(self._stream.push(shown))
         if hit is None and delta.finish_reason is not None and self._stream is not None:
-            hit = self._grow(self._stream.flush())
+            hit = self._grow(self._stream.flush().rstrip("\ufffd"))  # as in vLLM, the beginning of a character is not shown
         if delta.logprobs is not None and self.logprobs is not None:
             positions = delta.logprobs[: len(self.token_ids) - len(self.logprobs)]
             _extend(self.logprobs, positions, self._texts)

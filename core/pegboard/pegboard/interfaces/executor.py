@@ -19,6 +19,9 @@ START_CALLS = frozenset({"allocate", "warm_up"})
 SERVING_CALLS = frozenset({"memory", "profile"})
 """Worker methods that `Executor.call` may also name between steps."""
 
+ENGINE_CALLS = frozenset({"load_adapter"})
+"""Worker methods that only the engine itself calls, while no step is in flight."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSpec(Spec):
@@ -63,7 +66,7 @@ class WorkerLike(Protocol):
         step may be run before the callable is called."""
 
     def call(self, method: str, *args: object) -> object:
-        """Call a method named in START_CALLS or SERVING_CALLS. Raises ConfigError for any other method."""
+        """Call a method named in START_CALLS, SERVING_CALLS or ENGINE_CALLS. Raises ConfigError for any other method."""
 
     def stop(self) -> None: ...
 

@@ -29,13 +29,17 @@ class AdapterSlots:
 
     def load(self, slot: int, weights: dict[str, tuple[Tensor, Tensor]], scaling: float) -> None:
         """Copy an adapter into a slot. weights: module path → (A [rank, in], B [out, rank]). Modules that the adapter does not
-        change get zeros. Raises ModelError if the rank is too large."""
+        change get zeros. Raises ModelError if the rank is too large or a shape does not fit."""
         self.a[slot].zero_()
         self.b[slot].zero_()
         for index, (name, part) in enumerate(self.modules.items()):
             if name not in weights:
                 continue
             a, b = weights[name]
+            rows = part.rows[1] - part.rows[0]
+            if a.ndim != 2 or a.shape[1] != self.a.shape[2] or b.shape != (rows, a.shape[0]):
+                expected = f"expected [rank, {self.a.shape[2]}] and [{rows}, rank]"
+                raise ModelError(f"{name}: {expected}, got {list(a.shape)} and {list(b.shape)}")
             if a.shape[0] > self.max_rank:
                 raise ModelError(f"adapter rank {a.shape[0]} of {name} exceeds max_lora_rank={self.max_rank}")
             first = index * self.max_rank

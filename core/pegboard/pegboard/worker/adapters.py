@@ -18,42 +18,59 @@ from pegboard.errors import ModelError
 from pegboard.layers import Layer, Linear
 
 PREFIX = "base_model.model."
+A, B = ".lora_A.weight", ".lora_B.weight"
 
 
 def load_adapter(layers: Iterable[Layer], slot: int, adapter: AdapterRef) -> None:
-    """Copy an adapter into a slot of every layer. Raises ModelError if it does not fit the model or its files are damaged."""
-    folder = Path(adapter.path)
+    """Copy an adapter into a slot of every layer. Raises ModelError, which names the adapter, if it does not fit the model or its
+    files are damaged."""
     try:
-        config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"adapter {adapter.name!r}: cannot read {folder / 'adapter_config.json'}: {error}") from error
-    weights = _read(folder, adapter)
-    rank = int(config["r"])
-    scaling = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    used: set[str] = set()
-    for layer in layers:
-        if isinstance(layer, Linear) and layer.adapters is not None:
-            own = {name: weights[name] for name in layer.adapters.modules if name in weights}
-            layer.adapters.load(slot, own, scaling)
-            used |= set(own)
-    unknown = sorted(set(weights) - used)
-    if unknown:
-        raise ModelError(f"adapter {adapter.name!r} changes modules that this model does not have: {', '.join(unknown[:5])}")
+        folder = Path(adapter.path)
+        scaling, weights = _scaling(folder / "adapter_config.json"), _read(folder / "adapter_model.safetensors")
+        used: set[str] = set()
+        for layer in layers:
+            if isinstance(layer, Linear) and layer.adapters is not None:
+                own = {name: weights[name] for name in layer.adapters.modules if name in weights}
+                layer.adapters.load(slot, own, scaling)
+                used |= set(own)
+        unknown = sorted(set(weights) - used)
+        if unknown:
+            raise ModelError(f"it changes modules that this model does not have: {', '.join(unknown[:5])}")
+    except (ModelError, OSError, ValueError, TypeError) as error:
+        raise ModelError(f"adapter {adapter.name!r}: {error}") from error
 
 
-def _read(folder: Path, adapter: AdapterRef) -> dict[str, tuple[Tensor, Tensor]]:
+def _scaling(path: Path) -> float:
+    """Return the factor of the adapter's product."""
+    try:
+        config = json.loads(path.read_text("utf-8")) if path.is_file() else None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} is {'missing' if config is None else 'not a JSON object'}")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if type(rank) is not int or not 0 < rank < 2**31:
+        raise ModelError(f"{path}: expected a rank `r` of at least 1, got {rank!r:.60}")
+    if type(alpha) not in (int, float) or not abs(alpha) < 2**31:
+        raise ModelError(f"{path}: expected a number as `lora_alpha`, got {alpha!r:.60}")
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _read(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
     """Return module path → (A, B)."""
     try:
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError as error:
         raise ModelError("reading adapters needs safetensors: pip install safetensors") from error
-    path = folder / "adapter_model.safetensors"
     if not path.is_file():
-        raise ModelError(f"adapter {adapter.name!r}: {path} is missing; only adapters in safetensors files can be read")
-    tensors = load_file(path)
-    found = {}
-    for name, a in tensors.items():
-        if name.endswith(".lora_A.weight"):
-            module = name.removeprefix(PREFIX).removesuffix(".lora_A.weight")
-            found[module] = (a, tensors[name.replace(".lora_A.", ".lora_B.")])
-    return found
+        raise ModelError(f"{path} is missing; only adapters in safetensors files can be read")
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise ModelError(f"{path} is damaged: {error}") from error
+    modules = {name.removesuffix(A).removesuffix(B) for name in tensors}
+    for name in [*(name for name in tensors if not name.endswith((A, B))), *(name + end for name in modules for end in (A, B))]:
+        if name not in tensors or not name.endswith((A, B)):
+            raise ModelError(f"{path}: {name} is {'not supported' if name in tensors else 'missing'}")
+    return {name.removeprefix(PREFIX): (tensors[name + A], tensors[name + B]) for name in modules}

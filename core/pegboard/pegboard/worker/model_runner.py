@@ -42,7 +42,6 @@ class RunnerParts:
     copies: Copies | None = None
     draft: DraftProposer | None = None
     connectors: Mapping[str, KVConnectorWorker] = field(default_factory=dict)
-    load_adapter: Callable[[int, Any], None] | None = None
 
 
 class ModelRunner:
@@ -126,7 +125,7 @@ class ModelRunner:
         return time.perf_counter() - started
 
     def _apply(self, batch: Batch) -> None:
-        """Update the per-row state: removed rows, added rows, new blocks, copies and adapters."""
+        """Update the per-row state: removed rows, added rows, new blocks and copies."""
         if len(batch.removed_rows):
             self._remove(batch.removed_rows)
         for new in batch.new:
@@ -134,9 +133,6 @@ class ModelRunner:
         self.state.append_blocks(batch)
         if len(batch.copy_blocks):
             self._copy_blocks(batch.copy_blocks)
-        for slot, adapter in batch.lora_loads:
-            assert self.parts.load_adapter is not None, "adapters are sent only if LoRA is on"
-            self.parts.load_adapter(slot, adapter)
 
     def _remove(self, rows: np.ndarray) -> None:
         self.state.remove(rows)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pegboard.config.limits import Limits
 from pegboard.config.schema import EngineConfig
 from pegboard.data.batch import Batch, StepOutput
+from pegboard.data.request import AdapterRef
 from pegboard.env import cache_dir
-from pegboard.errors import ConfigError, blame
+from pegboard.errors import ConfigError, ModelError, blame
 from pegboard.interfaces.attention import AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan
 from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
-from pegboard.interfaces.executor import SERVING_CALLS, START_CALLS, WorkerReady
+from pegboard.interfaces.executor import ENGINE_CALLS, SERVING_CALLS, START_CALLS, WorkerReady
 from pegboard.interfaces.kernel import RECORDER
 from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorSpec, KVConnectorWorker
 from pegboard.interfaces.logits_processor import LogitsProcessorSetup
@@ -174,7 +174,6 @@ class Worker:
             device=self.device.name,
             limits=self.limits,
             copies=self.platform.copies(),
-            load_adapter=partial(load_adapter, self.build.declared.layers) if self.config.max_loras else None,
         )
 
     def _sampler(self) -> Sampler:
@@ -245,10 +244,20 @@ class Worker:
         return self.running.run(batch, masks)
 
     def call(self, method: str, *args: object) -> object:
-        """Run one of START_CALLS and SERVING_CALLS."""
-        if method not in START_CALLS | SERVING_CALLS:
-            raise ConfigError(f"workers have no method {method!r}; known: {', '.join(sorted(START_CALLS | SERVING_CALLS))}")
+        """Run one of START_CALLS, SERVING_CALLS and ENGINE_CALLS."""
+        known = START_CALLS | SERVING_CALLS | ENGINE_CALLS
+        if method not in known:
+            raise ConfigError(f"workers have no method {method!r}; known: {', '.join(sorted(known))}")
         return getattr(self, method)(*args)
+
+    def load_adapter(self, slot: int, adapter: AdapterRef) -> str | None:
+        """Copy an adapter into a slot of every layer. Return None, or why that is not possible. A slot that a failed load has
+        begun to fill is not used before another load fills it."""
+        try:
+            load_adapter(self.build.declared.layers, slot, adapter)
+        except ModelError as error:
+            return str(error)
+        return None
 
     def profile(self, path: str | None) -> None:
         """Start the profiler, which writes below `path`. If `path` is None, stop it."""

@@ -17,7 +17,8 @@ request, so it would defeat the prefix cache, and it means nothing to the model.
 
 def read_messages(system: Any, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages in OpenAI's shape. Tool results become messages of the role tool; they are placed before the text that the user
-    sent with them. Raises RequestError naming `messages.0.content`."""
+    sent with them. Other fields than role and content are ignored, because clients send whole answers back. Raises RequestError
+    naming `messages.0.content`."""
     found: list[dict[str, Any]] = []
     if system:
         text = _system_text(system, "system")
@@ -26,9 +27,6 @@ def read_messages(system: Any, messages: Sequence[Mapping[str, Any]]) -> list[di
         raise RequestError("messages: at least one message is needed", parameter="messages")
     for index, message in enumerate(messages):
         path, role = f"messages.{index}", message.get("role")
-        unknown = next((name for name in message if name not in ("role", "content")), None)
-        if unknown is not None:
-            raise RequestError(f"{path}.{unknown}: this field is not supported", parameter=f"{path}.{unknown}")
         if role == "user":
             found += _user(message.get("content"), f"{path}.content")
         elif role == "assistant":

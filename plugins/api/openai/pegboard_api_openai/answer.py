@@ -142,7 +142,7 @@ class ChunkWriter:
         options = request.stream_options
         forced = bool(settings.get("enable_force_include_usage"))
         self.include_usage = forced or bool(options and options.include_usage)
-        self.continuous = forced or bool(options and options.continuous_usage_stats)
+        self.continuous = forced or bool(options and options.include_usage and options.continuous_usage_stats)
         self._start = b"data: " + encode(head)[:-1] + b',"choices":['
 
     def chunk(self, choice: Mapping[str, Any], usage: Mapping[str, Any] | None = None, **more: Any) -> bytes:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from pegboard.data.output import CompletionOutput, RequestOutput
 from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
+from pegboard.errors import MalformedRequest
 from pegboard.interfaces.api import EngineClient
 from pegboard.interfaces.output_parser import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
 from pegboard.interfaces.tokenizer import Chat
@@ -19,7 +20,7 @@ from pegboard_api_openai.sampling import chat_params
 from pegboard_chat import chats
 from pegboard_chat.chats import Chats, ParsedOutput, ToolChoice
 from pegboard_chat.off_loop import off_loop
-from pegboard_chat.openai_format import TokenNames, chat_logprobs, read_messages, read_tools, template_kwargs
+from pegboard_chat.openai_format import TokenNames, chat_logprobs, check_function, read_messages, read_tools, template_kwargs
 from pegboard_chat.parsing import fold
 from pegboard_chat.request_body import parse_body, wrong
 from pegboard_server.json_api import served_model
@@ -76,6 +77,7 @@ class ChatAnswer(Answer):
         self._has_begun = False
         self._has_parsers = tool_choice != "none" or client.parsers().reasoning is not None
         self._is_named = tool_choice == "named"
+        self._is_legacy = bool(request.functions)
         self._hides_tokens = not request.include_reasoning and self._has_parsers  # the tokens would reveal the hidden reasoning
         self._calling: set[int] = set()
 
@@ -93,13 +95,14 @@ class ChatAnswer(Answer):
         return [self._choice(completion, output.events[completion.index]) for completion in ordered]
 
     def _choice(self, completion: CompletionOutput, events: Sequence[Event]) -> dict[str, Any]:
+        fields = message_fields(events, echo=self._echo, with_reasoning=self._request.include_reasoning)
         message = {
             "role": self._role,
             "refusal": None,
             "annotations": None,
             "audio": None,
             "function_call": None,
-            **message_fields(events, echo=self._echo, with_reasoning=self._request.include_reasoning),
+            **(as_function_call(fields) if self._is_legacy else fields),
         }
         return {
             "index": completion.index,
@@ -114,7 +117,8 @@ class ChatAnswer(Answer):
         if any(isinstance(event, ToolCallStart) for event in events):
             self._calling.add(completion.index)
         has_calls = completion.index in self._calling
-        return finish_reason(completion.finish_reason, has_calls=has_calls, is_named=self._is_named)
+        reason = finish_reason(completion.finish_reason, has_calls=has_calls, is_named=self._is_named)
+        return "function_call" if reason == "tool_calls" and self._is_legacy else reason
 
     def _logprobs(self, completion: CompletionOutput) -> dict[str, Any] | None:
         if not self._request.logprobs or self._hides_tokens:
@@ -129,6 +133,7 @@ class ChatAnswer(Answer):
             self.count(completion.index, completion)
             events = output.events[completion.index]
             delta = delta_fields(events, with_reasoning=self._request.include_reasoning)
+            delta = as_function_call(delta) if self._is_legacy else delta
             reason = self._finish_reason(completion, events)
             if delta or not self.says_nothing(writer, "", completion, with_logprobs=self._request.logprobs):
                 chunks.append(self._chunk(writer, completion, delta, reason))
@@ -181,6 +186,8 @@ def read_request(request: ChatRequest) -> chats.ChatRequest:
     tools = read_tools(request.tools)
     choice: Any = request.tool_choice
     name: str | None = None
+    if request.functions or request.function_call not in (None, "none"):
+        tools, choice = _read_functions(request)
     if isinstance(choice, dict):
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None
@@ -193,9 +200,31 @@ def read_request(request: ChatRequest) -> chats.ChatRequest:
         chat=read_chat(request, tools),
         tool_choice=choice,
         function=name,
-        parallel_tool_calls=request.parallel_tool_calls is not False,
+        parallel_tool_calls=request.parallel_tool_calls is not False and not request.functions,
         cache_salt=request.cache_salt,
     )
+
+
+def _read_functions(request: ChatRequest) -> tuple[Sequence[Mapping[str, Any]], Any]:
+    """Return the tools and the tool choice that the legacy fields `functions` and `function_call` mean."""
+    if request.tools or request.tool_choice is not None:
+        raise MalformedRequest("functions is the older form of tools: send either, not both", parameter="functions")
+    functions, choice = request.functions or [], request.function_call
+    if not functions:
+        raise MalformedRequest("function_call needs functions", parameter="function_call")
+    for index, function in enumerate(functions):
+        check_function(function, f"functions[{index}]")
+    if isinstance(choice, dict) and isinstance(choice.get("name"), str):
+        choice = {"type": "function", "function": choice}
+    elif choice not in (None, "none", "auto"):
+        raise wrong("function_call", "none, auto or {'name': …}", choice)
+    return [{"type": "function", "function": function} for function in functions], choice
+
+
+def as_function_call(fields: dict[str, Any]) -> dict[str, Any]:
+    """Turn the tool call of a message or delta into the legacy `function_call`."""
+    calls = fields.pop("tool_calls", None)
+    return {**fields, "function_call": calls[0]["function"]} if calls else fields
 
 
 def message_fields(events: Sequence[Event], *, echo: str, with_reasoning: bool) -> dict[str, Any]:

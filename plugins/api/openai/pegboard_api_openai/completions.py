@@ -115,7 +115,7 @@ class CompletionAnswer(Answer):
         return {
             "index": prompt_index * request.n + completion.index,
             "text": echo + completion.text,
-            "logprobs": self._logprobs(output, completion, 0, with_prompt=request.echo),
+            "logprobs": self._logprobs(output, completion, 0, echo if request.echo else None),
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
             "token_ids": completion.token_ids if request.return_token_ids else None,
@@ -132,24 +132,30 @@ class CompletionAnswer(Answer):
         given = self._prompts[prompt_index]
         if isinstance(given, str) and request.truncate_prompt_tokens is None:
             return given
-        return self.client.tokenizer().decode(output.prompt_token_ids or (), skip_special_tokens=True)
+        return self.client.tokenizer().decode(output.prompt_token_ids or (), skip_special_tokens=False)
 
     def _logprobs(
-        self, output: RequestOutput, completion: CompletionOutput, offset: int, *, with_prompt: bool
+        self, output: RequestOutput, completion: CompletionOutput, offset: int, echo: str | None
     ) -> dict[str, Any] | None:
-        """Logprobs of a completion. offset: the number of characters of this choice that were sent before. with_prompt: start
-        with the prompt's tokens."""
+        """Logprobs of a completion. offset: the number of characters of this choice that were sent before. echo: the prompt's
+        text, to start with the prompt's tokens; else None."""
         num_top = self._request.logprobs
         if num_top is None:
             return None
         token_ids = list(completion.token_ids)
         steps: list[Step | None] = list(completion.logprobs or [{}] * len(token_ids))
         first_token = ""
-        if with_prompt and output.prompt_token_ids:
-            token_ids = [*output.prompt_token_ids, *token_ids]
-            steps = [*(output.prompt_logprobs or [None] * len(output.prompt_token_ids)), *steps]
-            first_token = self.client.tokenizer().decode(token_ids[:1], skip_special_tokens=False)
-        return completion_logprobs(token_ids, steps, num_top, self._names, offset, first_token)
+        if echo is None or not output.prompt_token_ids:
+            return completion_logprobs(token_ids, steps, num_top, self._names, offset)
+        token_ids = [*output.prompt_token_ids, *token_ids]
+        steps = [*(output.prompt_logprobs or [None] * len(output.prompt_token_ids)), *steps]
+        decode = self.client.tokenizer().decode
+        first_token = decode(token_ids[:1], skip_special_tokens=False)
+        # The tokenizer may have put tokens before a text, such as <s>, which the echo does not contain.
+        num_hidden = len(decode(output.prompt_token_ids, skip_special_tokens=False)) - len(echo)
+        found = completion_logprobs(token_ids, steps, num_top, self._names, -num_hidden, first_token)
+        found["text_offset"] = [max(0, offset) for offset in found["text_offset"]]
+        return found
 
     def chunks(self, writer: ChunkWriter, prompt_index: int, output: RequestOutput) -> list[bytes]:
         chunks = [self._chunk(writer, prompt_index, output, completion) for completion in output.outputs]
@@ -160,7 +166,8 @@ class CompletionAnswer(Answer):
         request = self._request
         index = prompt_index * request.n + completion.index
         is_first = not self._has_begun[index]
-        text = self._echo(prompt_index, output) + completion.text if is_first else completion.text
+        echo = self._echo(prompt_index, output) if is_first else ""
+        text = echo + completion.text
         self.count(index, completion)
         if self.says_nothing(writer, text, completion, with_logprobs=request.logprobs is not None):
             return None
@@ -168,7 +175,7 @@ class CompletionAnswer(Answer):
         choice = {
             "index": index,
             "text": text,
-            "logprobs": self._logprobs(output, completion, self._num_chars[index], with_prompt=is_first and request.echo),
+            "logprobs": self._logprobs(output, completion, self._num_chars[index], echo if is_first and request.echo else None),
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
         }

@@ -10,7 +10,8 @@ from pegboard_chat.sampling_fields import Fields, Int32, SamplingFields, TokenId
 
 
 class StreamOptions(Fields):
-    """include_usage: send a last chunk with the usage. continuous_usage_stats: report the usage so far in every chunk."""
+    """include_usage: send a last chunk with the usage. continuous_usage_stats: with include_usage, every chunk also reports the
+    usage so far."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -67,6 +68,8 @@ class ChatRequest(TemplateFields, GenerationFields):
     top_logprobs: Int32 | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Any]] | None = None  # the form before tools; the answer then has a function_call
+    function_call: str | dict[str, Any] | None = None
     include_reasoning: bool = True
     reasoning_effort: str | None = None
 

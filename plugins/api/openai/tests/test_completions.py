@@ -61,6 +61,30 @@ def test_streamed_logprobs_equal_whole(http, echo):
     )
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["ab", [256, 97, 256, 98], [97, 98, 256]])
+@pytest.mark.parametrize("max_tokens", [0, 16])
+def test_text_offsets_point_into_the_text(http, prompt, max_tokens, stream):
+    """Also for special tokens: those that the client sends are echoed, those that the tokenizer adds are not."""
+    server = http("cd")
+    fields = {"echo": True, "logprobs": 0, "max_tokens": max_tokens, "stream": stream}
+    answers = server.complete(prompt, **fields) if stream else [server.complete(prompt, **fields)]
+    choices = [choice for answer in answers for choice in answer["choices"]]
+    text = "".join(choice["text"] for choice in choices)
+    pairs = [
+        pair
+        for choice in choices
+        if choice["logprobs"]
+        for pair in zip(choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"], strict=True)
+    ]
+    is_added = isinstance(prompt, str)
+    for offset, token in pairs[is_added:]:
+        assert token.startswith("\ufffd") or text[offset:].startswith(token) or (token, offset) == ("</s>", len(text))
+    assert not is_added or pairs[0][0] == 0
+    if not is_added:
+        assert text.startswith(server.post("/detokenize", {"tokens": prompt})["prompt"])
+
+
 def test_text_offsets_go_on_across_chunks(http):
     events = http("abcd").complete("x", stream=True, logprobs=0)
     offsets = [offset for event in events for offset in event["choices"][0]["logprobs"]["text_offset"]]

@@ -65,9 +65,14 @@ def refusal(server: Any, path: str, body: Any, status: int = 400) -> dict[str, A
         ({"messages": []}, "messages", "empty"),
         ({"messages": "hi"}, "messages", "expected a list, got 'hi'"),
         ({"messages": [3]}, "messages[0]", "expected an object, got 3"),
-        ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "one of system"),
+        ({"messages": [{"role": 3, "content": "x"}]}, "messages[0].role", "expected a role, such as system"),
+        ({"messages": [{"role": "", "content": "x"}]}, "messages[0].role", "expected a role, such as system"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
-        ({"messages": [{"role": "user", "content": "x", "colour": 1}]}, "messages[0].colour", "unknown field"),
+        ({"messages": [{"role": "user", "content": "x", "audio": {"id": "a"}}]}, "messages[0].audio", "reads text only"),
+        ({"functions": [{"name": "f"}], "tool_choice": "none"}, "functions", "not both"),
+        ({"functions": [{"name": 3}]}, "functions[0].name", "expected a string"),
+        ({"functions": [{"name": "f"}], "function_call": "required"}, "function_call", "none, auto or {'name': …}"),
+        ({"function_call": "auto"}, "function_call", "needs functions"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0].content[0]",
@@ -75,9 +80,9 @@ def refusal(server: Any, path: str, body: Any, status: int = 400) -> dict[str, A
         ),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]", "input_audio"),
         (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 3}}]}]},
             "messages[0].tool_calls[0].function.arguments",
-            "not valid JSON",
+            "expected a JSON object",
         ),
     ],
 )

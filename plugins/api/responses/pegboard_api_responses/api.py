@@ -17,17 +17,18 @@ from pegboard.errors import MalformedRequest, PegboardError, RequestError
 from pegboard.interfaces.api import ApiSetup
 from pegboard.interfaces.tokenizer import Chat
 from pegboard.log import get_logger
-from pegboard_api_responses.fields import ResponsesRequest
+from pegboard_api_responses.fields import InputTokensRequest, PromptFields, ResponsesRequest
 from pegboard_api_responses.history import conversation, is_unfinished, read_input
 from pegboard_api_responses.items import Items
+from pegboard_api_responses.listing import input_items, page
 from pegboard_api_responses.open_items import StreamEvent
 from pegboard_api_responses.options import ResponsesOptions
 from pegboard_api_responses.request import chat_request, response_params
 from pegboard_api_responses.response import ResponseAnswer
 from pegboard_api_responses.store import EventEncoder, EventLog, ResponseStore, Stored
-from pegboard_api_responses.tools import read_tools
+from pegboard_api_responses.tools import Tools, read_tools
 from pegboard_api_responses.turns import Plan, Turns
-from pegboard_chat.chats import Chats
+from pegboard_chat.chats import ChatRequest, Chats
 from pegboard_chat.off_loop import off_loop
 from pegboard_chat.openai_format import TokenNames, template_kwargs
 from pegboard_chat.request_body import parse_body
@@ -51,7 +52,9 @@ class ResponsesApi:
     def routes(self) -> Sequence[BaseRoute]:
         return [
             Route("/v1/responses", endpoint(self._create, ResponsesRequest), methods=["POST"]),
+            Route("/v1/responses/input_tokens", endpoint(self._count_tokens, InputTokensRequest), methods=["POST"]),
             Route("/v1/responses/{id}", self._retrieve, methods=["GET"]),
+            Route("/v1/responses/{id}/input_items", self._list_input, methods=["GET"]),
             Route("/v1/responses/{id}", self._delete, methods=["DELETE"]),
             Route("/v1/responses/{id}/cancel", self._cancel, methods=["POST"]),
         ]
@@ -84,24 +87,22 @@ class ResponsesApi:
         if request.stream_options is not None and not request.stream:
             raise MalformedRequest("stream_options needs stream: true", parameter="stream_options")
 
-    def _before(self, request: ResponsesRequest) -> list[dict[str, Any]]:
-        """Returns the conversation up to and including the response `previous_response_id`."""
+    def _before(self, request: PromptFields) -> Stored:
+        """Returns the response `previous_response_id`, or one without messages."""
         if request.previous_response_id is None:
-            return []
+            return Stored({})
         stored = self._store.get(request.previous_response_id, "previous_response_id")
         if stored.task is not None:
             raise RequestError("the previous response is still being written", parameter="previous_response_id")
-        return stored.messages
+        return stored
 
-    async def _start(self, request: ResponsesRequest, num_bytes: int) -> Turns:
-        client = self._client
-        model = served_model(client, request.model)
-        name = request.request_id or f"resp_{uuid.uuid4().hex}"
-        tools = read_tools(request.tools, self._builtin_tools, self._options, name)
-        before = self._before(request)
+    async def _chat(
+        self, request: PromptFields, tools: Tools, before: Stored, num_bytes: int, cache_salt: str | None
+    ) -> tuple[ChatRequest, list[dict[str, Any]]]:
+        """Returns the request of the first turn, and the conversation before the response, without instructions."""
 
         def read() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-            messages = [*before, *read_input(request.input, [*tools.builtin.values()])]
+            messages = [*before.messages, *read_input(request.input, [*tools.builtin.values()])]
             return messages, conversation(request.instructions, (), messages)
 
         messages, whole = await off_loop(num_bytes, read)
@@ -114,7 +115,28 @@ class ResponsesApi:
             continue_final_message=continues,
             template_kwargs=template_kwargs(request.chat_template_kwargs, effort),
         )
-        chat_asked = chat_request(request, chat, tools, self._chats)
+        return chat_request(request, chat, tools, self._chats, cache_salt), messages
+
+    async def _count_tokens(self, http: Request) -> Response:
+        """How many tokens the prompt of this request has."""
+        body = await http.body()
+        request = await off_loop(len(body), lambda: parse_body(body, InputTokensRequest))
+        served_model(self._client, request.model)
+        tools = read_tools(request.tools, self._builtin_tools, self._options, "")
+        try:
+            chat, _ = await self._chat(request, tools, self._before(request), len(body), None)
+            token_ids = await self._chats.token_ids(chat)
+        finally:
+            await tools.close()
+        return json_response({"object": "response.input_tokens", "input_tokens": len(token_ids)})
+
+    async def _start(self, request: ResponsesRequest, num_bytes: int) -> Turns:
+        client = self._client
+        model = served_model(client, request.model)
+        name = request.request_id or f"resp_{uuid.uuid4().hex}"
+        tools = read_tools(request.tools, self._builtin_tools, self._options, name)
+        before = self._before(request)
+        chat_asked, messages = await self._chat(request, tools, before, num_bytes, request.cache_salt)
         params = response_params(request, client.default_params())
         token_bytes = client.tokenizer().vocabulary().token_bytes if params.logprobs is not None else ()
         most = self._options.max_tool_calls
@@ -125,7 +147,8 @@ class ResponsesApi:
         )
         names = TokenNames(as_ids=False, token_bytes=token_bytes)
         answer = ResponseAnswer(request, name, model, params, bool(chat_asked.tools), names, items)
-        turns = Turns(Plan(self._chats, request, messages, tools), answer, params, chat_asked)
+        listed = [*before.input_items, *before.response.get("output", ()), *input_items(request.input)]
+        turns = Turns(Plan(self._chats, request, messages, tools), answer, params, chat_asked, listed)
         async with closed_on_error(turns):
             await turns.start()
         return turns
@@ -142,8 +165,10 @@ class ResponsesApi:
         answer = turns.answer
         response = answer.whole()
         history = turns.conversation() if task is None else []
-        stored = Stored(response, history, task, answer.whole if task is not None else None, events)
-        num_bytes = len(msgspec.json.encode([stored.response, stored.messages]))
+        stored = Stored(
+            response, history, task, answer.whole if task is not None else None, events, input_items=turns.input_items
+        )
+        num_bytes = len(msgspec.json.encode([stored.response, stored.messages, stored.input_items]))
         self._store.put(stored, num_bytes + (events.num_bytes if events is not None else 0))
 
     def _in_background(self, turns: Turns, request: ResponsesRequest, events: EventLog | None) -> dict[str, Any]:
@@ -181,6 +206,11 @@ class ResponsesApi:
                 "only a response that was made with background: true and stream: true can be streamed again", parameter="stream"
             )
         return EventStream(stored.events.read(after), None, error_event)
+
+    async def _list_input(self, http: Request) -> Response:
+        """The input items of a stored response, with those of the responses before it."""
+        stored = self._store.get(http.path_params["id"], "response_id")
+        return json_response(page(stored.input_items, http.query_params.multi_items()))
 
     async def _cancel(self, http: Request) -> Response:
         """Stop writing a background response."""

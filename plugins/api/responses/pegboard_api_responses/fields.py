@@ -35,23 +35,37 @@ class ResponsesStreamOptions(Fields):
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponsesRequest(SamplingFields):
-    """The fields of the body. `history.read_input` checks input, `tools.read_tools` checks tools, and `request.chat_request`
-    checks tool_choice. The output of the code interpreter is always shown, whether or not `include` asks for it."""
+class PromptFields(Fields):
+    """The fields that become the prompt. `history.read_input` checks input, `tools.read_tools` checks tools, and
+    `request.chat_request` checks tool_choice."""
 
+    model: str | None = None
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     previous_response_id: str | None = None
-    store: bool = True
-    background: bool = False
-    stream_options: ResponsesStreamOptions | None = None
 
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
-    max_tool_calls: Count | None = None
     text: TextFields | None = None
     reasoning: ReasoningFields | None = None
+    truncation: Literal["auto", "disabled"] = "disabled"
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
+class InputTokensRequest(PromptFields):
+    """The body of POST /v1/responses/input_tokens."""
+
+
+class ResponsesRequest(PromptFields, SamplingFields):
+    """The body of POST /v1/responses. The output of the code interpreter is always shown, whether or not `include` asks for
+    it."""
+
+    store: bool = True
+    background: bool = False
+    stream_options: ResponsesStreamOptions | None = None
+
+    max_tool_calls: Count | None = None
     include_reasoning: bool = True
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content", "code_interpreter_call.outputs"]] = (
         Field(default_factory=list)
@@ -59,8 +73,6 @@ class ResponsesRequest(SamplingFields):
 
     max_output_tokens: Count | None = None
     top_logprobs: LogprobCount | None = None
-    truncation: Literal["auto", "disabled"] = "disabled"
 
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     service_tier: Literal["auto", "default"] = "auto"

@@ -100,21 +100,11 @@ def _add_exchange(messages: list[dict[str, Any]], exchange: Exchange | None) -> 
 
 
 def _add_message(messages: list[dict[str, Any]], item: Mapping[str, Any], path: str) -> None:
-    parts = item.get("content")
-    if isinstance(parts, list):
-        parts = [_without_notes(part) for part in parts]
-    content = read_content(parts, f"{path}.content")
+    content = read_content(item.get("content"), f"{path}.content")
     if item.get("role") == "assistant":
         _join(messages, "content", content)
     else:
         messages.append({"role": item.get("role"), "content": content})
-
-
-def _without_notes(part: Any) -> Any:
-    """Returns a part of an answer without its annotations and logprobs."""
-    if not isinstance(part, dict) or part.get("type") != "output_text":
-        return part
-    return {name: value for name, value in part.items() if name not in ("annotations", "logprobs")}
 
 
 def _join(messages: list[dict[str, Any]], field: str, text: str) -> None:

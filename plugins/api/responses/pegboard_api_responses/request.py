@@ -8,7 +8,7 @@ from typing import Any
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from pegboard.errors import MalformedRequest, RequestError
 from pegboard.interfaces.tokenizer import Chat
-from pegboard_api_responses.fields import LOGPROBS, ResponsesRequest
+from pegboard_api_responses.fields import LOGPROBS, PromptFields, ResponsesRequest
 from pegboard_api_responses.tools import Tools
 from pegboard_chat.chats import ChatRequest, Chats
 from pegboard_chat.request_body import wrong
@@ -22,7 +22,7 @@ CHOICES = "none, auto, required or {'type': 'function', 'name': …}"
 STRUCTURES = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
-def chat_request(request: ResponsesRequest, chat: Chat, tools: Tools, chats: Chats) -> ChatRequest:
+def chat_request(request: PromptFields, chat: Chat, tools: Tools, chats: Chats, cache_salt: str | None = None) -> ChatRequest:
     """Reads the conversation of the first turn. Raises RequestError naming `tool_choice` or `tools`."""
     choice: Any = request.tool_choice
     name, shapes = None, tools.shapes
@@ -48,7 +48,7 @@ def chat_request(request: ResponsesRequest, chat: Chat, tools: Tools, chats: Cha
         function=name,
         tools=shapes,
         parallel_tool_calls=request.parallel_tool_calls,
-        cache_salt=request.cache_salt,
+        cache_salt=cache_salt,
     )
 
 

@@ -80,7 +80,7 @@ class UnknownResponse(RequestError):
 class Stored:
     """A stored response. `response` is the object. `messages` is the conversation up to and including it, without instructions.
     While `task` writes it in the background, `live` returns the response so far. events is set for a response that is, or was,
-    streamed in the background. num_bytes is its approximate size."""
+    streamed in the background. num_bytes is its approximate size. input_items: the items that it answers, each with an id."""
 
     response: Mapping[str, Any]
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -88,6 +88,7 @@ class Stored:
     live: Callable[[], Mapping[str, Any]] | None = None
     events: EventLog | None = None
     num_bytes: int = 0
+    input_items: Sequence[Mapping[str, Any]] = ()
 
     def now(self) -> Mapping[str, Any]:
         """The object as it is now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,10 +32,19 @@ class Plan:
 
 
 class Turns:
-    """Writes one response. Call `start`, optionally `wait`, then read `events` to its end; call `aclose` in any case."""
+    """Writes one response. Call `start`, optionally `wait`, then read `events` to its end; call `aclose` in any case.
+    input_items: all items before the response, to be listed."""
 
-    def __init__(self, plan: Plan, answer: ResponseAnswer, params: SamplingParams, chat_request: ChatRequest) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        answer: ResponseAnswer,
+        params: SamplingParams,
+        chat_request: ChatRequest,
+        input_items: Sequence[Mapping[str, Any]],
+    ) -> None:
         self.answer = answer
+        self.input_items = input_items
         self._plan = plan
         self._params = params
         self._chat_request = chat_request

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.tokenizer import Chat, Rendered, TextStream, TokenizerSetup, Vocabulary
-from pegboard_chat import ByteTextStream, ChatTemplate
+from pegboard_chat import ByteTextStream, ChatTemplate, TransformersMethods
 from pegboard_pack_gguf.byte_level_bpe import ByteLevelBPE
 from pegboard_pack_gguf.sentencepiece_bpe import SentencePieceBPE
 from pegboard_pack_gguf.special_tokens import partition
@@ -16,7 +16,7 @@ MODELS: dict[str, type[ByteLevelBPE] | type[SentencePieceBPE]] = {"gpt2": ByteLe
 """Tokenizer class by the value of `tokenizer.ggml.model`."""
 
 
-class GGUFTokenizer:
+class GGUFTokenizer(TransformersMethods):
     def __init__(self, options: None, setup: TokenizerSetup) -> None:
         found = GGUFVocabulary(setup.checkpoint.tokenizer.data)
         if found.model not in MODELS:
@@ -26,8 +26,8 @@ class GGUFTokenizer:
             )
         self.model = MODELS[found.model](found)
         self.special_tokens = found.special_tokens()
-        self.eos_token_id = found.token_id("ggml.eos_token_id")
-        self.add_eos = found.flag("ggml.add_eos_token", False) and self.eos_token_id is not None
+        self._eos_token_id = found.token_id("ggml.eos_token_id")
+        self.add_eos = found.flag("ggml.add_eos_token", False) and self._eos_token_id is not None
         self.token_bytes = self.model.token_bytes()
         self.hidden = frozenset(found.ids_of(UNKNOWN, CONTROL))
         self._vocabulary = Vocabulary(
@@ -49,7 +49,7 @@ class GGUFTokenizer:
         text = self.template.render(chat)
         return Rendered(self.encode(text, add_special_tokens=chat.add_special_tokens), text)
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         try:
             text.encode()
         except UnicodeEncodeError as error:  # unpaired surrogates have no UTF-8 form
@@ -64,13 +64,13 @@ class GGUFTokenizer:
             else:
                 ids += self.model.encode(" " + fragment if behind_special and self.model.adds_space else fragment)
             behind_special = isinstance(fragment, int)
-        if add_special_tokens and self.add_eos and self.eos_token_id is not None:
-            ids.append(self.eos_token_id)
+        if add_special_tokens and self.add_eos and self._eos_token_id is not None:
+            ids.append(self._eos_token_id)
         return ids
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
         stream = self.stream((), skip_special_tokens=skip_special_tokens)
-        return stream.push(token_ids) + stream.flush()
+        return stream.push([token_ids] if isinstance(token_ids, int) else token_ids) + stream.flush()
 
     def stream(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> TextStream:
         """The space that SentencePiece puts before the first word is dropped only if no prompt precedes it."""

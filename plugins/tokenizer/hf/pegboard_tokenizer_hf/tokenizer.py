@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 from pegboard.data.checkpoint_file import read_text
 from pegboard.errors import ModelError, RequestError, is_failure
 from pegboard.interfaces.tokenizer import Chat, Rendered, TextStream, TokenizerSetup, Vocabulary
-from pegboard_chat import ByteTextStream, ChatTemplate, OffsetTextStream
+from pegboard_chat import ByteTextStream, ChatTemplate, OffsetTextStream, TransformersMethods
 from pegboard_tokenizer_hf.files import chat_templates, special_tokens
 from pegboard_tokenizer_hf.token_bytes import bytes_of, growths, is_byte_level
 
@@ -28,7 +28,7 @@ LONG = 4096
 """From this many characters or ids on, a call takes so long that other threads must run meanwhile."""
 
 
-class HFTokenizer:
+class HFTokenizer(TransformersMethods):
     """Reads tokenizer.json and the files next to it. `encode` adds the tokens (bos, eos) that the file's post-processor
     specifies."""
 
@@ -52,7 +52,7 @@ class HFTokenizer:
         text = self._template.render(chat)
         return Rendered(self.encode(text, add_special_tokens=chat.add_special_tokens), text)
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         try:
             if len(text) >= LONG:  # only the methods for batches let other threads run meanwhile
                 return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
@@ -64,8 +64,9 @@ class HFTokenizer:
                 raise
             raise RequestError(f"the model's tokenizer cannot encode the text: {error}", parameter="prompt") from error
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        valid = [token_id for token_id in token_ids if 0 <= token_id <= _MAX_ID]
+    def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
+        ids = [token_ids] if isinstance(token_ids, int) else token_ids
+        valid = [token_id for token_id in ids if 0 <= token_id <= _MAX_ID]
         try:
             if len(valid) >= LONG:
                 return self._tokenizer.decode_batch([valid], skip_special_tokens=skip_special_tokens)[0]

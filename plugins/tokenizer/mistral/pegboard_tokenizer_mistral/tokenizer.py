@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.tokenizer import Chat, Rendered, TextStream, TokenizerSetup, Vocabulary
-from pegboard_chat import ByteTextStream, ChatTemplate
+from pegboard_chat import ByteTextStream, ChatTemplate, TransformersMethods
 from pegboard_chat.request_limits import num_text_chars, too_long
 from pegboard_tokenizer_mistral.conversation import mistral_messages, mistral_tools
 from pegboard_tokenizer_mistral.files import load, tokenizer_file
@@ -24,7 +24,7 @@ from pegboard_tokenizer_mistral.token_bytes import token_bytes
 THINK = "[THINK]"
 
 
-class MistralCommonTokenizer:
+class MistralCommonTokenizer(TransformersMethods):
     """mistral-common writes chats as token ids, so a user's text cannot become a control token. If the server or a request gives
     a Jinja template, that template is rendered instead."""
 
@@ -57,7 +57,7 @@ class MistralCommonTokenizer:
             return Rendered(self.encode(text, add_special_tokens=chat.add_special_tokens), text)
         return Rendered(self._encode_chat(chat))
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         try:
             text.encode()
         except UnicodeEncodeError as error:  # unpaired surrogates have no UTF-8 form
@@ -73,9 +73,9 @@ class MistralCommonTokenizer:
                 ids += self._tokenizer.encode(part, bos=False, eos=False)
         return ids
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
         stream = self.stream([], skip_special_tokens=skip_special_tokens)
-        return stream.push(token_ids) + stream.flush()
+        return stream.push([token_ids] if isinstance(token_ids, int) else token_ids) + stream.flush()
 
     def stream(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> TextStream:
         stream = ByteTextStream(self._token_bytes(), self._special_ids, skip_special_tokens)

@@ -1,0 +1,109 @@
+"""Adapters on disk: a good one is loaded, and every damaged one is a ModelError that names it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from pegboard.data.request import AdapterRef
+from pegboard.errors import ModelError
+from pegboard.layers import Linear
+from pegboard.layers.build import LoRALimits
+from pegboard.worker.adapters import load_adapter
+from pegboard_testing.fake_build import fake_build, load_layers
+
+CONFIG = {"r": 2, "lora_alpha": 4}
+NAME = "base_model.model.m.lora_"
+
+
+def tensors(**changes: Any) -> dict[str, torch.Tensor]:
+    return {f"{NAME}A.weight": torch.ones(2, 4), f"{NAME}B.weight": torch.ones(3, 2)} | changes
+
+
+def write(folder: Path, config: Any = CONFIG, weights: Any = None) -> AdapterRef:
+    if config is not None:
+        (folder / "adapter_config.json").write_bytes(config if isinstance(config, bytes) else json.dumps(config).encode())
+    if isinstance(weights, bytes):
+        (folder / "adapter_model.safetensors").write_bytes(weights)
+    else:
+        save_file(tensors() if weights is None else weights, folder / "adapter_model.safetensors")
+    return AdapterRef(1, "poet", str(folder))
+
+
+def linear() -> Linear:
+    build = fake_build(lora=LoRALimits(1, 4), lora_slots=lambda: torch.tensor([1])).at("m")
+    layer = Linear(build, 4, 3)
+    load_layers([layer], {"m.weight": torch.zeros(3, 4)})
+    return layer
+
+
+def test_a_good_adapter_is_scaled_by_alpha_over_rank(tmp_path: Path) -> None:
+    layer = linear()
+    load_adapter([layer], 1, write(tmp_path))
+    assert layer.adapters is not None
+    torch.testing.assert_close(layer.adapters.b[1] @ layer.adapters.a[1], torch.full((3, 4), 4.0))
+    load_adapter([layer], 1, write(tmp_path, CONFIG | {"use_rslora": True}))
+    torch.testing.assert_close(layer.adapters.b[1] @ layer.adapters.a[1], torch.full((3, 4), 2 * 4 / 2**0.5))
+
+
+@pytest.mark.parametrize(
+    ("config", "weights", "words"),
+    [
+        (b"{", None, "is not JSON"),
+        (b"[" * 100_000, None, "is not JSON"),
+        (b"\xff", None, "is not JSON"),
+        ([], None, "not a JSON object"),
+        ({}, None, "got None"),
+        (CONFIG | {"r": 0}, None, "rank `r` of at least 1, got 0"),
+        (CONFIG | {"r": "2"}, None, "got '2'"),
+        (CONFIG | {"r": True}, None, "got True"),
+        (CONFIG | {"lora_alpha": None}, None, "`lora_alpha`, got None"),
+        (CONFIG | {"lora_alpha": float("nan")}, None, "`lora_alpha`, got nan"),
+        (CONFIG | {"lora_alpha": 10**400}, None, "`lora_alpha`"),
+        (CONFIG, b"", "is damaged"),
+        (CONFIG, b"\xff" * 64, "is damaged"),
+        (CONFIG, {f"{NAME}A.weight": torch.ones(2, 4)}, "lora_B.weight is missing"),
+        (CONFIG, {f"{NAME}B.weight": torch.ones(3, 2)}, "lora_A.weight is missing"),
+        (CONFIG, tensors(**{f"{NAME}magnitude_vector": torch.ones(3)}), "magnitude_vector is not supported"),
+        (CONFIG, tensors(**{f"{NAME}A.weight": torch.ones(2, 5)}), r"m: expected \[rank, 4\] and \[3, rank\], got \[2, 5\]"),
+        (CONFIG, tensors(**{f"{NAME}B.weight": torch.ones(3, 1)}), r"got \[2, 4\] and \[3, 1\]"),
+        (CONFIG, tensors(**{f"{NAME}A.weight": torch.ones(8)}), r"got \[8\]"),
+        (CONFIG, tensors(**{f"{NAME}A.weight": torch.ones(5, 4), f"{NAME}B.weight": torch.ones(3, 5)}), "max_lora_rank=4"),
+        (CONFIG, {name.replace(".m.", ".x."): tensor for name, tensor in tensors().items()}, "does not have: x"),
+    ],
+)
+def test_a_bad_adapter_is_an_error_that_names_it(tmp_path: Path, config: Any, weights: Any, words: str) -> None:
+    with pytest.raises(ModelError, match=words) as caught:
+        load_adapter([linear()], 1, write(tmp_path, config, weights))
+    assert str(caught.value).startswith("adapter 'poet': ")
+
+
+@pytest.mark.parametrize("path", ["", "/none", "a\0b", "x" * 5000, "org/name", None, 3, "/dev/zero"])
+def test_a_bad_path_is_an_error_that_names_the_adapter(path: Any) -> None:
+    with pytest.raises(ModelError, match="adapter 'poet': "):
+        load_adapter([linear()], 1, AdapterRef(1, "poet", path))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_damaged_files_are_never_anything_but_a_model_error(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        adapter = write(folder)
+        for file in folder.iterdir():
+            content = bytearray(file.read_bytes())
+            for at in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=4)):
+                content[at] = data.draw(st.integers(0, 255))
+            file.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+        try:
+            load_adapter([linear()], 1, adapter)
+        except ModelError as error:
+            assert str(error).startswith("adapter 'poet': ")
