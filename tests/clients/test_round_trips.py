@@ -240,8 +240,8 @@ def test_responses(served: Served, chat: openai.OpenAI, dumped: bool, answer: tu
 @pytest.mark.parametrize(("provider", "dumped"), [("openai", False), ("hosted_vllm", True)])
 @each_answer
 def test_litellm(served: Served, provider: str, dumped: bool, answer: tuple[str, int]) -> None:
-    """LiteLLM adds fields of its own to the messages, such as provider_specific_fields. It is not in requirements-dev.txt, because
-    it is large."""
+    """LiteLLM adds fields of its own to the messages, such as provider_specific_fields. It is large, so it is not in
+    requirements-dev.txt."""
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # read when it is imported; without it, it asks the network
     litellm = pytest.importorskip("litellm")
     script, most = answer

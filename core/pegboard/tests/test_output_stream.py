@@ -220,3 +220,13 @@ def test_no_space_between_special_tokens_when_it_is_not_wanted(spaces, text, cut
     stream.feed(RequestDelta(request_id="r", token_ids=tokens[:cut]))
     stream.feed(RequestDelta(request_id="r", token_ids=tokens[cut:], finish_reason="length"))
     assert stream.take().outputs[0].text == text
+
+
+@given(text=st.text(alphabet="aé語🌍", max_size=6), cut=st.integers(0, 24), stop=st.sampled_from([None, ["zz"]]))
+def test_text_that_is_cut_inside_a_character_ends_before_it(text, cut, stop):
+    """As in vLLM."""
+    ids = list(text.encode())[:cut] or [97]
+    params = SamplingParams(stop=stop, max_tokens=99, output_kind=RequestOutputKind.DELTA)
+    outputs, _ = run(params, [[token] for token in ids])
+    shown = "".join(completion.text for output in outputs for completion in output.outputs)
+    assert shown == bytes(ids).decode(errors="ignore")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pegboard.data.sampling_params import SamplingParams
+from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
 from pegboard.errors import RequestError
 
 
@@ -80,6 +82,54 @@ def test_clones_are_checked_and_leave_the_original_alone() -> None:
     assert params.clone(seed=4).seed == 4 and params.seed == 3 and params.clone().stop == ["a"]
     with pytest.raises(RequestError):
         params.clone(top_p=2)
+
+
+SCALARS = [None, True, 1, -1, 1.5, "x", "", b"x", object(), 1j, math.nan, 10**400, 2**63, np.float64(0.5), np.int64(1)]
+KEYS = st.sampled_from([1, "a", "regex"])
+ANYTHING = st.recursive(
+    st.sampled_from(SCALARS),
+    lambda inner: st.lists(inner, max_size=2) | st.tuples(inner) | st.dictionaries(KEYS, inner, max_size=2),
+    max_leaves=3,
+)
+
+
+@given(
+    made=st.sampled_from([(SamplingParams, {}), (BeamSearchParams, {"beam_width": 1, "max_tokens": 20})]),
+    value=ANYTHING,
+    data=st.data(),
+)
+def test_a_wrong_type_is_refused_and_everything_else_can_be_sent(made: Any, value: Any, data: st.DataObject) -> None:
+    """What is accepted reaches the engine unchanged."""
+    kind, needed = made
+    names = [field.name for field in msgspec.structs.fields(kind) if field.name != "extra_args"]  # its values may be anything
+    name = data.draw(st.sampled_from(names))
+    try:
+        params = kind(**{**needed, name: value})
+        if kind is SamplingParams:
+            params.check_against_model(vocab_size=100, max_logprobs=-1)
+    except RequestError as error:
+        assert error.parameter == name or (name, error.parameter) in [("max_tokens", "min_tokens"), ("detokenize", "stop")]
+        return
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=kind)
+    assert sent == params
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stop": [1]}, "stop has a wrong type: expected `str`, got `int`, got \\[1\\]"),
+        ({"stop": 1}, "stop has a wrong type"),
+        ({"bad_words": "word"}, "bad_words has a wrong type"),
+        ({"logit_bias": {"a": 1}}, "logit_bias has a wrong type"),
+        ({"logit_bias": {1: "x"}}, "logit_bias has a wrong type"),
+        ({"ignore_eos": "false"}, "ignore_eos has a wrong type"),
+        ({"extra_args": {1: 2}}, "extra_args has a wrong type"),
+        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs has a wrong type"),
+    ],
+)
+def test_the_message_of_a_wrong_type(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        SamplingParams(**fields)
 
 
 def test_names_that_do_not_exist_are_refused() -> None:

@@ -1,8 +1,9 @@
-"""Adapters on disk: a good one is loaded, and every damaged one is a ModelError that names it."""
+"""Adapters on disk: a good one is loaded, and for every damaged one the reason names it."""
 
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from pegboard.data.request import AdapterRef
-from pegboard.errors import ModelError
 from pegboard.layers import Linear
 from pegboard.layers.build import LoRALimits
 from pegboard.worker.adapters import load_adapter
@@ -47,7 +47,7 @@ def linear() -> Linear:
 
 def test_a_good_adapter_is_scaled_by_alpha_over_rank(tmp_path: Path) -> None:
     layer = linear()
-    load_adapter([layer], 1, write(tmp_path))
+    assert load_adapter([layer], 1, write(tmp_path)) is None
     assert layer.adapters is not None
     torch.testing.assert_close(layer.adapters.b[1] @ layer.adapters.a[1], torch.full((3, 4), 4.0))
     load_adapter([layer], 1, write(tmp_path, CONFIG | {"use_rslora": True}))
@@ -61,40 +61,39 @@ def test_a_good_adapter_is_scaled_by_alpha_over_rank(tmp_path: Path) -> None:
         (b"[" * 100_000, None, "is not JSON"),
         (b"\xff", None, "is not JSON"),
         ([], None, "not a JSON object"),
-        ({}, None, "got None"),
-        (CONFIG | {"r": 0}, None, "rank `r` of at least 1, got 0"),
-        (CONFIG | {"r": "2"}, None, "got '2'"),
-        (CONFIG | {"r": True}, None, "got True"),
-        (CONFIG | {"lora_alpha": None}, None, "`lora_alpha`, got None"),
-        (CONFIG | {"lora_alpha": float("nan")}, None, "`lora_alpha`, got nan"),
+        ({}, None, "got None and None"),
+        (CONFIG | {"r": 0}, None, "got 0 and 4"),
+        (CONFIG | {"r": "2"}, None, "got '2' and 4"),
+        (CONFIG | {"r": True}, None, "got True and 4"),
+        (CONFIG | {"lora_alpha": None}, None, "got 2 and None"),
+        (CONFIG | {"lora_alpha": float("nan")}, None, "got 2 and nan"),
         (CONFIG | {"lora_alpha": 10**400}, None, "`lora_alpha`"),
         (CONFIG, b"", "is damaged"),
         (CONFIG, b"\xff" * 64, "is damaged"),
         (CONFIG, {f"{NAME}A.weight": torch.ones(2, 4)}, "lora_B.weight is missing"),
         (CONFIG, {f"{NAME}B.weight": torch.ones(3, 2)}, "lora_A.weight is missing"),
         (CONFIG, tensors(**{f"{NAME}magnitude_vector": torch.ones(3)}), "magnitude_vector is not supported"),
-        (CONFIG, tensors(**{f"{NAME}A.weight": torch.ones(2, 5)}), r"m: expected \[rank, 4\] and \[3, rank\], got \[2, 5\]"),
-        (CONFIG, tensors(**{f"{NAME}B.weight": torch.ones(3, 1)}), r"got \[2, 4\] and \[3, 1\]"),
-        (CONFIG, tensors(**{f"{NAME}A.weight": torch.ones(8)}), r"got \[8\]"),
+        (CONFIG, tensors(**{f"{NAME}A.weight": torch.ones(2, 5)}), r"shapes of m do not fit the model: A \[2, 5\], B \[3, 2\]"),
+        (CONFIG, tensors(**{f"{NAME}B.weight": torch.ones(3, 1)}), r"A \[2, 4\], B \[3, 1\]"),
+        (CONFIG, tensors(**{f"{NAME}A.weight": torch.ones(8)}), r"A \[8\]"),
         (CONFIG, tensors(**{f"{NAME}A.weight": torch.ones(5, 4), f"{NAME}B.weight": torch.ones(3, 5)}), "max_lora_rank=4"),
         (CONFIG, {name.replace(".m.", ".x."): tensor for name, tensor in tensors().items()}, "does not have: x"),
     ],
 )
 def test_a_bad_adapter_is_an_error_that_names_it(tmp_path: Path, config: Any, weights: Any, words: str) -> None:
-    with pytest.raises(ModelError, match=words) as caught:
-        load_adapter([linear()], 1, write(tmp_path, config, weights))
-    assert str(caught.value).startswith("adapter 'poet': ")
+    reason = load_adapter([linear()], 1, write(tmp_path, config, weights))
+    assert reason is not None and reason.startswith("adapter 'poet': ") and re.search(words, reason), reason
 
 
 @pytest.mark.parametrize("path", ["", "/none", "a\0b", "x" * 5000, "org/name", None, 3, "/dev/zero"])
 def test_a_bad_path_is_an_error_that_names_the_adapter(path: Any) -> None:
-    with pytest.raises(ModelError, match="adapter 'poet': "):
-        load_adapter([linear()], 1, AdapterRef(1, "poet", path))
+    reason = load_adapter([linear()], 1, AdapterRef(1, "poet", path))
+    assert reason is not None and reason.startswith("adapter 'poet': ")
 
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_damaged_files_are_never_anything_but_a_model_error(data: st.DataObject) -> None:
+def test_damaged_files_never_raise(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         adapter = write(folder)
@@ -103,7 +102,5 @@ def test_damaged_files_are_never_anything_but_a_model_error(data: st.DataObject)
             for at in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=4)):
                 content[at] = data.draw(st.integers(0, 255))
             file.write_bytes(content[: data.draw(st.integers(0, len(content)))])
-        try:
-            load_adapter([linear()], 1, adapter)
-        except ModelError as error:
-            assert str(error).startswith("adapter 'poet': ")
+        reason = load_adapter([linear()], 1, adapter)
+        assert reason is None or reason.startswith("adapter 'poet': ")

@@ -36,10 +36,9 @@ class AdapterSlots:
             if name not in weights:
                 continue
             a, b = weights[name]
-            rows = part.rows[1] - part.rows[0]
-            if a.ndim != 2 or a.shape[1] != self.a.shape[2] or b.shape != (rows, a.shape[0]):
-                expected = f"expected [rank, {self.a.shape[2]}] and [{rows}, rank]"
-                raise ModelError(f"{name}: {expected}, got {list(a.shape)} and {list(b.shape)}")
+            fits = a.ndim == 2 and a.shape[1] == self.a.shape[2] and b.shape == (part.rows[1] - part.rows[0], a.shape[0])
+            if not fits:
+                raise ModelError(f"the shapes of {name} do not fit the model: A {list(a.shape)}, B {list(b.shape)}")
             if a.shape[0] > self.max_rank:
                 raise ModelError(f"adapter rank {a.shape[0]} of {name} exceeds max_lora_rank={self.max_rank}")
             first = index * self.max_rank

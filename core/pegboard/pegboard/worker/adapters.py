@@ -21,9 +21,9 @@ PREFIX = "base_model.model."
 A, B = ".lora_A.weight", ".lora_B.weight"
 
 
-def load_adapter(layers: Iterable[Layer], slot: int, adapter: AdapterRef) -> None:
-    """Copy an adapter into a slot of every layer. Raises ModelError, which names the adapter, if it does not fit the model or its
-    files are damaged."""
+def load_adapter(layers: Iterable[Layer], slot: int, adapter: AdapterRef) -> str | None:
+    """Copy an adapter into a slot of every layer. Return None, or why that is not possible: a file is missing or damaged, or it
+    does not fit the model. A slot that a failed load has begun to fill is not used before another load fills it."""
     try:
         folder = Path(adapter.path)
         scaling, weights = _scaling(folder / "adapter_config.json"), _read(folder / "adapter_model.safetensors")
@@ -37,7 +37,8 @@ def load_adapter(layers: Iterable[Layer], slot: int, adapter: AdapterRef) -> Non
         if unknown:
             raise ModelError(f"it changes modules that this model does not have: {', '.join(unknown[:5])}")
     except (ModelError, OSError, ValueError, TypeError) as error:
-        raise ModelError(f"adapter {adapter.name!r}: {error}") from error
+        return f"adapter {adapter.name!r}: {error}"
+    return None
 
 
 def _scaling(path: Path) -> float:
@@ -49,10 +50,10 @@ def _scaling(path: Path) -> float:
     if not isinstance(config, dict):
         raise ModelError(f"{path} is {'missing' if config is None else 'not a JSON object'}")
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    if type(rank) is not int or not 0 < rank < 2**31:
-        raise ModelError(f"{path}: expected a rank `r` of at least 1, got {rank!r:.60}")
-    if type(alpha) not in (int, float) or not abs(alpha) < 2**31:
-        raise ModelError(f"{path}: expected a number as `lora_alpha`, got {alpha!r:.60}")
+    if type(rank) is not int or not isinstance(alpha, int | float) or not (0 < rank < 2**31 and abs(alpha) < 2**31):
+        raise ModelError(
+            f"{path}: expected a rank `r` of at least 1 and a number `lora_alpha`, got {rank!r:.60} and {alpha!r:.60}"
+        )
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 

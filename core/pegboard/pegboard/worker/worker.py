@@ -12,7 +12,7 @@ from pegboard.config.schema import EngineConfig
 from pegboard.data.batch import Batch, StepOutput
 from pegboard.data.request import AdapterRef
 from pegboard.env import cache_dir
-from pegboard.errors import ConfigError, ModelError, blame
+from pegboard.errors import ConfigError, blame
 from pegboard.interfaces.attention import AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan
 from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
 from pegboard.interfaces.executor import ENGINE_CALLS, SERVING_CALLS, START_CALLS, WorkerReady
@@ -251,13 +251,8 @@ class Worker:
         return getattr(self, method)(*args)
 
     def load_adapter(self, slot: int, adapter: AdapterRef) -> str | None:
-        """Copy an adapter into a slot of every layer. Return None, or why that is not possible. A slot that a failed load has
-        begun to fill is not used before another load fills it."""
-        try:
-            load_adapter(self.build.declared.layers, slot, adapter)
-        except ModelError as error:
-            return str(error)
-        return None
+        """Copy an adapter into a slot of every layer. Return None, or why that is not possible."""
+        return load_adapter(self.build.declared.layers, slot, adapter)
 
     def profile(self, path: str | None) -> None:
         """Start the profiler, which writes below `path`. If `path` is None, stop it."""

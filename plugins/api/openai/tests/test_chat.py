@@ -72,6 +72,14 @@ def test_no_usage_in_a_stream_unless_asked_for(http):
     assert not any("usage" in event for event in http().chat(stream=True))
 
 
+@pytest.mark.parametrize("options", [{"include_usage": False, "continuous_usage_stats": True}, {"continuous_usage_stats": True}])
+def test_no_usage_without_include_usage(http, options):
+    """As in vLLM."""
+    server = http()
+    for events in (server.chat(stream=True, stream_options=options), server.complete(stream=True, stream_options=options)):
+        assert not any(event.get("usage") for event in events)
+
+
 @pytest.mark.parametrize("forced", [False, True])
 def test_continuous_usage_counts_up(http, forced):
     options = {} if forced else {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}

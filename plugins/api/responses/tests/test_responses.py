@@ -379,6 +379,43 @@ def test_refusals_name_the_field(fields, param):
         assert server.engine.requests == []
 
 
+def test_input_tokens_counts_the_prompt() -> None:
+    with Responses("x") as server:
+        first = server.create("one", instructions="Be brief.")
+        fields = {"input": "two", "previous_response_id": first["id"], "tools": [ADD], "instructions": "Be kind."}
+        answer = server.client.post("/v1/responses/input_tokens", json=fields).json()
+        server.create(fields.pop("input"), **fields)
+        assert answer == {"object": "response.input_tokens", "input_tokens": len(server.engine.requests[-1][0].token_ids)}
+        refused = server.client.post("/v1/responses/input_tokens", json={"input": "two", "temperature": 1})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "temperature"
+        unknown = server.client.post("/v1/responses/input_tokens", json={"input": "two", "previous_response_id": "none"})
+        assert unknown.status_code == 404
+
+
+def test_input_items_are_listed_in_pages() -> None:
+    with Responses("x") as server:
+        first = server.create("one")
+        part = {"type": "input_text", "text": "three", "unknown": 1}
+        items = [{"role": "user", "content": "two", "id": "mine"}, {"type": "message", "role": "user", "content": [part]}]
+        second = server.create(items, previous_response_id=first["id"])
+
+        def listed(**query: Any) -> Any:
+            return server.client.get(f"/v1/responses/{second['id']}/input_items", params=query)
+
+        whole = listed(order="asc").json()
+        assert [item["content"][0]["text"] for item in whole["data"]] == ["one", "x", "two", "three"]
+        ids = [item["id"] for item in whole["data"]]
+        assert ids[1:3] == [first["output"][0]["id"], "mine"] and len(set(ids)) == 4 and not whole["has_more"]
+        assert [item["id"] for item in listed().json()["data"]] == ids[::-1]
+        page = listed(limit=2, after=ids[-1]).json()
+        assert (page["first_id"], page["last_id"], page["has_more"]) == (ids[2], ids[1], True)
+        assert listed(after=ids[0]).json()["data"] == []
+        for name, value in {"limit": "0", "order": "up", "after": "none", "before": "x"}.items():
+            error = listed(**{name: value}).json()["error"]
+            assert (error["code"], error["param"]) == (400, name)
+        assert server.client.get("/v1/responses/none/input_items").status_code == 404
+
+
 class TestResponses(ApiContract):
     path = "/v1/responses"
     plain: ClassVar[dict[str, Any]] = {"input": "hello"}
