@@ -229,6 +229,8 @@ class Chats:
             return Pipeline()
         setup = self._setup(checked, prompt_token_ids)
         reasoning = parsers.reasoning.make(setup) if parsers.reasoning else None
+        if reasoning is not None:  # the tool parser begins after the reasoning that the prompt may have opened
+            setup = replace(setup, prompt_end="")
         tools: OutputParser | None = parsers.tool.make(setup) if parsers.tool and (reads_calls or is_forced) else None
         if is_forced:
             make_id = tools.call_id if tools else fresh_id

@@ -32,7 +32,8 @@ from pegboard.interfaces.output_parser import (
 from pegboard.interfaces.tokenizer import Vocabulary
 from pegboard.plugins.registry import Registry
 from pegboard_chat.parsing import Message, fold, merged
-from pegboard_testing.parser_examples import TOOLS, Example
+from pegboard_testing.parser_examples import TOOLS, Example, tokens_of
+from pegboard_testing.parser_mutations import broken_arguments, loose_ends, mutated
 
 VOCABULARY = Vocabulary((b"a", b"b"), frozenset(), ())
 SENTINEL = "zq7x9"
@@ -110,11 +111,15 @@ def least_text(form: Mapping[str, Any]) -> str:
 
 class OutputParserContract:
     """Every output parser passes these. make: builds a parser from its options (None) and a setup. plain_is_reasoning: text
-    without any marker is reasoning, because the output begins inside the reasoning."""
+    without any marker is reasoning, because the output begins inside the reasoning. tokens: the format's control texts.
+    reads_calls: it is a tool parser. between: the text between two outputs that follow one another."""
 
     make: ClassVar[Callable[[None, OutputParserSetup], OutputParser]]
     examples: ClassVar[Sequence[Example]] = ()
     plain_is_reasoning: ClassVar[bool] = False
+    tokens: ClassVar[Sequence[str]] = ()
+    reads_calls: ClassVar[bool] = True
+    between: ClassVar[str] = "\n"
 
     def parser(self, setup: OutputParserSetup) -> OutputParser:
         """Return a new parser."""
@@ -182,6 +187,59 @@ class OutputParserContract:
             whole = self.parse(broken, [text])
             assert self.parse(broken, text) == whole, text
             assert self.parse(broken, cut(text, data.draw(st.lists(st.integers(0, 999), max_size=8)))) == whole, text
+
+    @LIGHT
+    @given(st.data())
+    def test_mistakes_of_models(self, data: st.DataObject) -> None:
+        """The rule of `parser_mutations`, for examples with one mistake, alone and before an output without a mistake."""
+        example = data.draw(st.sampled_from(list(self.examples)))
+        rng = data.draw(st.randoms(use_true_random=False))
+        text = mutated(example.text, self.tokens, rng)
+        broken = dataclasses.replace(example, text=text)
+        events = self.parse(broken, [text])
+        assert self.parse(broken, cut(text, rng.choices(range(len(text) + 1), k=6))) == events, text
+        message = fold(events)
+        content = message.content
+        for start, end in getattr(self.parser(setup_for()), "thoughts", {}).items():  # may quote anything
+            content = re.sub(f"{re.escape(start)}.*?({re.escape(end)}|$)", "", content, flags=re.DOTALL)
+        assert not loose_ends(content, self.tokens), (text, message)
+        if not self.reads_calls:
+            return
+        assert not broken_arguments(message, bool(events) and isinstance(events[-1], Content)), (text, message)
+        if not (whole := self.whole_outputs()):
+            return
+        good = rng.choice(whole)
+        after = f"{text}{self.between}{good.text}"
+        calls = fold(self.parse(dataclasses.replace(example, text=after), [after])).tool_calls[-len(good.calls) :]
+        assert [(call.name, call.arguments) for call in calls] == self.arguments_of(good), (after, calls)
+
+    @LIGHT
+    @given(st.data())
+    def test_calls_in_the_reasoning_are_not_calls(self, data: st.DataObject) -> None:
+        """If no reasoning parser removes the reasoning, its text is content, also where it quotes calls."""
+        thoughts = getattr(self.parser(setup_for()), "thoughts", {})
+        whole = self.whole_outputs()
+        if not (self.reads_calls and thoughts and whole):
+            return
+        quoted, good = (data.draw(st.sampled_from(whole)) for _ in range(2))
+        start, end = data.draw(st.sampled_from(sorted(thoughts.items())))
+        thought = f"Maybe {quoted.text}? Or not."
+        for prompt_end, text in (("", f"{start}{thought}{end}\n{good.text}"), (start, f"{thought}{end}\n{good.text}")):
+            message = fold(self.parse(dataclasses.replace(good, text=text, prompt_end=prompt_end), text))
+            assert [(call.name, call.arguments) for call in message.tool_calls] == self.arguments_of(good), (text, message)
+            assert thought in message.content, message
+
+    def whole_outputs(self) -> list[Example]:
+        """Return the examples with complete calls that begin with a control token."""
+        return [
+            example
+            for example in self.examples
+            if example.calls and not example.open_call and example.text.startswith(tuple(self.tokens)) and example.tools is TOOLS
+        ]
+
+    def arguments_of(self, example: Example) -> list[tuple[str, str]]:
+        calls = fold(self.parse(example, [example.text])).tool_calls
+        return [(call.name, call.arguments) for call in calls]
 
     @LIGHT
     @given(st.data())
@@ -307,6 +365,9 @@ def contract_classes(module: ModuleType) -> dict[str, type[OutputParserContract]
         fields = {
             "make": staticmethod(make),
             "examples": examples,
+            "tokens": tokens_of(module, kind, name),
+            "reads_calls": kind == "tool_parser",
+            "between": getattr(module, "BETWEEN", "\n"),
             "plain_is_reasoning": kind == "reasoning_parser" and name in getattr(module, "PLAIN_IS_REASONING", ()),
         }
         title = f"Test_{kind}_{name.replace('-', '_').replace('.', '_')}"

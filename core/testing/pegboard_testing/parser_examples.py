@@ -7,7 +7,8 @@ and pytest runs the contract tests on them (`contract_output_parser`):
     EXAMPLES = {("tool_parser", "hermes"): [*rendered(write), Example("name", text, content=…, calls=…)]}
 
 PLAIN_IS_REASONING, which is optional, names the reasoning parsers for which text without markers is reasoning. TOKENS: see
-`load_tokens`.
+`load_tokens`. CONTROL (optional): parser → the control texts of its format, if they are not its TOKENS. BETWEEN (optional): the
+text between two outputs that follow one another, instead of a line break.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+DEFAULT_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 Call = tuple[str, dict[str, Any]]
 """The name and the arguments of a call."""
 
@@ -222,8 +224,17 @@ def load_examples(path: Path) -> dict[tuple[str, str], list[Example]]:
 
 def load_tokens(path: Path) -> tuple[str, ...]:
     """Return TOKENS of an `examples.py`: texts that are single tokens for the models of the format. There is a default."""
-    tokens: tuple[str, ...] = getattr(_load(path), "TOKENS", ("<think>", "</think>", "<tool_call>", "</tool_call>"))
+    tokens: tuple[str, ...] = getattr(_load(path), "TOKENS", DEFAULT_TOKENS)
     return tokens
+
+
+def tokens_of(module: ModuleType, kind: str, name: str) -> tuple[str, ...]:
+    """Return the control texts of a parser: those of the reasoning for a reasoning parser, the others for a tool parser."""
+    control: Mapping[tuple[str, str], tuple[str, ...]] = getattr(module, "CONTROL", {})
+    if (kind, name) in control:
+        return control[kind, name]
+    tokens: tuple[str, ...] = getattr(module, "TOKENS", DEFAULT_TOKENS)
+    return tuple(token for token in tokens if ("think" in token.lower()) == (kind == "reasoning_parser"))
 
 
 @cache

@@ -15,7 +15,7 @@ from pegboard_chat.parsing.literal_constraint import (
     constrained_python_lines,
     constrained_python_lists,
 )
-from pegboard_chat.parsing.markers import Markers, MarkerScanner
+from pegboard_chat.parsing.markers import Markers, MarkerScanner, Stops
 from pegboard_chat.parsing.message import Message, ToolCall, fold, merged
 from pegboard_chat.parsing.pipeline import Pipeline
 from pegboard_chat.parsing.python_text import read_python_call, read_python_calls, stream_python
@@ -35,6 +35,7 @@ __all__ = [
     "Notation",
     "Pipeline",
     "Steps",
+    "Stops",
     "StreamParser",
     "SwitchedReasoning",
     "TagFormat",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
-from pegboard_chat.parsing.json_text import stream_json, take_json
+from pegboard.interfaces.output_parser import Content
+from pegboard_chat.parsing.json_text import stream_json_parts, take_json
+from pegboard_chat.parsing.markers import Markers, Stops
 from pegboard_chat.parsing.reader import Steps, TextReader
 from pegboard_chat.parsing.stream_parser import Calls
 
@@ -23,15 +26,19 @@ class CallKeys:
 
 
 KEYS = CallKeys()
+WORD = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+WORD_BEGUN = re.compile(r'"(?:[^"\\\n]|\\.)*(?:\\|"|)')
 
 
-def read_call_object(text: TextReader, calls: Calls, keys: CallKeys = KEYS, *, is_begun: bool = False) -> Steps[bool]:
+def read_call_object(
+    text: TextReader, calls: Calls, keys: CallKeys = KEYS, *, is_begun: bool = False, stops: Stops | None = None
+) -> Steps[bool]:
     """Read one call object, with its keys in any order. Arguments stream when the name comes before them. is_begun: its opening
-    brace is consumed (it was the marker).
+    brace is consumed (it was the marker). stops: markers that end the object even where its JSON is not complete.
 
     Returns True for a complete call. Returns False if it is not a call; the text that was consumed but not turned into events is
-    then kept, to be given back. A call whose arguments are complete is ended in both cases. Arguments may be written as a string
-    that contains a JSON object.
+    then kept, to be given back. A call whose arguments are complete is ended in both cases, and arguments that break off are
+    completed to valid JSON, except at the end of the text. Arguments may be written as a string that contains a JSON object.
     """
     if not is_begun and not (yield from text.accept("{")):
         return False
@@ -40,28 +47,28 @@ def read_call_object(text: TextReader, calls: Calls, keys: CallKeys = KEYS, *, i
     is_started = False
     while True:
         yield from text.space()
-        key = yield from _take_string(text)
+        key = yield from _take_word(text, stops)
         yield from text.space()
         if key is None or not (yield from text.accept(":")):
             return False
         yield from text.space()
         if key in keys.name and name is None:
-            name = yield from _take_string(text)
+            name = yield from _take_word(text, stops)
             if not name:
                 return False
         elif key in keys.arguments and arguments is None and not is_started:
             if name is not None and (yield from text.peek()) == "{":
-                if not (yield from _stream_arguments(text, calls, name)):
+                if not (yield from _stream_arguments(text, calls, name, stops=stops)):
                     return False
                 is_started = True
             else:
-                arguments = yield from _take_arguments(text)
+                arguments = yield from _take_arguments(text, stops)
                 if arguments is None:
                     return False
         elif key not in keys.ignored:
             return False
         else:
-            value = yield from take_json(text)
+            value = yield from take_json(text, stops)
             if value is None or (key == "type" and value != '"function"'):
                 return False
         if not is_started and name is not None and arguments is not None:
@@ -84,50 +91,104 @@ def read_call_object(text: TextReader, calls: Calls, keys: CallKeys = KEYS, *, i
     return is_started
 
 
-def read_call_list(text: TextReader, calls: Calls, keys: CallKeys = KEYS) -> Steps[bool]:
-    """Read `[{…}, {…}]`, a list of at least one call object. Like `read_call_object` otherwise."""
+def read_call_list(text: TextReader, calls: Calls, keys: CallKeys = KEYS, *, stops: Stops | None = None) -> Steps[bool]:
+    """Read `[{…}, {…}]`, a list of call objects. Like `read_call_object` otherwise. With `stops`, an object that is not a call is
+    content up to the next object that is one, or to a stop; without them, a list without calls is not a list of calls."""
     if not (yield from text.accept("[")):
         return False
+    yield from text.space()
+    if stops is not None and (yield from text.accept("]")):
+        return True
+    next_objects = Markers("{", *stops.texts) if stops is not None else None
+    count, is_begun = calls.count, False
     while True:
         yield from text.space()
-        if not (yield from read_call_object(text, calls, keys)):
-            return False
+        if not (yield from read_call_object(text, calls, keys, is_begun=is_begun, stops=stops)):
+            if next_objects is None:
+                return False
+            calls.abandon()
+            yield from text.give_back()
+            marker = yield from text.pieces(next_objects, Content)
+            if marker != "{":
+                if marker:
+                    text.put_back(marker)
+                return calls.count > count
+            text.keep(marker)
+            is_begun, keys = True, replace(keys, needs_arguments=True)  # an object inside the broken one may have a name
+            continue
         text.keep()
         yield from text.space()
         separator = yield from text.accept(",", "]")
         if separator != ",":
             return separator == "]"
+        is_begun = False
 
 
-def read_arguments(text: TextReader, calls: Calls, name: str, id: str | None = None) -> Steps[bool]:
-    """Read a JSON object as the arguments of call `name`. The call begins, streams and ends with the object. Returns False as in
-    `read_call_object`."""
+def read_arguments(
+    text: TextReader, calls: Calls, name: str, id: str | None = None, *, stops: Stops | None = None
+) -> Steps[bool]:
+    """Read a JSON object as the arguments of call `name`. The call begins with the first value that is certain, streams and ends
+    with the object. Returns False as in `read_call_object`."""
     if (yield from text.peek()) != "{":
         return False
-    return (yield from _stream_arguments(text, calls, name, id))
+    return (yield from _stream_arguments(text, calls, name, id, stops=stops))
 
 
-def _stream_arguments(text: TextReader, calls: Calls, name: str, id: str | None = None) -> Steps[bool]:
-    text.forget()
-    yield calls.start(name, id)
-    is_whole = yield from stream_json(text, calls.arguments)
-    if is_whole:
+def _stream_arguments(
+    text: TextReader, calls: Calls, name: str, id: str | None = None, *, stops: Stops | None = None
+) -> Steps[bool]:
+    held: list[str] = []
+    steps = stream_json_parts(text, Content, held, stops)
+    is_started = False
+    while True:
+        try:
+            event = next(steps)
+        except StopIteration as end:
+            closing: str | None = end.value
+            break
+        if event is None:
+            yield None
+            continue
+        assert isinstance(event, Content)
+        if not is_started:
+            yield calls.start(name, id)
+            is_started = True
+        yield calls.arguments(event.text)
+        text.keep()
+    if closing is not None and text.is_at_end():  # cut off
+        if not is_started:
+            yield calls.start(name, id)
+        if rest := "".join(held):
+            yield calls.arguments(rest)
+        text.forget()
+        return False
+    is_ended = closing is None or (is_started and (yield from text.stops(stops)))
+    if closing:
+        yield calls.arguments(closing)
+    if is_ended:
         yield calls.end()
         text.keep()
-    return is_whole
+    return is_ended
 
 
-def _take_string(text: TextReader) -> Steps[str | None]:
-    if (yield from text.peek()) != '"':
+def _take_word(text: TextReader, stops: Stops | None) -> Steps[str | None]:
+    """Consume a string that is a key or a name, which is short and on one line. Returns None, and consumes nothing, if there is
+    none."""
+    found = yield from text.ahead_word(WORD_BEGUN)
+    if not WORD.fullmatch(found) or (stops is not None and any(marker in found for marker in stops.texts)):
         return None
-    found = yield from take_json(text)
-    return None if found is None else json.loads(found)
+    try:
+        word: str = json.loads(found)
+    except ValueError:
+        return None
+    text.take(len(found))
+    return word
 
 
-def _take_arguments(text: TextReader) -> Steps[str | None]:
+def _take_arguments(text: TextReader, stops: Stops | None) -> Steps[str | None]:
     """Return the JSON text of an object, which may also be written as a string. Return {} for null, and None for anything
     else."""
-    found = yield from take_json(text)
+    found = yield from take_json(text, stops)
     if found is None or found == "null":
         return found and "{}"
     if found.startswith('"'):

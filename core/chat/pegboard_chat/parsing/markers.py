@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 
 class Markers:
@@ -20,16 +20,32 @@ class Markers:
         self._prefixes = frozenset(text[:length] for text in texts for length in range(1, len(text)))
         self._reach = max(len(text) for text in texts) - 1
 
-    def find(self, text: str, start: int, is_end: bool) -> tuple[int, str | None]:
-        """Search from `start`. Return the place and text of the first marker, or the place up to which the text certainly has no
-        marker, and None. is_end: no more text follows, so nothing can still become a marker."""
-        found = self._pattern.search(text, start)
-        place = len(text) if found is None else found.start()
+    def find(self, text: str, start: int, is_end: bool, limit: int | None = None) -> tuple[int, str | None]:
+        """Search from `start` to `limit` (the end of the text by default). Return the place and text of the first marker, or the
+        place up to which the text certainly has no marker, and None. is_end: nothing follows that can still become a marker."""
+        limit = len(text) if limit is None else limit
+        found = self._pattern.search(text, start, limit)
+        place = limit if found is None else found.start()
         if not is_end:
             for maybe in range(max(start, len(text) - self._reach), min(place + 1, len(text))):
                 if text[maybe:] in self._prefixes:  # this marker, or a longer one, may still be completed
                     return maybe, None
         return place, None if found is None else found.group()
+
+
+class Stops(Markers):
+    """Markers that end a value even where it could contain them, because the model has forgotten the value's own end.
+
+    always: control tokens, which a value cannot contain. before: marker → the texts of which one must come after it, with or
+    without white space between, or the text must end there. Without that, the marker is part of the value: a string may quote it.
+    named: markers of `before` that have a name between them and that text.
+    """
+
+    __slots__ = ("before", "named")
+
+    def __init__(self, *always: str, before: Mapping[str, tuple[str, ...]] | None = None, named: Collection[str] = ()) -> None:
+        self.before, self.named = dict(before or {}), frozenset(named)
+        super().__init__(*dict.fromkeys([*always, *self.before]))
 
 
 class MarkerScanner:

@@ -7,9 +7,10 @@ import math
 import re
 from collections.abc import Callable
 
-from pegboard.interfaces.output_parser import Event
+from pegboard.interfaces.output_parser import Content, Event
 from pegboard_chat.parsing.json_text import SCALAR, SCALAR_CHARACTERS
-from pegboard_chat.parsing.reader import NAME, Steps, TextReader
+from pegboard_chat.parsing.markers import Stops
+from pegboard_chat.parsing.reader import NAME, Steps, TextReader, collected
 from pegboard_chat.parsing.stream_parser import Calls
 
 QUOTES = ('"""', "'''", '"', "'")
@@ -33,51 +34,79 @@ def json_string(text: str) -> str:
 def stream_python(text: TextReader, wrap: Callable[[str], Event]) -> Steps[bool]:
     """Stream the Python literal that begins here as JSON: strings, numbers, True, False, None (and JSON's words), lists, tuples
     (as lists) and dicts (keys as strings). Returns True when it is complete, and False as in `stream_json`."""
+    held: list[str] = []
+    closing = yield from _stream_parts(text, wrap, held)
+    if rest := "".join(held):
+        yield wrap(rest)
+    return closing is None
+
+
+def _stream_parts(
+    text: TextReader, wrap: Callable[[str], Event], held: list[str], stops: Stops | None = None
+) -> Steps[str | None]:
+    """Like `stream_json_parts`, for a Python literal. At the beginning, `held` may contain JSON that precedes the value."""
     closers: list[str] = []
-    expected = "value"
-    separator = ""
+    expected, separator, num_certain = "value", "", 0
+
+    def certain(part: str) -> Event:
+        nonlocal num_certain
+        part, num_certain = "".join(held) + part, len(closers)
+        held.clear()
+        return wrap(part)
+
     while True:
         if closers:
             yield from text.space()
         char = yield from text.peek()
         if closers and char == closers[-1] and expected in ("more", "item"):
             text.take(1)
-            yield wrap("}" if closers.pop() == "}" else "]")
+            closer = "}" if closers.pop() == "}" else "]"
+            yield certain(closer)
             expected, separator = "more", ""
         elif expected in ("value", "item"):
             if separator:
-                yield wrap(separator)
+                held.append(separator)
                 separator = ""
             if char in CLOSERS and char and not (expected == "item" and closers[-1] == "}"):
-                yield wrap("{" if text.take(1) == "{" else "[")
+                held.append("{" if text.take(1) == "{" else "[")
                 closers.append(CLOSERS[char])
                 expected = "item"
                 continue
-            is_key = expected == "item" and closers[-1] == "}"
-            if not (yield from _atom(text, wrap, is_key)):
-                return False
-            if is_key:
+            if expected == "item" and closers[-1] == "}":
+                key, is_whole = yield from collected(_atom(text, Content, True, stops))
+                if not is_whole:
+                    break
+                held.append(key)
                 yield from text.space()
                 if not (yield from text.accept(":")):
-                    return False
-                yield wrap(": ")
+                    break
+                held.append(": ")
                 yield from text.space()
                 expected = "value"
                 continue
+            is_string = char in ('"', "'") and char != ""
+            if not (yield from _atom(text, certain, False, stops)):
+                return ('"' if is_string else "") + _closing(closers[:num_certain])
             expected = "more"
         elif expected == "more" and char == ",":
             text.take(1)
             separator, expected = ", ", "item"
         else:
-            return False
+            break
         if not closers:
-            return True
+            return None
+    return _closing(closers[:num_certain])
 
 
-def read_python_call(text: TextReader, calls: Calls) -> Steps[bool]:
+def _closing(closers: list[str]) -> str:
+    return "".join("}" if closer == "}" else "]" for closer in reversed(closers))
+
+
+def read_python_call(text: TextReader, calls: Calls, stops: Stops | None = None) -> Steps[bool]:
     """Read `name(key=literal, …)`; its arguments stream as a JSON object. Returns True for a complete call, and False for text
     that is not a call, for example with positional arguments. In that case the text that was consumed but not turned into events
-    is kept, to be given back."""
+    is kept, to be given back. Arguments that break off are completed to valid JSON, except inside a value at the end of the text.
+    stops: markers that end a value even inside a string."""
     name = yield from text.word(NAME)
     yield from text.space()
     if not name or not (yield from text.accept("(")):
@@ -96,28 +125,50 @@ def read_python_call(text: TextReader, calls: Calls) -> Steps[bool]:
         key = yield from text.word(KEYWORD)
         yield from text.space()
         if not key or not (yield from text.accept("=")):
+            if is_started:
+                yield calls.arguments("}")
             return False
-        text.forget()
-        if not is_started:
-            yield calls.start(name)
-        yield calls.arguments(f"{', ' if is_started else '{'}{json.dumps(key, ensure_ascii=False)}: ")
-        is_started = True
         yield from text.space()
-        if not (yield from stream_python(text, calls.arguments)):
+        held = [f"{', ' if is_started else '{'}{json.dumps(key, ensure_ascii=False)}: "]
+        steps = _stream_parts(text, Content, held, stops)
+        while True:
+            try:
+                event = next(steps)
+            except StopIteration as end:
+                closing: str | None = end.value
+                break
+            if event is None:
+                yield None
+                continue
+            assert isinstance(event, Content)
+            if not is_started:
+                yield calls.start(name)
+                is_started = True
+            yield calls.arguments(event.text)
+            text.keep()
+        if closing is not None:
+            if text.is_at_end():  # cut off
+                if not is_started:
+                    yield calls.start(name)
+                if rest := "".join(held):
+                    yield calls.arguments(rest)
+                text.forget()
+            elif is_started:
+                yield calls.arguments(closing + "}")
             return False
-        text.keep()
         yield from text.space()
         if not (yield from text.accept(",")) and (yield from text.peek()) != ")":
+            yield calls.arguments("}")
             return False
 
 
-def read_python_calls(text: TextReader, calls: Calls) -> Steps[bool]:
+def read_python_calls(text: TextReader, calls: Calls, stops: Stops | None = None) -> Steps[bool]:
     """Read `[f(a=1), g(b="x")]`, a list of at least one call. Like `read_python_call` otherwise."""
     if not (yield from text.accept("[")):
         return False
     while True:
         yield from text.space()
-        if not (yield from read_python_call(text, calls)):
+        if not (yield from read_python_call(text, calls, stops)):
             return False
         yield from text.space()
         separator = yield from text.accept(",", "]")
@@ -129,10 +180,10 @@ def read_python_calls(text: TextReader, calls: Calls) -> Steps[bool]:
         return separator == "]"
 
 
-def _atom(text: TextReader, wrap: Callable[[str], Event], is_key: bool) -> Steps[bool]:
+def _atom(text: TextReader, wrap: Callable[[str], Event], is_key: bool, stops: Stops | None) -> Steps[bool]:
     quote = yield from text.accept(*QUOTES)
     if quote:
-        return (yield from _string(text, wrap, quote))
+        return (yield from _string(text, wrap, quote, stops))
     run = yield from text.ahead_word(SCALAR_CHARACTERS)
     value = _scalar(run)
     if value is None:
@@ -155,13 +206,25 @@ def _scalar(run: str) -> str | None:
     return json.dumps(number) if math.isfinite(number) else None
 
 
-def _string(text: TextReader, wrap: Callable[[str], Event], quote: str) -> Steps[bool]:
+def _string(text: TextReader, wrap: Callable[[str], Event], quote: str, stops: Stops | None) -> Steps[bool]:
     yield wrap('"')
     while True:
         window, place = text.window()
         found = PLAIN[quote[0]].match(window, place)
-        if found is not None and found.end() > place:
-            yield wrap(json_string(text.take(found.end() - place)))
+        assert found is not None
+        end, marker = found.end(), None
+        if stops is not None:
+            end, marker = stops.find(window, place, text.is_closed or end < len(window), end)
+        if end > place:
+            yield wrap(json_string(text.take(end - place)))
+        if stops is not None and marker is not None:
+            if (yield from text.is_stop(stops, marker)):
+                return False
+            yield wrap(json_string(text.take(len(marker))))
+            continue
+        if end < found.end():  # the beginning of a marker
+            yield None
+            continue
         char = yield from text.peek()
         if char == "":
             return False

@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator
 from typing import TypeAlias, TypeVar
 
 from pegboard.interfaces.output_parser import Content, Event
-from pegboard_chat.parsing.markers import Markers
+from pegboard_chat.parsing.markers import Markers, Stops
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[Event | None, None, T]
@@ -26,6 +26,7 @@ Steps: TypeAlias = Generator[Event | None, None, T]
 SPACE = re.compile(r"\s*")
 NAME = re.compile(r"[\w.:/-]*")
 """Characters of function names."""
+SPACED_NAME = re.compile(rf"\s*{NAME.pattern}\s*")
 MAX_WORD = 256
 """Maximum length of names, numbers and the like, which are held back until they are complete."""
 
@@ -41,8 +42,9 @@ class TextReader:
         self.is_closed = False
 
     def append(self, text: str) -> None:
-        """Add text that has arrived."""
-        self._text, self._place = self._text[self._place :] + text, 0
+        """Add text that has arrived. One consumed character stays, for `is_quoted`."""
+        start = max(self._place - 1, 0)
+        self._text, self._place = self._text[start:] + text, self._place - start
 
     def close(self) -> None:
         """Record that no more text will arrive."""
@@ -81,6 +83,16 @@ class TextReader:
             self._kept.append(taken)
         return taken
 
+    def put_back(self, marker: str) -> None:
+        """Undo the `take` of a marker that was consumed last, because another reader needs it. Nothing may be kept."""
+        assert self._kept is None and self._text.endswith(marker, 0, self._place), marker
+        self._place -= len(marker)
+
+    def is_quoted(self, marker: str) -> bool:
+        """Return whether there is a quotation mark before the marker, which was consumed last."""
+        place = self._place - len(marker) - 1
+        return place >= 0 and self._text[place] in "\"'`"
+
     def peek(self) -> Steps[str]:
         """Return the next character without consuming it, or "" at the end of the text."""
         while self._place == len(self._text):
@@ -104,6 +116,36 @@ class TextReader:
                 return ""
             if self.is_closed or self._place + length < len(self._text):
                 return self._text[self._place : self._place + length]
+            yield None
+
+    def stops(self, stops: Stops | None) -> Steps[bool]:
+        """Return whether one of `stops` comes next."""
+        if stops is None:
+            return False
+        while True:
+            place, marker = stops.find(self._text, self._place, self.is_closed)
+            if place > self._place:
+                return False
+            if marker is not None:
+                return (yield from self.is_stop(stops, marker))
+            if self.is_closed:
+                return False
+            yield None
+
+    def is_stop(self, stops: Stops, marker: str) -> Steps[bool]:
+        """Return whether the marker, which comes next, ends a value."""
+        expected = stops.before.get(marker)
+        if expected is None:
+            return True
+        between = SPACED_NAME if marker in stops.named else SPACE
+        while True:
+            found = between.match(self._text, self._place + len(marker))
+            assert found is not None
+            here = self._text[found.end() : found.end() + max(map(len, expected), default=1)]
+            if here.startswith(expected) or (self.is_closed and not here):
+                return True
+            if self.is_closed or (here and not any(text.startswith(here) for text in expected)):
+                return False
             yield None
 
     # --- reading -----------------------------------------------------------------------------------------------------
@@ -142,7 +184,10 @@ class TextReader:
             if place > self._place:
                 yield wrap(self.take(place - self._place))
             if marker is not None:
-                return self.take(len(marker))
+                if not isinstance(markers, Stops) or (yield from self.is_stop(markers, marker)):
+                    return self.take(len(marker))
+                yield wrap(self.take(len(marker)))
+                continue
             if self.is_closed:
                 return ""
             yield None
@@ -155,7 +200,10 @@ class TextReader:
             place, marker = markers.find(self._text, self._place, self.is_closed)
             parts.append(self.take(place - self._place))
             if marker is not None:
-                return "".join(parts), self.take(len(marker))
+                if not isinstance(markers, Stops) or (yield from self.is_stop(markers, marker)):
+                    return "".join(parts), self.take(len(marker))
+                parts.append(self.take(len(marker)))
+                continue
             if self.is_closed:
                 return "".join(parts), ""
             yield None

@@ -16,7 +16,8 @@ class TaggedReasoning(StreamParser):
     start: "" if the model never writes a start marker. begins_inside: the output begins inside the reasoning unless the prompt
     shows otherwise, because the template wrote the start marker or the model leaves it out. A prompt that ends with the start or
     end marker decides this. stops: texts that also end the reasoning and belong to the content, for models that forget the end
-    marker. The markers are dropped, and all other text is unchanged. After the first reasoning, everything is content.
+    marker. The markers are dropped, and all other text is unchanged. After the first reasoning, everything is content, except an
+    end marker without a start marker, which is dropped unless it is quoted.
     """
 
     start: ClassVar[str] = "<think>"
@@ -40,6 +41,11 @@ class TaggedReasoning(StreamParser):
         return (self.end, *self.stops) if self.is_inside or self._may_open() else ()
 
     def read(self) -> Steps[None]:
+        yield from self.reasoning()
+        yield from self.answer()
+
+    def reasoning(self) -> Steps[None]:
+        """Read the reasoning, if the output begins with it."""
         if not self.is_inside:
             if not self._may_open():
                 return
@@ -55,6 +61,16 @@ class TaggedReasoning(StreamParser):
         marker = yield from self.text.pieces(Markers(self.end, *self.stops), Reasoning)
         if marker in self.stops:
             yield Content(marker)
+
+    def answer(self, *ends: str) -> Steps[None]:
+        """Stream the text after the reasoning as content. ends: other markers that are dropped."""
+        num_open = 0
+        markers = Markers(*filter(None, (self.start, self.end, *ends)))
+        while marker := (yield from self.text.pieces(markers, Content)):
+            num_open += 1 if marker == self.start else -1
+            if num_open >= 0 or self.text.is_quoted(marker):
+                yield Content(marker)
+            num_open = max(num_open, 0)
 
     def _begins(self) -> bool:
         prompt = self.setup.prompt_end.rstrip() if self.setup else ""

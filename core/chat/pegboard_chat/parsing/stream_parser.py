@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, ClassVar
 
 from pegboard.interfaces.output_parser import (
     Content,
@@ -73,13 +74,21 @@ class Calls:
 class StreamParser:
     """An output parser. A subclass must define only `read`. self.text: the text, a `TextReader`. self.calls: makes the events of
     tool calls. self.setup: the setup, which may be None in tests.
+
+    ends: the format's control texts that begin nothing, such as end tags. `prose` drops them, except in text that was given back
+    because it is not a call. thoughts: beginning → end of reasoning. `prose` passes it on as content, and nothing in it is a call
+    (a reasoning parser, if there is one, has already removed it).
     """
+
+    ends: ClassVar[tuple[str, ...]] = ()
+    thoughts: ClassVar[Mapping[str, str]] = {"<think>": "</think>"}
 
     def __init__(self, options: object = None, setup: OutputParserSetup | None = None) -> None:
         self.options = options
         self.setup = setup
         self.text = TextReader()
         self.calls = Calls(setup.tools if setup else ())
+        self._is_begun, self._given_back = False, ""
         self._steps: Steps[None] = self._read_all()
 
     def read(self) -> Steps[None]:
@@ -105,19 +114,60 @@ class StreamParser:
 
     def prose(self, markers: Markers) -> Steps[str]:
         """Stream content up to the next marker and return the marker, or "" if the text has ended. White space between calls is
-        dropped."""
-        return (yield from self.text.prose(markers, keep_space=not self.calls.count))
+        dropped, and so are `ends` and all tags but one if the same tag is repeated."""
+        yield from self.prompted_thought()
+        wanted = _together(markers, (*self.thoughts, *self.ends))
+        while True:
+            marker = yield from self.text.prose(wanted, keep_space=not self.calls.count)
+            if marker in self.thoughts:
+                yield from self.text.give_back()
+                yield from self.thought(marker)
+            elif marker in markers.texts or not marker:
+                if len(marker) > 1 and marker[0] in "<[":  # a tag, and not a word or a bracket
+                    yield from self.text.space()
+                    while (yield from self.text.accept(marker)):
+                        yield from self.text.space()
+                return marker
+            elif self._is_text(marker):
+                yield from self.text.give_back()
+            else:
+                self.text.forget()
+
+    def prompted_thought(self) -> Steps[None]:
+        """Stream the reasoning that the prompt has begun, as content. `prose` does so itself."""
+        prompt = self.setup.prompt_end.rstrip() if self.setup and not self._is_begun else ""
+        self._is_begun = True
+        for start in self.thoughts:
+            if prompt.endswith(start):
+                yield from self.thought(start)
 
     def attempt(self, call: Steps[bool]) -> Steps[bool]:
         """Read what seems to be a call (the marker before it is kept by `prose`). If it returns False, the text that it consumed
         without turning it into events becomes content, and reading continues after it."""
+        count = self.calls.count
         is_good = yield from call
         if is_good:
             self.text.forget()
         else:
             self.calls.abandon()
-            yield from self.text.give_back()
+            yield from (given := self.text.give_back())
+            if self.calls.count == count:
+                self._given_back = given[0].text if given and isinstance(given[0], Content) else " "
+        if self.calls.count > count:
+            self._given_back = ""
         return is_good
+
+    def _is_text(self, end: str) -> bool:
+        """Return whether one of `ends`, which was consumed last, belongs to text that was given back, or is quoted."""
+        if not end.startswith("</"):
+            return "<" in self._given_back or "[" in self._given_back
+        return f"<{end[2:]}" in self._given_back or self.text.is_quoted(end)
+
+    def thought(self, start: str) -> Steps[None]:
+        """Stream reasoning, whose beginning is already content, up to its end."""
+        end = yield from self.text.pieces(Markers(self.thoughts[start]), Content)
+        if end:
+            yield Content(end)
 
     def _run(self) -> list[Event]:
         events: list[Event] = []
@@ -136,3 +186,8 @@ class StreamParser:
             if self.text.is_closed:
                 return
             yield None
+
+
+@lru_cache(maxsize=256)
+def _together(markers: Markers, others: tuple[str, ...]) -> Markers:
+    return Markers(*dict.fromkeys((*markers.texts, *others)))

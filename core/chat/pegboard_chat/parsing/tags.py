@@ -10,7 +10,7 @@ from typing import Literal
 
 from pegboard.interfaces.output_parser import Content
 from pegboard_chat.parsing.coercion import coerce, parameter_types
-from pegboard_chat.parsing.markers import Markers
+from pegboard_chat.parsing.markers import Markers, Stops
 from pegboard_chat.parsing.reader import NAME, Steps, TextReader
 from pegboard_chat.parsing.stream_parser import Calls
 
@@ -25,8 +25,9 @@ class TagFormat:
     name_end: "" if the name ends at the first parameter. key_end: if value_start is "", the value begins directly after it.
     string_key_ends, json_key_ends: they replace key_end if the tag itself says whether the value is a string or JSON. Other
     values are coerced by the tool's schema. value_stops: texts that also end a value, because models forget value_end, and that
-    begin the next part. trim: what is removed at both ends of a value: one newline, all white space, or nothing. line, pad: the
-    text that the model writes between the parts and around a value, which strict calls must also have.
+    begin the next part. value_stops_before, value_stops_named: see `Stops`. around: the texts around calls; they also end a call
+    whose `end` is missing. trim: what is removed at both ends of a value: one newline, all white space, or nothing. line, pad:
+    the text that the model writes between the parts and around a value, which strict calls must also have.
     """
 
     key_start: str
@@ -38,21 +39,33 @@ class TagFormat:
     string_key_ends: tuple[str, ...] = ()
     json_key_ends: tuple[str, ...] = ()
     value_stops: tuple[str, ...] = ()
+    value_stops_before: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    value_stops_named: tuple[str, ...] = ()
+    around: tuple[str, ...] = ()
     trim: Literal["newline", "space", "nothing"] = "newline"
     line: str = "\n"
     pad: str = ""
     inside: Markers = field(init=False, repr=False, compare=False)
-    value_ends: Markers = field(init=False, repr=False, compare=False)
+    loose: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    value_ends: Stops = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "inside", Markers(self.key_start, self.end))
-        object.__setattr__(self, "value_ends", Markers(self.value_end, *self.value_stops))
+        loose = (self.value_end, self.key_end, self.value_start) if self.value_start else (self.value_end,)
+        object.__setattr__(self, "loose", loose)
+        object.__setattr__(self, "inside", Markers(*dict.fromkeys([self.key_start, self.end, *loose, *self.around])))
+        object.__setattr__(
+            self,
+            "value_ends",
+            Stops(self.value_end, *self.value_stops, before=self.value_stops_before, named=self.value_stops_named),
+        )
 
 
 def read_tagged_call(text: TextReader, calls: Calls, tags: TagFormat) -> Steps[bool]:
-    """Read a call from its name on (the text before the name is already consumed). Returns True for a complete call. The call
-    begins when its name is certain. Strings are streamed; other values are sent when they are complete. Text in the place of a
-    parameter is content, and the call continues after it. Returns False as in `read_call_object`.
+    """Read a call from its name on (the text before the name is already consumed). Returns True for a complete call, which may
+    lack its end if the next call or the end of the section follows. The call begins when its name is certain. Strings are
+    streamed; other values are sent when they are complete. Text in the place of a parameter is content, and the call continues
+    after it. At the end of the text, a call that is between two parameters has complete JSON as its arguments. Returns False as
+    in `read_call_object`.
     """
     yield from text.space()
     name = yield from text.word(NAME)
@@ -71,26 +84,39 @@ def read_tagged_call(text: TextReader, calls: Calls, tags: TagFormat) -> Steps[b
         key, types = yield from _key(text, tags)
         if key is None:
             yield from text.give_back()
-            marker = yield from _next_tag(text, tags)
+            marker = yield from _next_tag(text, tags, is_text=True)
             continue
         text.forget()
         yield calls.arguments(f"{'{' if is_first else ', '}{json.dumps(key, ensure_ascii=False)}: ")
         is_first = False
         marker = yield from _value(text, calls, tags, types or parameter_types(parameters, key))
+        if not marker:
+            return False
         if marker == tags.value_end:
             marker = yield from _next_tag(text, tags)
-    if marker != tags.end:
-        return False
     yield calls.arguments("{}" if is_first else "}")
+    if not marker:
+        return False
     yield calls.end()
+    if marker == tags.end:
+        yield from text.closing(tags.end, tags.value_end)
+    else:
+        text.put_back(marker)
     return True
 
 
-def _next_tag(text: TextReader, tags: TagFormat) -> Steps[str]:
-    marker = yield from text.prose(tags.inside)
-    if marker != tags.key_start:
-        text.forget()
-    return marker
+def _next_tag(text: TextReader, tags: TagFormat, *, is_text: bool = False) -> Steps[str]:
+    """Stream text as content up to the next parameter (whose marker is kept), or the end of the call. A tag without
+    the one before it is dropped, but the end of a value is kept if it belongs to text that was given back (is_text)."""
+    while True:
+        marker = yield from text.prose(tags.inside)
+        if marker == tags.value_end and is_text:
+            yield from text.give_back()
+        elif marker != tags.key_start:
+            text.forget()
+        if marker not in tags.loose:
+            return marker
+        is_text = is_text and marker != tags.value_end
 
 
 def _key(text: TextReader, tags: TagFormat) -> Steps[tuple[str | None, frozenset[str]]]:
@@ -102,13 +128,10 @@ def _key(text: TextReader, tags: TagFormat) -> Steps[tuple[str | None, frozenset
         **dict.fromkeys(tags.json_key_ends, frozenset({"json"})),
     }
     end = yield from text.accept(*ends)
-    if not key or not end:
-        return None, frozenset()
-    if tags.value_start:
+    if tags.value_start:  # models sometimes omit one of the two
         yield from text.space()
-        if not (yield from text.accept(tags.value_start)):
-            return None, frozenset()
-    return key, ends[end]
+        end = (yield from text.accept(tags.value_start)) and (end or tags.key_end) or end
+    return (key, ends[end]) if key and end else (None, frozenset())
 
 
 def _value(text: TextReader, calls: Calls, tags: TagFormat, types: frozenset[str]) -> Steps[str]:

@@ -25,6 +25,7 @@ class DeepSeekV32ToolParser(TaggedToolParser):
         string_key_ends=('" string="true">',),
         json_key_ends=('" string="false">',),
         value_end="</｜DSML｜parameter>",
+        value_stops=('<｜DSML｜parameter name="', "</｜DSML｜invoke>", '<｜DSML｜invoke name="'),
         end="</｜DSML｜invoke>",
         trim="nothing",
     )

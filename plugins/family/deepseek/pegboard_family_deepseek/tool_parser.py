@@ -16,15 +16,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import Markers, Steps, StreamParser, constrained_calls, read_arguments
+from pegboard_chat.parsing import Markers, Steps, Stops, StreamParser, constrained_calls, read_arguments
 
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 SEPARATOR = "<｜tool▁sep｜>"
 STARTS = Markers(SECTION, CALL)
+STOPS = Stops(SECTION, SECTION_END, CALL, CALL_END, SEPARATOR)
 
 
 class DeepSeekV31ToolParser(StreamParser):
+    ends = (SECTION_END, CALL_END, SEPARATOR)
     before, between, behind = "", SEPARATOR, ""  # the text around the name and the arguments of a call
 
     def read(self) -> Steps[None]:
@@ -40,14 +42,16 @@ class DeepSeekV31ToolParser(StreamParser):
     def _call(self, marker: str) -> Steps[bool]:
         if marker == SECTION:
             yield from self.text.space()
+            if (yield from self.text.accept(SECTION_END)):
+                return True
             if not (yield from self.text.accept(CALL)):
                 return False
         yield from self.text.space()
         if not (yield from self.body()):
             return False
         self.text.forget()
-        if (yield from self.text.closing(CALL_END)):
-            yield from self.text.closing(SECTION_END)
+        yield from self.text.closing(CALL_END)
+        yield from self.text.closing(SECTION_END)
         return True
 
     def body(self) -> Steps[bool]:
@@ -56,7 +60,7 @@ class DeepSeekV31ToolParser(StreamParser):
         if not name or not (yield from self.text.accept(SEPARATOR)):
             return False
         yield from self.text.space()
-        return (yield from read_arguments(self.text, self.calls, name))
+        return (yield from read_arguments(self.text, self.calls, name, stops=STOPS))
 
 
 class DeepSeekV3ToolParser(DeepSeekV31ToolParser):
@@ -70,7 +74,7 @@ class DeepSeekV3ToolParser(DeepSeekV31ToolParser):
         if not name or not (yield from self.text.accept("```json")):
             return False
         yield from self.text.space()
-        if not (yield from read_arguments(self.text, self.calls, name)):
+        if not (yield from read_arguments(self.text, self.calls, name, stops=STOPS)):
             return False
         self.text.forget()
         yield from self.text.closing("```")

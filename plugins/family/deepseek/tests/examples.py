@@ -62,6 +62,16 @@ EMPTY_V3 = [
 ]
 WRAPPED = "<｜DSML｜function_calls>\n{}\n</｜DSML｜function_calls>"
 
+CONTROL = {
+    ("tool_parser", "deepseek_v32"): (
+        "<｜DSML｜function_calls>",
+        "</｜DSML｜function_calls>",
+        '<｜DSML｜invoke name="',
+        "</｜DSML｜invoke>",
+        '<｜DSML｜parameter name="',
+        "</｜DSML｜parameter>",
+    )
+}
 EXAMPLES = {
     ("tool_parser", "deepseek_v3"): [
         *rendered(write(v3, "\n")),
@@ -101,6 +111,32 @@ EXAMPLES = {
             calls=(("add", {"a": 2}),),
         ),
         Example("no wrapper", v32("get_weather", {"city": "Paris"}), calls=(PARIS,)),
+        Example(
+            "no end of the call",
+            write_tags(Case("", (PARIS, NOW))).replace("</｜DSML｜invoke>\n", ""),
+            calls=(PARIS, NOW),
+            differs="the peer needs the end",
+        ),
+        Example(
+            "no end of a parameter",
+            write_tags(Case("", (("get_weather", {"city": "Paris", "unit": "c"}),))).replace("</｜DSML｜parameter>\n", ""),
+            calls=(("get_weather", {"city": "Paris", "unit": "c"}),),
+            differs="the peer needs the end",
+        ),
+        Example(
+            "no end at all before the next call",
+            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">Paris'
+            '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+            calls=(PARIS, NOW),
+            differs="the peer needs the end",
+        ),
+        Example(
+            "only the call is complete",
+            '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>\n',
+            open_call=("get_weather", '{"city": "Paris"}'),
+            differs="the peer needs the end",
+        ),
+        Example("an empty section", WRAPPED.format(""), differs="the peer leaves the tags"),
         Example(
             "broken JSON",
             WRAPPED.format(

@@ -26,11 +26,11 @@ class Ernie45ReasoningParser(TaggedReasoning):
     end = "</think>"
     begins_inside = True
 
-    def read(self) -> Steps[None]:
-        yield from super().read()
+    def answer(self, *ends: str) -> Steps[None]:
         blank = yield from self.text.space()
         if (yield from self.text.accept(RESPONSE)):
             yield from self.text.accept("\n")
             yield from self.text.pieces(RESPONSE_ENDS, Content)
         elif blank:
             yield Content(blank)
+        yield from super().answer(*RESPONSE_ENDS.texts)

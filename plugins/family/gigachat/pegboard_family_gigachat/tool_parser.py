@@ -16,15 +16,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import Markers, Steps, StreamParser, constrained_calls, read_call_object
+from pegboard_chat.parsing import Markers, Steps, Stops, StreamParser, constrained_calls, read_call_object
 
 SEPARATOR = "<|message_sep|>"
 ROLE = "function call<|role_sep|>"
 STARTS = Markers(SEPARATOR, ROLE, "<|function_call|>")
 ENDS = (SEPARATOR, "</s>")
+STOPS = Stops(*ENDS, "<|role_sep|>", "<|function_call|>")
 
 
 class GigaChat3ToolParser(StreamParser):
+    ends = ("<|role_sep|>", "</s>")
+
     def read(self) -> Steps[None]:
         while marker := (yield from self.prose(STARTS)):
             yield from self.attempt(self._call(marker))
@@ -41,7 +44,7 @@ class GigaChat3ToolParser(StreamParser):
             if not (yield from self.text.accept(ROLE, "<|function_call|>")):
                 return False
             yield from self.text.space()
-        if not (yield from read_call_object(self.text, self.calls)):
+        if not (yield from read_call_object(self.text, self.calls, stops=STOPS)):
             return False
         self.text.forget()
         yield from self.text.closing(*ENDS)

@@ -24,20 +24,31 @@ TAGS = TagFormat(
     key_end="</arg_key>",
     value_start="<arg_value>",
     value_end="</arg_value>",
+    value_stops=("<arg_key>",),
+    value_stops_before={"</tool_call>": (CALL,), CALL: ("<arg_key>", "</tool_call>")},
+    value_stops_named=(CALL,),
+    around=(CALL,),
     end="</tool_call>",
     trim="nothing",
 )
 
 
 class GlmToolParser(StreamParser):
+    ends = (TAGS.end, TAGS.value_end)
     tags: ClassVar[TagFormat] = TAGS
 
     def read(self) -> Steps[None]:
         while (yield from self.prose(START)):
-            yield from self.attempt(read_tagged_call(self.text, self.calls, self.tags))
+            yield from self.attempt(self._call())
 
     def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
         return constrained_tags(tools, self.tags, [(CALL, CALL)]) if choice == "auto" else None
+
+    def _call(self) -> Steps[bool]:
+        yield from self.text.space()
+        if (yield from self.text.accept(self.tags.end)):  # an empty element
+            return True
+        return (yield from read_tagged_call(self.text, self.calls, self.tags))
 
 
 class Glm47ToolParser(GlmToolParser):

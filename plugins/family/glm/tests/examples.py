@@ -49,6 +49,27 @@ QUIRKS = [
         "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Par",
         open_call=("get_weather", '{"city": "Par'),
     ),
+    Example(
+        "the end is missing or was a stop string",
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n",
+        open_call=("get_weather", '{"city": "Paris"}'),
+        differs="the peer needs the end tag",
+    ),
+    Example(
+        "the end is missing before the next call",
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<tool_call>now\n</tool_call>",
+        calls=(PARIS, NOW),
+        differs="the peer reads both as one call",
+    ),
+    Example(
+        "one tag of a value is missing",
+        "<tool_call>get_weather<arg_key>city</arg_key>Paris</arg_value></tool_call>",
+        calls=(PARIS,),
+        differs="the peer drops the value",
+    ),
+    Example(
+        "an empty element", "A <tool_call></tool_call> b.", content="A b.", differs="the peer makes it a call without a name"
+    ),
     Example("cut off in the name", "<tool_call>get_wea", content="<tool_call>get_wea", differs="the peer drops it"),
     Example(
         "no call",
@@ -69,6 +90,8 @@ REASONING = [
     Example("no end", "<think>Hm.", reasoning="Hm."),
     Example("a call ends it", "<think>Hm.\n" + write(Case("", (PARIS,))), content=write(Case("", (PARIS,))), reasoning="Hm."),
 ]
+TAGS = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+CONTROL = {("tool_parser", "glm45"): TAGS, ("tool_parser", "glm47"): TAGS}
 EXAMPLES = {
     ("tool_parser", "glm45"): [*rendered(write), *QUIRKS],
     ("tool_parser", "glm47"): [*rendered(write_dense), *QUIRKS],

@@ -16,11 +16,11 @@ from typing import Any
 
 from pegboard.interfaces.output_parser import Content
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import Markers, Notation, Steps, StreamParser, coerce, constrained_objects, parameter_types
+from pegboard_chat.parsing import Markers, Notation, Steps, Stops, StreamParser, coerce, constrained_objects, parameter_types
 
 START, END = "<start_function_call>", "<end_function_call>"
 ESCAPE = "<escape>"
-STARTS, ESCAPES = Markers(START), Markers(ESCAPE)
+STARTS, ESCAPES = Markers(START), Stops(ESCAPE, START, END)
 KEY = re.compile(r"[^:{}\[\],<>]*")
 BARE = re.compile(r"[^{}\[\],<>]*")
 CLOSERS = {"{": "}", "[": "]"}
@@ -28,6 +28,8 @@ NOTATION = Notation.between(ESCAPE, key=re.compile(r"[^:{}\[\],<>\s](?:[^:{}\[\]
 
 
 class FunctionGemmaToolParser(StreamParser):
+    ends = (END,)
+
     def read(self) -> Steps[None]:
         while (yield from self.prose(STARTS)):
             yield from self.attempt(self._call())
@@ -37,6 +39,8 @@ class FunctionGemmaToolParser(StreamParser):
 
     def _call(self) -> Steps[bool]:
         yield from self.text.space()
+        if (yield from self.text.accept(END)):  # an empty element
+            return True
         if not (yield from self.text.accept("call:")):
             return False
         yield from self.text.space()
@@ -46,81 +50,90 @@ class FunctionGemmaToolParser(StreamParser):
             return False
         self.text.forget()
         yield self.calls.start(name)
-        if not (yield from self._value(frozenset({"object"}), name)):
+        if not (yield from self._arguments(name)):
             return False
         yield self.calls.end()
         yield from self.text.closing(END)
         return True
 
-    def _value(self, types: frozenset[str], name: str = "") -> Steps[bool]:
-        """Stream the value that begins here as JSON. Returns True when it is complete. Text that is consumed but not streamed is
-        kept. name is the function whose arguments these are."""
-        closers: list[str] = []
-        is_first = False
+    def _arguments(self, name: str) -> Steps[bool]:
+        """Stream the object that begins here as JSON. Returns True when it is complete, or when the call ends before it is. An
+        opening bracket or a key is sent with the value after it; without one it is kept, to be given back, and the JSON is closed
+        (not inside a string at the end of the text)."""
+        held, closers, num_certain, is_first = "", [], 0, False
+        types = frozenset({"object"})
+        self.text.keep()
         while True:
-            key_types = types
             if closers:
-                self.text.keep((yield from self.text.space()))
+                yield from self.text.space()
                 if (yield from self.text.accept(closers[-1])):
-                    self.text.forget()
-                    yield self.calls.arguments(closers.pop())
+                    yield self.calls.arguments(held + closers.pop())
+                    self.text.keep()
+                    held, num_certain, is_first = "", len(closers), False
                     if not closers:
+                        self.text.forget()
                         return True
-                    is_first = False
                     continue
                 if not is_first and not (yield from self.text.accept(",")):
-                    return False
+                    break
                 yield from self.text.space()
-                key_types = frozenset({"string", "number", "boolean", "null"})
-                prefix = "" if is_first else ", "
+                types = frozenset({"string", "number", "boolean", "null"})
+                held += "" if is_first else ", "
                 if closers[-1] == "}":
                     key = yield from self._key()
                     if not key or not (yield from self.text.accept(":")):
-                        return False
+                        break
                     if len(closers) == 1:
-                        key_types = parameter_types(self.calls.parameters(name), key)
-                    prefix += f"{json.dumps(key, ensure_ascii=False)}: "
+                        types = parameter_types(self.calls.parameters(name), key)
+                    held += f"{json.dumps(key, ensure_ascii=False)}: "
                     yield from self.text.space()
                 elif (yield from self.text.peek()) in ("", "]", ","):
-                    return False
-                self.text.forget()
-                if prefix:
-                    yield self.calls.arguments(prefix)
+                    break
             char = yield from self.text.peek()
             if char in CLOSERS and char:
-                yield self.calls.arguments(self.text.take(1))
+                held += self.text.take(1)
                 closers.append(CLOSERS[char])
                 is_first = True
                 continue
-            if not (yield from self._atom(key_types)):
-                return False
-            is_first = False
+            if (yield from self.text.accept(ESCAPE)):
+                yield self.calls.arguments(held + '"')
+                self.text.forget()
+                if not (marker := (yield from self._string())):
+                    return False
+                yield self.calls.arguments('"')
+                held, num_certain, is_first = "", len(closers), False
+                if marker != ESCAPE:
+                    self.text.put_back(marker)
+                self.text.keep()
+                continue
+            bare = yield from self.text.ahead_word(BARE)
+            if not bare.strip() or not (yield from self.text.ahead(len(bare) + 1))[len(bare) :]:
+                break
+            yield self.calls.arguments(held + coerce(self.text.take(len(bare)).strip(), types))
+            self.text.keep()
+            held, num_certain, is_first = "", len(closers), False
+        yield self.calls.arguments("".join(reversed(closers[:num_certain])) or "{}")
+        is_ended = yield from self.text.stops(ESCAPES)
+        if is_ended:
+            self.text.forget()
+        return is_ended
+
+    def _string(self) -> Steps[str]:
+        """Stream the rest of a string up to the <escape> or the marker that ends it. Return it, or "" at the end of the text."""
+        steps = self.text.pieces(ESCAPES, Content)
+        while True:
+            try:
+                event = next(steps)
+            except StopIteration as end:
+                return str(end.value)
+            if isinstance(event, Content):
+                yield self.calls.arguments(json.dumps(event.text, ensure_ascii=False)[1:-1])
+            else:
+                yield None
 
     def _key(self) -> Steps[str]:
         """A key, bare or between two <escape>; "" if there is no key here."""
         if (yield from self.text.accept(ESCAPE)):
             key, end = yield from self.text.until(ESCAPES)
-            return key if end else ""
+            return key if end == ESCAPE else ""
         return (yield from self.text.word(KEY)).strip()
-
-    def _atom(self, types: frozenset[str]) -> Steps[bool]:
-        """A string between two <escape>, which is streamed, or a bare value."""
-        if (yield from self.text.accept(ESCAPE)):
-            yield self.calls.arguments('"')
-            steps = self.text.pieces(ESCAPES, Content)
-            while True:
-                try:
-                    event = next(steps)
-                except StopIteration as end:
-                    if end.value:
-                        yield self.calls.arguments('"')
-                    return bool(end.value)
-                if isinstance(event, Content):
-                    yield self.calls.arguments(json.dumps(event.text, ensure_ascii=False)[1:-1])
-                else:
-                    yield None
-        bare = yield from self.text.ahead_word(BARE)
-        if not bare.strip() or not (yield from self.text.ahead(len(bare) + 1))[len(bare) :]:
-            return False
-        yield self.calls.arguments(coerce(self.text.take(len(bare)).strip(), types))
-        return True

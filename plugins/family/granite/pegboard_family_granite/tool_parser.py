@@ -18,6 +18,7 @@ from pegboard.interfaces.structured_output import Constraint
 from pegboard_chat.parsing import (
     Markers,
     Steps,
+    Stops,
     StreamParser,
     constrained_calls,
     constrained_lists,
@@ -27,10 +28,15 @@ from pegboard_chat.parsing import (
 
 LIST_STARTS = ("<|tool_call|>", "<tool_call>")
 LIST_START = Markers(*LIST_STARTS)
+LIST_STOPS = Stops("<|tool_call|>", before={"<tool_call>": ("[",)})
 OBJECT_START = Markers("<function_call>")
+OBJECT_STOPS = Stops(before={"<function_call>": ("{",)})
+THOUGHTS = {f"{here} my thought process:": f"{here} my response:" for here in ("Here is", "Here's")}
 
 
 class GraniteToolParser(StreamParser):
+    thoughts = THOUGHTS
+
     def read(self) -> Steps[None]:
         while (yield from self.prose(LIST_START)):
             yield from self.attempt(self._calls())
@@ -40,7 +46,7 @@ class GraniteToolParser(StreamParser):
 
     def _calls(self) -> Steps[bool]:
         yield from self.text.space()
-        return (yield from read_call_list(self.text, self.calls))
+        return (yield from read_call_list(self.text, self.calls, stops=LIST_STOPS))
 
 
 class Granite20bFCToolParser(StreamParser):
@@ -56,4 +62,4 @@ class Granite20bFCToolParser(StreamParser):
 
     def _call(self) -> Steps[bool]:
         yield from self.text.space()
-        return (yield from read_call_object(self.text, self.calls))
+        return (yield from read_call_object(self.text, self.calls, stops=OBJECT_STOPS))

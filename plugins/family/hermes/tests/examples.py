@@ -69,6 +69,27 @@ EXAMPLES = {
         Example(
             "no call", "Write <tool_call> and </tool_call> around it.", content="Write <tool_call> and </tool_call> around it."
         ),
+        Example("an empty element", "Yes. <tool_call>\n</tool_call>", content="Yes.", differs="the peer drops it"),
+        Example("a lone end tag", "Yes.</tool_call>", content="Yes.", differs="the peer leaves it"),
+        Example(
+            "a string without an end, a good call",
+            '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris</tool_call>\n<tool_call>{"name": "now"}</tool_call>',
+            calls=(PARIS, NOW),
+            differs="the peer gives up on the whole text",
+        ),
+        Example(
+            "no closing brace",
+            '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}</tool_call>',
+            calls=(PARIS,),
+            differs="the peer gives up on the whole text",
+        ),
+        Example(
+            "a broken call in a list",
+            '<tool_call>[{"name": "x", "arguments": {1: 2}}, {"name": "now", "arguments": {}}]</tool_call>',
+            content='<tool_call>[{"name": "x", "arguments": {1: 2}},',
+            calls=(NOW,),
+            differs="the peer reads one object per element",
+        ),
         Example(
             "a broken call, a good one",
             '<tool_call>{name: add}</tool_call>\n<tool_call>{"name": "now", "arguments": {}}</tool_call>',

@@ -24,11 +24,11 @@ class HunyuanReasoningParser(TaggedReasoning):
     start = "<think>"
     end = "</think>"
 
-    def read(self) -> Steps[None]:
-        yield from super().read()
+    def answer(self, *ends: str) -> Steps[None]:
         blank = yield from self.text.space()
         if (yield from self.text.accept(ANSWER)):
             yield from self.text.accept("\n")
             yield from self.text.pieces(ANSWER_ENDS, Content)
         elif blank:
             yield Content(blank)
+        yield from super().answer(*ANSWER_ENDS.texts)

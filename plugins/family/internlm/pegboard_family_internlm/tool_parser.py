@@ -14,15 +14,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import CallKeys, Markers, Steps, StreamParser, constrained_calls, read_call_object
+from pegboard_chat.parsing import CallKeys, Markers, Steps, Stops, StreamParser, constrained_calls, read_call_object
 
 START = Markers("<|action_start|>")
 PLUGIN = "<|plugin|>"
 END = "<|action_end|>"
+STOPS = Stops("<|action_start|>", PLUGIN, END)
 KEYS = CallKeys(arguments=("parameters", "arguments"), needs_arguments=False)
 
 
 class InternLMToolParser(StreamParser):
+    ends = (PLUGIN, END)
+
     def read(self) -> Steps[None]:
         while (yield from self.prose(START)):
             yield from self.attempt(self._call())
@@ -35,10 +38,13 @@ class InternLMToolParser(StreamParser):
 
     def _call(self) -> Steps[bool]:
         yield from self.text.space()
-        if not (yield from self.text.accept(PLUGIN)):
-            return False
+        is_plugin = bool((yield from self.text.accept(PLUGIN)))
         yield from self.text.space()
-        if not (yield from read_call_object(self.text, self.calls, KEYS)):
+        if (yield from self.text.accept(END)):  # an empty element
+            return True
+        if not is_plugin:
+            return False
+        if not (yield from read_call_object(self.text, self.calls, KEYS, stops=STOPS)):
             return False
         self.text.forget()
         yield from self.text.closing(END)

@@ -13,14 +13,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import Markers, Steps, StreamParser, constrained_lists, read_call_list
+from pegboard_chat.parsing import Markers, Steps, Stops, StreamParser, constrained_lists, read_call_list
 
 BEGIN = "<tool_calls>"
 START = Markers(BEGIN)
 END = "</tool_calls>"
+STOPS = Stops(BEGIN, END)
 
 
 class JambaToolParser(StreamParser):
+    ends = (END,)
+
     def read(self) -> Steps[None]:
         while (yield from self.prose(START)):
             yield from self.attempt(self._calls())
@@ -30,7 +33,9 @@ class JambaToolParser(StreamParser):
 
     def _calls(self) -> Steps[bool]:
         yield from self.text.space()
-        if not (yield from read_call_list(self.text, self.calls)):
+        if (yield from self.text.accept(END)):  # an empty element
+            return True
+        if not (yield from read_call_list(self.text, self.calls, stops=STOPS)):
             return False
         self.text.forget()
         yield from self.text.closing(END)

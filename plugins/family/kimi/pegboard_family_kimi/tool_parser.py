@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import Markers, Steps, StreamParser, read_arguments
+from pegboard_chat.parsing import Markers, Steps, Stops, StreamParser, read_arguments
 from pegboard_chat.parsing.call_constraint import call_bodies
 from pegboard_chat.parsing.structural_tag import Format, constraint, either, regex, sequence, text, triggered
 
@@ -22,10 +22,13 @@ SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end
 CALL, CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"
 ARGUMENTS = "<|tool_call_argument_begin|>"
 STARTS = Markers(SECTION, CALL)
+STOPS = Stops(SECTION, SECTION_END, CALL, CALL_END, ARGUMENTS)
 ID = re.compile(r"(?:functions\.)?([^:]+):[0-9]+")
 
 
 class KimiK2ToolParser(StreamParser):
+    ends = (SECTION_END, CALL_END, ARGUMENTS)
+
     def call_id(self, index: int, name: str) -> str:
         return f"functions.{name}:{index}"
 
@@ -48,6 +51,8 @@ class KimiK2ToolParser(StreamParser):
     def _call(self, marker: str) -> Steps[bool]:
         if marker == SECTION:
             yield from self.text.space()
+            if (yield from self.text.accept(SECTION_END)):
+                return True
             if not (yield from self.text.accept(CALL)):
                 return False
         yield from self.text.space()
@@ -59,13 +64,11 @@ class KimiK2ToolParser(StreamParser):
         yield from self.text.space()
         if (yield from self.text.accept(CALL_END)):
             yield from self.calls.whole(found[1], "{}", id)
-            is_closed = True
-        elif (yield from read_arguments(self.text, self.calls, found[1], id)):
+        elif (yield from read_arguments(self.text, self.calls, found[1], id, stops=STOPS)):
             self.text.forget()
-            is_closed = bool((yield from self.text.closing(CALL_END)))
+            yield from self.text.closing(CALL_END)
         else:
             return False
         self.text.forget()
-        if is_closed:
-            yield from self.text.closing(SECTION_END)
+        yield from self.text.closing(SECTION_END)
         return True

@@ -31,6 +31,27 @@ EXAMPLES = {
         Example("lines", f"{SECTION}\n{CALL}functions.now:0\n{ARGUMENTS}\n{{}}\n{CALL_END}\n{SECTION_END}", calls=(NOW,)),
         Example("no arguments", SECTION + one("functions.now:0", "") + SECTION_END, calls=(NOW,)),
         Example("the same id twice", SECTION + one("functions.now:0", "{}") * 2 + SECTION_END, calls=(NOW, NOW)),
+        Example("an empty section", f"Yes. {SECTION}{SECTION_END}", content="Yes.", differs="the peer drops the text after it"),
+        Example(
+            "no end of the call",
+            f"{SECTION}{CALL}functions.get_weather:0{ARGUMENTS}{CITY}{SECTION_END}",
+            calls=(PARIS,),
+            differs="the peer needs the end",
+        ),
+        Example(
+            "an end inside the JSON, then a good call",
+            f'{SECTION}{CALL}functions.get_weather:0{ARGUMENTS}{{"city": "Paris"{CALL_END}'
+            + one("functions.now:1", "{}")
+            + SECTION_END,
+            calls=(PARIS, NOW),
+            differs="the peer returns arguments that are not JSON",
+        ),
+        Example(
+            "an end inside a string",
+            f'{SECTION}{CALL}functions.get_weather:0{ARGUMENTS}{{"city": "Paris{CALL_END}{SECTION_END}',
+            calls=(PARIS,),
+            differs="the peer returns arguments that are not JSON",
+        ),
         Example("no section", one("functions.get_weather:0", CITY), calls=(PARIS,), differs="the peer needs the section"),
         Example("no section end", SECTION + one("functions.add:0", '{"a": 2, "b": 40}'), calls=(ADD,)),
         Example(

@@ -18,6 +18,7 @@ from pegboard.interfaces.structured_output import Constraint
 from pegboard_chat.parsing import (
     Markers,
     Steps,
+    Stops,
     StreamParser,
     constrained_calls,
     constrained_python_lists,
@@ -29,10 +30,13 @@ OBJECT_STARTS = Markers("<|python_tag|>", "<|python_start|>", "{")
 START = "<|python_start|>"
 LIST_START = Markers(START)
 END = "<|python_end|>"
+STOPS = Stops("<|python_tag|>", START, END)
 
 
 class LlamaJsonToolParser(StreamParser):
     """Every object that has the form of a call is read as a call, because only its keys distinguish it from other JSON."""
+
+    ends = (END,)
 
     def read(self) -> Steps[None]:
         while marker := (yield from self.prose(OBJECT_STARTS)):
@@ -48,7 +52,7 @@ class LlamaJsonToolParser(StreamParser):
         """Calls with semicolons between them. A semicolon without a call after it is content."""
         if not is_begun:
             yield from self.text.space()
-        while (yield from read_call_object(self.text, self.calls, is_begun=is_begun)):
+        while (yield from read_call_object(self.text, self.calls, is_begun=is_begun, stops=STOPS)):
             self.text.forget()
             yield from self.text.closing(END)
             self.text.keep()
@@ -62,7 +66,10 @@ class LlamaJsonToolParser(StreamParser):
 class Llama4PythonicToolParser(StreamParser):
     """A list of calls at the beginning of the text, or anywhere after its marker."""
 
+    ends = (END,)
+
     def read(self) -> Steps[None]:
+        yield from self.prompted_thought()
         self.text.keep()
         yield from self.text.space()
         if (yield from self.text.peek()) == "[":
@@ -77,7 +84,7 @@ class Llama4PythonicToolParser(StreamParser):
 
     def _calls(self) -> Steps[bool]:
         yield from self.text.space()
-        if not (yield from read_python_calls(self.text, self.calls)):
+        if not (yield from read_python_calls(self.text, self.calls, STOPS)):
             return False
         self.text.forget()
         yield from self.text.closing(END)

@@ -60,6 +60,18 @@ JSON = [
         differs="the peer drops the last characters in a stream, and reads the whole text as content",
     ),
     Example("cut off before the name", '{"name": "get_', content='{"name": "get_'),
+    Example(
+        "arguments that are not JSON",
+        '{"name": "x", "parameters": {invalid json}',
+        content='{"name": "x", "parameters": {invalid json}',
+    ),
+    Example(
+        "a broken call, a good one",
+        '{"name": "x", "parameters": {invalid json}}; {"name": "now", "parameters": {}}',
+        content='{"name": "x", "parameters": {invalid json}};',
+        calls=(NOW,),
+        differs="the peer gives up on the whole text",
+    ),
     Example("a name alone", '{"name": "Ann", "age": 7}', content='{"name": "Ann", "age": 7}'),
     Example("code", "<|python_tag|>print(1)", content="<|python_tag|>print(1)"),
     Example(

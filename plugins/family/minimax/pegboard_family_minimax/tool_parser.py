@@ -21,11 +21,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pegboard.interfaces.output_parser import Content
 from pegboard.interfaces.structured_output import Constraint
 from pegboard_chat.parsing import (
     CallKeys,
     Markers,
     Steps,
+    Stops,
     StreamParser,
     TagFormat,
     TaggedToolParser,
@@ -35,10 +37,14 @@ from pegboard_chat.parsing import (
 
 SECTION, SECTION_END = "<tool_calls>", "</tool_calls>"
 SECTIONS = Markers(SECTION)
+STOPS = Stops(before={SECTION_END: (SECTION,), SECTION: ("{",)})
+IN_SECTION = Markers("{", SECTION, SECTION_END)
 KEYS = CallKeys(needs_arguments=False)
 
 
 class MiniMaxToolParser(StreamParser):
+    ends = (SECTION_END,)
+
     def read(self) -> Steps[None]:
         while (yield from self.prose(SECTIONS)):
             yield from self.attempt(self._section())
@@ -50,14 +56,32 @@ class MiniMaxToolParser(StreamParser):
         return constrained_calls(tools, begin, "}\n" + SECTION_END, [SECTION]) if choice == "auto" else None
 
     def _section(self) -> Steps[bool]:
-        """Calls, one after the other. The end tag may be missing at the end of the text."""
+        """Calls, one after the other. Text that is not a call is content, up to the next object that is one. The end tag may be
+        missing at the end of the text."""
         yield from self.text.space()
-        while (yield from read_call_object(self.text, self.calls, KEYS)):
-            self.text.keep()
-            yield from self.text.space()
-            if (yield from self.text.accept(SECTION_END)) or not (yield from self.text.peek()):
-                return True
-        return False
+        if (yield from self.text.accept(SECTION_END)):
+            return True
+        if (yield from self.text.peek()) != "{":
+            return False
+        count, is_begun = self.calls.count, False
+        while True:
+            if (yield from read_call_object(self.text, self.calls, KEYS, is_begun=is_begun, stops=STOPS)):
+                self.text.forget()
+                yield from self.text.space()
+                if (yield from self.text.peek()) == "{":
+                    self.text.keep()
+                    is_begun = False
+                    continue
+            else:
+                self.calls.abandon()
+                yield from self.text.give_back()
+            marker = yield from self.text.pieces(IN_SECTION, Content)
+            if marker != "{":
+                if marker and (marker == SECTION or self.calls.count == count):
+                    self.text.put_back(marker)
+                return self.calls.count > count
+            self.text.keep(marker)
+            is_begun = True
 
 
 class MiniMaxM2ToolParser(TaggedToolParser):

@@ -36,6 +36,7 @@ def section(text: str) -> str:
     return f"<minimax:tool_call>\n{text}\n</minimax:tool_call>"
 
 
+M1_CALL = '<tool_calls>\n{"name": "now", "arguments": {}}\n</tool_calls>'
 THOUGHTS = ("Let me think.\nYes, 1 < 2.", '北京 {"a": 1}')
 IN_PROMPT = "]~b]ai\n<think>\n"
 CALL = write_m2(Case("", (PARIS,)))
@@ -49,7 +50,21 @@ EXAMPLES = {
         Example(
             "a broken call after a good one",
             '<tool_calls>\n{"name": "now", "arguments": {}}\n{name: add}\n</tool_calls>',
-            content="{name: add}\n</tool_calls>",
+            content="{name: add}",
+            calls=(NOW,),
+        ),
+        Example(
+            "a broken call between good ones",
+            '<tool_calls>\n{"name": "now", "arguments": {}}\n{invalid json here}\n'
+            '{"name": "add", "arguments": {"a": 2, "b": 40}}\n</tool_calls>',
+            content="{invalid json here}",
+            calls=(NOW, ADD),
+        ),
+        Example("an empty section", "Yes. <tool_calls>\n</tool_calls>", content="Yes."),
+        Example(
+            "a call that the reasoning quotes",
+            f"<think>I could write {M1_CALL}, or not.</think>\n{M1_CALL}",
+            content=f"<think>I could write {M1_CALL}, or not.</think>",
             calls=(NOW,),
         ),
         Example(
@@ -84,6 +99,7 @@ EXAMPLES = {
             differs="the peer drops calls of tools that the request does not have",
         ),
         Example("no section end", "<minimax:tool_call>\n" + invoke("now", {}), calls=(NOW,)),
+        Example("an empty section", "Yes. " + section(""), content="Yes.", differs="the peer drops it"),
         Example("no section", invoke("get_weather", {"city": "Paris"}), calls=(PARIS,)),
         Example(
             "cut off in a string",

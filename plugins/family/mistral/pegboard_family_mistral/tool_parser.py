@@ -15,16 +15,17 @@ import random
 import re
 import string
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import CallKeys, Calls, Markers, Steps, StreamParser, read_arguments, read_call_list
+from pegboard_chat.parsing import CallKeys, Calls, Markers, Steps, Stops, StreamParser, read_arguments, read_call_list
 from pegboard_chat.parsing.call_constraint import call_bodies, call_list
 from pegboard_chat.parsing.structural_tag import constraint, either, regex, sequence, text, triggered
 
 START, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 STARTS = Markers(START)
+STOPS = Stops(START, CALL_ID, ARGUMENTS)
 KEYS = CallKeys(needs_arguments=False)
 ID = re.compile(r"[a-zA-Z0-9]*")
 ID_LENGTH = 9
@@ -38,6 +39,9 @@ class MistralCalls(Calls):
 
 
 class MistralToolParser(StreamParser):
+    ends = (CALL_ID, ARGUMENTS)
+    thoughts: ClassVar[Mapping[str, str]] = {"[THINK]": "[/THINK]", "<think>": "</think>"}
+
     def __init__(self, options: object = None, setup: OutputParserSetup | None = None) -> None:
         super().__init__(options, setup)
         self.calls = MistralCalls(setup.tools if setup else ())
@@ -58,7 +62,7 @@ class MistralToolParser(StreamParser):
     def _call(self) -> Steps[bool]:
         yield from self.text.space()
         if (yield from self.text.peek()) == "[":
-            return (yield from read_call_list(self.text, self.calls, KEYS))
+            return (yield from read_call_list(self.text, self.calls, KEYS, stops=STOPS))
         name, id = (yield from self.text.word()), ""
         if not name:
             return False
@@ -68,4 +72,4 @@ class MistralToolParser(StreamParser):
                 return False
         yield from self.text.accept(ARGUMENTS)
         yield from self.text.space()
-        return (yield from read_arguments(self.text, self.calls, name, id))
+        return (yield from read_arguments(self.text, self.calls, name, id, stops=STOPS))

@@ -14,14 +14,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import Markers, Steps, StreamParser, constrained_python_lines, read_python_call
+from pegboard_chat.parsing import Markers, Steps, Stops, StreamParser, constrained_python_lines, read_python_call
 
 BEGIN = "<function_calls>"
 START = Markers(BEGIN)
 END = "</function_calls>"
+STOPS = Stops(before={END: (BEGIN,), BEGIN: ("(",)}, named=(BEGIN,))
 
 
 class Olmo3ToolParser(StreamParser):
+    ends = (END,)
+
     def read(self) -> Steps[None]:
         while (yield from self.prose(START)):
             yield from self.attempt(self._calls())
@@ -30,10 +33,13 @@ class Olmo3ToolParser(StreamParser):
         return constrained_python_lines(tools, BEGIN, END) if choice == "auto" else None
 
     def _calls(self) -> Steps[bool]:
-        """At least one call. The end tag may be missing at the end of the text."""
+        """Calls. The end tag may be missing at the end of the text."""
+        yield from self.text.space()
+        if (yield from self.text.accept(END)):
+            return True
         while True:
             yield from self.text.space()
-            if not (yield from read_python_call(self.text, self.calls)):
+            if not (yield from read_python_call(self.text, self.calls, STOPS)):
                 return False
             yield from self.text.space()
             if (yield from self.text.accept(END)) or self.text.is_at_end():

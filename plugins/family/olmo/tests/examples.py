@@ -20,6 +20,7 @@ def around(case: Case) -> str:
     return "the peer drops text around the tags" if case.calls and case.content else ""
 
 
+CONTROL = {("tool_parser", "olmo3"): ("<function_calls>", "</function_calls>")}
 EXAMPLES = {
     ("tool_parser", "olmo3"): [
         *rendered(write, has_between=False, differs=around),

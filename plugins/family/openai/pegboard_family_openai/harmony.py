@@ -10,32 +10,44 @@ The recipient may precede the channel. The tokens that stop the generation (`<|c
 
     <|channel|>analysis to=python code<|message|>print(6 * 7)<|call|>
 
-A body that is not JSON is the argument of a function whose only parameter is a string.
+An empty body means no arguments. A body that is not JSON is the argument of a function whose only parameter (or only required
+parameter) is a string, and otherwise the argument `input`. A message to `assistant` or another participant is content.
+
+The control tokens never become content: a token in the wrong place, or a header that is broken off, is dropped, and its text is
+content. Messages of content that follow one another are separated by a line break.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from pegboard.interfaces.output_parser import Content, Reasoning
-from pegboard_chat.parsing import Markers, Steps, StreamParser, read_arguments
+from pegboard.interfaces.output_parser import Content, Event, Reasoning
+from pegboard_chat.parsing import Markers, Steps, Stops, StreamParser, read_arguments
 
-START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
-HEADERS, BODIES = Markers(START, CHANNEL), Markers(MESSAGE)
-BODY_ENDS = Markers(START, CHANNEL, *ENDS)
+HEADERS, BODY_ENDS = Markers(START, CHANNEL), Markers(START, CHANNEL, *ENDS)
+TOKENS = Stops(START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
 HEADER = re.compile(
     r"(?:<\|start\|>assistant)?(?:\s*to=(?P<before>[\w.-]+))?"
     r"<\|channel\|>(?P<channel>analysis|commentary|final)(?:\s*to=(?P<behind>[\w.-]+))?\s*(?:(?:<\|constrain\|>)?\s*(?:json|code))?\s*"
 )
-MAX_HEADER = 512
+RECIPIENT = re.compile(r"to=([\w.-]+)")
+TOKEN = re.compile(r"<\|(?:start|channel|constrain)\|>")
 EARLY = " to="
+PARTICIPANTS = frozenset({"assistant", "user", "system", "developer", "all"})
+ANY_TEXT = "input"
+"""The argument for text that is not JSON, if the function does not show which parameter it is for."""
 
 
 class HarmonyToolParser(StreamParser):
+    ends = (MESSAGE, CONSTRAIN, *ENDS)
+    thoughts: ClassVar[Mapping[str, str]] = {}
     reads_calls: ClassVar[bool] = True
+    _last, _is_apart = "", False  # the last character of the content so far; whether the next begins another message
 
     def read(self) -> Steps[None]:
         marker = ""
@@ -48,58 +60,111 @@ class HarmonyToolParser(StreamParser):
     def _message(self, marker: str) -> Steps[str]:
         """Read a message whose header begins with `marker` (consumed and kept). Usually returns "". If the marker of the next
         message stands in place of an end token, returns that marker, which is also kept."""
-        header, end = yield from self.text.until(BODIES)
-        found = HEADER.fullmatch(marker + header) if end and len(header) < MAX_HEADER else None
-        recipient = found and (found["before"] or found["behind"])
-        if found is None or (recipient and not self.reads_calls):
-            yield from self.text.give_back()
-            return ""
-        if recipient:
-            return (yield from self._body(recipient.removeprefix("functions.")))
+        header, end = yield from self._header(marker)
+        found = HEADER.fullmatch(header) if end == MESSAGE else None
+        recipient = (found and (found["before"] or found["behind"])) or ""
+        if end == MESSAGE and found is None and (named := RECIPIENT.search(header)):
+            recipient = named[1]
+        if recipient in PARTICIPANTS:
+            recipient = ""
+        if recipient and not self.reads_calls and not (self.setup and not self.setup.tools):
+            return (yield from self._unread())
         self.text.forget()
-        wrap = Reasoning if found["channel"] == "analysis" else Content
-        end = yield from self.text.pieces(BODY_ENDS, wrap)
-        if not end or end in ENDS:
-            return ""
-        self.text.keep(end)
-        return end
+        if found is None and (words := TOKEN.sub("", header).removeprefix("assistant")):
+            yield self._content(words)
+        if end != MESSAGE:
+            return self._next(end)
+        if recipient and self.reads_calls:
+            return (yield from self._call(recipient.removeprefix("functions.")))
+        if found is not None and found["channel"] == "analysis" and not recipient:
+            return (yield from self._body(Reasoning))
+        self._is_apart = True
+        return (yield from self._body(self._content))
 
-    def _body(self, name: str) -> Steps[str]:
-        """Read a message that is sent to a function. Returns the same as `_message`."""
-        parameter = self._only_text(name)
-        space = yield from self.text.space()
-        if parameter is None or (yield from self.text.peek()) in ("{", ""):
-            yield from self.attempt(self._call(name))
+    def _header(self, marker: str) -> Steps[tuple[str, str]]:
+        """Read a header that begins with `marker`. Returns it without tokens that are repeated, and the token that ends it."""
+        header, last = marker, marker
+        while True:
+            part, token = yield from self.text.until(TOKENS)
+            header += part
+            if token != CONSTRAIN and not (token == CHANNEL and (CHANNEL not in header or not part)):
+                return header, token
+            if part or token != last:
+                header += token
+            last = token
+
+    def _content(self, text: str) -> Event:
+        """Content, after a line break if it begins another message."""
+        is_apart = self._is_apart and bool(self._last.strip()) and bool(text[:1].strip())
+        self._is_apart, self._last = False, text[-1]
+        return Content("\n" + text if is_apart else text)
+
+    def _unread(self) -> Steps[str]:
+        """Pass on a call as it is written, with an end token."""
+        yield from self.text.give_back()
+        marker = yield from self.text.pieces(BODY_ENDS, Content)
+        if not marker:
             return ""
-        self.text.forget()
+        yield Content(marker if marker in ENDS else ENDS[-1])
+        return self._next(marker)
+
+    def _body(self, wrap: Callable[[str], Event]) -> Steps[str]:
+        """Stream the body of a message. Tokens that have no meaning there are dropped."""
+        while (token := (yield from self.text.pieces(TOKENS, wrap))) in (MESSAGE, CONSTRAIN):
+            pass
+        return self._next(token)
+
+    def _next(self, token: str) -> str:
+        if token not in (START, CHANNEL):
+            return ""
+        self.text.keep(token)
+        return token
+
+    def _call(self, name: str) -> Steps[str]:
+        """Read a message that is sent to a function. Returns the same as `_message`."""
+        self.text.keep()
+        yield from self.text.space()
+        if (yield from self.text.stops(TOKENS)):  # no arguments
+            self.text.forget()
+            yield from self.calls.whole(name, "{}")
+            return (yield from self._body(self._content))
+        if not (yield from self.text.peek()):  # cut off
+            self.text.forget()
+            yield self.calls.start(name)
+            yield self.calls.arguments("{}")
+            self.calls.abandon()
+            return ""
+        count = self.calls.count
+        if (yield from read_arguments(self.text, self.calls, name, stops=TOKENS)):
+            self.text.forget()
+            return (yield from self._body(self._content))
+        rest = "".join(event.text for event in self.text.give_back() if isinstance(event, Content))
+        if self.calls.count > count:  # the arguments break off
+            self.calls.abandon()
+            if rest.strip():
+                yield self._content(rest)
+            return (yield from self._body(self._content))
         yield self.calls.start(name)
-        yield self.calls.arguments(f'{{{json.dumps(parameter, ensure_ascii=False)}: "{_escaped(space)}')
-        end = yield from self.text.pieces(BODY_ENDS, lambda text: self.calls.arguments(_escaped(text)))
+        yield self.calls.arguments(f'{{{json.dumps(self._text_parameter(name), ensure_ascii=False)}: "{_escaped(rest)}')
+        token = yield from self._body(lambda text: self.calls.arguments(_escaped(text)))
         yield self.calls.arguments('"}')
         yield self.calls.end()
-        if end in (START, CHANNEL):
-            self.text.keep(end)
-            return end
-        return ""
+        return token
 
-    def _only_text(self, name: str) -> str | None:
-        """Returns the only parameter of a function, if it has exactly one and it is a string."""
-        properties = self.calls.parameters(name).get("properties")
-        if not isinstance(properties, dict) or len(properties) != 1:
-            return None
-        ((parameter, schema),) = properties.items()
-        return parameter if isinstance(schema, dict) and schema.get("type") == "string" else None
-
-    def _call(self, name: str) -> Steps[bool]:
-        if not name or not (yield from read_arguments(self.text, self.calls, name)):
-            return False
-        self.text.forget()
-        yield from self.text.closing(*ENDS)
-        return True
+    def _text_parameter(self, name: str) -> str:
+        """Returns the parameter for text that is not JSON."""
+        schema = self.calls.parameters(name)
+        properties, required = schema.get("properties"), schema.get("required")
+        if isinstance(properties, dict):
+            for names in (list(properties), required if isinstance(required, list) else []):
+                if len(names) == 1 and isinstance(found := properties.get(names[0]), dict) and found.get("type") == "string":
+                    return str(names[0])
+        return ANY_TEXT
 
 
 class HarmonyReasoningParser(HarmonyToolParser):
-    """Leaves calls as they are written. The tool parser `openai` reads them afterwards."""
+    """Leaves calls as they are written. The tool parser `openai` reads them afterwards. If the request has no tools, calls are
+    content."""
 
     reads_calls = False
 

@@ -64,14 +64,28 @@ TOOLS = [
         calls=(("browser.open", {"id": 1}),),
     ),
     Example("code as JSON", call("python", '{"code": "1"}'), calls=(("python", {"code": "1"}),), tools=PYTHON),
+    Example("an empty body", call("now", ""), calls=(NOW,), differs="leaves the arguments empty"),
     Example(
-        "code for nobody",
-        f"{CHANNEL}analysis to=python code{MESSAGE}print(1){CALL}",
-        content=f"{CHANNEL}analysis to=python code{MESSAGE}print(1){CALL}",
-        differs="makes it a call whose arguments are not JSON",
+        "a message to assistant",
+        f"{CHANNEL}commentary to=assistant{MESSAGE}Hello.{CALL}",
+        content="Hello.",
+        differs="makes it a call",
     ),
+    Example(
+        "the end inside the JSON",
+        f'{call("get_weather", "")[: -len(CALL)]}{{"city": "Paris"{CALL}',
+        calls=(PARIS,),
+        differs="returns arguments that are not JSON",
+    ),
+    Example(
+        "preamble and answer",
+        say("commentary", "Let me see.") + NEXT + say("final", "Done.", RETURN),
+        content="Let me see.\nDone.",
+        differs="joins them without a line break",
+    ),
+    Example("tokens in a text", say("final", f"a{MESSAGE}b{CONSTRAIN}c", RETURN), content="abc", differs="keeps them"),
     Example("cut off", PARIS_CALL[: -len('is"}' + CALL)], open_call=("get_weather", '{"city": "Par')),
-    Example("cut off in the header", f"{CHANNEL}commentary to=func", content=f"{CHANNEL}commentary to=func", differs=DROPPED),
+    Example("cut off in the header", f"{CHANNEL}commentary to=func", content="commentary to=func", differs=DROPPED),
     Example("no harmony", "Just text.", content="Just text.", differs=DROPPED),
 ]
 
@@ -87,6 +101,8 @@ def apart(case: Case) -> Example:
 
 CASES = [Case(example.name, example.calls, example.content) for example in rendered(write) if example.content or example.calls]
 
+BETWEEN = NEXT
+CONTROL = {("reasoning_parser", "openai_gptoss"): ()}  # calls stay as they are written, see test_openai.py
 EXAMPLES = {
     ("tool_parser", "openai"): TOOLS,
     ("reasoning_parser", "openai_gptoss"): [

@@ -6,17 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_family_openai.harmony import HarmonyReasoningParser, HarmonyToolParser
 
 from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard_chat.parsing import Message, Pipeline, fold, merged
-from pegboard_testing.contract_output_parser import VOCABULARY, setup_for
-from pegboard_testing.parser_examples import load_examples, tool
+from pegboard_testing.contract_output_parser import VOCABULARY, run, setup_for
+from pegboard_testing.parser_examples import load_examples, load_tokens, tool
+from pegboard_testing.parser_mutations import mutated
 
 EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+TOKENS = load_tokens(Path(__file__).with_name("examples.py"))
 PYTHON = (tool("python", code="string"),)
 
 
@@ -32,7 +35,39 @@ def test_one_behind_the_other_reads_the_same() -> None:
         assert message.content.split() == example.content.split(), example
 
 
-def parsed(text: str, *, reasons: bool = True) -> Message:
+@pytest.mark.parametrize("recipient", ["functions.get_weather", "functions.other", "browser"])
+def test_text_for_any_function_is_a_call(recipient: str) -> None:
+    for reasons in (True, False):
+        message = parsed(f"{CHANNEL}commentary to={recipient} <|constrain|>json{MESSAGE}foo <|call|>", reasons=reasons)
+        assert shape(message) == ("", "", [(recipient.removeprefix("functions."), {"input": "foo "}, True)])
+
+
+def test_text_is_the_only_required_parameter() -> None:
+    tools = (tool("run", code="string", seconds="integer"),)
+    tools[0]["function"]["parameters"]["required"] = ["code"]
+    parser = HarmonyToolParser(None, OutputParserSetup(VOCABULARY, tools))
+    (call,) = fold(run(parser, [f"{CHANNEL}commentary to=functions.run{MESSAGE}1 + 1<|call|>"])).tool_calls
+    assert json.loads(call.arguments) == {"code": "1 + 1"}
+
+
+def test_without_tools_calls_are_text() -> None:
+    parser = HarmonyReasoningParser(None, OutputParserSetup(VOCABULARY))
+    message = fold(run(parser, [f"{CHANNEL}commentary to=functions.f{MESSAGE}{{}}<|call|>"]))
+    assert message.content == "{}" and not message.tool_calls
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_no_control_token_reaches_the_content(data: st.DataObject) -> None:
+    """Whatever mistake the model makes, and with or without the reasoning parser."""
+    examples = EXAMPLES["tool_parser", "openai"]
+    text = mutated(data.draw(st.sampled_from(examples)).text, TOKENS, data.draw(st.randoms(use_true_random=False)))
+    for reasons in (True, False):
+        message = parsed(text, reasons=reasons, check=False)
+        assert not any(token in message.content + message.reasoning for token in TOKENS), (text, message)
+
+
+def parsed(text: str, *, reasons: bool = True, check: bool = True) -> Message:
     """Read the text in one piece and character by character. Returns the common result."""
     found = []
     for pieces in ([text], list(text)):
@@ -40,7 +75,7 @@ def parsed(text: str, *, reasons: bool = True) -> Message:
         pipeline = Pipeline(HarmonyReasoningParser(None, setup) if reasons else None, HarmonyToolParser(None, setup))
         events = [event for piece in pieces for event in pipeline.feed(piece, ())]
         found.append(fold(merged(events + pipeline.finish())))
-    assert shape(found[0]) == shape(found[1])
+    assert not check or shape(found[0]) == shape(found[1])
     return found[0]
 
 

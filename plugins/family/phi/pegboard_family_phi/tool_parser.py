@@ -13,14 +13,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import Markers, Steps, StreamParser, constrained_lists, read_call_list
+from pegboard_chat.parsing import Markers, Steps, Stops, StreamParser, constrained_lists, read_call_list
 
 WORD = "functools"
 START, END = "<|tool_call|>", "<|/tool_call|>"
 STARTS = Markers(WORD, START)
+STOPS = Stops(START, END, before={WORD: ("[",)})
 
 
 class Phi4MiniToolParser(StreamParser):
+    ends = (END,)
+
     def read(self) -> Steps[None]:
         while marker := (yield from self.prose(STARTS)):
             yield from self.attempt(self._calls(marker))
@@ -30,7 +33,7 @@ class Phi4MiniToolParser(StreamParser):
 
     def _calls(self, marker: str) -> Steps[bool]:
         yield from self.text.space()
-        if not (yield from read_call_list(self.text, self.calls)):
+        if not (yield from read_call_list(self.text, self.calls, stops=STOPS)):
             return False
         if marker != WORD:
             self.text.forget()

@@ -17,6 +17,7 @@ from pegboard_chat.parsing import Steps, StreamParser, constrained_python_lists,
 
 class PythonicToolParser(StreamParser):
     def read(self) -> Steps[None]:
+        yield from self.prompted_thought()
         self.text.keep()
         yield from self.text.space()
         while (yield from self.text.peek()) == "[":

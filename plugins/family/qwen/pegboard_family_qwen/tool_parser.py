@@ -20,6 +20,7 @@ from pegboard_chat.parsing import TagFormat, TaggedToolParser
 class Qwen3CoderToolParser(TaggedToolParser):
     section, section_end = "<tool_call>", "</tool_call>"
     opening = "<function="
+    is_quotable = True
     tags = TagFormat(
         name_end=">",
         key_start="<parameter=",

@@ -41,6 +41,20 @@ TOOLS = [
         calls=(("get_weather", {"city": "Paris", "unit": "c"}),),
         differs=NO_END,
     ),
+    Example("an empty element", "Well. <tool_call>\n</tool_call>", content="Well.", differs="the peer drops it"),
+    Example(
+        "no end of value, function and element",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        calls=(PARIS, NOW),
+        differs=NO_END,
+    ),
+    Example(
+        "tags of the format in a value",
+        call("<parameter=text>\na </tool_call> b <tool_call> c\n</parameter>", "write_file"),
+        calls=(("write_file", {"text": "a </tool_call> b <tool_call> c"}),),
+        differs="the peer ends the call at the tag",
+    ),
+    Example("a quoted end tag", 'Split at "</tool_call>", please.', content='Split at "</tool_call>", please.'),
     Example("blank lines", call("\n\n<parameter=city>\nParis\n</parameter>\n\n"), calls=(PARIS,)),
     Example(
         "newlines of the value",
@@ -99,6 +113,9 @@ EXAMPLES = {
             content=write(Case("", (PARIS,))),
             reasoning="Hm.",
         ),
+        Example("the end twice", "<think>Hm.</think></think>Hello.", content="Hello.", reasoning="Hm."),
+        Example("the end again later", "Hm.</think>Well.\n</think>\nHello.", content="Well.\n\nHello.", reasoning="Hm."),
+        Example("the end as code", 'Hm.</think>s.split("</think>")', content='s.split("</think>")', reasoning="Hm."),
         Example(
             "tags in the answer",
             "<think>Hm.</think>Use <think> and </think>.",

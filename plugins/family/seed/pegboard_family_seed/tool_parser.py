@@ -12,12 +12,16 @@ newline on each side, typed by the tool's schema.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pegboard_chat.parsing import TagFormat, TaggedToolParser
 
 
 class SeedOssToolParser(TaggedToolParser):
     section, section_end = "<seed:tool_call>", "</seed:tool_call>"
     opening = "<function="
+    thoughts: ClassVar[Mapping[str, str]] = {"<seed:think>": "</seed:think>", "<think>": "</think>"}
     tags = TagFormat(
         name_end=">",
         key_start="<parameter=",

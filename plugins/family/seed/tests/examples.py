@@ -49,6 +49,23 @@ EXAMPLES = {
             calls=(ADD,),
             differs="the peer drops the last value when its end is missing",
         ),
+        Example(
+            "an empty element", "Yes. <seed:tool_call>\n</seed:tool_call>", content="Yes.", differs="the peer drops the text"
+        ),
+        Example(
+            "a call that the reasoning quotes",
+            f"<seed:think>I could write {CALL}, or not.</seed:think>{CALL}",
+            content=f"<seed:think>I could write {CALL}, or not.</seed:think>",
+            calls=(PARIS,),
+        ),
+        Example(
+            "reasoning that the prompt opens",
+            f"I could write {CALL}, or not.</seed:think>{CALL}",
+            content=f"I could write {CALL}, or not.</seed:think>",
+            calls=(PARIS,),
+            prompt_end="<seed:think>",
+            differs="the peer does not see the prompt",
+        ),
         Example("no end tag", CALL.removesuffix("\n</seed:tool_call>"), calls=(PARIS,)),
         Example("no seed tag", "<function=now>\n</function>", calls=(NOW,)),
         Example(

@@ -19,7 +19,8 @@ from pegboard_chat.parsing import Markers, Steps, StreamParser, TagFormat, const
 
 SECTION, SECTION_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 CALL, CALL_END = "<｜tool_call_begin｜>", "<｜tool_call_end｜>"
-KIND = "function<｜tool_sep｜>"
+SEPARATOR = "<｜tool_sep｜>"
+KIND = f"function{SEPARATOR}"
 INVOKE = '<steptml:invoke name="'
 STARTS = Markers(SECTION, CALL)
 TAGS = TagFormat(
@@ -27,13 +28,16 @@ TAGS = TagFormat(
     key_start='<steptml:parameter name="',
     key_end='">',
     value_end="</steptml:parameter>",
-    value_stops=('<steptml:parameter name="', "</steptml:invoke>"),
+    value_stops=('<steptml:parameter name="', "</steptml:invoke>", SECTION, SECTION_END, CALL, CALL_END),
     end="</steptml:invoke>",
+    around=(SECTION, SECTION_END, CALL, CALL_END),
     trim="nothing",
 )
 
 
 class Step3ToolParser(StreamParser):
+    ends = (SECTION_END, CALL_END, SEPARATOR)
+
     def read(self) -> Steps[None]:
         while marker := (yield from self.prose(STARTS)):
             yield from self.attempt(self._call(marker))
@@ -46,16 +50,17 @@ class Step3ToolParser(StreamParser):
     def _call(self, marker: str) -> Steps[bool]:
         if marker == SECTION:
             yield from self.text.space()
+            if (yield from self.text.accept(SECTION_END)):
+                return True
             if not (yield from self.text.accept(CALL)):
                 return False
         yield from self.text.space()
-        if not (yield from self.text.accept(KIND)):
-            return False
+        yield from self.text.accept(KIND, SEPARATOR)  # models sometimes omit it
         yield from self.text.space()
         if not (yield from self.text.accept(INVOKE)):
             return False
         if not (yield from read_tagged_call(self.text, self.calls, TAGS)):
             return False
-        if (yield from self.text.closing(CALL_END)):
-            yield from self.text.closing(SECTION_END)
+        yield from self.text.closing(CALL_END)
+        yield from self.text.closing(SECTION_END)
         return True

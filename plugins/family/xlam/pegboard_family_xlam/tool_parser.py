@@ -13,23 +13,31 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import Markers, Steps, StreamParser, constrained_calls, read_call_list
+from pegboard_chat.parsing import Markers, Steps, Stops, StreamParser, constrained_calls, read_call_list
 
 THINK_END = "</think>"
 ENDS = {"```json": "```", "```": "```", "<tool_call>": "</tool_call>", "[TOOL_CALLS]": ""}
 """Text that may precede the list → the text that follows the list in this case."""
 STARTS = Markers(THINK_END, *ENDS)
+STOPS = Stops("[TOOL_CALLS]", before={"```": (), "</tool_call>": ("<tool_call>",), "<tool_call>": ("[",)})
 
 
 class XlamToolParser(StreamParser):
+    ends = ("</tool_call>",)
+
     def read(self) -> Steps[None]:
+        yield from self.prompted_thought()
         yield from self._bare()
         while marker := (yield from self.prose(STARTS)):
-            if marker == THINK_END:
+            if marker == THINK_END:  # the beginning of the reasoning is not in the text
                 yield from self.text.give_back()
                 yield from self._bare()
             else:
                 yield from self.attempt(self._calls(ENDS[marker]))
+
+    def thought(self, start: str) -> Steps[None]:
+        yield from super().thought(start)
+        yield from self._bare()
 
     def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
         def begin(name: str) -> str:
@@ -41,14 +49,15 @@ class XlamToolParser(StreamParser):
         """Read a list at this position, if there is one."""
         self.text.keep()
         yield from self.text.space()
-        if (yield from self.text.peek()) == "[" and (yield from self.text.ahead(12)) != "[TOOL_CALLS]":
+        is_list = (yield from self.text.peek()) == "[" and (yield from self.text.ahead(2)) != "[]"
+        if is_list and (yield from self.text.ahead(12)) != "[TOOL_CALLS]":
             yield from self.attempt(self._calls(""))
         else:
             yield from self.text.give_back()
 
     def _calls(self, end: str) -> Steps[bool]:
         yield from self.text.space()
-        if not (yield from read_call_list(self.text, self.calls)):
+        if not (yield from read_call_list(self.text, self.calls, stops=STOPS)):
             return False
         self.text.forget()
         if end:
