@@ -67,9 +67,7 @@ QUIRKS = [
         calls=(PARIS,),
         differs="the peer drops the value",
     ),
-    Example(
-        "an empty element", "A <tool_call></tool_call> b.", content="A b.", differs="the peer makes it a call without a name"
-    ),
+    Example("an empty element", "A <tool_call></tool_call>b.", content="A b.", differs="the peer makes it a call without a name"),
     Example("cut off in the name", "<tool_call>get_wea", content="<tool_call>get_wea", differs="the peer drops it"),
     Example(
         "no call",

@@ -60,7 +60,8 @@ class FunctionGemmaToolParser(StreamParser):
         """Stream the object that begins here as JSON. Returns True when it is complete, or when the call ends before it is. An
         opening bracket or a key is sent with the value after it; without one it is kept, to be given back, and the JSON is closed
         (not inside a string at the end of the text)."""
-        held, closers, num_certain, is_first = "", [], 0, False
+        closers: list[str] = []
+        held, num_certain, is_first = "", 0, False
         types = frozenset({"object"})
         self.text.keep()
         while True:
