@@ -216,6 +216,27 @@ def test_a_mistake_in_a_model_stops_the_start(gpu: FakeGPU, tmp_path: Path, monk
         worker.warm_up()
 
 
+def test_a_model_that_fails_in_its_first_step_stops_the_start(
+    gpu: FakeGPU, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recorder does not reach the mistake, because it refuses what comes before."""
+
+    def broken(self: TinyModel, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        assert float(hidden.abs().max()) < 1e9
+        raise AttributeError("no attribute 'weight'")
+
+    worker = make_worker(tmp_path)
+    worker.allocate(plan_of(worker))
+    monkeypatch.setattr(TinyModel, "forward", broken)
+    with pytest.raises(PluginFailure, match="model:Tiny .* failed: AttributeError: no attribute 'weight'"):
+        worker.warm_up()
+
+
+def test_the_trial_leaves_no_trace(gpu: FakeGPU, tmp_path: Path) -> None:
+    worker = ready(tmp_path)
+    assert all(not view[0].any() for tensors in worker.running.parts.views.values() for view in tensors.values())
+
+
 def test_an_attention_that_does_not_replay_is_named(gpu: FakeGPU, tmp_path: Path) -> None:
     worker = make_worker(tmp_path)
     worker.allocate(plan_of(worker))

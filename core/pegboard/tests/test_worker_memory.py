@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, KVTensor, State
-from pegboard.worker.memory import allocate, copy_blocks, null_plan
+from pegboard.worker.memory import allocate, copy_blocks, null_plan, trial_steps
+from pegboard_testing.fake_limits import fake_limits
 
 NUM_BLOCKS = 5
 
@@ -112,3 +113,21 @@ def test_the_profile_run_takes_one_block() -> None:
     assert views[0]["k"].shape == views[2]["v"].shape == (1, 4, 2, 4) and views[1]["kv"].shape == (1, 4, 8)
     views[0]["k"].fill_(1)
     assert not views[2]["k"].any()
+
+
+@pytest.mark.parametrize("max_model_len", [1, 2, 3, 4, 5, 100])
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 8])
+@pytest.mark.parametrize("max_num_batched_tokens", [1, 2, 3, 64])
+def test_trial_steps_stay_within_the_limits(max_model_len: int, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    max_num_batched_tokens = max(max_num_batched_tokens, max_num_seqs)
+    limits = fake_limits(max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+    steps = list(trial_steps(limits, 2))
+    for step in steps:
+        assert step.num_rows <= max_num_seqs
+        assert step.num_tokens <= max_num_batched_tokens
+        assert (step.num_computed_tokens + step.num_scheduled_tokens <= max_model_len).all()
+    started = [new.row for step in steps for new in step.new]
+    assert started and sorted(steps[-1].removed_rows.tolist()) == started
+    if min(max_model_len, max_num_batched_tokens) > 4 and max_num_seqs > 1:
+        kinds = [(bool(step.new), bool(step.num_computed_tokens.any())) for step in steps[:-1]]
+        assert kinds == [(True, False), (True, True), (False, True)], "a prompt, a prompt and a decode, decodes"

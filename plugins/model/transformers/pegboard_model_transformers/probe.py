@@ -62,14 +62,29 @@ class Notes:
 _current: list[Notes] = []
 
 
+class ProbedLinear(nn.Linear):
+    """Replaces the class of the linear modules in the probe. They will be Pegboard's layers, whose weights have other formats, so
+    a model that reads a weight itself cannot be served."""
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        raise ModelError(f"{_current[-1].name} reads the weight of a linear module itself, so it needs its own model plugin")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.new_empty(*x.shape[:-1], self.out_features)
+
+
 def probe_attention(model: Any, inner: nn.Module, dtype: torch.dtype) -> list[AttentionCall]:
     """Return the attention calls of one forward of `inner`, in order. Raises ModelError if the model cannot be run this way."""
     name = type(model).__name__
     notes = Notes(name)
     hidden_size = model.get_input_embeddings().embedding_dim
     experts = model.get_experts_implementation()
+    linears = [module for module in inner.modules() if type(module) is nn.Linear]
     _current.append(notes)
     try:
+        for linear in linears:
+            linear.__class__ = ProbedLinear
         model.set_experts_implementation("batched_mm")  # plain products, which support all types on the meta device
         with torch.no_grad():
             inner(
@@ -85,6 +100,8 @@ def probe_attention(model: Any, inner: nn.Module, dtype: torch.dtype) -> list[At
             f"{name} cannot run on Pegboard's KV cache: a trial run failed with {type(error).__name__}: {error}"
         ) from error
     finally:
+        for linear in linears:
+            linear.__class__ = nn.Linear
         _current.pop()
         model.set_experts_implementation(experts)
     return notes.calls

@@ -68,6 +68,7 @@ def test_declares_one_attention_layer_per_layer_and_no_weight_memory() -> None:
             "trial run|chunked",
         ),
         ("gpt_oss", {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}, "s_aux"),
+        ("hunyuan_v1_moe", {"head_dim": 8, "num_experts": 4, "moe_topk": 2}, "reads the weight of a linear module"),
         ("lfm2", {}, "trial run|times in 4 layers"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "longest request"),
     ],
