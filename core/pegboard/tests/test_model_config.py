@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from pegboard.config.schema import check_engine
+from pegboard.config.sources import engine_settings
 from pegboard.data.checkpoint_file import read_object
 from pegboard.errors import ConfigError, ModelError
 from pegboard.layers.rope import Rope
@@ -88,3 +90,18 @@ def test_files_of_a_checkpoint(tmp_path: Path, content: bytes, words: str) -> No
         read_object(path, 100 if content == b" " * 101 else 10**6)
     with pytest.raises(ModelError, match="cannot read"):
         read_object(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"), [("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16"), ("auto", "auto")]
+)
+def test_names_of_compute_types(asked: str, meant: str) -> None:
+    engine = engine_settings("model", {"dtype": asked}).engine
+    assert engine.dtype == meant
+    check_engine(engine)
+
+
+@pytest.mark.parametrize("asked", ["bf16", "int4", "", "Half"])
+def test_unknown_compute_types_are_refused_at_once(asked: str) -> None:
+    with pytest.raises(ConfigError, match="dtype .* is not known.*expected auto, float32, bfloat16"):
+        check_engine(engine_settings("model", {"dtype": asked}).engine)

@@ -86,3 +86,10 @@ def test_a_norm_that_does_not_fit_is_refused_by_name(data: object) -> None:
     norm.declare({})
     with pytest.raises(ModelError, match=r"n\.weight"):
         norm.accept(WeightPiece("n.weight", "Q4_1", (4,), data))  # type: ignore[arg-type]
+
+
+def test_a_shape_that_does_not_fit_is_noticed_before_anything_is_loaded() -> None:
+    build, loader = fake_build(), FakeLoader({"l0.a.weight": torch.zeros(3, 4)})
+    Linear(build.at("l0"), 4, 2**20, parts={"a": 2**20})
+    with pytest.raises(ModelError, match=r"l0\.a\.weight has shape \[3, 4\]; the model expects \[1048576, 4\]"):
+        load_weights(build.declared.layers, loader, checkpoint_of(loader))
