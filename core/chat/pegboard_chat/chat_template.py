@@ -142,6 +142,13 @@ def _compile(source: str) -> _Compiled:
     try:
         tree = environment.parse(source)
         template = environment.from_string(source)
+        tests = {test.name for test in tree.find_all(nodes.Test)}
+        return _Compiled(
+            template,
+            has_parts=_iterates_over_content(tree),
+            has_strings=bool(tests & {"string", "iterable", "sequence", "mapping"}),
+            has_documents=any(name.name == "documents" for name in tree.find_all(nodes.Name)),
+        )
     except TemplateSyntaxError as error:
         reason = f"line {error.lineno}: {error.message}"
         raise RequestError(
@@ -152,13 +159,6 @@ def _compile(source: str) -> _Compiled:
         raise RequestError(
             f"the chat template cannot be compiled: {reason}; {_HOW_TO_GIVE}", parameter="chat_template"
         ) from error
-    tests = {test.name for test in tree.find_all(nodes.Test)}
-    return _Compiled(
-        template,
-        has_parts=_iterates_over_content(tree),
-        has_strings=bool(tests & {"string", "iterable", "sequence", "mapping"}),
-        has_documents=any(name.name == "documents" for name in tree.find_all(nodes.Name)),
-    )
 
 
 @lru_cache(maxsize=1)

@@ -153,3 +153,11 @@ def test_documents_need_a_place():
         _render(PLAIN, documents=documents)
     assert caught.value.parameter == "documents" and _render(PLAIN, documents=[]) == "hi|"
     assert _render("{% for d in documents %}{{ d.text }}{% endfor %}", documents=documents) == "x"
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "{{ " + "-" * 3000 + "1 }}", "{% if a %}" * 2000]
+)
+def test_a_template_nested_too_deeply_is_an_error_of_the_template(source: str) -> None:
+    with pytest.raises(RequestError, match="chat template"):
+        ChatTemplate(source, {}).render(Chat(messages=[{"role": "user", "content": "x"}]))
