@@ -98,7 +98,7 @@ def each_answer(test: Any) -> Any:
     ]
     for case in cases:
         test = example(answer=case)(test)
-    return settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))(given(answer=answers())(test))
+    return settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))(given(answer=answers())(test))
 
 
 def check_calls(seen: list[dict[str, Any]], given: list[tuple[str, str]]) -> None:
