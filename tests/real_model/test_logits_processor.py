@@ -18,7 +18,8 @@ SPEC = """
 from pegboard.interfaces.logits_processor import LogitsProcessorSpec
 
 SPEC = LogitsProcessorSpec(
-    api="1.0", implementation="acme_distinct_processor:Distinct", validate="acme_distinct:judge", flags=frozenset({"host_tokens"})
+    api="1.0", implementation="acme_distinct_processor:Distinct", arguments=("distinct",), validate="acme_distinct:judge",
+    flags=frozenset({"host_tokens"}),
 )
 
 
@@ -29,13 +30,16 @@ def judge(params):
 
 PROCESSOR = """
 class Distinct:
-    \"\"\"No token of the last `distinct` ones, outputs only, comes again.\"\"\"
+    \"\"\"No token of the last `distinct` ones, outputs only, comes again, and none in capitals.\"\"\"
 
     argmax_invariant = False
     host_tokens = True
 
     def __init__(self, options, setup):
         self.windows, self.outputs = {}, {}
+        vocabulary = setup.vocabulary()
+        self.shouts = [token for token, text in enumerate(vocabulary.token_bytes) if text != text.lower()]
+        assert setup.vocabulary() is vocabulary and len(self.shouts) > 100
 
     def update(self, added, removed):
         for row in removed.tolist():
@@ -47,6 +51,7 @@ class Distinct:
         for i, row in enumerate(rows.tolist()):
             if self.windows[row]:
                 logits[i, self.outputs[row][-self.windows[row]:]] = float("-inf")
+                logits[i, self.shouts] = float("-inf")
         return logits
 
     def extend(self, rows, token_ids):
@@ -80,6 +85,9 @@ def test_a_processor_reads_every_new_token(smollm2_gguf: Path) -> None:
         plain, distinct, alternating = (output.outputs[0].token_ids for output in outputs)
         assert len(set(plain)) < len(set(distinct)) == 40
         assert all(a != b for a, b in zip(alternating, alternating[1:], strict=False)) and len(set(alternating)) < 40
+        assert outputs[1].outputs[0].text == outputs[1].outputs[0].text.lower()
+        with pytest.raises(RequestError, match=r"no logits processor .* reads 'distnct'; known: distinct"):
+            llm.generate(["a"], SamplingParams(extra_args={"distnct": 1}), use_tqdm=False)
         with pytest.raises(RequestError, match="distinct must be a positive integer, got 0"):
             llm.generate(["a"], SamplingParams(extra_args={"distinct": 0}), use_tqdm=False)
     finally:

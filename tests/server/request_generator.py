@@ -43,7 +43,7 @@ COMMON: dict[str, tuple[list[Any], list[Any]]] = {
     "user": (["me"], [5]),
     "return_token_ids": ([True, False], ["x"]),
     "return_tokens_as_token_ids": ([True, False], ["x"]),
-    "vllm_xargs": ([{}, {"a": 1, "b": "x"}], ["x", {"a": {}}]),
+    "vllm_xargs": ([{}], ["x"]),
     "stream": ([True, False], ["x"]),
     "stream_options": ([{"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}], ["x", 5]),
     "use_beam_search": ([True, False], ["x"]),

@@ -7,7 +7,7 @@ Format: https://huggingface.co/docs/transformers/chat_templating
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import lru_cache
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.errors import MalformedRequest, ModelError, RequestError
 from pegboard.interfaces.tokenizer import Chat
+from pegboard.log import get_logger
 from pegboard_chat.request_limits import MAX_DEPTH, check_depth, too_long
 
 if TYPE_CHECKING:
@@ -23,7 +24,12 @@ if TYPE_CHECKING:
     from pegboard_chat.limited_template import LimitedTemplates
 
 _SCALARS = (str, bool, int, float)
+log = get_logger(__name__)
+
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_EFFORT = ("reasoning_effort", "enable_thinking")
+"""The template arguments that a reasoning effort sets. A template needs to read only one of them."""
+MAX_WARNINGS = 32
 _HOW_TO_GIVE = "give one with --chat-template FILE"
 # what an expression in a template can raise in addition to Jinja's own errors: "a" + 1, items[9], 1 / 0, endless recursion
 _EXPRESSION_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError)
@@ -57,6 +63,7 @@ class ChatTemplate:
             raise RequestError(
                 "the model's chat template has no place for documents; write them in a message", parameter="documents"
             )
+        compiled.warn_of_unused([*chat.template_kwargs, *(["tools"] if chat.tools else [])])
         messages = plain_messages(chat.messages, has_parts=compiled.has_parts, has_strings=compiled.has_strings)
         end = mark_end(messages) if chat.continue_final_message else None
         variables = self._special_tokens | plain_value(chat.template_kwargs)
@@ -95,13 +102,27 @@ class ChatTemplate:
 
 class _Compiled:
     """A compiled template. has_parts: it loops over the parts of a message's content. has_strings: it also checks whether the
-    content is a string. has_documents: it reads the documents of a chat."""
+    content is a string. variables: the names that it reads."""
 
-    def __init__(self, template: Template, *, has_parts: bool, has_strings: bool, has_documents: bool) -> None:
+    def __init__(self, template: Template, *, has_parts: bool, has_strings: bool, variables: frozenset[str]) -> None:
         self._template = template
-        self.has_documents = has_documents
+        self._variables = variables
+        self._warned: set[str] = set()
+        self.has_documents = "documents" in variables
         self.has_parts = has_parts
         self.has_strings = has_strings
+
+    def warn_of_unused(self, names: Collection[str]) -> None:
+        """Say in the log, once for each name, that the template does not read it. Clients choose the names, so their number and
+        length in the log are limited."""
+        unused = {name[:60] for name in names if name not in self._variables} - self._warned
+        if "reasoning_effort" in names and self._variables & set(_EFFORT):
+            unused -= set(_EFFORT)
+        if unused and len(self._warned) < MAX_WARNINGS:
+            shown = sorted(unused)[:8]
+            self._warned.update(shown)
+            told = ", ".join(shown)
+            log.warning("the chat template of this model has no place for %s, so the model does not see it", told)
 
     def render(self, variables: Mapping[str, Any], max_chars: int | None) -> str:
         from jinja2 import TemplateError
@@ -147,7 +168,7 @@ def _compile(source: str) -> _Compiled:
             template,
             has_parts=_iterates_over_content(tree),
             has_strings=bool(tests & {"string", "iterable", "sequence", "mapping"}),
-            has_documents=any(name.name == "documents" for name in tree.find_all(nodes.Name)),
+            variables=frozenset(name.name for name in tree.find_all(nodes.Name)),
         )
     except TemplateSyntaxError as error:
         reason = f"line {error.lineno}: {error.message}"

@@ -161,3 +161,39 @@ def test_documents_need_a_place():
 def test_a_template_nested_too_deeply_is_an_error_of_the_template(source: str) -> None:
     with pytest.raises(RequestError, match="chat template"):
         ChatTemplate(source, {}).render(Chat(messages=[{"role": "user", "content": "x"}]))
+
+
+# --- what the template has no place for ----------------------------------------------------------------------------------------
+
+
+def warnings_of(caplog, source, **fields):
+    caplog.clear()
+    ChatTemplate(source, {}).render(Chat(messages=[{"role": "user", "content": "x"}], **fields))
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_what_the_template_does_not_read_is_told_once(caplog):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    source = "{# once #}{{ messages[0].content }}"
+    told = warnings_of(caplog, source, tools=tools, template_kwargs={"colour": "red"})
+    assert told == ["the chat template of this model has no place for colour, tools, so the model does not see it"]
+    assert warnings_of(caplog, source, tools=tools, template_kwargs={"colour": "blue"}) == []
+    assert len(warnings_of(caplog, source, template_kwargs={"size": 1})) == 1
+    reads = "{{ messages[0].content }}{% if tools is defined and tools %}{{ tools | length }}{% endif %}{{ colour }}"
+    assert warnings_of(caplog, reads, tools=tools, template_kwargs={"colour": "red"}) == []
+
+
+def test_an_effort_needs_one_of_its_two_names(caplog):
+    effort = {"reasoning_effort": "low", "enable_thinking": True}
+    assert warnings_of(caplog, "{{ messages[0].content }}{{ enable_thinking }}", template_kwargs=effort) == []
+    assert warnings_of(caplog, "{{ messages[0].content }}{{ reasoning_effort }}", template_kwargs=effort) == []
+    assert "reasoning_effort" in warnings_of(caplog, "{# effort #}{{ messages[0].content }}", template_kwargs=effort)[0]
+
+
+def test_clients_cannot_fill_the_log(caplog):
+    caplog.clear()
+    template = ChatTemplate("{# flood #}{{ messages[0].content }}", {})
+    for index in range(200):
+        kwargs = {f"{'n' * 1000}{index}-{part}": 1 for part in range(20)}
+        template.render(Chat(messages=[{"role": "user", "content": "x"}], template_kwargs=kwargs))
+    assert len(caplog.records) <= 32 and sum(len(record.getMessage()) for record in caplog.records) < 20_000

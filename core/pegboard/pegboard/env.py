@@ -1,7 +1,7 @@
 """The only module that reads the process environment. It reads at most ten named variables. Each has a type and a default.
 
-In addition, `plugin_options()` reads the options of plugins, which follow one pattern: `PEGBOARD__KIND__NAME__FIELD=value`. A
-value that does not parse is an error; it is never replaced by the default.
+In addition, `plugin_options()` reads the options of plugins, which follow one pattern: `PEGBOARD__KIND__NAME__FIELD=value`, and
+`vllm_variables()` those of vLLM. A value that does not parse is an error; it is never replaced by the default.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ def config_file() -> Path | None:
 
 
 def log_level() -> str:
-    """PEGBOARD_LOG_LEVEL: DEBUG, INFO, WARNING or ERROR. Default INFO."""
-    value = os.environ.get("PEGBOARD_LOG_LEVEL", "INFO").upper()
+    """PEGBOARD_LOG_LEVEL, else VLLM_LOGGING_LEVEL: DEBUG, INFO, WARNING or ERROR. Default INFO."""
+    name = next((name for name in ("PEGBOARD_LOG_LEVEL", "VLLM_LOGGING_LEVEL") if os.environ.get(name)), "")
+    value = os.environ.get(name, "INFO").upper()
     if value not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
-        raise ConfigError(f"PEGBOARD_LOG_LEVEL={value!r}: expected DEBUG, INFO, WARNING or ERROR")
+        raise ConfigError(f"{name}={value!r}: expected DEBUG, INFO, WARNING or ERROR")
     return value
 
 
@@ -41,8 +42,13 @@ def log_everything() -> None:
 
 
 def api_key() -> str | None:
-    """PEGBOARD_API_KEY: the bearer token that clients must send. Default: none."""
-    return os.environ.get("PEGBOARD_API_KEY") or None
+    """PEGBOARD_API_KEY, else VLLM_API_KEY: the bearer token that clients must send. Default: none."""
+    return os.environ.get("PEGBOARD_API_KEY") or os.environ.get("VLLM_API_KEY") or None
+
+
+def vllm_variables() -> dict[str, str]:
+    """Return all variables of vLLM (VLLM_…). `config/vllm_names.toml` says what they mean here."""
+    return {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
 
 
 def client_key() -> str | None:

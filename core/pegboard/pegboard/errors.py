@@ -138,10 +138,18 @@ def blame(plugin: str) -> Iterator[None]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most similar to `name`, or None if no name is similar."""
-    by_lower = {item.lower(): item for item in sorted(known)}
-    found = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[found[0]] if found else None
+    """Return the known name that is most similar to `name`, or None if no name is similar. Dashes before a flag do not count. A
+    name that begins with the other one is similar."""
+    by_plain = {_plain(item): item for item in sorted(known, reverse=True)}
+    given = _plain(name)
+    found = get_close_matches(given, by_plain, n=1, cutoff=0.75)
+    found += sorted((item for item in by_plain if len(given) > 2 and item.startswith(given)), key=len)
+    found += [item for item in by_plain if len(item) > 2 and given.startswith(item)]
+    return by_plain[found[0]] if found else None
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").lower().replace("_", "-")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

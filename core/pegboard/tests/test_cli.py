@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -12,16 +14,21 @@ from hypothesis import strategies as st
 
 from pegboard.cli.flags import FlagParser, number, split_dotted
 from pegboard.cli.main import commands, main
-from pegboard.config.schema import SECTIONS, settings_of
+from pegboard.config.schema import MOST_USED, NEEDS, SECTIONS, all_settings, settings_of
 from pegboard.errors import ConfigError, UsageError
 from pegboard.plugins import discovery
+from pegboard.plugins.options import gather, raw_values
 from pegboard_testing.fake_distributions import spec_source
 
 
-def parse(*words: str):
+def make_parser() -> FlagParser:
     parser = FlagParser(prog="pegboard word")
     parser.add_settings("server", "engine", "plugins")
-    return parser.parse_settings(words)[0]
+    return parser
+
+
+def parse(*words: str):
+    return make_parser().parse_settings(words)[0]
 
 
 @pytest.fixture(autouse=True)
@@ -61,12 +68,12 @@ EVERY = [setting for section in SECTIONS for setting in settings_of(section) if 
 def test_every_setting_has_a_flag_that_sets_it(setting, style):
     value, words = example(setting)
     words = [words[0].replace("_", style), *words[1:]]
+    needed = all_settings().get(NEEDS.get(setting.name, ""))
     more = {
         "spec_method": ["--spec-tokens", "1"],
         "spec_tokens": ["--spec-method", "x"],
         "max_long_partial_prefills": ["--max-num-partial-prefills", "7"],
-        "collect_detailed_traces": ["--otlp-traces-endpoint", "http://x"],
-    }.get(setting.name, [])
+    }.get(setting.name, [] if needed is None else example(needed)[1])
     settings = parse(*words, *more)
     assert getattr(getattr(settings, setting.section), setting.name) == value
     assert settings.sources[setting.name] == "the command line"
@@ -286,3 +293,71 @@ def test_collect_env(capsys):
     assert {"kind", "name", "distribution"} <= set(report["plugins"][0])
     assert main(["collect-env", "--no-torch"]) == 0
     assert "\nplugins:\n" in capsys.readouterr().out
+
+
+# --- a newcomer's help ----------------------------------------------------------------------------------------------------------
+
+
+def test_help_of_a_command_is_short_and_grouped():
+    short, full = make_parser().format_help(), io.StringIO()
+    with contextlib.redirect_stdout(full), pytest.raises(SystemExit):
+        make_parser().parse(["--help=all"])
+    assert short.count("\n") < full.getvalue().count("\n") / 3
+    assert all(f"\n{title}:" in short for title in MOST_USED) and "--max-model-len" in short
+    assert "--help=all" in short and "--help=engine" in short
+    assert "--max-model-len" in full.getvalue() and "--kv-cache-metrics-sample" in full.getvalue()
+    names = {f"{setting.section}.{setting.name}" for section in SECTIONS for setting in settings_of(section)}
+    assert {name for group in MOST_USED.values() for name in group} <= names
+
+
+def test_help_of_a_kind(capsys):
+    assert main(["help", "scheduling-policy"]) == 0
+    shown = capsys.readouterr().out
+    assert "order, victims and step budget" in shown and "fcfs" in shown and "pegboard plugins why scheduling_policy" in shown
+    assert main(["help", "schedulin_policy"]) == 2
+    assert "did you mean 'scheduling_policy'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--gpu-memory", "--gpu-memory-utilization"),
+        ("--prot", "--port"),
+        ("--max_seqs", "--max-num-seqs"),
+        ("--tensor-parallel", "--tensor-parallel-size"),
+        ("--api-keys", "--api-key"),
+    ],
+)
+def test_a_suggestion_is_near(typed, meant):
+    with pytest.raises(UsageError, match=f"did you mean '{meant}'"):
+        parse(typed, "1")
+
+
+@pytest.mark.parametrize("typed", ["--foo", "--xyz-size", "--verbosity-of-words", "--temperature"])
+def test_what_is_near_nothing_gets_no_suggestion(typed):
+    with pytest.raises(UsageError) as told:
+        parse(typed, "1")
+    assert "did you mean" not in str(told.value)
+
+
+def test_dashes_and_underscores_in_dotted_names(fake_distributions):
+    settings = parse(
+        "--structured-outputs-config.disable-any-whitespace", "true", "--hf-overrides.rope-scaling.rope-type=x",
+        "--kv-connector.my-store.max-size", "3",
+    )  # fmt: skip
+    assert settings.engine.structured_outputs_config == {"disable_any_whitespace": True}
+    assert settings.engine.hf_overrides == {"rope_scaling": {"rope_type": "x"}}
+    fake_distributions.add("acme", {"kv_connector": {"my_store": "acme_store:SPEC"}}, {})
+    entries = fake_distributions.scan().entries
+    raw = gather(entries, settings.plugins.options)
+    assert raw_values(entries[0], raw) == {"max_size": "3"}
+    with pytest.raises(UsageError, match="was also given"):
+        parse("--hf-overrides.a", "1", "--hf-overrides.a.b", "2")
+
+
+def test_a_setting_of_another_command_is_refused_with_that_reason():
+    parser = FlagParser(prog="pegboard word")
+    parser.add_settings("server", only={"server": ("port",)})
+    for flag in ("--root-path", "--enable-force-include-usage", "--no-enable-force-include-usage"):
+        with pytest.raises(UsageError, match=f"{flag} has no effect in pegboard word: it is a setting of pegboard serve"):
+            parser.parse_settings([flag])

@@ -137,6 +137,38 @@ def even_only(params):
 """
 
 
+NAMING = """
+from pegboard.interfaces.logits_processor import LogitsProcessorSpec
+
+SOME = LogitsProcessorSpec(api="1.0", implementation="acme_naming:Some", arguments=("step", "window"))
+NONE = LogitsProcessorSpec(api="1.0", implementation="acme_naming:None_", arguments=())
+SILENT = LogitsProcessorSpec(api="1.0", implementation="acme_naming:Silent")
+"""
+
+
+@pytest.mark.parametrize(
+    ("processors", "extra", "told"),
+    [
+        ([], {"step": 1}, "'step'; none is configured"),
+        (["some"], {"step": 1, "window": [1, {"a": None}]}, None),
+        (["some", "none"], {"stp": 1}, "'stp'; known: step, window"),
+        (["none"], {"step": 1}, "'step'"),
+        (["some", "silent"], {"other": 1}, None),
+    ],
+)
+def test_extra_arguments_that_no_processor_reads_are_refused(fake_distributions, processors, extra, told):
+    points = {"logits_processor": {name: f"acme_naming:{name.upper()}" for name in ("some", "none", "silent")}}
+    fake_distributions.add("acme-naming", points, {"acme_naming": NAMING})
+    builder = RequestBuilder(echo_plan(logits_processors=processors), ByteTokenizer(), Registry(fake_distributions.scan()))
+    builder.build(as_prompt("a"), SamplingParams(), "r")
+    if told is None:
+        assert builder.build(as_prompt("a"), SamplingParams(extra_args=extra), "r").params.extra_args == extra
+        return
+    with pytest.raises(RequestError, match=told) as caught:
+        builder.build(as_prompt("a"), SamplingParams(extra_args=extra), "r")
+    assert caught.value.parameter == "extra_args"
+
+
 def test_logits_processors_judge_the_parameters(fake_distributions):
     points = {"logits_processor": {"evens": "acme_evens:EVENS", "any": "acme_evens:ANY"}}
     fake_distributions.add("acme-evens", points, {"acme_evens": JUDGE})

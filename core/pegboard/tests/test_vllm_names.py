@@ -6,13 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pegboard import env
 from pegboard.cli.flags import FlagParser
-from pegboard.config.schema import ServerConfig, check_server
+from pegboard.config.schema import ServerConfig, all_settings, check_server
 from pegboard.config.sources import engine_settings, is_vllm_name
-from pegboard.config.vllm_names import ABSENT, ALIASES, FORMS, refuse
+from pegboard.config.vllm_names import ABSENT, ALIASES, ENVIRONMENT, FORMS, refuse, translate, warn_once
 from pegboard.errors import ConfigError, UsageError
+from pegboard.interfaces import KINDS
+from pegboard.plugins.discovery import scan
 
-REFUSED = sorted(name for name in ABSENT if is_vllm_name(name))
+REFUSED = sorted(name for name in ABSENT if is_vllm_name(name) and not ABSENT[name].warns)
 
 
 def make_parser() -> FlagParser:
@@ -73,11 +76,13 @@ def test_short_forms():
     assert parse("-sc", '{"method": "x", "num_speculative_tokens": 2}').engine.spec_method == "x"
     assert parse("-sc.method", "x", "-sc.num_speculative_tokens=2").engine.spec_tokens == 2
     assert parse("-O0", "model").engine.model == "model"
-    assert parse("-cc.mode", "0", "-dp", "1").engine == parse().engine
+    assert parse("-dp", "1").engine == parse().engine
     for words, told in [
-        (["-O3"], "only 0"),
-        (["-O", "2"], "only 0"),
-        (["-cc.mode", "3"], "platform"),
+        (["-O5"], "expected 0, 1, 2, 3, got 5"),
+        (["-cc.mode", "1"], "cudagraph_mode with 0, none"),
+        (["-cc.mode", "0", "-cc.cudagraph_mode=FULL"], "contradicts itself"),
+        (["-O0", "--no-enforce-eager"], "was also given"),
+        (["-cc", "0", "-cc.mode", "0"], "was also given"),
         (["-dp", "2"], "one engine"),
     ]:
         with pytest.raises(ConfigError, match=told):
@@ -104,7 +109,14 @@ def test_short_forms():
             {"kv_connector.C": {"role": "kv_producer"}},
         ),
         (["--attention-config", '{"backend": "A", "x": 1}'], {"attention_backend": "A"}, {"attention.A": {"x": 1}}),
-        (["--compilation-config", '{"mode": 0}'], {}, {}),
+        (["--compilation-config", '{"mode": 0}'], {"enforce_eager": True}, {}),
+        (["--compilation-config", "0"], {"enforce_eager": True}, {}),
+        (["-cc.cudagraph-mode=NONE"], {"enforce_eager": True}, {}),
+        (["-O0"], {"enforce_eager": True}, {}),
+        (["-O", "2"], {"enforce_eager": False}, {}),
+        (["--compilation-config", "{}"], {"enforce_eager": False}, {}),
+        (["--cudagraph-capture-sizes", "[]"], {"enforce_eager": True}, {}),
+        (["--max-cudagraph-capture-size", "0"], {"enforce_eager": True}, {}),
         (["--enable-lora"], {"max_loras": 1}, {}),
         (["--enable-lora", "--max-loras", "4"], {"max_loras": 4}, {}),
         (["--async-scheduling"], {"max_in_flight": 2}, {}),
@@ -125,7 +137,7 @@ def test_other_forms(words, engine, options):
         (["--speculative-config", "{}"], "needs 'method'"),
         (["--speculative-config", '{"method": "m"}'], "num_speculative_tokens"),
         (["--kv-transfer-config", '{"kv_connector": "C", "kv_port": 3}'], "'kv_port' does not exist"),
-        (["--compilation-config", '{"backend": "inductor"}'], "platform"),
+        (["--compilation-config", '{"backend": "inductor"}'], "expected mode or level or cudagraph_mode"),
         (["--no-async-scheduling", "--max-in-flight", "2"], "was also given"),
         (["--speculative-config", "3"], "not a JSON object"),
         (["--swap-space"], "expected one argument"),
@@ -220,9 +232,107 @@ def test_help_of_a_word(capsys):
         ({"ssl_cert_reqs": 2, "ssl_certfile": "c"}, "needs ssl_ca_certs"),
         ({"shutdown_timeout_s": -1.0}, "negative"),
         ({"enable_log_outputs": True}, "enable_log_requests"),
+        ({"allowed_methods": ["GET"]}, "allowed_methods needs allowed_origins"),
+        ({"allowed_headers": ["X-A"]}, "needs allowed_origins"),
+        ({"allow_credentials": True}, "needs allowed_origins"),
+        ({"root_path": "llm"}, "must start with /"),
+        ({"root_path": "/llm/"}, "not end with it"),
     ],
 )
 def test_server_settings_that_cannot_work(settings, told):
     check_server(ServerConfig())
     with pytest.raises(ConfigError, match=told):
         check_server(ServerConfig(**settings))
+
+
+# --- values that vLLM ignores too, lists, environment ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh_warnings():
+    warn_once.cache_clear()
+    yield
+    warn_once.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_warnings")
+def test_what_vllm_ignores_is_accepted_with_one_warning(caplog):
+    for _ in range(2):
+        assert parse("--swap-space", "16").engine == parse().engine
+    assert [record.getMessage() for record in caplog.records] == [
+        "swap_space 16 has no effect: a preempted request is recomputed; nothing is swapped"
+    ]
+    caplog.clear()
+    assert parse("--swap-space", "4", "--enable-server-load-tracking").engine == parse().engine  # vLLM's default, and always so
+    assert not caplog.records
+    with pytest.raises(UsageError, match="GET /load always tells the load"):
+        parse("--no-enable-server-load-tracking")
+
+
+def test_switches_of_apis_add_to_the_lists_of_plugins(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('[plugins]\nenable = ["api:admin"]\ndisable = ["metrics:log"]\n')
+    plugins = parse("--config", str(path), "--disable-fastapi-docs", "--enable-tokenizer-info-endpoint").plugins
+    assert plugins.enable == ["api:admin", "api:tokenizer_info"] and plugins.disable == ["metrics:log", "api:openapi"]
+    plugins = parse("--plugins-enable", "api:admin", "--enable-tokenizer-info-endpoint", "--no-disable-fastapi-docs").plugins
+    assert plugins.enable == ["api:admin", "api:tokenizer_info"] and plugins.disable == []
+
+
+def test_reasons_name_only_what_exists():
+    """A reason that names a kind says that none is installed, or how to list those that are."""
+    for absent in ABSENT.values():
+        if not absent.told and absent.kind in KINDS and f"help {absent.kind}" in absent.reason:
+            assert any(entry.kind == absent.kind for entry in scan().entries)
+        elif not absent.told:
+            assert "none is installed" in absent.reason
+        assert ".NAME.FIELD" not in absent.reason
+
+
+@pytest.mark.usefixtures("fresh_warnings")
+def test_variables_of_vllm(monkeypatch, caplog):
+    """Those with a meaning act, one line names each of the others, and what Pegboard does anyway is not mentioned."""
+    for name, value in {
+        "VLLM_API_KEY": "secret", "VLLM_LOGGING_LEVEL": "warning", "VLLM_CPU_KVCACHE_SPACE": "1.5", "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_LOGGING_CONFIG_PATH": "log.json", "VLLM_USE_V1": "1", "VLLM_NO_USAGE_STATS": "0", "VLLM_USE_MODELSCOPE": "True",
+        "VLLM_ATTENTION_BACKEND": "FLASH_ATTN", "VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_HOST_IP": "",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("PEGBOARD_API_KEY", raising=False)
+    monkeypatch.delenv("PEGBOARD_LOG_LEVEL", raising=False)
+    settings = parse("--max-num-seqs", "3")
+    parse()
+    assert settings.engine.kv_cache_memory_bytes == 3 << 29 and settings.server.log_config_file == "log.json"
+    assert settings.plugins.enable == ["api:admin"] and settings.sources["kv_cache_memory_bytes"] == "VLLM_CPU_KVCACHE_SPACE"
+    assert env.api_key() == "secret" and env.log_level() == "WARNING"
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 3 and "secret" not in " ".join(told)
+    for name in ("VLLM_USE_MODELSCOPE", "VLLM_ATTENTION_BACKEND has no effect in Pegboard; use --attention-backend",
+                 "VLLM_WORKER_MULTIPROC_METHOD"):  # fmt: skip
+        assert any(name in line for line in told)
+    assert parse("--kv-cache-memory-bytes", "7").engine.kv_cache_memory_bytes == 7
+    assert engine_settings("m", {}).engine.kv_cache_memory_bytes == 3 << 29
+    monkeypatch.setenv("PEGBOARD_API_KEY", "own")
+    assert env.api_key() == "own"
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "lots")
+    with pytest.raises(ConfigError, match="VLLM_CPU_KVCACHE_SPACE='lots': expected a number"):
+        parse()
+
+
+def test_the_table_of_variables_names_settings():
+    for table in ("settings", "switches"):
+        for where in ENVIRONMENT[table].values():
+            section, field = next(iter(where.items()))
+            names = [field] if table == "settings" else list(field)
+            assert all(all_settings()[name].section == section for name in names)
+
+
+@given(st.sampled_from(sorted(FORMS)), VALUES)
+def test_a_form_sets_something_or_is_refused(name, value):
+    """No accepted value of a form is lost: it gives a layer, unless it is an empty mapping."""
+    try:
+        layer = translate(name, value, {})
+    except ConfigError:
+        return
+    assert layer or value == {} or "at_least" in FORMS[name].rule
+    for section, values in layer.items():
+        assert all(all_settings()[field].section == section for field in values)

@@ -45,7 +45,7 @@ class TestFakeGPU(PlatformContract):
 def make_worker(tmp_path: Path, **settings: object) -> Worker:
     given = {"sampler": "greedy", "dtype": "float32", "kv_cache_dtype": "float32", "num_threads": 1} | settings
     config = msgspec.structs.replace(EngineConfig(), **given)
-    worker = Worker(fake_worker_registry(GPU), WorkerPlan(config, LIMITS, tiny_checkpoint(tmp_path)), 0)
+    worker = Worker(fake_worker_registry(GPU), WorkerPlan(config, LIMITS, tiny_checkpoint(tmp_path), lambda: None), 0)
     worker.ready = worker.load()  # type: ignore[attr-defined]
     return worker
 

@@ -16,8 +16,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import get_route_path  # type: ignore[attr-defined]
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pegboard.config.schema import ServerConfig
+from pegboard.config.schema import ServerConfig, Settings
 from pegboard.errors import ConfigError, PluginNotFound, blame
 from pegboard.interfaces.api import Api, ApiSetup, ApiSpec, EngineClient
 from pegboard.interfaces.builtin_tool import BuiltinTool
@@ -46,6 +47,21 @@ async def open_app(
     is enabled, ConfigError, PluginError."""
     apis = build_apis(client, await start_tools(client.registry))
     return build_app(apis, client, client.plan.settings.server, traffic, publish)
+
+
+def check_adapters(settings: Settings) -> None:
+    """Raise ConfigError if LoRA is on and no API lets clients name adapters: it would only take memory. Called before the engine
+    starts."""
+    if not settings.engine.max_loras:
+        return
+    from pegboard.plugins.registry import Registry
+
+    registry = Registry.discover(settings.plugins)
+    if not any("adapters" in registry.spec(entry).flags for entry in registry.enabled("api")):
+        raise ConfigError(
+            "enable_lora, max_loras: no API of this server lets clients name LoRA adapters, so LoRA would have no effect; leave "
+            "it out. Offline, LLM.generate(lora_request=…) uses adapters"
+        )
 
 
 async def start_tools(registry: "Registry") -> Tools:
@@ -96,7 +112,22 @@ def build_app(
     if publish is not None:
         unmeasured = frozenset(path for entry in mounted for path in entry.spec.unmeasured_paths)
         middleware.insert(0, Middleware(MeasuredApp, routes=routes, unmeasured=unmeasured, publish=publish))
+    if config.root_path:
+        middleware.insert(0, Middleware(RootPath, root_path=config.root_path))
     return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _refuse(mounted)})
+
+
+class RootPath:
+    """Tells the routes and the description of the API the path prefix that clients use. A proxy may remove the prefix or not:
+    paths with and without it are served."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self.app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["root_path"] = self._root_path
+        await self.app(scope, receive, send)
 
 
 def _refuse(mounted: Sequence[MountedApi]) -> Any:

@@ -36,6 +36,9 @@ BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 TRACED = ("traceparent", "tracestate")
 REQUEST_ID = re.compile(r"[!-~]{1,256}")
 
+ERROR = "error"
+"""The key in a request's state for the error that a route or a stream has answered itself. It is only for the log."""
+
 LINGER_S, LINGER_BYTES = 2.0, 16 * 1024 * 1024
 """How many seconds and bytes are still read of a body that was refused."""
 
@@ -146,6 +149,7 @@ class Gateway:
         self._max_head_bytes = config.h11_max_incomplete_event_size
         self._send_request_id = config.enable_request_id_headers
         self._freed = FreedMemory()
+        self._log_error_stack = config.log_error_stack
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -187,6 +191,8 @@ class Gateway:
             scope.setdefault("state", {})["request_id"] = request_id
             self._check(scope, headers)
             await self.app(scope, self._limited(receive, scope["state"]), send_back)
+            if self._log_error_stack and (answered := scope["state"].get(ERROR)) is not None:
+                log.warning("request %s was refused", request_id, exc_info=answered)
         except ClientDisconnect:
             log.debug("request %s: the client disconnected", request_id)
         except asyncio.CancelledError:  # only the server cancels, at the end of the shutdown timeout; the answer stays incomplete
@@ -279,9 +285,11 @@ class Gateway:
                 headers |= {"Retry-After": "1", "Connection": "close"}
             if isinstance(error, Unauthorized):
                 headers["WWW-Authenticate"] = "Bearer"
+            if self._log_error_stack:
+                log.warning("request %s was refused", request_id, exc_info=error)
         elif isinstance(error, PegboardError):
             status, message = 500, str(error)
-            log.error("request %s failed: %s", request_id, error, exc_info=error.__cause__)
+            log.error("request %s failed: %s", request_id, error, exc_info=error if self._log_error_stack else error.__cause__)
         else:
             status = 500
             where = f"the plugin api:{owner.name}" if owner else "the server"

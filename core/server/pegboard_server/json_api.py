@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from pegboard.errors import MalformedRequest, UnknownModel
 from pegboard.interfaces.api import EngineClient
+from pegboard_server.gateway import ERROR
 
 _TYPES = {
     400: "BadRequestError",
@@ -65,6 +66,7 @@ def endpoint(answer: Callable[[Request], Awaitable[Response]], body_model: type[
         try:
             return await answer(http)
         except MalformedRequest as error:
+            http.scope.setdefault("state", {})[ERROR] = error
             return json_response(error_body(error.status, str(error), error.parameter, BAD_REQUEST), error.status)
 
     call.__doc__ = answer.__doc__

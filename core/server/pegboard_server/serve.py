@@ -49,6 +49,10 @@ class Serve:
         """Serve until told to stop. Returns 1 when the engine died."""
         settings, arguments = self._parser.parse_settings(words, {"engine": {"max_num_queued_reqs": MAX_QUEUED}})
         check_server(settings.server)
+        if settings.engine.max_loras:
+            from pegboard_server.app import check_adapters
+
+            check_adapters(settings)
         if arguments.verbose:
             env.log_everything()
         set_up_logging(env.log_level())

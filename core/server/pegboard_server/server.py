@@ -173,7 +173,6 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
         access_log=not config.disable_access_log,
         lifespan="off",
         ws="none",
-        root_path=config.root_path,
         server_header=False,
         timeout_graceful_shutdown=config.shutdown_timeout_s,  # type: ignore[arg-type]  # typed int, used as a timeout
         h11_max_incomplete_event_size=config.h11_max_incomplete_event_size,

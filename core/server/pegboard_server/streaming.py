@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from pegboard.errors import PegboardError
 from pegboard.log import get_logger
+from pegboard_server.gateway import ERROR
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -115,18 +116,19 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._send_all(send))
+            await while_connected(receive, self._send_all(send, scope.setdefault("state", {})))
         finally:
             await self._events.aclose()
             if self._outputs is not None:
                 await self._outputs.aclose()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, state: dict[str, Any]) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             async for event in self._events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         except PegboardError as error:
+            state[ERROR] = error
             await self._send_error(send, error, str(error))
         except OSError:  # the connection broke; the disconnect message is on its way
             raise

@@ -18,12 +18,23 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.testclient import TestClient
 
-from pegboard.config.schema import ServerConfig
-from pegboard.errors import ConfigError, EngineDeadError, Overloaded, PluginFailure, RequestError, UnknownModel
+from pegboard.config.schema import EngineConfig, PluginConfig, ServerConfig, Settings
+from pegboard.errors import (
+    ConfigError,
+    EngineDeadError,
+    MalformedRequest,
+    Overloaded,
+    PluginFailure,
+    RequestError,
+    UnknownModel,
+)  # fmt: skip
 from pegboard.interfaces.api import ApiSpec
-from pegboard_server.app import build_app
+from pegboard.plugins.registry import Registry
+from pegboard_server.app import build_app, check_adapters
+from pegboard_server.json_api import endpoint, error_event
 from pegboard_server.listener import bind_socket
 from pegboard_server.server import run_server
+from pegboard_server.streaming import EventStream
 from pegboard_testing.fake_client import FakeEngineClient
 
 ERRORS: dict[str, tuple[Exception, int]] = {
@@ -180,6 +191,69 @@ def test_root_path_is_no_part_of_the_route():
     client = TestClient(app, root_path="/proxy")
     assert client.get("/proxy/open").status_code == 200
     assert client.get("/proxy/id").status_code == 401
+
+
+def test_paths_with_and_without_the_prefix_are_served():
+    """A proxy may remove the prefix or leave it. Keys are checked either way."""
+    spec = ApiSpec(api="1.0", implementation="x:y", public_paths=("/open",))
+    app = build_app([("first", EchoApi("first"), spec)], FakeEngineClient(), ServerConfig(api_key=["k"], root_path="/llm"))
+    client = TestClient(app)
+    for prefix in ("", "/llm"):
+        assert client.get(prefix + "/open").status_code == 200
+        assert client.get(prefix + "/id").status_code == 401
+        assert client.get(prefix + "/id", headers={"Authorization": "Bearer k"}).status_code == 200
+    assert client.get("/llm/llm/open").status_code in (401, 404)
+    assert client.get("/llmopen").status_code in (401, 404)
+
+
+class RefusingApi(EchoApi):
+    """Refuses in the three places where a refusal becomes an answer."""
+
+    def routes(self) -> Sequence[BaseRoute]:
+        return [
+            *super().routes(),
+            Route("/malformed", endpoint(self.malformed), methods=["GET"]),
+            Route("/stream", self.stream, methods=["GET"]),
+        ]
+
+    async def malformed(self, request: Request) -> Response:
+        raise MalformedRequest("bad body")
+
+    async def stream(self, request: Request) -> Response:
+        async def events():
+            yield b"data: 1\n\n"
+            raise RequestError("bad end")
+
+        return EventStream(events(), None, error_event)
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_every_error_answer_has_its_traceback_in_the_log_if_asked_for(is_on, caplog):
+    spec = ApiSpec(api="1.0", implementation="x:y")
+    config = ServerConfig(log_error_stack=is_on)
+    client = TestClient(build_app([("first", RefusingApi("first"), spec)], FakeEngineClient(), config))
+    for path, words in [("/raise/request", "bad top_p"), ("/malformed", "bad body"), ("/stream", "bad end")]:
+        caplog.clear()
+        assert words in client.get(path).text
+        assert (f"RequestError: {words}" in caplog.text or f"MalformedRequest: {words}" in caplog.text) == is_on
+    caplog.clear()
+    assert client.get("/raise/config").status_code == 500
+    assert ("Traceback" in caplog.text) == is_on  # without the flag, a named error of ours is one line
+
+
+def test_adapters_that_no_client_can_name_are_refused(fake_distributions, monkeypatch):
+    api = 'from pegboard.interfaces.api import ApiSpec\nSPEC = ApiSpec(api="1.0", implementation="x:Y", flags=frozenset({}))\n'
+    fake_distributions.add("acme", {"api": {"mine": "acme_api:SPEC"}}, {"acme_api": api.format("")})
+    fake_distributions.add("other", {"api": {"theirs": "other_api:SPEC"}}, {"other_api": api.format('{"adapters"}')})
+    monkeypatch.setattr(Registry, "discover", lambda config: Registry(fake_distributions.scan(), config))
+
+    def settings(loras: int, *names: str) -> Settings:
+        return Settings(EngineConfig(max_loras=loras), plugins=PluginConfig(enable=[f"api:{name}" for name in names]))
+
+    check_adapters(settings(0, "mine"))
+    check_adapters(settings(2, "mine", "theirs"))
+    with pytest.raises(ConfigError, match="no API of this server lets clients name LoRA adapters"):
+        check_adapters(settings(2, "mine"))
 
 
 def app_and_engine() -> tuple[Any, FakeEngineClient]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from pegboard import env
-from pegboard.config.schema import Setting, Settings, settings_of
+from pegboard.config.schema import MOST_USED, Setting, Settings, settings_of
 from pegboard.config.sources import VLLM, is_vllm_name, parse_number, read_config_file, settings_from
 from pegboard.config.vllm_names import ABSENT, ALIASES, FORMS, SHORT, Layer, refuse
 from pegboard.errors import ConfigError, UsageError, did_you_mean
@@ -30,7 +30,26 @@ class FlagParser(argparse.ArgumentParser):
 
     def __init__(self, **more: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **more)
+        self._has_settings = False
+        self._elsewhere: set[str] = set()
         self.register("type", "number", number)
+
+    def format_help(self) -> str:
+        """Return the help. If there are flags of settings, it shows only the command's own and the most used ones, by group.
+        `--help=all` shows all."""
+        if not self._has_settings:
+            return super().format_help()
+        shown, found = self._get_formatter(), {action.dest: action for action in self._actions}
+        shown.add_usage(self.usage, (), ())
+        shown.add_text(self.description)
+        own = [action for action in self._actions if "." not in action.dest]
+        for title, wanted in [("this command", own), *((title, map(found.get, names)) for title, names in MOST_USED.items())]:
+            shown.start_section(title)
+            shown.add_arguments(action for action in wanted if action is not None)
+            shown.end_section()
+        groups = ", ".join(f"--help={title}" for title in list(self._groups())[2:])  # after argparse's own two
+        shown.add_text(f"All flags: --help=all. Those of a group: {groups}. Those that match a word: --help=WORD.")
+        return shown.format_help()
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
@@ -39,7 +58,8 @@ class FlagParser(argparse.ArgumentParser):
 
     def add_settings(self, *sections: str, only: Mapping[str, Collection[str]] | None = None) -> None:
         """Add MODEL, --config, one flag for each setting of these sections, and vLLM's names. only: section → its settings that
-        get flags; a section that is not in it gets all of them."""
+        get flags; a section that is not in it gets all of them. A flag of another setting is refused with that reason."""
+        self._has_settings = True
         self.add_argument("model", nargs="?", help="model reference: a path, org/name or scheme:name")
         self.add_argument("--config", metavar="FILE", help="TOML or YAML file of settings")
         for section in sections:
@@ -48,6 +68,8 @@ class FlagParser(argparse.ArgumentParser):
                 is_wanted = setting.name in (only or {}).get(section, (setting.name,))
                 if is_wanted and (section, setting.name) != ("plugins", "options"):
                     _add_setting(group, setting)
+                elif not is_wanted:
+                    self._elsewhere.add(f"--{setting.name.replace('_', '-')}")
         group = self.add_argument_group("vllm forms")
         for name, form in FORMS.items():
             if is_vllm_name(name):
@@ -93,6 +115,8 @@ class FlagParser(argparse.ArgumentParser):
         known = set(self.flags)
         for word in flags:
             name = word.partition("=")[0]
+            if name.replace("--no-", "--", 1) in self._elsewhere:
+                raise UsageError(f"{name} has no effect in {self.prog}: it is a setting of pegboard serve")
             if name not in known:
                 silent = [action for action in self._actions if action.help == argparse.SUPPRESS]
                 acting = known.difference(*(action.option_strings for action in silent))
@@ -107,13 +131,17 @@ class FlagParser(argparse.ArgumentParser):
                 for parser in action.choices.values():
                     yield from parser.flags
 
+    def _groups(self) -> dict[str, Any]:
+        """Return the groups that have flags, by the first word of their titles."""
+        return {str(group.title).partition(" ")[0]: group for group in self._action_groups if group._group_actions}
+
     def _explain(self, word: str) -> None:
         """Print the help that `word` asks for: "all", "listgroup", the name of a group, a flag, or a part of a flag. Raises
         UsageError."""
-        groups = {str(group.title).partition(" ")[0]: group for group in self._action_groups if group._group_actions}
+        groups = self._groups()
         word = word.strip("-").lower().replace("_", "-")
         if word == "all":
-            self.print_help()
+            print(super().format_help())
         elif word == "listgroup":
             print("\n".join(f"{name:<12} {len(group._group_actions)} flags" for name, group in groups.items()))
         elif word in groups:
@@ -245,7 +273,7 @@ def _layer_of(arguments: argparse.Namespace, dotted: Iterable[tuple[str, str]]) 
         if dot:
             layer.setdefault(section, {})[name] = _flat(dest, value) if isinstance(value, list) else value
     mappings = {setting.name: "engine" for setting in settings_of("engine") if _form(setting.type).get("type") is _json_mapping}
-    mappings |= {name: VLLM for name, form in FORMS.items() if form.type is dict}
+    mappings |= {name: VLLM for name, form in FORMS.items() if form.type is not bool}
     mappings |= {name: VLLM for name, absent in ABSENT.items() if not absent.is_flag}
     for path, value in dotted:
         _place_dotted(layer, path, value, mappings)
@@ -264,10 +292,12 @@ def _place_dotted(layer: Layer, path: str, value: str, mappings: Mapping[str, st
     head, *middle, last = path.split(".")
     head = head.replace("-", "_")
     if head in mappings:
-        target = layer.setdefault(mappings[head], {}).setdefault(head, {})
-        for key in middle:
-            target = target.setdefault(key, {})
-        target[last] = _json_or_text(value)
+        target = layer.setdefault(mappings[head], {})
+        for key in (head, *middle):
+            target = target.setdefault(key.replace("-", "_"), {})
+            if not isinstance(target, dict):
+                raise UsageError(f"--{path}: {key} was also given the value {target!r}")
+        target[last.replace("-", "_")] = _json_or_text(value)
     elif head in KINDS and middle:
         options = layer.setdefault("plugins", {}).setdefault("options", {})
         options.setdefault(f"{head}.{'.'.join(middle)}", {})[last.replace("-", "_")] = value

@@ -21,7 +21,7 @@ OWN = {
     "check": "say whether a model runs here, with which plugins and how much memory",
     "plugins": "list plugins, explain how they are chosen, and look for problems",
     "collect-env": "report versions, machine and plugins, for a bug report",
-    "help": "explain a command, a setting or the options of a plugin",
+    "help": "explain a command, a setting, a kind of plugin or the options of a plugin",
 }
 """Core's own commands → their line in the list of commands. All other commands are plugins of the kind `command`."""
 
@@ -97,9 +97,10 @@ def commands() -> list[str]:
 
 
 def _explain(words: Sequence[str]) -> int:
-    """Run `pegboard help [what]`: explain a command, a setting, or with `kind.name` the options of a plugin. Raises
-    UsageError."""
+    """Run `pegboard help [what]`: explain a command, a setting, a kind of plugin, or with `kind.name` the options of a plugin.
+    Raises UsageError."""
     from pegboard.errors import UsageError
+    from pegboard.interfaces import KINDS
 
     if len(words) > 1:
         raise UsageError(f"pegboard help explains one thing at a time, got {len(words)}")
@@ -108,9 +109,28 @@ def _explain(words: Sequence[str]) -> int:
         print(overview())
     elif what in commands():
         return _dispatch([what, "--help"])
+    elif (kind := what.replace("-", "_")) in KINDS:
+        print(_kind_help(kind))
     else:
         print(_options_help(what) if "." in what else _setting_help(what))
     return 0
+
+
+def _kind_help(kind: str) -> str:
+    """Return what plugins of `kind` do, and which are installed."""
+    from pegboard.interfaces import KINDS
+    from pegboard.plugins.defaults import catalogue
+    from pegboard.plugins.discovery import scan
+
+    entries = [entry for entry in scan().entries if entry.kind == kind]
+    rows = [f"  {entry.name:<24} {entry.distribution} {entry.version}" for entry in entries]
+    rows += [
+        f"  {name:<24} not installed: pip install {distribution}"
+        for name, distribution in catalogue().get(kind, {}).items()
+        if name not in {entry.name for entry in entries}
+    ]
+    more = f"options of one: pegboard help {kind}.NAME · how one is chosen: pegboard plugins why {kind}"
+    return "\n".join([f"{kind}: {KINDS[kind].summary}", *(rows or ["  no plugin of this kind is known"]), "", more])
 
 
 def _options_help(address: str) -> str:
@@ -125,12 +145,13 @@ def _options_help(address: str) -> str:
 def _setting_help(word: str) -> str:
     from pegboard.config.schema import all_settings
     from pegboard.errors import UsageError, did_you_mean
+    from pegboard.interfaces import KINDS
 
     name = word.lstrip("-").replace("-", "_")
     known = all_settings()
     if name not in known:
-        near = did_you_mean(name, [*known, *commands()])
-        raise UsageError(f"nothing is called {word!r}{near}; expected a command, a setting or kind.name of a plugin")
+        near = did_you_mean(name, [*known, *commands(), *KINDS])
+        raise UsageError(f"nothing is called {word!r}{near}; expected a command, a setting, a kind or kind.name of a plugin")
     setting = known[name]
     shown = setting.type.__name__ if isinstance(setting.type, type) else str(setting.type).replace("typing.", "")
     flag = f"--{'plugins-' if setting.section == 'plugins' else ''}{name.replace('_', '-')}"

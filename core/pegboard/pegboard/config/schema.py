@@ -40,7 +40,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_model_len: Annotated[int | None, doc("Maximum tokens of prompt plus output; default: the model's limit")] = None
     quantization: Annotated[str | None, doc("Quantization plugin; default: the one the checkpoint names")] = None
     load_format: Annotated[str, doc("Weight loader plugin; auto = the one that fits the files")] = "auto"
-    download_dir: Annotated[str | None, doc("Folder for downloaded models; default: PEGBOARD_CACHE")] = None
+    download_dir: Annotated[str | None, doc("Folder for downloaded models, of every source; default: PEGBOARD_CACHE")] = None
     repack_cache_gb: Annotated[
         float, doc("GB of disk, below download_dir, for weights repacked for this machine's kernels; 0 = keep none")
     ] = 16.0
@@ -158,10 +158,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     host: Annotated[str, doc("IP address or host name to listen on")] = "127.0.0.1"
     port: Annotated[int, doc("Port to listen on; 0 = any free one")] = 8000
     uds: Annotated[str | None, doc("Unix socket to listen on instead")] = None
-    root_path: Annotated[str, doc("Path prefix that a proxy in front of the server removes")] = ""
+    root_path: Annotated[str, doc("Path prefix of the server's URLs behind a proxy, such as /llm; the proxy may remove it")] = ""
     api_server_count: Annotated[int, doc("Number of API processes, which share the address and the engine")] = 1
     # access
-    api_key: Annotated[list[str] | None, doc("API keys, one of which a client must send; default: PEGBOARD_API_KEY")] = None
+    api_key: Annotated[
+        list[str] | None, doc("API keys, one of which a client must send; default: PEGBOARD_API_KEY, VLLM_API_KEY")
+    ] = None
     ssl_keyfile: Annotated[str | None, doc("Private key for HTTPS (PEM file); default: read from ssl_certfile")] = None
     ssl_certfile: Annotated[str | None, doc("Certificate chain (PEM file); if given, the server uses HTTPS")] = None
     ssl_ca_certs: Annotated[str | None, doc("Certificate authorities that sign client certificates (PEM file)")] = None
@@ -182,6 +184,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     )
     disable_access_log: Annotated[bool, doc("Do not write a log line for each HTTP request")] = False
     disable_access_log_for_endpoints: Annotated[list[str], doc("Paths that are not logged, such as /health,/metrics")] = []
+    log_error_stack: Annotated[bool, doc("Log the traceback of every error answer, also of those that the client caused")] = False
     enable_log_requests: Annotated[bool, doc("Log every generation request")] = False
     enable_log_outputs: Annotated[bool, doc("Log the generated outputs; needs enable_log_requests")] = False
     max_log_len: Annotated[int | None, doc("Maximum characters or ids per prompt or output in the log; default: all")] = None
@@ -195,6 +198,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tool_server: Annotated[
         list[str] | None, doc("MCP tool servers whose tools the Responses API may run, as host:port or URL")
     ] = None
+    return_tokens_as_token_ids: Annotated[
+        bool, doc("Name tokens in logprobs as token_id:N, unless the request says otherwise")
+    ] = False
     response_role: Annotated[str, doc("Role of generated messages")] = "assistant"
     # limits
     max_body_bytes: Annotated[int, doc("Largest request body")] = 8 * 1024 * 1024
@@ -231,6 +237,18 @@ class Settings:
         engine = build(EngineConfig, {**msgspec.structs.asdict(self.engine), **values}, source)
         return Settings(engine, self.server, self.plugins, {**self.sources, **dict.fromkeys(values, source)})
 
+
+MOST_USED = {
+    "model": ("engine.revision", "engine.served_model_name", "engine.dtype", "engine.max_model_len", "engine.quantization",
+              "engine.download_dir", "engine.hf_token", "engine.chat_template"),
+    "memory and speed": ("engine.device", "engine.num_threads", "engine.gpu_memory_utilization", "engine.kv_cache_memory_bytes",
+                         "engine.max_num_seqs", "engine.max_num_batched_tokens", "engine.enforce_eager"),
+    "output": ("engine.tool_call_parser", "engine.reasoning_parser", "engine.structured_outputs_config"),
+    "server": ("server.host", "server.port", "server.api_key", "server.ssl_certfile", "server.api_server_count",
+               "server.enable_log_requests"),
+    "plugins": ("plugins.allow", "plugins.deny", "plugins.enable", "plugins.disable"),
+}  # fmt: skip
+"""The settings that a command's short help shows, as section.name, by title."""
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {"engine": EngineConfig, "server": ServerConfig, "plugins": PluginConfig}
 
@@ -315,8 +333,7 @@ def check_engine(config: EngineConfig) -> None:
     version = config.show_hidden_metrics_for_version
     if version is not None and re.match(r"\d+\.\d+(\.|$)", version) is None:
         raise ConfigError(f"show_hidden_metrics_for_version: expected a version of vLLM such as 0.12, got {version!r}")
-    if config.collect_detailed_traces and config.otlp_traces_endpoint is None:
-        raise ConfigError("collect_detailed_traces needs otlp_traces_endpoint, the collector that receives the traces")
+    _check_needs(config)
 
 
 def check_server(config: ServerConfig) -> None:
@@ -328,13 +345,29 @@ def check_server(config: ServerConfig) -> None:
         raise ConfigError(f"shutdown_timeout_s must not be negative, got {config.shutdown_timeout_s}")
     if config.ssl_cert_reqs not in (0, 1, 2):
         raise ConfigError(f"ssl_cert_reqs must be 0 (none), 1 (optional) or 2 (required), got {config.ssl_cert_reqs}")
-    for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"):
-        if getattr(config, name) and config.ssl_certfile is None:
-            raise ConfigError(f"{name} needs HTTPS, which needs ssl_certfile")
+    _check_needs(config)
     if config.ssl_cert_reqs and config.ssl_ca_certs is None:
         raise ConfigError("ssl_cert_reqs needs ssl_ca_certs, the authorities that client certificates are checked against")
-    if config.enable_log_outputs and not config.enable_log_requests:
-        raise ConfigError("enable_log_outputs needs enable_log_requests")
+    if config.root_path and (not config.root_path.startswith("/") or config.root_path.endswith("/")):
+        raise ConfigError(f"root_path must start with / and not end with it, got {config.root_path!r}")
+
+
+NEEDS = {
+    "max_lora_rank": "max_loras",
+    "kv_load_failure_policy": "kv_connectors",
+    "kv_cache_metrics_sample": "kv_cache_metrics",
+    "collect_detailed_traces": "otlp_traces_endpoint",
+    **dict.fromkeys(("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"), "ssl_certfile"),
+    **dict.fromkeys(("allowed_methods", "allowed_headers", "allow_credentials"), "allowed_origins"),
+    "enable_log_outputs": "enable_log_requests",
+}
+"""Setting → the setting without which it has no effect."""
+
+
+def _check_needs(config: msgspec.Struct) -> None:
+    for name, value in msgspec.structs.asdict(config).items():
+        if name in NEEDS and value not in (None, all_settings()[name].default) and not getattr(config, NEEDS[name]):
+            raise ConfigError(f"{name} needs {NEEDS[name]}; without it, it has no effect")
 
 
 def _check_positive(config: msgspec.Struct, names: Sequence[str]) -> None:

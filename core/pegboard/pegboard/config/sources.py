@@ -17,7 +17,7 @@ import msgspec
 
 from pegboard import env
 from pegboard.config.schema import SECTIONS, Setting, Settings, all_settings, build, check_engine
-from pegboard.config.vllm_names import ABSENT, ALIASES, FORMS, Layer, refuse, translate
+from pegboard.config.vllm_names import ABSENT, ALIASES, FORMS, Layer, environment_layers, refuse, translate
 from pegboard.errors import ConfigError, did_you_mean
 
 VLLM = "vllm"
@@ -47,14 +47,15 @@ def is_vllm_name(name: str) -> bool:
 
 
 def settings_from(layers: list[tuple[Layer, str]]) -> Settings:
-    """Merge the layers; later ones override earlier ones. The name of a value's layer is recorded as its source. PEGBOARD_PLUGINS
-    is the weakest layer. Raises ConfigError."""
+    """Merge the layers; later ones override earlier ones. The name of a value's layer is recorded as its source. The weakest
+    layers are vLLM's environment variables and then PEGBOARD_PLUGINS. Raises ConfigError."""
     if (allow := env.plugins_allowed()) is not None:
         layers = [({"plugins": {"allow": list(allow)}}, "PEGBOARD_PLUGINS"), *layers]
+    layers = [*environment_layers(env.vllm_variables()), *layers]
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     sources: dict[str, str] = {}
     for given, source in layers:
-        layer = _translated(given, merged["engine"])
+        layer = _translated(given, merged)
         for section, values in layer.items():
             for name, value in values.items():
                 if section == "plugins" and name == "options":
@@ -69,9 +70,9 @@ def settings_from(layers: list[tuple[Layer, str]]) -> Settings:
     return settings
 
 
-def _translated(layer: Layer, before: Mapping[str, Any]) -> Layer:
-    """Return the layer with vLLM's names translated. before: engine values of earlier layers. Raises ConfigError if two names
-    give different values for one setting."""
+def _translated(layer: Layer, before: Layer) -> Layer:
+    """Return the layer with vLLM's names translated. before: the values of earlier layers. Raises ConfigError if two names give
+    different values for one setting."""
     result = {section: dict(values) for section, values in layer.items() if section != VLLM}
     for name, value in layer.get(VLLM, {}).items():
         if name in ALIASES:
@@ -81,11 +82,13 @@ def _translated(layer: Layer, before: Mapping[str, Any]) -> Layer:
             refuse(name, value)
             said = {}
         else:
-            said = translate(name, value, {**before, **result.get("engine", {})})
+            said = translate(name, value, {**before["engine"], **result.get("engine", {})})
         for section, values in said.items():
             target = result.setdefault(section, {})
             for field, item in values.items():
-                if section == "plugins":
+                if section == "plugins" and isinstance(item, list):
+                    target[field] = [*target.get(field, before["plugins"].get(field, ())), *item]
+                elif section == "plugins":
                     options = target["options"] = {key: dict(kept) for key, kept in target.get("options", {}).items()}
                     _merge_options(options, item)
                 elif target.setdefault(field, item) != item:

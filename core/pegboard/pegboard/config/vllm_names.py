@@ -1,13 +1,14 @@
 """vLLM's settings that have another name or another form in Pegboard, or that Pegboard refuses with a reason.
 
 The names are data (`vllm_names.toml`). They are accepted wherever settings are given: flags, config files, `LLM(...)`. A setting
-that would have no effect is refused, unless its value asks for what Pegboard does anyway (`--data-parallel-size 1`).
+that would have no effect is refused, unless its value asks for what Pegboard does anyway (`--data-parallel-size 1`). vLLM's
+environment variables are data too: some are settings here, and a warning names each other one that is set.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -15,13 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from pegboard.errors import ConfigError
+from pegboard.log import get_logger
+
+log = get_logger(__name__)
 
 Layer = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A vLLM setting that sets other settings of Pegboard, as `rule` says (see the data file). type: dict or bool."""
+    """A vLLM setting that sets other settings of Pegboard, as `rule` says (see the data file). type: dict, bool, or object for a
+    value that `rule` lists."""
 
     type: type
     help: str
@@ -30,12 +35,14 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A vLLM setting that has no effect in Pegboard. agrees: the values, as text, that ask for what Pegboard does anyway."""
+    """A vLLM setting that has no effect in Pegboard. agrees: the values, as text, that ask for what Pegboard does anyway. warns:
+    other values are accepted with a warning, because vLLM accepts them without an effect."""
 
     told: str
     kind: str
     agrees: tuple[str, ...]
     is_flag: bool
+    warns: bool
 
     @property
     def reason(self) -> str:
@@ -44,8 +51,8 @@ class Absent:
         if self.told:
             return self.told
         if not _is_installed(self.kind):
-            return f"no plugin of kind {self.kind!r} is installed"
-        return f"{self.kind} plugins decide this, with options of their own (--{self.kind.replace('_', '-')}.NAME.FIELD)"
+            return f"it would need a plugin of kind {self.kind!r}, and none is installed"
+        return f"the {self.kind} plugin decides this; pegboard help {self.kind} lists those that are installed and their options"
 
 
 @cache
@@ -55,18 +62,23 @@ def _is_installed(kind: str) -> bool:
 
 def _absent(groups: list[dict[str, Any]]) -> Iterator[tuple[str, Absent]]:
     for group in groups:
-        told, kind = group.get("reason", ""), group.get("kind", "")
+        told, kind, warns = group.get("reason", ""), group.get("kind", ""), group.get("warns", False)
         for name in group.get("switches", ()):
-            yield name, Absent(told, kind, (str(group.get("agrees", False)).lower(),), True)
+            yield name, Absent(told, kind, (str(group.get("agrees", False)).lower(),), True, warns)
         for name, agrees in group.get("values", {}).items():
-            yield name, Absent(told, kind, tuple(agrees.split("|")) if agrees else (), False)
+            yield name, Absent(told, kind, tuple(agrees.split("|")) if agrees else (), False, warns)
+
+
+def _type(rule: Mapping[str, Any]) -> type:
+    return dict if "plugin" in rule else object if "values" in rule else bool
 
 
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 ALIASES: Mapping[str, str] = _FILE["aliases"]
 SHORT: Mapping[str, str] = {name: letters for letters, name in _FILE["short"].items()}
-FORMS = {name: Form(dict if "plugin" in rule else bool, rule["help"], rule) for name, rule in _FILE["forms"].items()}
+FORMS = {name: Form(_type(rule), rule["help"], rule) for name, rule in _FILE["forms"].items()}
 ABSENT = dict(_absent(_FILE["absent"]))
+ENVIRONMENT: Mapping[str, Any] = _FILE["environment"]
 
 
 def refuse(name: str, value: Any, said: str | None = None) -> None:
@@ -78,6 +90,9 @@ def refuse(name: str, value: Any, said: str | None = None) -> None:
         return
     agreeing = f" (only {' or '.join(absent.agrees)})" if absent.agrees and not absent.is_flag else ""
     typed = f"{said or name} {value}" if not absent.is_flag else said or name
+    if absent.warns:
+        warn_once(f"{name} {value} has no effect: {absent.reason}")
+        return
     raise ConfigError(f"{typed} has no effect in Pegboard{agreeing}: {absent.reason}")
 
 
@@ -88,6 +103,8 @@ def _text(value: Any) -> str:
 def translate(name: str, value: Any, known: Mapping[str, Any]) -> Layer:
     """Translate the vLLM setting `name`, one of `FORMS`, to a layer. known: the engine settings so far. Raises ConfigError."""
     form = FORMS[name]
+    if form.type is object:
+        return _listed(name, value, form.rule)
     if form.type is dict and isinstance(value, Mapping):
         return _plugin_layer(name, value, form.rule)
     if form.type is dict or not isinstance(value, bool):
@@ -96,6 +113,49 @@ def translate(name: str, value: Any, known: Mapping[str, Any]) -> Layer:
         return {"engine": {field: number for field, number in least.items() if (known.get(field) or 0) < number}}
     layer: Layer = form.rule[str(value).lower()]
     return layer
+
+
+def _listed(name: str, value: Any, rule: Mapping[str, Any]) -> Layer:
+    """Return the settings of a value that the rule lists, or of a mapping whose values it lists."""
+    by_value = {text: layer for texts, layer in rule["values"].items() for text in texts.split("|")}
+    keys: Sequence[str] = rule.get("keys", ())
+    parts = dict(value) if isinstance(value, Mapping) and keys else {"": value}
+    found: list[Layer] = []
+    for key, part in parts.items():
+        if (key and key not in keys) or _text(part) not in by_value:
+            kinds = f"{' or '.join(keys)} with " if keys else ""
+            raise ConfigError(f"{name}: expected {kinds}{', '.join(by_value)}, got {value!r}; {rule['help']}")
+        found.append(by_value[_text(part)])
+    if any(layer != found[0] for layer in found):
+        raise ConfigError(f"{name}: {value!r} contradicts itself; {rule['help']}")
+    return found[0] if found else {}
+
+
+def environment_layers(variables: Mapping[str, str]) -> Iterator[tuple[Layer, str]]:
+    """Yield a layer for each of vLLM's environment variables that has a meaning in Pegboard, and warn once about the others.
+    Raises ConfigError, which names the variable."""
+    table = ENVIRONMENT
+    for name, value in variables.items():
+        if not value:
+            continue
+        if name in table["settings"]:
+            ((section, field), *unit) = table["settings"][name].items()
+            try:
+                yield {section: {field: int(float(value) * unit[0][1]) if unit else value}}, name
+            except (ValueError, OverflowError):
+                raise ConfigError(f"environment variable {name}={value!r}: expected a number") from None
+        elif name in table["switches"]:
+            if _text(value) in ("1", "true"):
+                yield table["switches"][name], name
+        elif name not in table["read"] and table["agrees"].get(name) not in ("*", value):
+            hint = table["instead"].get(name)
+            warn_once(f"the environment variable {name} has no effect in Pegboard{f'; use {hint}' if hint else ''}")
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Log a warning, once per process."""
+    log.warning("%s", message)
 
 
 def _plugin_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) -> Layer:

@@ -26,6 +26,7 @@ from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
 from pegboard.interfaces.spec import Need
 from pegboard.log import get_logger
 from pegboard.plan.ambient import build_sinks, wants_records
+from pegboard.plan.engine_plan import read_vocabulary
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.hooks import Hooks
 from pegboard.plugins.registry import Registry
@@ -123,7 +124,8 @@ def _executor(registry: Registry, plan: "EnginePlan", config: EngineConfig, limi
     asked = config.distributed_executor_backend
     prefers = [name] if (name := default_name("executor")) else []
     entry = registry.choose("executor", Need(), explicit=asked, prefers=prefers).require()
-    return registry.build(entry, ExecutorSetup(partial(Worker, registry, WorkerPlan(config, limits, plan.checkpoint))))
+    worker_plan = WorkerPlan(config, limits, plan.checkpoint, partial(read_vocabulary, registry, plan))
+    return registry.build(entry, ExecutorSetup(partial(Worker, registry, worker_plan)))
 
 
 def _policy(registry: Registry, config: EngineConfig, limits: Limits) -> tuple[Any, bool]:

@@ -81,7 +81,7 @@ class RequestBuilder:
         is_named = plan.settings.engine.reasoning_parser != "auto"
         self._texts = TokenTexts(tokenizer) if tokenizer is not None else None
         self._named_reasoning = self.parsers.reasoning if is_named else None
-        self._judges = _judges(plan, registry)
+        self._judges, self._arguments = _judges(plan, registry)
         own = tokenizer.vocabulary().eos_token_ids if tokenizer is not None else ()
         self.eos_token_ids = list(dict.fromkeys([*plan.eos_token_ids, *own]))
 
@@ -168,6 +168,12 @@ class RequestBuilder:
             needs = [name for name in ("stop", "bad_words", "structured_outputs") if getattr(params, name)]
             if needs:
                 raise RequestError(f"{needs[0]} needs a tokenizer, but skip_tokenizer_init is set", parameter=needs[0])
+        if unknown := sorted(set(params.extra_args or ()) - self._arguments) if self._arguments is not None else []:
+            known = f"known: {', '.join(sorted(self._arguments))}" if self._arguments else "none is configured"
+            raise RequestError(
+                f"extra_args (vllm_xargs): no logits processor (--logits-processors) reads {unknown[0]!r}; {known}",
+                parameter="extra_args",
+            )
         for name, judge in self._judges.items():
             with blame(name):
                 reason = judge(params)
@@ -245,14 +251,19 @@ def _chosen(registry: "Registry", kind: str, name: str | None) -> ChosenParser |
     return ChosenParser(entry.name, lambda setup: registry.build(entry, setup), "special_tokens" in registry.spec(entry).flags)
 
 
-def _judges(plan: "EnginePlan", registry: "Registry | None") -> dict[str, Callable[[SamplingParams], str | None]]:
-    """Return the functions of the configured logits processors that check a request's parameters, by name. Raises PluginError."""
-    found = {}
+def _judges(
+    plan: "EnginePlan", registry: "Registry | None"
+) -> tuple[dict[str, Callable[[SamplingParams], str | None]], frozenset[str] | None]:
+    """Return the functions of the configured logits processors that check a request's parameters, by name, and all names in
+    `extra_args` that the processors read, or None if one of them does not say. Raises PluginError."""
+    found: dict[str, Callable[[SamplingParams], str | None]] = {}
+    arguments: frozenset[str] | None = frozenset()
     for name in plan.settings.engine.logits_processors or ():
         assert registry is not None, "a plan with plugins comes with their registry"
         entry = registry.find("logits_processor", name)
         spec = registry.spec(entry)
         assert isinstance(spec, LogitsProcessorSpec)
+        arguments = None if arguments is None or spec.arguments is None else arguments.union(spec.arguments)
         if spec.validate is not None:
             found[name] = import_part(entry, spec.validate, "validate")
-    return found
+    return found, arguments

@@ -29,7 +29,10 @@ TRACE_HEADERS: ContextVar[Mapping[str, str] | None] = ContextVar("trace_headers"
 class ApiSpec(Spec):
     """public_paths: paths of this API that need no API key (health checks).
     content_types: media types that its routes accept as request bodies. The server refuses all others.
-    unmeasured_paths: paths that the HTTP metrics leave out, because monitoring requests them all the time."""
+    unmeasured_paths: paths that the HTTP metrics leave out, because monitoring requests them all the time.
+    flags: "adapters" = its clients can name LoRA adapters (`RequestOptions.lora`)."""
+
+    FLAGS = frozenset({"adapters"})
 
     public_paths: tuple[str, ...] = ()
     unmeasured_paths: tuple[str, ...] = ()

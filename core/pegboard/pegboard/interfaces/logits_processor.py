@@ -3,7 +3,7 @@ and W."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,15 +15,19 @@ if TYPE_CHECKING:
 
     from pegboard.config.limits import Limits
     from pegboard.data.sampling_params import SamplingParams
+    from pegboard.interfaces.tokenizer import Vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitsProcessorSpec(Spec):
-    """validate: "module:function", called in A with the SamplingParams of every request. It returns why the `extra_args` are
+    """arguments: the names in `SamplingParams.extra_args` (`vllm_xargs` over HTTP) that it reads. A request with a name that no
+    configured processor reads is refused. None = it does not say, so no name is refused.
+    validate: "module:function", called in A with the SamplingParams of every request. It returns why the `extra_args` are
     wrong, which becomes the request's error, or None if they are right. Its module must not import torch. If `validate` is None,
     every request is accepted.
     flags: "host_tokens" = it reads each new token on the host, which makes the engine synchronous."""
 
+    arguments: tuple[str, ...] | None = None
     validate: str | None = None
 
     FLAGS = frozenset({"host_tokens"})
@@ -31,8 +35,12 @@ class LogitsProcessorSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class LogitsProcessorSetup:
+    """vocabulary: reads the vocabulary of the model's tokenizer: the bytes of every token, and which tokens are special. It reads
+    files, so call it once and only if it is needed. The model's logits may have more columns than the vocabulary has tokens."""
+
     limits: "Limits"
     device: str
+    vocabulary: "Callable[[], Vocabulary]"
 
 
 class LogitsProcessor(Protocol):

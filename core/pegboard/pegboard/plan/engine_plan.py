@@ -23,7 +23,7 @@ from pegboard.errors import ConfigError, ModelError, PluginError, PluginNotFound
 from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelSourceSetup, Progress
 from pegboard.interfaces.quantization import QuantizationNeed
 from pegboard.interfaces.spec import Need
-from pegboard.interfaces.tokenizer import Tokenizer, TokenizerNeed, TokenizerSetup, TokenizerSpec
+from pegboard.interfaces.tokenizer import Tokenizer, TokenizerNeed, TokenizerSetup, TokenizerSpec, Vocabulary
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoader, WeightLoaderSetup, WeightLoaderSpec
 from pegboard.log import get_logger
 from pegboard.plan.ambient import with_enabled
@@ -119,6 +119,11 @@ def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[En
     return plan, registry
 
 
+def read_vocabulary(registry: Registry, plan: EnginePlan) -> Vocabulary:
+    """Read the vocabulary of the plan's tokenizer. A `partial` of this function can be sent to another process."""
+    return make_tokenizer(registry, plan).vocabulary()
+
+
 def make_tokenizer(registry: Registry, plan: EnginePlan) -> Tokenizer:
     """Build the tokenizer for the plan's checkpoint: the one that was asked for, or one that can read the checkpoint's tokenizer
     files."""
@@ -179,7 +184,8 @@ def _fetch(
     reference = parse_reference(text, registry, revision=revision)
     decision = registry.choose("model_source", Need(), explicit=reference.scheme, key=reference.scheme)
     folder = Path(engine.download_dir).expanduser() if engine.download_dir else env.cache_dir()
-    setup = ModelSourceSetup(cache_dir=folder, token=engine.hf_token or env.hub_token(), offline=env.hub_offline())
+    token, is_chosen = engine.hf_token or env.hub_token(), engine.download_dir is not None
+    setup = ModelSourceSetup(cache_dir=folder, token=token, offline=env.hub_offline(), is_chosen=is_chosen)
     files: LocalFiles = registry.build(decision.require(), setup).fetch(reference, wanted, progress)
     return files
 

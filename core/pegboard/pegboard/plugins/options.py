@@ -16,7 +16,7 @@ from pegboard.errors import ConfigError, did_you_mean
 from pegboard.interfaces.spec import Spec
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_part, import_spec
-from pegboard.plugins.policy import OptionKey, option_key
+from pegboard.plugins.policy import OptionKey, names_entry, option_key
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -47,7 +47,11 @@ def gather(entries: Iterable[Entry], options: Mapping[str, Mapping[str, Any]]) -
 
 def raw_values(entry: Entry, raw: Mapping[OptionKey, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the values given for this plugin. Values under its long name win over those under its short name."""
-    return {**raw.get((entry.kind, entry.name), {}), **raw.get((entry.kind, entry.qualified), {})}
+    found: dict[str, Any] = {}
+    for kind, name in sorted(raw, key=lambda key: ":" in key[1]):
+        if kind == entry.kind and names_entry(name, entry):
+            found |= raw[kind, name]
+    return found
 
 
 def resolve(entry: Entry, spec: Spec, values: Mapping[str, Any]) -> BaseModel | None:

@@ -58,7 +58,7 @@ def check(config: PluginConfig, scan: Scan) -> None:
     for pattern in config.enable:
         _check_enable(pattern, installed)
     for kind, name in map(option_key, config.options):
-        if not any(entry.kind == kind and name in (entry.name, entry.qualified) for entry in installed):
+        if not any(entry.kind == kind and names_entry(name, entry) for entry in installed):
             known = [f"{entry.kind}.{entry.name}" for entry in installed]
             advice = _advice(f"{kind}.{name}", f"{kind}:{name}", known)
             raise ConfigError(f"options for {kind}.{name}: no such plugin is installed{advice}")
@@ -75,6 +75,11 @@ def option_key(address: str) -> OptionKey:
     if not (kind and dot and name):
         raise ConfigError(f"plugin options {address!r}: expected the form kind.name, as in 'attention.triton'")
     return kind, name
+
+
+def names_entry(name: str, entry: Entry) -> bool:
+    """True if an option address with this name means this entry. `-` and `_` are the same, as in flags."""
+    return name.replace("_", "-") in (entry.name.replace("_", "-"), entry.qualified.replace("_", "-"))
 
 
 def matches(pattern: str, entry: Entry) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pegboard.config.limits import Limits
 from pegboard.config.schema import EngineConfig
@@ -38,16 +39,21 @@ from pegboard.worker.kernels import choose_kernels
 from pegboard.worker.model_loader import bind_layers, load_weights
 from pegboard.worker.model_runner import Masks, ModelRunner, RunnerParts
 
+if TYPE_CHECKING:
+    from pegboard.interfaces.tokenizer import Vocabulary
+
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """What a worker is built from. config: contains no "auto", because the engine has filled in the platform's defaults."""
+    """What a worker is built from. config: contains no "auto", because the engine has filled in the platform's defaults.
+    vocabulary: reads the tokenizer's vocabulary."""
 
     config: EngineConfig
     limits: Limits
     checkpoint: Checkpoint
+    vocabulary: Callable[[], "Vocabulary"]
 
 
 class Worker:
@@ -56,6 +62,7 @@ class Worker:
     def __init__(self, registry: Registry, plan: WorkerPlan, rank: int) -> None:
         self.registry, self.plan, self.rank = registry, plan, rank
         self.config, self.limits = plan.config, plan.limits
+        self._vocabulary = cache(plan.vocabulary)
         self.runner: ModelRunner | None = None
         self.replay: Replay | None = None
 
@@ -178,9 +185,10 @@ class Worker:
 
     def _sampler(self) -> Sampler:
         config, processors = self.config, []
+        shown = LogitsProcessorSetup(self.limits, self.device.name, self._vocabulary)
         for name in config.logits_processors or ():
             chosen = self.registry.choose("logits_processor", Need(), explicit=name, key=name).require()
-            processors.append(self.registry.build(chosen, LogitsProcessorSetup(self.limits, self.device.name)))
+            processors.append(self.registry.build(chosen, shown))
         setup = SamplerSetup(
             limits=self.limits,
             device=self.device.name,

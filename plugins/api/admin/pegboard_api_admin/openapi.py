@@ -39,7 +39,8 @@ class OpenApi:
         """This description."""
         if self._description is None:
             self._description = describe(request.app.routes)
-        return JSONResponse(self._description)
+        prefix = request.scope.get("root_path")
+        return JSONResponse({**self._description, "servers": [{"url": prefix}]} if prefix else self._description)
 
 
 def describe(routes: Sequence[BaseRoute]) -> dict[str, Any]:

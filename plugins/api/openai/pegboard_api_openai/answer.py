@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pegboard.data.output import CompletionOutput, RequestOutput
-from pegboard.errors import PegboardError
+from pegboard.errors import PegboardError, RequestError
 from pegboard.interfaces.api import EngineClient, RequestOptions
 from pegboard_api_openai.fields import GenerationFields
 from pegboard_chat.openai_format import LOWEST, Step
@@ -84,6 +84,9 @@ async def last_outputs(outputs: Outputs, num_prompts: int) -> list[RequestOutput
 
 
 encode = msgspec.json.Encoder().encode
+
+FIELDS = {"extra_args": "vllm_xargs"}
+"""Parameters of SamplingParams that are fields of another name over HTTP."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -169,16 +172,22 @@ class Answer(ABC):
         self.client = client
         self.settings = settings
         self._fields = request
+        asked = request.return_tokens_as_token_ids
+        self.names_ids = bool(settings.get("return_tokens_as_token_ids")) if asked is None else asked
         self._head = {"id": response_id, "object": self.kind, "created": int(time.time()), "model": model}
         self._usage = Usage(with_details=bool(settings.get("enable_prompt_tokens_details")))
         self._num_tokens: Counter[int] = Counter()
 
     async def respond(self, http: Request, outputs: Outputs, num_prompts: int) -> Response:
         """Returns the response: after the first output when it is streamed, otherwise after all outputs."""
-        if self._fields.stream:
-            first = await while_connected(http.receive, first_of(outputs))
-            return EventStream(self.events(chain(first, outputs)), outputs, error_event, end=DONE)
-        finals = await while_connected(http.receive, last_outputs(outputs, num_prompts))
+        try:
+            if self._fields.stream:
+                first = await while_connected(http.receive, first_of(outputs))
+                return EventStream(self.events(chain(first, outputs)), outputs, error_event, end=DONE)
+            finals = await while_connected(http.receive, last_outputs(outputs, num_prompts))
+        except RequestError as error:
+            error.parameter = FIELDS.get(error.parameter or "", error.parameter)
+            raise
         return json_response(self.whole(finals))
 
     def whole(self, finals: Sequence[RequestOutput]) -> dict[str, Any]:

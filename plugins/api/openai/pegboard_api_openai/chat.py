@@ -73,7 +73,7 @@ class ChatAnswer(Answer):
         self._role = last["role"] if continues else settings.get("response_role", "assistant")
         self._echo = last["content"] if request.echo and last["role"] == self._role else ""
         token_bytes = client.tokenizer().vocabulary().token_bytes if request.logprobs else ()
-        self._names = TokenNames(as_ids=request.return_tokens_as_token_ids, token_bytes=token_bytes)
+        self._names = TokenNames(as_ids=self.names_ids, token_bytes=token_bytes)
         self._has_begun = False
         self._has_parsers = tool_choice != "none" or client.parsers().reasoning is not None
         self._is_named = tool_choice == "named"

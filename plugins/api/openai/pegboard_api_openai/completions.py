@@ -87,7 +87,7 @@ class CompletionAnswer(Answer):
         super().__init__(request, response_id, model, client, settings)
         self._request = request
         self._prompts = prompts
-        self._names = TokenNames(as_ids=request.return_tokens_as_token_ids)
+        self._names = TokenNames(as_ids=self.names_ids)
         num_choices = len(prompts) * request.n
         self._num_chars = [0] * num_choices
         self._has_begun = [False] * num_choices

@@ -35,8 +35,8 @@ class GenerationFields(SamplingFields):
     echo: bool = False
     cache_salt: str | None = None
     return_token_ids: bool = False
-    return_tokens_as_token_ids: bool = False
-    vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    vllm_xargs: dict[str, Any] | None = None
 
     # The structure of the answer; `sampling.structure` checks these fields.
     response_format: dict[str, Any] | None = None

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pegboard.data.sampling_params import RequestOutputKind
+from pegboard.errors import RequestError
 
 TEXT = "Hello, wörld 🌍!"
 
@@ -195,6 +196,28 @@ def test_every_sampling_field_reaches_the_engine(http):
     assert params.logit_bias == {5: 100.0, 6: -3.0} and params.max_tokens == 11 and params.logprobs == 4
     assert options.priority == -2 and prompt.cache_salt == "salt"
     assert params.extra_args == {"a": 1, "b": ["x", 2.5]} and params.spaces_between_special_tokens is False
+
+
+@pytest.mark.parametrize(
+    ("server_says", "request_says", "as_ids"), [(True, None, True), (True, False, False), (False, True, True)]
+)
+def test_the_server_may_name_tokens_by_id(http, server_says, request_says, as_ids):
+    server = http("ab", return_tokens_as_token_ids=server_says)
+    fields = {} if request_says is None else {"return_tokens_as_token_ids": request_says}
+    chat = server.chat(logprobs=True, **fields)["choices"][0]["logprobs"]["content"][0]["token"]
+    text = server.complete(logprobs=1, **fields)["choices"][0]["logprobs"]["tokens"][0]
+    assert (chat == "token_id:97") == as_ids and (text == "token_id:97") == as_ids
+
+
+def test_extra_arguments_are_called_what_the_client_calls_them(http):
+    """The engine's error about extra_args names the field of the request."""
+    error = RequestError("no logits processor reads 'x'", parameter="extra_args")
+    server = http(engine={"fail_after": 0, "error": error})
+    for stream in (False, True):
+        for ask in (server.chat, server.complete):
+            body = ask(status=400, stream=stream, vllm_xargs={"x": {"any": ["JSON", None, True]}})
+            assert body["error"]["param"] == "vllm_xargs"
+    assert server.engine.requests[0][1].extra_args == {"x": {"any": ["JSON", None, True]}}
 
 
 def test_defaults_request_over_model_over_neutral(http):

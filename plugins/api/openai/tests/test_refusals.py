@@ -60,7 +60,6 @@ def refusal(server: Any, path: str, body: Any, status: int = 400) -> dict[str, A
         ({"use_beam_search": True, "logit_bias": {"5": 1}}, "logit_bias", "no effect with use_beam_search"),
         ({"use_beam_search": True, "n": 11, "temperature": 0}, "n", "11 beams need 22 logprobs"),
         ({"length_penalty": 0.5}, "length_penalty", "use_beam_search: true"),
-        ({"vllm_xargs": {"a": {"b": 1}}}, "vllm_xargs.a", "expected"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "both"),
         ({"messages": []}, "messages", "empty"),
         ({"messages": "hi"}, "messages", "expected a list, got 'hi'"),

@@ -46,7 +46,8 @@ def make_parser(setup: CommandSetup) -> FlagParser:
     parser.add_argument("--endpoint", help="path of the route (default: by the backend)")
     parser.add_argument("--header", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="headers of every request")
     parser.add_argument("--insecure", action="store_true", help="do not check the certificate of https")
-    parser.add_argument("--model", help="name of the model (default: the first one served)")
+    parser.add_argument("--model", help="name or reference of the model (default: the first one served)")
+    parser.add_argument("--served-model-name", help="name of the model on the server, if --model is its reference")
     parser.add_argument("--tokenizer", help="model reference of the tokenizer (default: the model that the server serves)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the arrival times (default %(default)s)")
     _add_load_flags(parser)
@@ -172,20 +173,26 @@ async def _served(base: str, headers: dict[str, str], arguments: Any) -> dict[st
     for attempt in range(int(arguments.ready_check_timeout_sec) + 1):
         if attempt:
             await asyncio.sleep(1)
+        status, problem = 503, None
         try:
             async with request("GET", f"{base}/v1/models", headers, verify=not arguments.insecure) as answer:
                 status, body = answer.status, await answer.body()
-            break
         except (OSError, PegboardError) as error:
             problem = error
-    else:
+        if status != 503:  # 503: the model is still loading
+            break
+    if problem is not None:
         raise PegboardError(f"cannot reach {base}: {problem}; is the server running?")
     if status != 200:
         raise PegboardError(f"{base}/v1/models answered {status}: {body.decode('utf-8', 'replace')[:200]}")
     models = json.loads(body).get("data", [])
-    found = [model for model in models if arguments.model in (None, model["id"])]
+    name, served_as = arguments.model, arguments.served_model_name
+    found = [model for model in models if (served_as or name) in (None, model["id"])]
+    if not found and served_as is None:  # --model may be the reference that the server was started with
+        found = [model for model in models if model.get("root") == name]
     if not found:
-        raise PegboardError(f"{base} serves {', '.join(model['id'] for model in models) or 'nothing'}, not {arguments.model!r}")
+        names = ", ".join(model["id"] for model in models) or "nothing"
+        raise PegboardError(f"{base} serves {names}, not {served_as or name!r}; leave --model out to measure the first one")
     return {"id": found[0]["id"], "root": found[0].get("root") or found[0]["id"]}
 
 

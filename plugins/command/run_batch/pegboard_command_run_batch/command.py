@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from pegboard import env
-from pegboard.errors import PegboardError
+from pegboard.errors import PegboardError, UsageError
 from pegboard.interfaces.command import CommandSetup, FlagParser
 from pegboard.log import set_up_logging
 from pegboard_command_run_batch.files import check_allowed, opened_input, opened_output
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SERVER_SETTINGS = (
     "host", "port", "response_role", "max_log_len", "enable_log_requests", "enable_log_outputs", "enable_prompt_tokens_details",
-    "enable_force_include_usage", "trust_request_chat_template", "max_prompts_per_request",
+    "trust_request_chat_template", "max_prompts_per_request",
 )  # fmt: skip
 
 NUM_AT_ONCE = 512
@@ -63,6 +63,7 @@ class RunBatch:
     def run(self, words: Sequence[str]) -> int:
         """Answer all requests. Returns 0 even when some of them failed."""
         settings, arguments = make_parser(self._setup).parse_settings(words)
+        _check_used(settings, arguments)
         check_allowed(arguments.input_file, "--input-file", arguments.allow_urls)
         check_allowed(arguments.output_file, "--output-file", arguments.allow_urls)
         set_up_logging(env.log_level())
@@ -71,6 +72,16 @@ class RunBatch:
             total, failed = asyncio.run(_run(settings, source, target, arguments))
         print(f"{total} requests, {failed} of them failed; answers are in {arguments.output_file}", file=sys.stderr)
         return 0
+
+
+def _check_used(settings: Any, arguments: Any) -> None:
+    """Raise ConfigError for flags that would have no effect."""
+    from pegboard_server.app import check_adapters
+
+    given = [name for name in ("host", "port") if settings.sources.get(name) == "the command line"]
+    if given and not arguments.enable_metrics:
+        raise UsageError(f"--{given[0]} needs --enable-metrics: without it, run-batch opens no port")
+    check_adapters(settings)
 
 
 async def _run(settings: Any, source: Path, target: IO[str], arguments: Any) -> tuple[int, int]:

@@ -25,8 +25,9 @@ NEVER = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 
 
 class HubSource:
-    """Accepts "org/name". Files go to the user's own Hugging Face cache if one is configured or in use, otherwise below
-    `cache_dir/hub`. huggingface_hub resumes broken downloads and moves finished files into place."""
+    """Accepts "org/name". Files go to the folder that the user chose (`download_dir`). Without one, they go to the user's own
+    Hugging Face cache if one is configured or in use, otherwise below `cache_dir/hub`. huggingface_hub resumes broken downloads
+    and moves finished files into place."""
 
     def __init__(self, options: None, setup: ModelSourceSetup) -> None:
         self._setup = setup
@@ -38,7 +39,7 @@ class HubSource:
                 huggingface_hub.snapshot_download(
                     reference.name,
                     revision=reference.revision,
-                    cache_dir=_cache_dir(self._setup.cache_dir),
+                    cache_dir=_cache_dir(self._setup),
                     token=self._setup.token,
                     local_files_only=self._setup.offline,
                     allow_patterns=patterns,
@@ -57,12 +58,14 @@ def _patterns(file: str | None) -> tuple[str, ...]:
     return (file,) if file.lower().endswith(".gguf") else (*SETTINGS, file)
 
 
-def _cache_dir(own: Path) -> Path | None:
-    """The cache directory for huggingface_hub. None lets the library use its own cache, if the user moved that cache or already
-    keeps models there."""
+def _cache_dir(setup: ModelSourceSetup) -> Path | None:
+    """The cache directory for huggingface_hub: the one that the user chose for Pegboard, in the library's own layout. None lets
+    the library use its own cache, if the user moved that cache or already keeps models there."""
+    if setup.is_chosen:
+        return setup.cache_dir
     cache = Path(constants.HF_HUB_CACHE)
     is_moved = cache != Path(constants.default_home).expanduser() / "huggingface" / "hub"
-    return None if is_moved or cache.is_dir() else own / "hub"
+    return None if is_moved or cache.is_dir() else setup.cache_dir / "hub"
 
 
 def _model_in(root: Path, reference: ModelReference) -> Path:

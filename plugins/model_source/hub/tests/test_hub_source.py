@@ -50,8 +50,8 @@ class Hub:
             bar.update(1)
         return str(self.root)
 
-    def fetch(self, file=None, revision=None, patterns=(), token=None, offline=False) -> LocalFiles:
-        source = HubSource(None, ModelSourceSetup(self.cache, token, offline))
+    def fetch(self, file=None, revision=None, patterns=(), token=None, offline=False, is_chosen=False) -> LocalFiles:
+        source = HubSource(None, ModelSourceSetup(self.cache, token, offline, is_chosen))
         reference = ModelReference("hub", "org/name", revision, file)
         return source.fetch(reference, FileFilter(patterns), lambda *step: self.steps.append(step))
 
@@ -104,6 +104,12 @@ def test_the_users_cache_is_used_if_there_is_one(hub, monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "moved"))
     hub.fetch()
     assert hub.asked["cache_dir"] is None
+
+
+def test_a_folder_that_the_user_chose_comes_first(hub):
+    Path(constants.HF_HUB_CACHE).mkdir(parents=True)
+    hub.fetch(is_chosen=True)
+    assert hub.asked["cache_dir"] == hub.cache
 
 
 def test_progress_counts_bytes_only(hub):

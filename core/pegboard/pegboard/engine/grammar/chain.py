@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pegboard.config.schema import StructuredOutputsConfig, structured_outputs_config
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.interfaces.structured_output import StructuredOutputNeed, StructuredOutputSetup
-from pegboard.plan.engine_plan import make_tokenizer
+from pegboard.plan.engine_plan import read_vocabulary
 from pegboard.plugins.registry import Registry
 
 if TYPE_CHECKING:
-    from pegboard.interfaces.tokenizer import Vocabulary
     from pegboard.plan.engine_plan import EnginePlan
 
 MAX_FILL_THREADS = 4
@@ -34,12 +34,8 @@ def make_grammars(registry: Registry, plan: "EnginePlan") -> Grammars | None:
 
 def make_setup(registry: Registry, plan: "EnginePlan") -> StructuredOutputSetup:
     """Return the setup that every backend is built with. It reads no files yet."""
-
-    def load() -> "Vocabulary":
-        return make_tokenizer(registry, plan).vocabulary()
-
     num_threads = min(MAX_FILL_THREADS, plan.settings.engine.num_threads or os.cpu_count() or 1)
-    return StructuredOutputSetup(plan.vocab_size, load, plan.eos_token_ids, num_threads)
+    return StructuredOutputSetup(plan.vocab_size, partial(read_vocabulary, registry, plan), plan.eos_token_ids, num_threads)
 
 
 def _chosen(registry: Registry, config: StructuredOutputsConfig) -> list[Any]:
