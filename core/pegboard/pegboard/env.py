@@ -48,7 +48,7 @@ def api_key() -> str | None:
 
 def vllm_variables() -> dict[str, str]:
     """Return all variables of vLLM (VLLM_…). `config/vllm_names.toml` says what they mean here."""
-    return {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
+    return {name: value for name, value in os.environ.items() if name.startswith("VLLM_") and value}
 
 
 def client_key() -> str | None:

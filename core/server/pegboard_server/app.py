@@ -123,7 +123,7 @@ class RootPath:
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self.app = app
-        self._root_path = root_path
+        self._root_path = f"/{root_path.strip('/')}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["root_path"] = self._root_path

@@ -70,7 +70,7 @@ def access_log(config: ServerConfig) -> Iterator[None]:
         logger.handlers[:] = ours
         logger.propagate = False
     paths = {path.strip() for item in config.disable_access_log_for_endpoints for path in item.split(",")}
-    quiet = _Quiet(frozenset(paths | {config.root_path + path for path in paths}))
+    quiet = _Quiet(frozenset(paths | {f"/{config.root_path.strip('/')}{path}" for path in paths}))
     access = logging.getLogger("uvicorn.access")
     access.addFilter(quiet)
     try:

@@ -193,10 +193,11 @@ def test_root_path_is_no_part_of_the_route():
     assert client.get("/proxy/id").status_code == 401
 
 
-def test_paths_with_and_without_the_prefix_are_served():
+@pytest.mark.parametrize("root_path", ["/llm", "llm/"])
+def test_paths_with_and_without_the_prefix_are_served(root_path):
     """A proxy may remove the prefix or leave it. Keys are checked either way."""
     spec = ApiSpec(api="1.0", implementation="x:y", public_paths=("/open",))
-    app = build_app([("first", EchoApi("first"), spec)], FakeEngineClient(), ServerConfig(api_key=["k"], root_path="/llm"))
+    app = build_app([("first", EchoApi("first"), spec)], FakeEngineClient(), ServerConfig(api_key=["k"], root_path=root_path))
     client = TestClient(app)
     for prefix in ("", "/llm"):
         assert client.get(prefix + "/open").status_code == 200

@@ -30,26 +30,17 @@ class FlagParser(argparse.ArgumentParser):
 
     def __init__(self, **more: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **more)
-        self._has_settings = False
-        self._elsewhere: set[str] = set()
         self.register("type", "number", number)
 
     def format_help(self) -> str:
-        """Return the help. If there are flags of settings, it shows only the command's own and the most used ones, by group.
-        `--help=all` shows all."""
-        if not self._has_settings:
-            return super().format_help()
-        shown, found = self._get_formatter(), {action.dest: action for action in self._actions}
-        shown.add_usage(self.usage, (), ())
-        shown.add_text(self.description)
-        own = [action for action in self._actions if "." not in action.dest]
-        for title, wanted in [("this command", own), *((title, map(found.get, names)) for title, names in MOST_USED.items())]:
-            shown.start_section(title)
-            shown.add_arguments(action for action in wanted if action is not None)
-            shown.end_section()
-        groups = ", ".join(f"--help={title}" for title in list(self._groups())[2:])  # after argparse's own two
-        shown.add_text(f"All flags: --help=all. Those of a group: {groups}. Those that match a word: --help=WORD.")
-        return shown.format_help()
+        """Return the help. Of the flags of settings it shows the most used ones; `--help=all` shows all."""
+        rare = {action: action.help for action in self._actions if "." in action.dest and action.dest not in MOST_USED}
+        for action in rare:
+            action.help = argparse.SUPPRESS
+        text = super().format_help()
+        for action, help in rare.items():
+            action.help = help
+        return text
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
@@ -58,8 +49,9 @@ class FlagParser(argparse.ArgumentParser):
 
     def add_settings(self, *sections: str, only: Mapping[str, Collection[str]] | None = None) -> None:
         """Add MODEL, --config, one flag for each setting of these sections, and vLLM's names. only: section → its settings that
-        get flags; a section that is not in it gets all of them. A flag of another setting is refused with that reason."""
-        self._has_settings = True
+        get flags; a section that is not in it gets all of them."""
+        self.epilog = "These are the most used flags. --help=all shows all, --help=listgroup their groups, and --help=WORD those \
+that match a word or belong to a group."
         self.add_argument("model", nargs="?", help="model reference: a path, org/name or scheme:name")
         self.add_argument("--config", metavar="FILE", help="TOML or YAML file of settings")
         for section in sections:
@@ -68,8 +60,6 @@ class FlagParser(argparse.ArgumentParser):
                 is_wanted = setting.name in (only or {}).get(section, (setting.name,))
                 if is_wanted and (section, setting.name) != ("plugins", "options"):
                     _add_setting(group, setting)
-                elif not is_wanted:
-                    self._elsewhere.add(f"--{setting.name.replace('_', '-')}")
         group = self.add_argument_group("vllm forms")
         for name, form in FORMS.items():
             if is_vllm_name(name):
@@ -115,8 +105,6 @@ class FlagParser(argparse.ArgumentParser):
         known = set(self.flags)
         for word in flags:
             name = word.partition("=")[0]
-            if name.replace("--no-", "--", 1) in self._elsewhere:
-                raise UsageError(f"{name} has no effect in {self.prog}: it is a setting of pegboard serve")
             if name not in known:
                 silent = [action for action in self._actions if action.help == argparse.SUPPRESS]
                 acting = known.difference(*(action.option_strings for action in silent))
@@ -131,14 +119,10 @@ class FlagParser(argparse.ArgumentParser):
                 for parser in action.choices.values():
                     yield from parser.flags
 
-    def _groups(self) -> dict[str, Any]:
-        """Return the groups that have flags, by the first word of their titles."""
-        return {str(group.title).partition(" ")[0]: group for group in self._action_groups if group._group_actions}
-
     def _explain(self, word: str) -> None:
         """Print the help that `word` asks for: "all", "listgroup", the name of a group, a flag, or a part of a flag. Raises
         UsageError."""
-        groups = self._groups()
+        groups = {str(group.title).partition(" ")[0]: group for group in self._action_groups if group._group_actions}
         word = word.strip("-").lower().replace("_", "-")
         if word == "all":
             print(super().format_help())

@@ -110,27 +110,11 @@ def _explain(words: Sequence[str]) -> int:
     elif what in commands():
         return _dispatch([what, "--help"])
     elif (kind := what.replace("-", "_")) in KINDS:
-        print(_kind_help(kind))
+        print(f"{kind}: {KINDS[kind].summary}. Options of one: pegboard help {kind}.NAME\n")
+        return _dispatch(["plugins", "list", "--kind", kind])
     else:
         print(_options_help(what) if "." in what else _setting_help(what))
     return 0
-
-
-def _kind_help(kind: str) -> str:
-    """Return what plugins of `kind` do, and which are installed."""
-    from pegboard.interfaces import KINDS
-    from pegboard.plugins.defaults import catalogue
-    from pegboard.plugins.discovery import scan
-
-    entries = [entry for entry in scan().entries if entry.kind == kind]
-    rows = [f"  {entry.name:<24} {entry.distribution} {entry.version}" for entry in entries]
-    rows += [
-        f"  {name:<24} not installed: pip install {distribution}"
-        for name, distribution in catalogue().get(kind, {}).items()
-        if name not in {entry.name for entry in entries}
-    ]
-    more = f"options of one: pegboard help {kind}.NAME · how one is chosen: pegboard plugins why {kind}"
-    return "\n".join([f"{kind}: {KINDS[kind].summary}", *(rows or ["  no plugin of this kind is known"]), "", more])
 
 
 def _options_help(address: str) -> str:

@@ -8,9 +8,11 @@ checked after plugin discovery.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
@@ -161,9 +163,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     root_path: Annotated[str, doc("Path prefix of the server's URLs behind a proxy, such as /llm; the proxy may remove it")] = ""
     api_server_count: Annotated[int, doc("Number of API processes, which share the address and the engine")] = 1
     # access
-    api_key: Annotated[
-        list[str] | None, doc("API keys, one of which a client must send; default: PEGBOARD_API_KEY, VLLM_API_KEY")
-    ] = None
+    api_key: Annotated[list[str] | None, doc("API keys that clients may send; default: PEGBOARD_API_KEY or VLLM_API_KEY")] = None
     ssl_keyfile: Annotated[str | None, doc("Private key for HTTPS (PEM file); default: read from ssl_certfile")] = None
     ssl_certfile: Annotated[str | None, doc("Certificate chain (PEM file); if given, the server uses HTTPS")] = None
     ssl_ca_certs: Annotated[str | None, doc("Certificate authorities that sign client certificates (PEM file)")] = None
@@ -198,9 +198,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tool_server: Annotated[
         list[str] | None, doc("MCP tool servers whose tools the Responses API may run, as host:port or URL")
     ] = None
-    return_tokens_as_token_ids: Annotated[
-        bool, doc("Name tokens in logprobs as token_id:N, unless the request says otherwise")
-    ] = False
+    return_tokens_as_token_ids: Annotated[bool, doc("Name tokens token_id:N in logprobs unless a request forbids it")] = False
     response_role: Annotated[str, doc("Role of generated messages")] = "assistant"
     # limits
     max_body_bytes: Annotated[int, doc("Largest request body")] = 8 * 1024 * 1024
@@ -238,17 +236,11 @@ class Settings:
         return Settings(engine, self.server, self.plugins, {**self.sources, **dict.fromkeys(values, source)})
 
 
-MOST_USED = {
-    "model": ("engine.revision", "engine.served_model_name", "engine.dtype", "engine.max_model_len", "engine.quantization",
-              "engine.download_dir", "engine.hf_token", "engine.chat_template"),
-    "memory and speed": ("engine.device", "engine.num_threads", "engine.gpu_memory_utilization", "engine.kv_cache_memory_bytes",
-                         "engine.max_num_seqs", "engine.max_num_batched_tokens", "engine.enforce_eager"),
-    "output": ("engine.tool_call_parser", "engine.reasoning_parser", "engine.structured_outputs_config"),
-    "server": ("server.host", "server.port", "server.api_key", "server.ssl_certfile", "server.api_server_count",
-               "server.enable_log_requests"),
-    "plugins": ("plugins.allow", "plugins.deny", "plugins.enable", "plugins.disable"),
-}  # fmt: skip
-"""The settings that a command's short help shows, as section.name, by title."""
+_DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+NEEDS: Mapping[str, str] = _DATA["needs"]
+"""Setting → the setting without which it has no effect."""
+MOST_USED = frozenset(f"{section}.{name}" for section, names in _DATA["most_used"].items() for name in names)
+"""The settings that a command's short help shows, as section.name."""
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {"engine": EngineConfig, "server": ServerConfig, "plugins": PluginConfig}
 
@@ -319,14 +311,10 @@ def check_engine(config: EngineConfig) -> None:
         )
     if config.target_itl_ms is not None and not config.target_itl_ms > 0:
         raise ConfigError(f"target_itl_ms must be above 0, got {config.target_itl_ms}")
-    if config.target_itl_ms is not None and not config.enable_chunked_prefill:
-        raise ConfigError("target_itl_ms needs enable_chunked_prefill: only prefill in chunks can meet the target")
     if not 0 < config.gpu_memory_utilization <= 1:
         raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {config.gpu_memory_utilization}")
     if config.max_long_partial_prefills > config.max_num_partial_prefills:
         raise ConfigError("max_long_partial_prefills must not exceed max_num_partial_prefills")
-    if (config.spec_method is None) != (config.spec_tokens == 0):
-        raise ConfigError("spec_method and spec_tokens go together: give both or neither")
     structured_outputs_config(config)
     if not 0 < config.kv_cache_metrics_sample <= 1:
         raise ConfigError(f"kv_cache_metrics_sample must be in (0, 1], got {config.kv_cache_metrics_sample}")
@@ -348,20 +336,6 @@ def check_server(config: ServerConfig) -> None:
     _check_needs(config)
     if config.ssl_cert_reqs and config.ssl_ca_certs is None:
         raise ConfigError("ssl_cert_reqs needs ssl_ca_certs, the authorities that client certificates are checked against")
-    if config.root_path and (not config.root_path.startswith("/") or config.root_path.endswith("/")):
-        raise ConfigError(f"root_path must start with / and not end with it, got {config.root_path!r}")
-
-
-NEEDS = {
-    "max_lora_rank": "max_loras",
-    "kv_load_failure_policy": "kv_connectors",
-    "kv_cache_metrics_sample": "kv_cache_metrics",
-    "collect_detailed_traces": "otlp_traces_endpoint",
-    **dict.fromkeys(("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"), "ssl_certfile"),
-    **dict.fromkeys(("allowed_methods", "allowed_headers", "allow_credentials"), "allowed_origins"),
-    "enable_log_outputs": "enable_log_requests",
-}
-"""Setting → the setting without which it has no effect."""
 
 
 def _check_needs(config: msgspec.Struct) -> None:

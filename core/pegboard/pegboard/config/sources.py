@@ -9,7 +9,7 @@ accepted everywhere.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -17,7 +17,7 @@ import msgspec
 
 from pegboard import env
 from pegboard.config.schema import SECTIONS, Setting, Settings, all_settings, build, check_engine
-from pegboard.config.vllm_names import ABSENT, ALIASES, FORMS, Layer, environment_layers, refuse, translate
+from pegboard.config.vllm_names import ABSENT, ALIASES, ENVIRONMENT, FORMS, Layer, refuse, translate, warn_once
 from pegboard.errors import ConfigError, did_you_mean
 
 VLLM = "vllm"
@@ -51,7 +51,7 @@ def settings_from(layers: list[tuple[Layer, str]]) -> Settings:
     layers are vLLM's environment variables and then PEGBOARD_PLUGINS. Raises ConfigError."""
     if (allow := env.plugins_allowed()) is not None:
         layers = [({"plugins": {"allow": list(allow)}}, "PEGBOARD_PLUGINS"), *layers]
-    layers = [*environment_layers(env.vllm_variables()), *layers]
+    layers = [*_environment_layers(), *layers]
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     sources: dict[str, str] = {}
     for given, source in layers:
@@ -68,6 +68,19 @@ def settings_from(layers: list[tuple[Layer, str]]) -> Settings:
     settings = Settings(**{name: build(cls, merged[name], everything) for name, cls in SECTIONS.items()}, sources=sources)
     check_engine(settings.engine)
     return settings
+
+
+def _environment_layers() -> Iterator[tuple[Layer, str]]:
+    """Yield a layer for each of vLLM's environment variables that is a setting here. Warn once about each other one that is set,
+    unless it asks for what Pegboard does anyway."""
+    for name, value in env.vllm_variables().items():
+        if name in ENVIRONMENT["sets"]:
+            ((setting, form),) = ENVIRONMENT["sets"][name].items()
+            home = all_settings()[setting]
+            yield {home.section: {setting: coerced(home, form.format(value))}}, f"the environment variable {name}"
+        elif ENVIRONMENT["agrees"].get(name) not in ("*", value):
+            hint = ENVIRONMENT["instead"].get(name)
+            warn_once(f"the environment variable {name} has no effect in Pegboard{f'; use {hint}' if hint else ''}")
 
 
 def _translated(layer: Layer, before: Layer) -> Layer:
@@ -87,7 +100,7 @@ def _translated(layer: Layer, before: Layer) -> Layer:
             target = result.setdefault(section, {})
             for field, item in values.items():
                 if section == "plugins" and isinstance(item, list):
-                    target[field] = [*target.get(field, before["plugins"].get(field, ())), *item]
+                    target[field] = [*(target.get(field) or before["plugins"].get(field) or []), *item]
                 elif section == "plugins":
                     options = target["options"] = {key: dict(kept) for key, kept in target.get("options", {}).items()}
                     _merge_options(options, item)

@@ -11,7 +11,6 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +45,8 @@ class Absent:
 
     @property
     def reason(self) -> str:
-        """Why the setting has no effect. If plugins of some kind decide about it, the reason depends on whether one of that kind
-        is installed."""
-        if self.told:
-            return self.told
-        if not _is_installed(self.kind):
-            return f"it would need a plugin of kind {self.kind!r}, and none is installed"
-        return f"the {self.kind} plugin decides this; pegboard help {self.kind} lists those that are installed and their options"
-
-
-@cache
-def _is_installed(kind: str) -> bool:
-    return any(group.startswith(f"pegboard.{kind}.v") for group in entry_points().groups)
+        """Why the setting has no effect."""
+        return self.told or f"no installed plugin of kind {self.kind!r} takes it (see pegboard plugins list)"
 
 
 def _absent(groups: list[dict[str, Any]]) -> Iterator[tuple[str, Absent]]:
@@ -120,36 +109,10 @@ def _listed(name: str, value: Any, rule: Mapping[str, Any]) -> Layer:
     by_value = {text: layer for texts, layer in rule["values"].items() for text in texts.split("|")}
     keys: Sequence[str] = rule.get("keys", ())
     parts = dict(value) if isinstance(value, Mapping) and keys else {"": value}
-    found: list[Layer] = []
-    for key, part in parts.items():
-        if (key and key not in keys) or _text(part) not in by_value:
-            kinds = f"{' or '.join(keys)} with " if keys else ""
-            raise ConfigError(f"{name}: expected {kinds}{', '.join(by_value)}, got {value!r}; {rule['help']}")
-        found.append(by_value[_text(part)])
-    if any(layer != found[0] for layer in found):
-        raise ConfigError(f"{name}: {value!r} contradicts itself; {rule['help']}")
-    return found[0] if found else {}
-
-
-def environment_layers(variables: Mapping[str, str]) -> Iterator[tuple[Layer, str]]:
-    """Yield a layer for each of vLLM's environment variables that has a meaning in Pegboard, and warn once about the others.
-    Raises ConfigError, which names the variable."""
-    table = ENVIRONMENT
-    for name, value in variables.items():
-        if not value:
-            continue
-        if name in table["settings"]:
-            ((section, field), *unit) = table["settings"][name].items()
-            try:
-                yield {section: {field: int(float(value) * unit[0][1]) if unit else value}}, name
-            except (ValueError, OverflowError):
-                raise ConfigError(f"environment variable {name}={value!r}: expected a number") from None
-        elif name in table["switches"]:
-            if _text(value) in ("1", "true"):
-                yield table["switches"][name], name
-        elif name not in table["read"] and table["agrees"].get(name) not in ("*", value):
-            hint = table["instead"].get(name)
-            warn_once(f"the environment variable {name} has no effect in Pegboard{f'; use {hint}' if hint else ''}")
+    found = [by_value.get(_text(part)) if key in ("", *keys) else None for key, part in parts.items()]
+    if None in found or any(layer != found[0] for layer in found):
+        raise ConfigError(f"{name}: expected {', '.join(by_value)}, got {value!r}; {rule['help']}")
+    return found[0] or {} if found else {}
 
 
 @cache

@@ -50,6 +50,7 @@ def make_parser(setup: CommandSetup) -> FlagParser:
     parser.add_argument("--allow-urls", action="store_true", help="allow http:// and https:// URLs for input and output")
     parser.add_argument("--enable-metrics", action="store_true", help="also serve /metrics on --host and --port")
     parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+    parser.add_argument("--enable-force-include-usage", action="store_true", help="refused: every answer has its usage")
     parser.add_settings("server", "engine", "plugins", only={"server": SERVER_SETTINGS})
     return parser
 
@@ -79,6 +80,10 @@ def _check_used(settings: Any, arguments: Any) -> None:
     from pegboard_server.app import check_adapters
 
     given = [name for name in ("host", "port") if settings.sources.get(name) == "the command line"]
+    if arguments.enable_force_include_usage:
+        raise UsageError(
+            "--enable-force-include-usage has no effect here: a batch has no streams, and every answer has its usage"
+        )
     if given and not arguments.enable_metrics:
         raise UsageError(f"--{given[0]} needs --enable-metrics: without it, run-batch opens no port")
     check_adapters(settings)

@@ -7,6 +7,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from pegboard_command_talk import remote_server
 from pegboard_command_talk.command import ChatCommand, CompleteCommand
 
 from pegboard.errors import PegboardError
@@ -49,6 +50,10 @@ class Answers(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
+        if self.server.loading > 0:
+            self.server.loading -= 1
+            self._send(b'{"error": {"message": "the model is still loading; try again soon"}}', 503)
+            return
         self._send(json.dumps({"data": [{"id": "first"}, {"id": "second"}]}).encode())
 
     def do_POST(self):
@@ -74,7 +79,7 @@ class Answers(BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     httpd = HTTPServer(("127.0.0.1", 0), Answers)
-    httpd.bodies = []
+    httpd.bodies, httpd.loading = [], 0
     thread = threading.Thread(target=httpd.serve_forever)
     thread.start()
     yield httpd
@@ -109,3 +114,15 @@ def test_a_conversation_remembers(server, capsys, monkeypatch):
     assert chat(["--url", f"http://127.0.0.1:{server.server_port}/v1"]) == 0
     assert [message["content"] for message in server.bodies[-1][2]["messages"]] == ["one", "one", "two"]
     assert capsys.readouterr().out.split() == ["one", "two"]
+
+
+def test_chat_waits_for_a_loading_model(server, capsys, monkeypatch):
+    monkeypatch.setattr(remote_server, "INTERVAL_S", 0.0)
+    server.loading = 3
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    assert chat(["--url", url, "-q", "hello"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "hello\n" and shown.err == f"{url}: the model is loading, waiting for it\n"
+    server.loading = 1
+    with pytest.raises(PegboardError, match="still loading after 0 s"):
+        remote_server.RemoteServer(url, None, None, patience_s=0.0)
