@@ -45,6 +45,8 @@ def example(setting):
         return value, [flag if value else flag.replace("--", "--no-", 1)]
     if setting.name == "structured_outputs_config":
         return {"backend": "x"}, [flag, '{"backend": "x"}']
+    if setting.name == "dtype":
+        return "half", [flag, "half"]
     if setting.name == "show_hidden_metrics_for_version":
         return "0.12", [flag, "0.12"]
     if "dict" in text:
