@@ -46,7 +46,7 @@ def example(setting):
     if setting.name == "structured_outputs_config":
         return {"backend": "x"}, [flag, '{"backend": "x"}']
     if setting.name == "dtype":
-        return "half", [flag, "half"]
+        return "float32", [flag, "float32"]
     if setting.name == "show_hidden_metrics_for_version":
         return "0.12", [flag, "0.12"]
     if "dict" in text:
