@@ -28,6 +28,7 @@ from pegboard.errors import EngineDeadError, Overloaded, PegboardError, RequestE
 from pegboard.interfaces.api import TRACE_HEADERS, Api, ApiSpec, EngineClient
 from pegboard.log import get_logger
 from pegboard_server.json_api import shortened
+from pegboard_server.logs import ERROR
 from pegboard_server.memory import FreedMemory
 
 log = get_logger(__name__)
@@ -35,9 +36,6 @@ log = get_logger(__name__)
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 TRACED = ("traceparent", "tracestate")
 REQUEST_ID = re.compile(r"[!-~]{1,256}")
-
-ERROR = "error"
-"""The key in a request's state for the error that a route or a stream has answered itself. It is only for the log."""
 
 LINGER_S, LINGER_BYTES = 2.0, 16 * 1024 * 1024
 """How many seconds and bytes are still read of a body that was refused."""

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from pegboard.errors import MalformedRequest, UnknownModel
 from pegboard.interfaces.api import EngineClient
-from pegboard_server.gateway import ERROR
+from pegboard_server.logs import ERROR
 
 _TYPES = {
     400: "BadRequestError",

@@ -19,6 +19,9 @@ from pegboard.log import get_logger
 
 log = get_logger(__name__)
 
+ERROR = "error"
+"""The key in a request's state for the error that a route or a stream has answered itself. It is only for the log."""
+
 
 def apply_log_config(path: str) -> None:
     """Configure logging from a JSON or YAML file in the format of `logging.config.dictConfig`. Raises ConfigError."""

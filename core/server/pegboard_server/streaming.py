@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from pegboard.errors import PegboardError
 from pegboard.log import get_logger
-from pegboard_server.gateway import ERROR
+from pegboard_server.logs import ERROR
 
 log = get_logger(__name__)
 T = TypeVar("T")

@@ -83,7 +83,11 @@ def choose_for_model(plan: "EnginePlan", registry: Registry) -> None:
     """Make, and record in `registry`, the choices that depend on the model's layers: build the model without its weights. Raises
     ConfigError, ModelError or PluginError if the model cannot run."""
     config = _with_platform_defaults(registry, plan)
-    Worker(registry, WorkerPlan(config, _limits(plan, config, registry), plan.checkpoint), 0).declare()
+    Worker(registry, _worker_plan(registry, plan, config, _limits(plan, config, registry)), 0).declare()
+
+
+def _worker_plan(registry: Registry, plan: "EnginePlan", config: EngineConfig, limits: Limits) -> WorkerPlan:
+    return WorkerPlan(config, limits, plan.checkpoint, partial(read_vocabulary, registry, plan))
 
 
 def _tell_hooks(registry: Registry, plan: "EnginePlan", weight_bytes: int, load_s: float) -> None:
@@ -124,8 +128,7 @@ def _executor(registry: Registry, plan: "EnginePlan", config: EngineConfig, limi
     asked = config.distributed_executor_backend
     prefers = [name] if (name := default_name("executor")) else []
     entry = registry.choose("executor", Need(), explicit=asked, prefers=prefers).require()
-    worker_plan = WorkerPlan(config, limits, plan.checkpoint, partial(read_vocabulary, registry, plan))
-    return registry.build(entry, ExecutorSetup(partial(Worker, registry, worker_plan)))
+    return registry.build(entry, ExecutorSetup(partial(Worker, registry, _worker_plan(registry, plan, config, limits))))
 
 
 def _policy(registry: Registry, config: EngineConfig, limits: Limits) -> tuple[Any, bool]:
