@@ -152,3 +152,15 @@ def test_an_llm_nobody_refers_to_is_stopped(smollm2_gguf: Path) -> None:
     gc.collect()
     assert engine() is None
     assert not step_threads() - before
+
+
+def test_attention_backends_and_block_sizes_agree(llm: LLM, smollm2_gguf: Path) -> None:
+    """With 8-bit activations they would differ by tenths of a nat, because these amplify differences of rounding."""
+    prompt, params = ["The capital of France is"], SamplingParams(temperature=0, max_tokens=4, logprobs=5)
+    with LLM(str(smollm2_gguf), max_model_len=256, kv_cache_memory_bytes=1 << 27, block_size=1, **EXACT) as other:
+        found = [one.generate(prompt, params, use_tqdm=False)[0].outputs[0] for one in (llm, other)]
+    first, second = found
+    assert first.token_ids == second.token_ids and first.logprobs is not None and second.logprobs is not None
+    for left, right in zip(first.logprobs, second.logprobs, strict=True):
+        shared = left.keys() & right.keys()
+        assert len(shared) >= 4 and all(abs(left[token].logprob - right[token].logprob) < 1e-3 for token in shared)
