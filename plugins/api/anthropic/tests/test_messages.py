@@ -197,7 +197,9 @@ def test_thinking_effort_structure_and_sampling():
     )  # fmt: skip
     prompt, params, options = server.engine.requests[-1]
     assert (params.temperature, params.top_p, params.top_k, params.stop, options.priority) == (0.5, 0.9, 4, ["x"], 2)
-    assert params.structured_outputs.json == schema and prompt.chat is not None, "core finds the end of the chat's reasoning"
+    assert json.loads(params.structured_outputs.json) == schema and prompt.chat is not None, (
+        "core finds the end of the chat's reasoning"
+    )
     assert seen[-1] == {"enable_thinking": False, "reasoning_effort": "low", "more": 1}
     server.create(thinking={"type": "enabled", "budget_tokens": 1024})
     assert seen[-1] == {"enable_thinking": True}

@@ -311,7 +311,7 @@ def test_structure_and_sampling_reach_the_engine():
         form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
         server.create(text={"format": form}, temperature=0.5, top_k=3, seed=1, max_output_tokens=7, truncation="auto")
         params = server.engine.requests[-1][1]
-        assert params.structured_outputs.json == {"type": "object"}
+        assert json.loads(params.structured_outputs.json) == {"type": "object"}
         assert (params.temperature, params.top_k, params.seed, params.max_tokens) == (0.5, 3, 1, 7)
         assert params.truncate_prompt_tokens == -1
         server.create(text={"format": {"type": "json_object"}}, logit_bias={"7": 200})
