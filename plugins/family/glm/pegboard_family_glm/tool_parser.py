@@ -34,7 +34,7 @@ TAGS = TagFormat(
 
 
 class GlmToolParser(StreamParser):
-    ends = (TAGS.end, TAGS.value_end)
+    ends = (TAGS.end, TAGS.key_end, TAGS.value_end)
     tags: ClassVar[TagFormat] = TAGS
 
     def read(self) -> Steps[None]:
