@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,6 +27,8 @@ from pegboard.interfaces.tokenizer import Chat, Rendered
 from pegboard_chat import ChatTemplate
 from pegboard_testing.fake_client import ByteTokenizer, FakeEngineClient
 from pegboard_testing.served_app import make_app
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ tools | tojson if tools }}{{ extra | tojson if extra }}"

@@ -7,23 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
+from hostile_routes import CHAT, COMPLETION, COUNT, DETOKENIZE, HEADERS, MESSAGES, RESPONSES, SMALL, TOKENIZE, USER
 
 MIB = 1024 * 1024
 BIG = 8 * MIB - 2000
-HEADERS = {"Content-Type": "application/json"}
-CHAT, COMPLETION, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-TOKENIZE, DETOKENIZE, MESSAGES, COUNT = "/tokenize", "/detokenize", "/v1/messages", "/v1/messages/count_tokens"
-
-USER = [{"role": "user", "content": "x"}]
-SMALL: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": USER, "max_tokens": 2},
-    COMPLETION: {"prompt": "x", "max_tokens": 2},
-    RESPONSES: {"input": "x", "max_output_tokens": 2},
-    TOKENIZE: {"prompt": "x"},
-    DETOKENIZE: {"tokens": [1]},
-    MESSAGES: {"model": "fake-model", "messages": USER, "max_tokens": 2},
-    COUNT: {"model": "fake-model", "messages": USER},
-}
 
 
 def filled(item: Any) -> list[Any]:

@@ -6,6 +6,7 @@ Format: https://huggingface.co/docs/transformers/chat_templating
 
 from __future__ import annotations
 
+import atexit
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -186,7 +187,9 @@ def _compile(source: str) -> _Compiled:
 def _limited() -> LimitedTemplates:
     from pegboard_chat.limited_template import LimitedTemplates
 
-    return LimitedTemplates()
+    templates = LimitedTemplates()
+    atexit.register(templates.close)
+    return templates
 
 
 @lru_cache(maxsize=1)

@@ -181,3 +181,16 @@ def test_logits_processors_judge_the_parameters(fake_distributions):
     assert caught.value.parameter == "extra_args"
     with pytest.raises(PluginFailure, match="evens"):
         builder.build(as_prompt("a"), SamplingParams(extra_args={"step": None}), "r")
+
+
+def test_a_prompt_that_cannot_fit_is_not_tokenized():
+    class Refusing(ByteTokenizer):
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            raise AssertionError("tokenized")
+
+    builder = RequestBuilder(echo_plan(max_model_len=16), Refusing())
+    for prompt in ("a" * (16 * 64 + 1), [1] * 16, ["not looked at"] * 16):
+        with pytest.raises(RequestError, match="max_model_len is 16") as caught:
+            builder.build(as_prompt(prompt), SamplingParams(), "r")
+        assert caught.value.parameter == "prompt"
+    assert len(build("a" * 5000, truncate_prompt_tokens=15).prompt_token_ids) == 15, "a text to cut may be longer"

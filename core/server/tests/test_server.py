@@ -31,8 +31,10 @@ from pegboard.errors import (
 from pegboard.interfaces.api import ApiSpec
 from pegboard.plugins.registry import Registry
 from pegboard_server.app import build_app, check_adapters
-from pegboard_server.json_api import endpoint, error_event
+from pegboard_server.gateway import error_response
+from pegboard_server.json_api import endpoint, error_body, error_event
 from pegboard_server.listener import bind_socket
+from pegboard_server.memory import LARGE_BYTES, FreedMemory
 from pegboard_server.server import run_server
 from pegboard_server.streaming import EventStream
 from pegboard_testing.fake_client import FakeEngineClient
@@ -382,3 +384,39 @@ def test_answer_that_breaks_after_it_began_breaks_the_connection():
     asyncio.run(run_server(app, config(), health=engine.health, on_ready=on_ready))
     text = b"".join(seen)
     assert b"begun" in text and not text.endswith(b"0\r\n\r\n")
+
+
+def test_errors_are_cut_to_a_length_that_clients_can_take() -> None:
+    body = error_response(None, 400, "x" * 10**6).body
+    assert len(body) < 2100
+    told = error_body(400, "x" * 10**6, "y" * 10**6)["error"]
+    assert len(told["message"]) == 2000 and told["message"].endswith("…") and len(told["param"]) == 200
+
+
+def test_memory_is_given_back_after_large_bodies() -> None:
+    """Once after a series of them, and not after small ones."""
+    given: list[int] = []
+
+    async def main() -> None:
+        freed = FreedMemory(lambda pad: given.append(pad) or 1, delay_s=0)
+        freed.add(LARGE_BYTES - 1)
+        await asyncio.sleep(0.01)
+        assert not given
+        for _ in range(3):
+            freed.add(LARGE_BYTES)
+        while not given:
+            await asyncio.sleep(0.001)
+        freed.add(1)
+        await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+    assert given == [0]
+
+
+def test_the_gateway_counts_the_bytes_of_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(FreedMemory, "add", lambda self, num_bytes: counted.append(num_bytes))
+    client = make_client()
+    client.post("/echo", content=b"x" * 1000, headers={"Content-Type": "application/json"})
+    client.get("/open")
+    assert counted == [1000, 0]

@@ -402,6 +402,15 @@ def test_quiet_paths_leave_no_access_log(records: list[logging.LogRecord]) -> No
     assert len(records) == 3
 
 
+def test_queries_stay_out_of_the_access_log(records: list[logging.LogRecord]) -> None:
+    """Some clients send their key in the query."""
+    with access_log(ServerConfig()):
+        for path in ("/v1/models?api_key=secret", "/v1/responses/x?stream=true&api_key=secret", "/?", "/health"):
+            logging.getLogger("uvicorn.access").info('%s - "%s %s HTTP/%s" %d', "client", "GET", path, "1.1", 200)
+    assert [record.args[2] for record in records] == ["/v1/models", "/v1/responses/x", "/", "/health"]
+    assert not any("secret" in record.getMessage() for record in records)
+
+
 @pytest.mark.parametrize("kind", [RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY])
 def test_requests_and_outputs_are_logged_when_asked(records: list[logging.LogRecord], kind: RequestOutputKind) -> None:
     """The prompt is the user's, so it is logged only at DEBUG. Outputs are logged whole, once per completion."""
