@@ -22,11 +22,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from pegboard.errors import RequestError
 from pegboard.interfaces.structured_output import Constraint, Grammar, StructuredOutput, StructuredOutputSetup
 from pegboard.interfaces.tokenizer import Vocabulary
 from pegboard_testing import structured_output_cases as cases
+from pegboard_testing import structured_output_strategies as strategies
 
 EOS = 256
 WORDS = (
@@ -251,6 +253,54 @@ class StructuredOutputContract:
         with pytest.raises(RequestError) as caught:
             made.compile(constraint)
         assert len(str(caught.value)) > 5 and caught.value.parameter == "structured_outputs"
+
+    @pytest.mark.parametrize("kind", ["json", "regex"])
+    def test_what_no_text_satisfies_is_refused(self, made: StructuredOutput, kind: Any) -> None:
+        for constraint in (Constraint(kind, text) for found, text in cases.NO_TEXT if found == kind):
+            assert compile_or_none(made, constraint) is None, constraint
+
+    def test_hostile_constraints_are_refused_or_enforced(self, made: StructuredOutput, small: StructuredOutputSetup) -> None:
+        for i, (kind, text) in enumerate(cases.HOSTILE):
+            self.survives(made, small, Constraint(kind, text), seed=i)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("kind", ["json", "regex", "grammar"])
+    def test_random_constraints_are_refused_or_enforced(
+        self, made: StructuredOutput, small: StructuredOutputSetup, kind: Any
+    ) -> None:
+        strategy = {"json": strategies.schemas().map(json.dumps), "regex": strategies.regexes(), "grammar": strategies.grammars()}
+
+        @settings(deadline=None, max_examples=60, derandomize=True, database=None)
+        @given(strategy[kind])
+        def check(text: str) -> None:
+            self.survives(made, small, Constraint(kind, text))
+
+        check()
+
+    def survives(self, made: StructuredOutput, small: StructuredOutputSetup, constraint: Constraint, seed: int = 0) -> None:
+        """Check that the constraint is refused in words, or that 50 random tokens are drawn from its masks and undone without an
+        exception. A backend may give up with a RequestError, which ends one request, but not at the first mask."""
+        if made.reject(constraint) is not None:
+            return
+        try:
+            grammar = made.compile(constraint).fork()
+        except RequestError:
+            return
+        rng, tokens = np.random.default_rng(seed), 0
+        allowed = mask_of(made, grammar, small.vocab_size)
+        assert allowed.any(), f"{constraint}: no token is allowed at first"
+        try:
+            for _ in range(50):
+                allowed[EOS] = False
+                if not allowed.any():
+                    break
+                token = int(rng.choice(np.flatnonzero(allowed)))
+                assert grammar.accept([token]) == 1, f"{constraint}: the mask allows token {token}"
+                tokens += 1
+                allowed = mask_of(made, grammar, small.vocab_size)
+            grammar.rollback(tokens)
+            grammar.fork()
+        except RequestError:
+            return
 
     def test_kinds_that_are_not_supported_are_refused(self, made: StructuredOutput) -> None:
         texts = {

@@ -226,3 +226,136 @@ CHOICES: tuple[list[str], ...] = (
     ["one"],
     ["(a+)", "[b]", "c|d"],
 )
+
+
+def _chain(length: int, rule: str) -> str:
+    return "\n".join(rule.format(i, i + 1) for i in range(length))
+
+
+def _nested(depth: int) -> str:
+    return '{"type": "array", "items": ' * depth + "{}" + "}" * depth
+
+
+NO_TEXT: tuple[tuple[str, str], ...] = (
+    ("json", '{"type": "string", "minLength": 9, "maxLength": 2}'),
+    ("json", '{"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 1}'),
+    ("json", '{"type": "integer", "minimum": 5, "maximum": 4}'),
+    ("json", '{"type": "integer", "exclusiveMinimum": 5, "maximum": 5}'),
+    ("json", '{"anyOf": [{"type": "number", "minimum": 1, "maximum": 0.5}]}'),
+    ("json", '{"type": "object", "properties": {"a": {"type": "string", "minLength": 1, "maxLength": 0}}, "required": ["a"]}'),
+    ("json", '{"enum": []}'),
+    ("json", '{"type": "string", "enum": [1, 2]}'),
+    ("regex", "[.*"),
+    ("regex", "a{3,2}"),
+    ("regex", "(a"),
+    ("regex", "*a"),
+)
+"""(kind, text) of constraints that no text satisfies, or that are not well formed. Every backend refuses them."""
+
+HOSTILE: tuple[tuple[str, str], ...] = (
+    *(
+        ("json", '{"type": "integer", "%s": %s}' % (key, value))
+        for key in ("minimum", "maximum", "multipleOf")
+        for value in (
+            "1e999",
+            "1e308",
+            "-1e308",
+            str(10**300),
+            str(2**63),
+            str(-(2**63)),
+            '"5"',
+            "true",
+            "null",
+            "[]",
+            "0",
+            "-1",
+            "5e-324",
+        )
+    ),
+    *(
+        ("json", '{"type": "string", "%s": %s}' % (key, value))
+        for key in ("minLength", "maxLength")
+        for value in (
+            "-1",
+            "1.5",
+            '"2"',
+            "null",
+            "true",
+            str(2**31),
+            str(10**30),
+            "100000",
+        )
+    ),
+    *(
+        ("json", '{"type": "array", "%s": %s}' % (key, value))
+        for key in ("minItems", "maxItems")
+        for value in ("-1", '"2"', "1000000")
+    ),
+    *(
+        ("json", '{"type": "object", "%s": %s}' % (key, value))
+        for key in (
+            "properties",
+            "required",
+            "patternProperties",
+            "$defs",
+            "additionalProperties",
+            "propertyNames",
+            "minProperties",
+            "maxProperties",
+        )
+        for value in ("3", '"a"', "[[]]", '{"a": 3}', "null")
+    ),
+    *(
+        ("json", '{"%s": %s}' % (key, value))
+        for key in ("type", "enum", "anyOf", "oneOf", "allOf", "$ref", "const", "not", "format", "pattern")
+        for value in ("3", "[]", "[[]]", "{}", '"#"', '"#/"', '"#/$defs/~2"', "[{}]", '["string", "string"]')
+    ),
+    ("json", '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}'),
+    ("json", '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"anyOf": [{"$ref": "#/$defs/a"}]}}}'),
+    ("json", '{"$ref": "#"}'),
+    ("json", '{"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}'),
+    ("json", _nested(90)),
+    ("json", '{"oneOf": [' + ", ".join('{"const": %d}' % i for i in range(3000)) + "]}"),
+    ("json", '{"type": "object", "properties": {' + ", ".join('"p%d": {}' % i for i in range(20_000)) + "}}"),
+    ("choice", "[" + ", ".join('"x%d"' % i for i in range(30_000)) + "]"),
+    ("choice", '[""]'),
+    ("choice", '["", "a", "a"]'),
+    ("choice", '["\\u0000", "\\u001f", "\\\\", "\\"", "\\ud83d\\ude00", "\\n"]'),
+    ("regex", "(" * 3000 + "a" + ")" * 3000),
+    ("regex", "(" * 3000),
+    ("regex", "[" * 3000),
+    ("regex", "^" * 3000),
+    ("regex", "(^" * 3000 + ")" * 3000),
+    ("regex", "a{1000000}"),
+    ("regex", "((a{1,1000}){1,1000}){1,1000}"),
+    ("regex", "[ab]*a[ab]{20}"),
+    ("regex", "(a*)*b"),
+    ("regex", "$a"),
+    ("regex", "[^\\s\\S]"),
+    ("regex", "a" * 20_000),
+    ("regex", "\\p{L}{3}\\u0000\\x00"),
+    ("grammar", _chain(5_500, 'r{0} ::= "a" r{1}') + '\nroot ::= r0\nr5500 ::= "b"'),
+    ("grammar", _chain(2_000, 'r{0}: "a" r{1}') + '\nstart: r0\nr2000: "b"'),
+    ("grammar", "root ::= r0\n" + _chain(30, "r{0} ::= r{1} r{1} r{1}") + '\nr30 ::= "b"'),
+    ("grammar", "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000),
+    ("grammar", 'root ::= (("a"{1,1000}){1,1000}){1,1000}'),
+    ("grammar", "root ::= root"),
+    ("grammar", 'root ::= root root | "a" | ""'),
+    ("grammar", 'root ::= ""'),
+    ("grammar", "start: start"),
+    ("grammar", "start: /[.*/"),
+    ("grammar", '%llguidance {"max_tokens": 1e99}\nstart: "a"'),
+    ("structural_tag", '{"type": "structural_tag", "format": {"type": "sequence", "elements": []}}'),
+    ("structural_tag", '{"type": "structural_tag", "format": {"type": "token", "token": 99999999}}'),
+    (
+        "structural_tag",
+        '{"type": "structural_tag", "format": {"type": "or", "elements": [{"type": "const_string", "value": ""}]}}',
+    ),
+    ("structural_tag", '{"structures": [{"begin": "", "schema": 3, "end": ""}], "triggers": [""]}'),
+    (
+        "structural_tag",
+        '{"structures": [{"begin": "a", "schema": {"type": "string", "minLength": 4, "maxLength": 2}, "end": ""}], '
+        '"triggers": ["a"]}',
+    ),
+)
+"""(kind, text) of constraints that are odd, or large, or both. A backend may refuse them, but nothing else may happen."""
