@@ -254,7 +254,7 @@ NO_TEXT: tuple[tuple[str, str], ...] = (
 
 HOSTILE: tuple[tuple[str, str], ...] = (
     *(
-        ("json", '{"type": "integer", "%s": %s}' % (key, value))
+        ("json", f'{{"type": "integer", "{key}": {value}}}')
         for key in ("minimum", "maximum", "multipleOf")
         for value in (
             "1e999",
@@ -273,7 +273,7 @@ HOSTILE: tuple[tuple[str, str], ...] = (
         )
     ),
     *(
-        ("json", '{"type": "string", "%s": %s}' % (key, value))
+        ("json", f'{{"type": "string", "{key}": {value}}}')
         for key in ("minLength", "maxLength")
         for value in (
             "-1",
@@ -287,12 +287,12 @@ HOSTILE: tuple[tuple[str, str], ...] = (
         )
     ),
     *(
-        ("json", '{"type": "array", "%s": %s}' % (key, value))
+        ("json", f'{{"type": "array", "{key}": {value}}}')
         for key in ("minItems", "maxItems")
         for value in ("-1", '"2"', "1000000")
     ),
     *(
-        ("json", '{"type": "object", "%s": %s}' % (key, value))
+        ("json", f'{{"type": "object", "{key}": {value}}}')
         for key in (
             "properties",
             "required",
@@ -306,7 +306,7 @@ HOSTILE: tuple[tuple[str, str], ...] = (
         for value in ("3", '"a"', "[[]]", '{"a": 3}', "null")
     ),
     *(
-        ("json", '{"%s": %s}' % (key, value))
+        ("json", f'{{"{key}": {value}}}')
         for key in ("type", "enum", "anyOf", "oneOf", "allOf", "$ref", "const", "not", "format", "pattern")
         for value in ("3", "[]", "[[]]", "{}", '"#"', '"#/"', '"#/$defs/~2"', "[{}]", '["string", "string"]')
     ),
@@ -315,9 +315,9 @@ HOSTILE: tuple[tuple[str, str], ...] = (
     ("json", '{"$ref": "#"}'),
     ("json", '{"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}'),
     ("json", _nested(90)),
-    ("json", '{"oneOf": [' + ", ".join('{"const": %d}' % i for i in range(3000)) + "]}"),
-    ("json", '{"type": "object", "properties": {' + ", ".join('"p%d": {}' % i for i in range(20_000)) + "}}"),
-    ("choice", "[" + ", ".join('"x%d"' % i for i in range(30_000)) + "]"),
+    ("json", '{"oneOf": [' + ", ".join('{"const": ' + str(i) + "}" for i in range(3000)) + "]}"),
+    ("json", '{"type": "object", "properties": {' + ", ".join(f'"p{i}": {{}}' for i in range(20_000)) + "}}"),
+    ("choice", "[" + ", ".join(f'"x{i}"' for i in range(30_000)) + "]"),
     ("choice", '[""]'),
     ("choice", '["", "a", "a"]'),
     ("choice", '["\\u0000", "\\u001f", "\\\\", "\\"", "\\ud83d\\ude00", "\\n"]'),

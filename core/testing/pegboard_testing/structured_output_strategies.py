@@ -20,8 +20,8 @@ def schemas() -> st.SearchStrategy[Any]:
 
 
 def _one(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    counts = {name: COUNTS for name in ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")}
-    numbers = {name: NUMBERS for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")}
+    counts = dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), COUNTS)
+    numbers = dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), NUMBERS)
     some = {
         "pattern": regexes(),
         "format": st.sampled_from(["date", "uuid", "odd", 3]),
@@ -46,8 +46,8 @@ def _one(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 def regexes() -> st.SearchStrategy[str]:
     """Patterns of a few pieces, most of them well formed."""
-    pieces = ["a", "b", ".", "\\d", "\\w", "[ab]", "[^a]", "(", ")", "(?:", "|", "*", "+", "?", "{2}", "{1,3}", "{3,1}", "[", "]", "\\", "^",
-              "$", "{50}", "é", "(?=", "\\1", "\\b", "\\p{L}", "{", "}", "\n", '"', "/"]  # fmt: skip
+    pieces = [*"ab.()|*+?[]^${}/", "\\d", "\\w", "[ab]", "[^a]"]
+    pieces += ["(?:", "{2}", "{1,3}", "{3,1}", "\\", "{50}", "é", "(?=", "\\1", "\\b", "\n", '"']
     good = st.recursive(
         st.sampled_from(["a", "b", ".", "\\d", "[a-c]", "[^a]", "x{2,4}", "é"]),
         lambda inner: st.tuples(inner, inner).map(lambda two: f"({two[0]}|{two[1]})*") | st.tuples(inner, inner).map("".join),

@@ -10,7 +10,7 @@ from functools import reduce
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing.regex_syntax import MAX_LENGTH, pieces
+from pegboard_chat.parsing.regex_syntax import MAX_LENGTH, expanded_size, pieces
 
 _RULE = re.compile(r"::=|^[ \t]*[?!]?[A-Za-z_][\w.-]*[^\n:\"'/]*:", re.MULTILINE)
 MAX_DEPTH = 50
@@ -80,9 +80,11 @@ def _over(what: str, size: int, limit: int) -> str:
 def too_many_states(pattern: str, limit: int) -> str | None:
     """Return a reason against a pattern whose automaton would have more than `limit` states or take too long to count, or None.
     Positions of the pattern are followed, as in Glushkov's construction. The pattern may have no look-around and no
-    backreference, and its size with repeats written out must have been checked."""
+    backreference."""
     if len(pattern) > MAX_LENGTH:
         return f"the pattern has {len(pattern)} characters; at most {MAX_LENGTH} are compiled"
+    if (size := expanded_size(pattern)) > 10 * limit:
+        return f"the pattern is too large: {size} with its repeats written out, at most {10 * limit}"
     try:
         follow, first, signs = _positions(pattern)
     except ValueError as error:

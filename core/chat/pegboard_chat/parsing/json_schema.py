@@ -203,10 +203,18 @@ def problem(schema: Any, dialect: Dialect) -> str | None:
             continue
         if not isinstance(inner, Mapping):
             return f"{path} is not a schema"
+        if _is_name(path):
+            inner = {"type": "string", **inner}
         reason = _problem_here(inner, schema, dialect)
         if reason is not None:
             return f"{reason} at {path}"
     return None
+
+
+def _is_name(path: str) -> bool:
+    """Whether the schema in this place describes the names of properties, which are strings."""
+    *before, last = path.split("/")
+    return last == "propertyNames" and before[-1:] != [] and before[-1] not in _BY_NAME
 
 
 def _closes(path: str) -> bool:

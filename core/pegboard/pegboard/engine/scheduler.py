@@ -27,6 +27,7 @@ from pegboard.engine.prefill import Prefill
 from pegboard.engine.prefill_pacing import PrefillPacing
 from pegboard.engine.queues import Queues
 from pegboard.engine.requests import Request
+from pegboard.errors import PluginFailure
 from pegboard.interfaces.scheduling_policy import RequestStatus, StepLoad
 
 
@@ -39,6 +40,9 @@ class InFlight:
     copies: list[Copy]
     load: StepLoad
     num_prefill_tokens: int
+
+
+NO_TOKEN_LEFT = "logit_bias, allowed_token_ids or bad_words leave none of the tokens that it allows"
 
 
 class Scheduler:
@@ -231,14 +235,10 @@ class Scheduler:
         params = request.params
         assert params.structured_outputs, "it has a grammar"
         if request.grammar.accept(token_ids) != len(token_ids):
-            if request.grammar.error is not None:
-                delta.error = str(request.grammar.error)
-                return "error"
-            delta.error = (
-                f"token ids {token_ids} do not fit the request's grammar; logit_bias, allowed_token_ids or bad_words leave none "
-                "of the tokens that it allows"
-            )
-            delta.error_parameter = params.structured_outputs.parameter
+            failure = request.grammar.error
+            delta.error = str(failure or f"token ids {token_ids} do not fit the request's grammar; {NO_TOKEN_LEFT}")
+            if not isinstance(failure, PluginFailure):
+                delta.error_parameter = params.structured_outputs.parameter
             return "error"
         if reason is not None:
             return reason

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -60,6 +61,10 @@ class EnforcerState:
         self.places = places
 
     def accept(self, token_ids: Sequence[int]) -> int:
+        with _refusing():
+            return self._accept(token_ids)
+
+    def _accept(self, token_ids: Sequence[int]) -> int:
         for count, token in enumerate(token_ids):
             text = self.tokens.texts.get(token)
             place: Place | None = self.places[-1]
@@ -76,6 +81,16 @@ class EnforcerState:
 
     def fork(self) -> EnforcerState:
         return EnforcerState(self.tokens, list(self.places))
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """The library finds some keywords that it does not know only when the text gets there, and raises plain Exceptions."""
+    try:
+        yield
+    except Exception as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise RequestError(f"lm-format-enforcer: {text}", parameter="structured_outputs") from error
 
 
 class LMFormatEnforcer:
@@ -110,7 +125,8 @@ class LMFormatEnforcer:
         for grammar, mask in zip(grammars, masks, strict=True):
             place = grammar.places[-1]
             if place.mask is None:
-                place.mask = self._tokens.allowed(place)
+                with _refusing():
+                    place.mask = self._tokens.allowed(place)
             mask[:] = place.mask
 
     @cached_property

@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
 from pegboard_chat.parsing.constraint_size import SizeLimits, excess
-from pegboard_chat.parsing.json_schema import Dialect, Schema, problem, subschemas, suits_by
+from pegboard_chat.parsing.json_schema import Dialect, Schema, problem, resolve, subschemas, suits_by
 from pegboard_chat.parsing.regex_syntax import pattern_problem, string_problem, with_ascii_classes, without_anchors
 
 KINDS = ("json", "regex", "choice")
@@ -18,6 +19,9 @@ MAX_SIZE = 500
 
 SIZES = SizeLimits(properties=50, optional=10, values=100, branches=20, parts=2000, rules=0, characters=2000)
 """Measured with a vocabulary of 49,152 tokens: what is smaller compiles in a few seconds at most, within 100 MB."""
+
+MAX_WRITTEN = 10_000
+"""The largest number of characters of a schema as a pattern."""
 
 MAX_STATES = 1000
 """The largest number of states of an automaton. It is built in up to 10 ms per state."""
@@ -49,11 +53,39 @@ def pattern_of(constraint: Constraint) -> str:
     from outlines_core.json_schema import build_regex_from_schema
 
     schema = json.loads(constraint.text)
+    if written_size(schema) > MAX_WRITTEN:
+        raise ValueError(f"the schema is too large: as one pattern it has over {MAX_WRITTEN} characters")
     for _, inner in subschemas(schema):
         if isinstance(inner, dict) and "pattern" in inner:
             inner["pattern"] = f"(?:{with_ascii_classes(without_anchors(inner['pattern']))})"
     pattern: str = build_regex_from_schema(json.dumps(schema), constraint.whitespace_pattern)
     return pattern
+
+
+def written_size(schema: Any) -> int:
+    """Returns about how many characters the library writes for the schema. It writes the items of an array twice, what a
+    reference leads to at each reference, and optional properties once for each way to leave out the others. No reference may be
+    circular."""
+    known: dict[int, int] = {}
+
+    def size(part: Any) -> int:
+        if not isinstance(part, Mapping):
+            return 10
+        if id(part) not in known:
+            known[id(part)] = min(_own(part), 10 * MAX_WRITTEN)
+        return known[id(part)]
+
+    def _own(part: Schema) -> int:
+        if "$ref" in part:
+            return size(resolve(schema, part["$ref"]))
+        total = 20 + len(json.dumps([part.get(key) for key in ("enum", "const", "pattern")]))
+        named = part.get("properties", {})
+        num_optional = len(named.keys() - set(part.get("required", ())))
+        total += (1 + num_optional) * sum(len(name) + size(inner) for name, inner in named.items())
+        total += sum(map(size, (inner for key in ("anyOf", "oneOf", "allOf", "prefixItems") for inner in part.get(key, ()))))
+        return total + 2 * sum(size(part[key]) for key in ("items", "additionalProperties") if key in part)
+
+    return size(schema)
 
 
 def _literal(text: str) -> str:

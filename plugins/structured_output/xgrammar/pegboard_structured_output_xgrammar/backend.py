@@ -58,9 +58,14 @@ class XGrammar:
             tokens = self._tokens
         compiler = xgrammar.GrammarCompiler(tokens, max_threads=self.setup.num_threads, cache_enabled=False)  # core caches
         try:
-            return XGrammarState(xgrammar.GrammarMatcher(_COMPILE[constraint.kind](compiler, constraint)))
+            matcher = xgrammar.GrammarMatcher(_COMPILE[constraint.kind](compiler, constraint))
+            mask = np.zeros((1, -(-self.setup.vocab_size // 32)), np.int32)
+            matcher.fill_next_token_bitmask(mask)
         except (RuntimeError, ValueError, TypeError, KeyError) as error:  # the library raises these for bad input
             raise RequestError(_message(error), parameter="structured_outputs") from error
+        if not mask.any():
+            raise RequestError("no text fits the constraint", parameter="structured_outputs")
+        return XGrammarState(matcher)
 
     def fill(self, grammars: Sequence[XGrammarState], masks: np.ndarray) -> None:
         self._batch.batch_fill_next_token_bitmask([grammar.matcher for grammar in grammars], masks.view(np.int32))

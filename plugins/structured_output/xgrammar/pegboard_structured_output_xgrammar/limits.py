@@ -118,16 +118,26 @@ def _extra(schema: Schema) -> str | None:
             return "multipleOf with a range is not enforced"
     if "type" not in used and used & {"minItems", "maxItems"} and not used & {"items", "prefixItems"}:
         return "minItems and maxItems without type or items are not enforced"
+    if "propertyNames" in used and not _names_are_enforced(schema):
+        return "propertyNames is enforced only without properties, and only if it has pattern, lengths or an enum of texts"
     if isinstance(schema.get("items"), list):
         return "items as a list is not enforced"
     return None
+
+
+def _names_are_enforced(schema: Schema) -> bool:
+    names = schema["propertyNames"]
+    if not isinstance(names, Mapping) or restrictions(schema) & {"properties", "required", "patternProperties", "minProperties"}:
+        return False
+    is_text = names.get("type", "string") == "string" and all(isinstance(value, str) for value in names.get("enum", ()))
+    return is_text and restrictions(names) <= {"type", "pattern", "minLength", "maxLength", "enum"}
 
 
 DIALECT = Dialect(
     string=frozenset({"minLength", "maxLength", "pattern", "format"}),
     number=frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
     array=frozenset({"items", "prefixItems", "minItems", "maxItems"}),
-    object=frozenset({"properties", "required", "additionalProperties"}),
+    object=frozenset({"properties", "required", "additionalProperties", "propertyNames"}),
     formats=FORMATS,
     pattern=_regex,
     extra=_extra,
