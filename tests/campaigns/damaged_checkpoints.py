@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -145,24 +145,29 @@ def write_healthy(directory: Path) -> None:
         (directory / name).write_text(json.dumps(content))
 
 
-def write_healthy_gguf(path: Path) -> None:
+def write_gguf(path: Path, changes: Mapping[str, Any] | None = None) -> None:
+    """Write a GGUF file. changes: metadata values by the last part of their key; a text is written where a text belongs."""
     import gguf
     import numpy as np
 
+    told = changes or {}
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in {"block_count": LAYERS, "context_length": 128, "embedding_length": HIDDEN, "feed_forward_length": INNER,
                        "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS}.items():  # fmt: skip
-        writer.add_uint32(f"llama.{key}", value)
-    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
-    writer.add_float32("llama.rope.freq_base", 10000.0)
-    writer.add_string("tokenizer.ggml.model", "gpt2")
-    writer.add_string("tokenizer.ggml.pre", "gpt-2")
+        writer.add_uint32(f"llama.{key}", told.get(key.rpartition(".")[2], value))
+    writer.add_float32("llama.attention.layer_norm_rms_epsilon", told.get("layer_norm_rms_epsilon", 1e-5))
+    writer.add_float32("llama.rope.freq_base", told.get("freq_base", 10000.0))
+    if "factor" in told:
+        writer.add_string("llama.rope.scaling.type", "linear")
+        writer.add_float32("llama.rope.scaling.factor", told["factor"])
+    writer.add_string("tokenizer.ggml.model", told.get("model", "gpt2"))
+    writer.add_string("tokenizer.ggml.pre", told.get("pre", "gpt-2"))
     writer.add_array("tokenizer.ggml.tokens", [*byte_alphabet(), "<s>", "</s>", "th", "he", "in", "er"])
     writer.add_array("tokenizer.ggml.token_type", [1] * 256 + [3, 3] + [1] * 4)
-    writer.add_array("tokenizer.ggml.merges", ["t h", "h e", "i n", "e r"])
-    writer.add_uint32("tokenizer.ggml.bos_token_id", 256)
-    writer.add_uint32("tokenizer.ggml.eos_token_id", 257)
-    writer.add_string("tokenizer.chat_template", TEMPLATE)
+    writer.add_array("tokenizer.ggml.merges", told.get("merges", ["t h", "h e", "i n", "e r"]))
+    writer.add_uint32("tokenizer.ggml.bos_token_id", told.get("bos_token_id", 256))
+    writer.add_uint32("tokenizer.ggml.eos_token_id", told.get("eos_token_id", 257))
+    writer.add_string("tokenizer.chat_template", told.get("chat_template", TEMPLATE))
     layer = "blk.{}."
     names = ("token_embd.weight", "output_norm.weight", *(f"{layer}{part}.weight" for part in (
         "attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")))  # fmt: skip
@@ -239,11 +244,33 @@ def mutate_template(text: str, draw: random.Random) -> str:
             return text[:at] + draw.choice(JINJA) + text[at:]
 
 
+def gguf_changes(draw: random.Random) -> dict[str, Any]:
+    """Return hostile metadata for `write_gguf`."""
+    numbers = ("block_count", "context_length", "embedding_length", "feed_forward_length", "head_count", "head_count_kv",
+               "bos_token_id", "eos_token_id")  # fmt: skip
+    fractions, texts = ("layer_norm_rms_epsilon", "freq_base", "factor"), ("model", "pre", "chat_template")
+    changes: dict[str, Any] = {}
+    for _ in range(draw.choice((1, 1, 2))):
+        match draw.randrange(5):
+            case 0:
+                changes[draw.choice(fractions)] = draw.choice((-1.0, 0.0, 1e-30, 1e30, float("nan"), float("inf"), 0.5))
+            case 1:
+                changes[draw.choice(texts)] = draw.choice(("", "llama", "\0", "x" * 5000, mutate_template(TEMPLATE, draw)))
+            case 2:
+                changes["merges"] = draw.choice((["t"], [""], ["a b c"], ["x y"] * 3, ["\0 \0"]))
+            case _:
+                changes[draw.choice(numbers)] = draw.choice((0, 1, 2, 3, 5, 31, 33, 64, 2**15, 2**24, 2**31 - 1, 2**32 - 1))
+    return changes
+
+
 def mutate(kind: str, healthy: Path, target: Path, draw: random.Random) -> Path:
     """Write a damaged copy of a healthy checkpoint to `target`. Returns the model reference."""
     shutil.rmtree(target, ignore_errors=True)
     if kind == "gguf":
         target.mkdir()
+        if draw.random() < 0.5:
+            write_gguf(target / "model.gguf", gguf_changes(draw))
+            return target / "model.gguf"
         data = (healthy / "model.gguf").read_bytes()
         (target / "model.gguf").write_bytes(mutate_bytes(data, draw, head=6000))
         return target / "model.gguf"
@@ -354,6 +381,8 @@ def _one_child(kind: str, first: int, last: int, healthy: Path, seed: int, resul
         if not selector.select(timeout=max(0.0, started + limit - time.monotonic())):
             running.kill()
             running.wait()
+            if number == last:  # only its end was slow
+                return last
             _note(result, number, "hang", f"no answer after {limit} s", told)
             return number + 1
         line = running.stdout.readline()
@@ -389,7 +418,7 @@ def _note(result: Result, number: int, word: str, text: str, told: Callable[[str
 
 def write_all_healthy(folder: Path) -> Path:
     write_healthy(folder / "hf")
-    write_healthy_gguf(folder / "model.gguf")
+    write_gguf(folder / "model.gguf")
     return folder
 
 
