@@ -236,7 +236,8 @@ class Chats:
             make_id = tools.call_id if tools else fresh_id
             is_named = checked.tool_choice == "named"
             tools = NamedCall(checked.request.function or "", make_id) if is_named else RequiredCalls(make_id)
-        return Pipeline(reasoning, tools)
+        names = [parser.plugin if parser is not None else "" for parser in (parsers.reasoning, parsers.tool)]
+        return Pipeline(reasoning, tools, names if not is_forced else [names[0], ""])
 
     def _setup(self, checked: _Checked, prompt_token_ids: Sequence[int]) -> OutputParserSetup:
         tokenizer = self._client.tokenizer()

@@ -279,7 +279,7 @@ def test_a_failed_step_is_the_end() -> None:
     engine = FakeEngine(failing_step=1)
     engine.add("a", range(5), greedy(8))
     engine.step()
-    with pytest.raises(EngineDeadError, match="could not run a step: RuntimeError: asked to fail") as error:
+    with pytest.raises(EngineDeadError, match="a step failed: RuntimeError: asked to fail") as error:
         engine.step()
     assert isinstance(error.value.__cause__, RuntimeError)
     inner = engine.engine
@@ -302,6 +302,47 @@ def test_a_failing_policy_is_named() -> None:
         engine.step()
     with pytest.raises(EngineDeadError):
         engine.step()
+
+
+@pytest.mark.parametrize(("method", "value"), [("budget", None), ("budget", 3), ("victim", "the first")])
+def test_a_policy_that_returns_something_else_is_named(method: str, value: object) -> None:
+    policy = FakePolicy(SchedulingPolicySetup(fake_limits()))
+    setattr(policy, method, lambda *_: value)
+    engine = FakeEngine(policy=policy, num_blocks=18)
+    for name in "abc":
+        engine.add(name, range(9), greedy(40))
+    with pytest.raises(PluginFailure, match=rf"scheduling_policy FakePolicy failed: FakePolicy.{method}\(\) returned a"):
+        engine.run()
+
+
+@pytest.mark.parametrize("token", [-1, -5, 64, 10**6])
+def test_a_token_that_does_not_exist_ends_only_its_request(token: int) -> None:
+    """The worker reports NaN logits as -1. The other request of the step goes on."""
+    good = FakeEngine().generate(range(5), greedy(6)).token_ids
+    engine = FakeEngine()
+    engine.add("bad", range(7), greedy(6))
+    engine.add("good", range(5), greedy(6))
+    engine.step()
+    run = engine.worker.run
+
+    def broken(*arguments: Any) -> Any:
+        result = run(*arguments)
+
+        def wait() -> Any:
+            output = result()
+            output.token_ids.flat[0] = token
+            return output
+
+        return wait
+
+    engine.worker.run = broken
+    engine.step()
+    engine.worker.run = run
+    engine.run()
+    bad = engine.results["bad", 0]
+    assert bad.finish_reason == "error" and str(token) in (bad.deltas[-1].error or "")
+    assert engine.results["good", 0].token_ids == good
+    engine.check_idle()
 
 
 def test_the_policy_learns_from_every_step() -> None:

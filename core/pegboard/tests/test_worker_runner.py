@@ -13,7 +13,7 @@ from torch import Tensor
 from pegboard.data.batch import CSR, Batch, BlockDelta, NewRequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.attention import AttentionInputs, KVCacheSpec, KVGroup, KVPlan, KVTensor
-from pegboard.interfaces.draft import DraftStep
+from pegboard.interfaces.draft import Drafts, DraftStep
 from pegboard.interfaces.sampler import Sampled, SampleStep
 from pegboard.worker.memory import allocate
 from pegboard.worker.model_runner import ModelRunner, RunnerParts
@@ -104,7 +104,7 @@ class RepeatDraft:
             for _ in range(room):
                 tokens.append((sum(tokens) + (self.num_calls % 3 == 0)) % VOCAB)
             proposals.append(np.array(tokens[len(history) :], np.int32))
-        return type("Proposal", (), {"token_ids": proposals})
+        return Drafts(proposals)
 
 
 def expected(prompt: list[int], count: int) -> list[int]:

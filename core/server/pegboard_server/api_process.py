@@ -14,13 +14,17 @@ import pickle
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pegboard.errors import PegboardError
+from pegboard.interfaces.api import Health
 from pegboard.log import get_logger
 
 if TYPE_CHECKING:
+    from pegboard.config.schema import ServerConfig
+    from pegboard.engine.boundary.client import EngineLink
     from pegboard.front.async_llm import AsyncLLM
     from pegboard.interfaces.metrics import Sample
     from pegboard.plan.engine_plan import EnginePlan
@@ -33,6 +37,7 @@ Announce = Callable[[str], object]
 async def serve_client(
     client: "AsyncLLM",
     listener: socket.socket,
+    engine: "EngineLink | None" = None,
     *,
     on_ready: Announce,
     on_loaded: Callable[[], object] = lambda: None,
@@ -40,12 +45,13 @@ async def serve_client(
     catch_signals: bool = True,
     share: Callable[[Sample], None] | None = None,
 ) -> int:
-    """Serve `client` through all enabled APIs until told to stop. Returns the exit code of the program. on_loaded is called once
-    the engine is ready, just before the server takes the listener. share sends what this process measures to the other API
-    processes."""
+    """Serve `client` through all enabled APIs until told to stop. Returns the exit code of the program. engine: that of the
+    client; its process is watched. on_loaded is called once the engine is ready, just before the server takes the listener. share
+    sends what this process measures to the other API processes."""
     from pegboard_server.app import open_app
     from pegboard_server.gateway import Traffic
     from pegboard_server.server import run_server
+    from pegboard_server.watchdog import LoopGuard, plugin_modules
 
     config = client.plan.settings.server
     traffic = Traffic(config.max_running_requests)
@@ -63,14 +69,29 @@ async def serve_client(
         on_loaded()
         gc.collect()
         gc.freeze()  # what is loaded now stays; a collection that looks at all of it takes up to 0.3 s in a large request
+        watching = asyncio.create_task(_watch(engine, config)) if engine is not None else None
         try:
-            return await run_server(
-                app, config, listener=listener, health=client.health, on_ready=on_ready, stop=stop, traffic=traffic,
-                catch_signals=catch_signals,
-            )  # fmt: skip
+            with LoopGuard(partial(plugin_modules, client.registry), config.plugin_call_s).active():
+                return await run_server(
+                    app, config, listener=listener, health=partial(_life, client), on_ready=on_ready, stop=stop,
+                    traffic=traffic, catch_signals=catch_signals,
+                )  # fmt: skip
         finally:
+            if watching is not None:
+                watching.cancel()
             if hooks is not None:
                 hooks[0].call("pegboard_role_stopping", hooks[1])
+
+
+async def _watch(engine: "EngineLink", config: "ServerConfig") -> None:
+    from pegboard_server.watchdog import Heart, heart_of, watch_engine
+
+    await watch_engine(engine, Heart(heart_of(engine.folder), config))
+
+
+def _life(client: "AsyncLLM") -> Health:
+    """Whether the engine has died. The server outlives an engine that has only stalled."""
+    return Health(not client.errored, str(client.dead_error))
 
 
 def _hooks(client: "AsyncLLM") -> tuple[Any, Any] | None:
@@ -113,5 +134,5 @@ async def _serve_child(plan: "EnginePlan", index: int, count: int, address: str,
     registry = Registry.from_lock(plan.lock)
     client = AsyncLLM.of_plan(plan, registry, engine, metrics=HTTP_METRICS)
     return await serve_client(
-        client, listener, on_ready=lambda _: engine.tell_serving(), stop=stop, catch_signals=False, share=engine.share
+        client, listener, engine, on_ready=lambda _: engine.tell_serving(), stop=stop, catch_signals=False, share=engine.share
     )

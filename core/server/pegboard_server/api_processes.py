@@ -19,6 +19,7 @@ from pegboard.log import get_logger
 from pegboard_server.api_process import Announce
 from pegboard_server.hub import EngineHub
 from pegboard_server.listener import BACKLOG, address_of
+from pegboard_server.watchdog import Heart, heart_of, watch_engine
 
 if TYPE_CHECKING:
     from pegboard.engine.boundary.client import EngineProcess
@@ -40,6 +41,7 @@ class ApiProcesses:
         self._count = self._config.api_server_count
         self._plan_file = Path(engine.folder) / "plan"  # only this user can read it
         self._plan_file.write_bytes(pickle.dumps(plan))
+        self._engine = engine
         self._listener = listener
         self._on_ready = on_ready
         self._children: list[Child] = []
@@ -51,6 +53,7 @@ class ApiProcesses:
         """Serve until SIGINT or SIGTERM. Returns the exit code of the program, which is 1 when the engine or an API process died.
         Raises the error that stopped the engine from starting."""
         loop = asyncio.get_running_loop()
+        watching: asyncio.Task[None] | None = None
         before = {number: signal.getsignal(number) for number in TERMINATED}
         try:
             for number in TERMINATED:
@@ -58,10 +61,13 @@ class ApiProcesses:
             self._listen()
             self._hub.attach()
             self._start()
+            watching = loop.create_task(watch_engine(self._engine, Heart(heart_of(self._engine.folder), self._config)))
             await self._ended.wait()
             self._hub.stop_apis()
             await self._wait_for_children()
         finally:
+            if watching is not None:
+                watching.cancel()
             for child in self._children:
                 if child.exitcode is None:
                     child.kill()

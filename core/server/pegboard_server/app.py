@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from pegboard.plugins.names import to_install
 from pegboard_server.gateway import Gateway, MountedApi, Traffic, error_response, owner_of
 from pegboard_server.http_metrics import MeasuredApp
 from pegboard_server.logs import logged
+from pegboard_server.watchdog import plugin_modules
 
 if TYPE_CHECKING:
     from pegboard.front.async_llm import AsyncLLM
@@ -46,7 +48,7 @@ async def open_app(
     """Build the application of all APIs enabled for `client`, and start their built-in tools. Raises PluginNotFound when no API
     is enabled, ConfigError, PluginError."""
     apis = build_apis(client, await start_tools(client.registry))
-    return build_app(apis, client, client.plan.settings.server, traffic, publish)
+    return build_app(apis, client, client.plan.settings.server, traffic, publish, partial(plugin_modules, client.registry))
 
 
 def check_adapters(settings: Settings) -> None:
@@ -100,13 +102,14 @@ def build_app(
     config: ServerConfig,
     traffic: Traffic | None = None,
     publish: Callable[[Sample], None] | None = None,
+    modules: Callable[[], Mapping[str, str]] = dict,
 ) -> Starlette:
     """Build one application of all `apis` (name, implementation, spec). The first matching route wins. Paths that belong to no
     api get the error body of the first api. traffic is also given to `run_server`, which drains it before it stops. publish
-    receives a sample of `HTTP_METRICS` for each request."""
+    receives a sample of `HTTP_METRICS` for each request. modules: module → plugin, to name the plugin that failed."""
     mounted = [MountedApi(name, api, spec, tuple(api.routes())) for name, api, spec in apis]
     traffic = traffic or Traffic(config.max_running_requests)
-    gateway = Middleware(Gateway, mounted=mounted, client=client, config=config, traffic=traffic)
+    gateway = Middleware(Gateway, mounted=mounted, client=client, config=config, traffic=traffic, modules=modules)
     routes = [route for entry in mounted for route in entry.routes]
     middleware = [*_outer_middleware(config), gateway]
     if publish is not None:

@@ -12,8 +12,9 @@ import hashlib
 import math
 import re
 import secrets
+import traceback
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +25,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pegboard import env
 from pegboard.config.schema import ServerConfig
-from pegboard.errors import EngineDeadError, Overloaded, PegboardError, RequestError
+from pegboard.errors import EngineDeadError, Overloaded, PegboardError, RequestError, culprit
 from pegboard.interfaces.api import TRACE_HEADERS, Api, ApiSpec, EngineClient
 from pegboard.log import get_logger
+from pegboard_server.connections import SlowRequest, timed
 from pegboard_server.json_api import shortened
 from pegboard_server.logs import ERROR
 from pegboard_server.memory import FreedMemory
+from pegboard_server.streaming import Stopping
 
 log = get_logger(__name__)
 
@@ -57,12 +60,6 @@ class HeadTooLarge(RequestError):
     """The request has more than `h11_max_header_count` headers, or more than `h11_max_incomplete_event_size` bytes of them."""
 
     status = 431
-
-
-class Stopping(RequestError):
-    """The server is stopping: it takes no new requests, or it stops before it has an answer (HTTP 503)."""
-
-    status = 503
 
 
 class Traffic:
@@ -130,12 +127,20 @@ def error_response(
 
 
 class Gateway:
-    """The ASGI middleware that every request and every error passes."""
+    """The ASGI middleware that every request and every error passes. modules: module → plugin, to name the plugin that failed."""
 
     def __init__(
-        self, app: ASGIApp, *, mounted: Sequence[MountedApi], client: EngineClient, config: ServerConfig, traffic: Traffic
+        self,
+        app: ASGIApp,
+        *,
+        mounted: Sequence[MountedApi],
+        client: EngineClient,
+        config: ServerConfig,
+        traffic: Traffic,
+        modules: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self.app = app
+        self._modules = modules
         self._traffic = traffic
         self._mounted = mounted
         self._client = client
@@ -222,6 +227,8 @@ class Gateway:
         if self._key_digests and not self._has_key(headers):
             raise Unauthorized("Unauthorized: send one of the server's API keys as 'Authorization: Bearer <key>' or 'x-api-key'")
         health = self._client.health()
+        if health.is_stalled:
+            raise Overloaded(f"the engine does not answer: {health.reason}", retry_after_s=10.0)
         if not health.is_alive:
             raise EngineDeadError(f"the engine has died: {health.reason or 'see the log of the server'}")
         length = headers.get(b"content-length", b"0")
@@ -252,6 +259,7 @@ class Gateway:
         """Wrap `receive` so that it raises BodyTooLarge once the body is over the limit. Content-Length may be missing or wrong.
         The size of the body is kept in the request's state."""
         num_bytes = 0
+        receive = timed(receive)
 
         async def limited() -> Message:
             nonlocal num_bytes
@@ -277,7 +285,7 @@ class Gateway:
             status, message, parameter = error.status, str(error), error.parameter
             if isinstance(error, Overloaded):
                 headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-            if isinstance(error, BodyTooLarge):
+            if isinstance(error, BodyTooLarge | SlowRequest):
                 headers["Connection"] = "close"
             if isinstance(error, Stopping):
                 headers |= {"Retry-After": "1", "Connection": "close"}
@@ -290,7 +298,10 @@ class Gateway:
             log.error("request %s failed: %s", request_id, error, exc_info=error if self._log_error_stack else error.__cause__)
         else:
             status = 500
-            where = f"the plugin api:{owner.name}" if owner else "the server"
+            names = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+            modules = self._modules()
+            plugin = culprit(modules, names[::-1]) or (owner and modules.get(type(owner.api).__module__, f"api:{owner.name}"))
+            where = f"the plugin {plugin}" if plugin else "the server"
             message = f"{where} failed with {type(error).__name__}; the log of the server has request {request_id}"
             log.error("request %s: %s failed", request_id, where, exc_info=error)
         return error_response(owner, status, message, parameter, headers)

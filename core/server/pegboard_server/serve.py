@@ -70,9 +70,9 @@ def _on_terminate(signum: int, frame: FrameType | None) -> NoReturn:
 
 def serve(settings: "Settings") -> int:
     """Serve in this process. The caller has already set the handler of SIGTERM."""
-    from pegboard.engine.boundary.client import EngineProcess
+    from pegboard_server.watchdog import WatchedEngine
 
-    engine = EngineProcess()  # started first: its imports take seconds
+    engine = WatchedEngine()  # started first: its imports take seconds
     try:
         from pegboard_server.listener import LoadingAnswer, bind_socket
         from pegboard_server.logs import apply_log_config
@@ -101,7 +101,7 @@ def _serve_here(settings: "Settings", engine: "EngineProcess", listener: "socket
     from pegboard_server.http_metrics import HTTP_METRICS
 
     client = AsyncLLM.from_settings(settings, engine=engine, metrics=HTTP_METRICS)
-    return asyncio.run(serve_client(client, listener, on_ready=partial(_announce, client.plan), on_loaded=on_loaded))
+    return asyncio.run(serve_client(client, listener, engine, on_ready=partial(_announce, client.plan), on_loaded=on_loaded))
 
 
 def _serve_in_children(

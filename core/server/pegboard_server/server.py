@@ -26,6 +26,7 @@ from pegboard.config.schema import ServerConfig
 from pegboard.errors import ConfigError
 from pegboard.interfaces.api import Health
 from pegboard.log import get_logger
+from pegboard_server.connections import TimedProtocol, limit_connections
 from pegboard_server.gateway import Traffic
 from pegboard_server.listener import BACKLOG, address_of, bind_error, bind_socket
 from pegboard_server.logs import access_log
@@ -96,6 +97,7 @@ async def run_server(
         listener.close()
         raise bind_error(error, config.host, config.port) from error
     address = address_of(listener, config)
+    limit_connections()
     try:
         server = _Server(_uvicorn_config(app, config), traffic, config.shutdown_timeout_s)
     except ConfigError:
@@ -167,7 +169,7 @@ async def _watch(
 def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     made = uvicorn.Config(
         app,
-        http="h11",
+        http=TimedProtocol,
         log_config=None,
         log_level=config.uvicorn_log_level,
         access_log=not config.disable_access_log,

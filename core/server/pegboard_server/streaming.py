@@ -16,12 +16,19 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pegboard.errors import PegboardError
+from pegboard.errors import PegboardError, RequestError
 from pegboard.log import get_logger
 from pegboard_server.logs import ERROR
 
 log = get_logger(__name__)
 T = TypeVar("T")
+
+
+class Stopping(RequestError):
+    """The server is stopping: it takes no new requests, or it stops before it has a whole answer (HTTP 503)."""
+
+    status = 503
+
 
 EncodeError = Callable[[int, str, str | None], bytes]
 """Builds the error event for the client from the status, the message and the name of the wrong field."""
@@ -117,6 +124,10 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await while_connected(receive, self._send_all(send, scope.setdefault("state", {})))
+        except asyncio.CancelledError:  # only the server cancels, when it stops
+            await self._send_error(send, Stopping("the server is stopping, so the answer is not complete"))
+            await send({"type": "http.response.body", "body": self._end, "more_body": False})
+            raise
         finally:
             await self._events.aclose()
             if self._outputs is not None:
@@ -129,7 +140,7 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         except PegboardError as error:
             state[ERROR] = error
-            await self._send_error(send, error, str(error))
+            await self._send_error(send, error)
         except OSError:  # the connection broke; the disconnect message is on its way
             raise
         except Exception as error:  # a bug: end the client's stream and log the traceback
@@ -137,6 +148,6 @@ class EventStream(Response):
             await self._send_error(send, error, f"the stream failed with {type(error).__name__}; see the log of the server")
         await send({"type": "http.response.body", "body": self._end, "more_body": False})
 
-    async def _send_error(self, send: Send, error: Exception, message: str) -> None:
-        event = self._encode_error(getattr(error, "status", 500), message, getattr(error, "parameter", None))
+    async def _send_error(self, send: Send, error: Exception, message: str = "") -> None:
+        event = self._encode_error(getattr(error, "status", 500), message or str(error), getattr(error, "parameter", None))
         await send({"type": "http.response.body", "body": event, "more_body": True})

@@ -207,6 +207,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     h11_max_incomplete_event_size: Annotated[int, doc("Maximum size of a request's head in bytes")] = 64 * 1024
     h11_max_header_count: Annotated[int, doc("Maximum number of headers in a request")] = 256
     shutdown_timeout_s: Annotated[float, doc("Seconds that running requests have to finish when the server stops")] = 5.0
+    engine_stall_s: Annotated[float, doc("Seconds that a step may take before /health answers 503")] = 60.0
+    engine_end_s: Annotated[float, doc("Seconds that a step may take before the engine is ended")] = 300.0
+    plugin_call_s: Annotated[float, doc("Seconds that a request's plugin code may block the server before it is ended")] = 10.0
 
 
 class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -329,8 +332,9 @@ def check_server(config: ServerConfig) -> None:
     positive = ("api_server_count", "max_body_bytes", "max_prompts_per_request", "max_running_requests",
                 "h11_max_incomplete_event_size", "h11_max_header_count", "max_log_len")  # fmt: skip
     _check_positive(config, positive)
-    if config.shutdown_timeout_s < 0:
-        raise ConfigError(f"shutdown_timeout_s must not be negative, got {config.shutdown_timeout_s}")
+    for name in ("shutdown_timeout_s", "engine_stall_s", "engine_end_s", "plugin_call_s"):
+        if getattr(config, name) < 0:
+            raise ConfigError(f"{name} must not be negative, got {getattr(config, name)}")
     if config.ssl_cert_reqs not in (0, 1, 2):
         raise ConfigError(f"ssl_cert_reqs must be 0 (none), 1 (optional) or 2 (required), got {config.ssl_cert_reqs}")
     _check_needs(config)

@@ -18,6 +18,10 @@ from pegboard.data.sampling_params import SamplingParams
 Array = np.ndarray
 
 
+BAD_LOGITS = -1
+"""The token id of a row whose logits are NaN. It ends only that request."""
+
+
 class CSR(msgspec.Struct):
     """Rows of different lengths: row i is `flat[offsets[i]:offsets[i + 1]]`."""
 

@@ -196,9 +196,11 @@ def _max_in_flight(config: EngineConfig, registry: Registry) -> int:
 
 
 def _plugin_modules(registry: Registry) -> dict[str, str]:
-    """Return the module that implements each chosen plugin → the plugin's id."""
-    chosen = [decision.winner for decision in registry.decisions.values() if decision.winner is not None]
-    return {registry.spec(entry).implementation.partition(":")[0]: entry.id for entry in chosen}
+    """Return the modules of the chosen plugins, and their top-level packages → the plugin's id. The executor is left out, because
+    the worker runs in its frames."""
+    chosen = [d.winner for d in registry.decisions.values() if d.winner is not None and d.kind != "executor"]
+    modules = {registry.spec(entry).implementation.partition(":")[0]: entry.id for entry in chosen}
+    return {entry.value.partition(":")[0].partition(".")[0]: entry.id for entry in chosen} | modules
 
 
 def _metrics(registry: Registry, plan: "EnginePlan", config: EngineConfig, limits: Limits, kv_plan: KVPlan) -> StepMetrics:

@@ -27,7 +27,7 @@ from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.queues import Queues
 from pegboard.engine.requests import check_request, completions_of
 from pegboard.engine.scheduler import Scheduler
-from pegboard.errors import EngineDeadError, Overloaded, PegboardError, PluginFailure, RequestError
+from pegboard.errors import EngineDeadError, Overloaded, PegboardError, PluginFailure, RequestError, culprit
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.executor import SERVING_CALLS, Executor, StepFuture, WorkerDeath
 from pegboard.interfaces.kv_connector import KVConnectorScheduler
@@ -169,8 +169,7 @@ class Engine:
             return self._scheduler.schedule()
 
     def _submit(self, batch: Batch) -> StepFuture:
-        with self._executing("take a step"):
-            return self._executor.submit(batch)
+        return self._executor.submit(batch)
 
     def _load_adapter(self, slot: int, adapter: AdapterRef) -> bool:
         """Copy an adapter into a slot. Return False and do nothing while steps are in flight; no step starts before they have
@@ -178,8 +177,7 @@ class Engine:
         self._drains = bool(self._in_flight)
         if self._drains:
             return False
-        with self._executing("load an adapter"):
-            reasons = self._executor.call("load_adapter", slot, adapter)
+        reasons = self._executor.call("load_adapter", slot, adapter)
         for reason in filter(None, reasons):
             raise RequestError(str(reason), parameter="lora_request")
         return True
@@ -188,7 +186,7 @@ class Engine:
         batch, future = self._in_flight.popleft()
         if batch.needs_masks:
             self._send_masks(batch)
-        with self._executing("run a step"), self._metrics.timed("execute"):
+        with self._metrics.timed("execute"):
             output = future.result()
         with self._metrics.timed("apply"):
             self._scheduler.update(batch, output)
@@ -202,8 +200,7 @@ class Engine:
         started = time.perf_counter()
         masks = self._grammars.masks(batch, live, self._scheduler.drafts(batch.step))
         self._metrics.spent("structured_output", time.perf_counter() - started)
-        with self._executing("take token masks"):
-            self._executor.provide_masks(batch.step, masks)
+        self._executor.provide_masks(batch.step, masks)
 
     # --- metrics ------------------------------------------------------------------------------------------------------------
 
@@ -301,26 +298,25 @@ class Engine:
         afterwards."""
         try:
             yield
-        except BaseException as error:
-            self._dead = self._dead or f"{type(error).__name__}: {error}"
-            if isinstance(error, Exception) and not isinstance(error, PegboardError):
-                self._blame(error)
-            raise
+        except BaseException as error:  # noqa: BLE001 - raised again
+            failure = self._blamed(error)
+            self._dead = self._dead or f"{type(failure).__name__}: {failure}"
+            raise failure from failure.__cause__
 
-    def _blame(self, error: Exception) -> None:
-        """Raise PluginFailure if the error came from the code of a plugin."""
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            plugin = self._plugin_modules.get(frame.f_globals.get("__name__", ""))
-            if plugin is not None:
-                raise PluginFailure(f"plugin {plugin} failed: {type(error).__name__}: {error}", plugin=plugin) from error
-
-    @contextmanager
-    def _executing(self, what: str) -> Iterator[None]:
-        """Call the executor in the block. If the call fails, the engine is dead."""
-        try:
-            yield
-        except EngineDeadError:
-            raise
-        except Exception as error:  # models, kernels and transports can raise anything
-            name = f"{type(error).__name__}: " if not isinstance(error, PegboardError) else ""
-            raise EngineDeadError(f"the executor could not {what}: {name}{error}") from error
+    def _blamed(self, error: BaseException) -> BaseException:
+        """Return a PluginFailure if the error came from the code of a plugin or from what a plugin returned, and EngineDeadError
+        if it came from anywhere else. Pegboard's own errors are returned as they are."""
+        frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if isinstance(error, PluginFailure):
+            frames = [error.plugin or ""]
+        elif isinstance(error, PegboardError) or not isinstance(error, Exception):
+            return error
+        told = str(error) if isinstance(error, PluginFailure) else f"{type(error).__name__}: {error}"
+        plugin = culprit(self._plugin_modules, frames[::-1])
+        if plugin is None and isinstance(error, PluginFailure):
+            return error
+        failure: PegboardError = EngineDeadError(f"a step failed: {told}")
+        if plugin is not None:
+            failure = PluginFailure(f"plugin {plugin} failed: {told}", plugin=plugin)
+        failure.__cause__ = error
+        return failure

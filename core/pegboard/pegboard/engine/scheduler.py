@@ -14,7 +14,6 @@ scheduled ahead only if drafts are off, because the next step depends on how man
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, Logprobs, StepOutput
@@ -27,8 +26,10 @@ from pegboard.engine.prefill import Prefill
 from pegboard.engine.prefill_pacing import PrefillPacing
 from pegboard.engine.queues import Queues
 from pegboard.engine.requests import Request
-from pegboard.errors import PluginFailure
-from pegboard.interfaces.scheduling_policy import RequestStatus, StepLoad
+from pegboard.errors import PluginFailure, expect
+from pegboard.interfaces.scheduling_policy import RequestStatus, StepBudget, StepLoad
+
+BAD_TOKENS = "the sampler returned {}, which are not token ids; -1 means that the model's logits are not numbers (NaN)"
 
 
 @dataclass(slots=True)
@@ -64,7 +65,8 @@ class Scheduler:
         """Return the next step's batch, or None if nothing can run now. The batch is empty if only KV transfers are open: the
         step then polls for their reports."""
         load = self._load()
-        budget = self._queues.policy.budget(load)
+        policy = self._queues.policy
+        budget = expect(policy.budget(load), StepBudget, policy, "budget")
         if self._pacing is not None:
             budget = self._pacing.limit(budget, load)
         plan = StepPlan(budget)
@@ -155,7 +157,7 @@ class Scheduler:
                 continue
             if queues.draining:
                 return None  # draining requests will release blocks soon, so no more victims are needed
-            victim = cast("Request | None", queues.policy.victim(tuple(queues.running), request))
+            victim = expect(queues.policy.victim(tuple(queues.running), request), Request | None, queues.policy, "victim")
             if (victim is None or victim is request) and queues.reclaim(request):
                 continue
             if victim is None:
@@ -176,6 +178,8 @@ class Scheduler:
         places = {row: place for place, row in enumerate(output.rows.tolist())}
         token_ids = output.token_ids.lists()
         drafts = output.draft_token_ids.lists() if output.draft_token_ids is not None else None
+        flat, vocab_size = output.token_ids.flat, self._limits.vocab_size
+        is_sound = not len(flat) or (flat.min() >= 0 and flat.max() < vocab_size)
         now_s = self._queues.clock()
         columns = (batch.rows, batch.num_scheduled_tokens, batch.num_draft_tokens)
         for row, num_tokens, num_drafts in zip(*(column.tolist() for column in columns), strict=True):
@@ -194,6 +198,9 @@ class Scheduler:
             place = places.get(row)
             if place is None:  # part of a prompt
                 self._commit(request)
+                continue
+            if not is_sound and not all(0 <= token < vocab_size for token in token_ids[place]):
+                self._queues.fail(request, "error", BAD_TOKENS.format(token_ids[place]))
                 continue
             request.num_computed_tokens -= num_drafts + 1 - len(token_ids[place])
             self._take_tokens(request, token_ids[place], output, place, now_s)

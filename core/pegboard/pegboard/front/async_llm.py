@@ -27,6 +27,7 @@ from pegboard.engine.boundary.messages import (
     Control,
     ControlReply,
     Dead,
+    Failure,
     FromEngine,
     Measured,
     Ready,
@@ -215,8 +216,13 @@ class AsyncLLM:
             if live is None:  # aborted while the delta was on its way
                 continue
             stream = live.stream
-            if stream.feed(delta):
-                ended.append(stream.key(delta.index))
+            try:
+                if stream.feed(delta):
+                    ended.append(stream.key(delta.index))
+            except Exception as error:  # a tokenizer can raise anything, and other requests must get their tokens
+                log.exception("the answer to request %s could not be decoded", delta.request_id)
+                live.fail(Failure.of(error).error())
+                ended.append(delta.request_id)
             if stream.has_news:
                 live.wake.set()
         if ended:
@@ -342,7 +348,8 @@ class AsyncLLM:
         self._all_sinks.publish(sample)
 
     def health(self) -> Health:
-        return Health(self._dead is None, str(self._dead or ""))
+        stalled = "" if self.errored else self._engine.stalled
+        return Health(not (self.errored or stalled), str(self._dead or stalled), bool(stalled))
 
     @property
     def is_running(self) -> bool:

@@ -174,9 +174,11 @@ class RequestBuilder:
                 f"extra_args (vllm_xargs): no logits processor (--logits-processors) reads {unknown[0]!r}; {known}",
                 parameter="extra_args",
             )
-        for name, judge in self._judges.items():
-            with blame(name):
+        for name, (plugin, judge) in self._judges.items():
+            with blame(plugin):
                 reason = judge(params)
+                if not isinstance(reason, str | None):
+                    raise TypeError(f"validate() returned {reason!r}, expected a reason or None")
             if reason is not None:
                 raise RequestError(f"{name}: {reason}", parameter="extra_args")
 
@@ -248,15 +250,17 @@ def _chosen(registry: "Registry", kind: str, name: str | None) -> ChosenParser |
         return None
     entry = registry.find(kind, name)
     registry.load(entry)  # load it now, so that a broken plugin fails at the start and not in the first request
-    return ChosenParser(entry.name, lambda setup: registry.build(entry, setup), "special_tokens" in registry.spec(entry).flags)
+    reads_special = "special_tokens" in registry.spec(entry).flags
+    return ChosenParser(entry.name, lambda setup: registry.build(entry, setup), reads_special, entry.id)
 
 
 def _judges(
     plan: "EnginePlan", registry: "Registry | None"
-) -> tuple[dict[str, Callable[[SamplingParams], str | None]], frozenset[str] | None]:
-    """Return the functions of the configured logits processors that check a request's parameters, by name, and all names in
-    `extra_args` that the processors read, or None if one of them does not say. Raises PluginError."""
-    found: dict[str, Callable[[SamplingParams], str | None]] = {}
+) -> tuple[dict[str, tuple[str, Callable[[SamplingParams], str | None]]], frozenset[str] | None]:
+    """Return the functions of the configured logits processors that check a request's parameters, by name, each with the id of
+    its plugin, and all names in `extra_args` that the processors read, or None if one of them does not say. Raises
+    PluginError."""
+    found: dict[str, tuple[str, Callable[[SamplingParams], str | None]]] = {}
     arguments: frozenset[str] | None = frozenset()
     for name in plan.settings.engine.logits_processors or ():
         assert registry is not None, "a plan with plugins comes with their registry"
@@ -265,5 +269,5 @@ def _judges(
         assert isinstance(spec, LogitsProcessorSpec)
         arguments = None if arguments is None or spec.arguments is None else arguments.union(spec.arguments)
         if spec.validate is not None:
-            found[name] = import_part(entry, spec.validate, "validate")
+            found[name] = entry.id, import_part(entry, spec.validate, "validate")
     return found, arguments

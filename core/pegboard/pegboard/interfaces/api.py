@@ -89,8 +89,11 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Health:
+    """is_alive: the engine answers. is_stalled: it has not died, but something in it has hung for long."""
+
     is_alive: bool
     reason: str = ""
+    is_stalled: bool = False
 
 
 class EngineClient(Protocol):

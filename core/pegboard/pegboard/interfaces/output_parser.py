@@ -103,11 +103,12 @@ class OutputParser(Protocol):
 @dataclass(frozen=True, slots=True)
 class ChosenParser:
     """The parser of one kind for the served model. make: builds a parser for a completion. reads_special: its markers are special
-    tokens, so the text that it reads keeps them."""
+    tokens, so the text that it reads keeps them. plugin: its whole id, for messages."""
 
     name: str
     make: Callable[[OutputParserSetup], OutputParser]
     reads_special: bool = False
+    plugin: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from pegboard.config.limits import Limits
-from pegboard.data.batch import CSR, Batch, NewRequest, StepOutput, StepTimes, TokenMasks
-from pegboard.errors import CannotRecord
+from pegboard.data.batch import BAD_LOGITS, CSR, Batch, NewRequest, StepOutput, StepTimes, TokenMasks, TransferReport
+from pegboard.errors import CannotRecord, expect
 from pegboard.interfaces.attention import AttentionBackend, KVPlan
-from pegboard.interfaces.draft import DraftProposer, DraftStep
+from pegboard.interfaces.draft import DraftProposer, Drafts, DraftStep
 from pegboard.interfaces.kv_connector import KVConnectorWorker
 from pegboard.interfaces.platform import Copies, Replay
 from pegboard.interfaces.sampler import Sampled, Sampler, SampleStep
@@ -91,7 +91,7 @@ class ModelRunner:
         planned = time.perf_counter()
         hidden, logits = self.stages.run(recording, inputs)
         computed = time.perf_counter()
-        transfers = {name: connector.end() for name, connector in self.parts.connectors.items()}
+        transfers = self._end_transfers()
         forwarded = time.perf_counter()
         prompt_logprobs = self.scores.collect(batch, inputs, hidden) if self.scores.wanted else {}
         output = StepOutput(
@@ -123,6 +123,10 @@ class ModelRunner:
         for name, connector in self.parts.connectors.items():
             connector.begin(batch.connector.get(name, b""))
         return time.perf_counter() - started
+
+    def _end_transfers(self) -> dict[str, TransferReport]:
+        connectors = self.parts.connectors.items()
+        return {name: expect(connector.end(), TransferReport, connector, "end") for name, connector in connectors}
 
     def _apply(self, batch: Batch) -> None:
         """Update the per-row state: removed rows, added rows, new blocks and copies."""
@@ -166,13 +170,17 @@ class ModelRunner:
             return lambda: output
         last_hidden = hidden if inputs.logits_index is None else hidden[inputs.logits_index]
         step = SampleStep(inputs.sample_rows, inputs.offsets, inputs.draft_token_ids, masks() if masks else None)
-        sampled = self.sampler.sample(self.stages.logits(last_hidden) if logits is None else logits, step)
+        logits = self.stages.logits(last_hidden) if logits is None else logits
+        broken = logits[:, 0].isnan() if self.parts.copies is None else None  # on a device this would wait
+        sampled = expect(self.sampler.sample(logits, step), Sampled, self.sampler, "sample")
         output.logprobs = sampled.logprobs
         if self.parts.copies is not None and self.draft is None:
             return self._leave_on_device(inputs, sampled, output, self.parts.copies)
         tokens, counts = sampled.token_ids.cpu().numpy(), sampled.counts.cpu().numpy()
         if inputs.draft_token_ids is None:  # one token per row
             flat, offsets = tokens[:, 0].astype(np.int32), inputs.offsets
+            if broken is not None and broken.any():
+                flat[broken.numpy()] = BAD_LOGITS
         else:
             offsets = np.zeros(len(counts) + 1, np.int32)
             np.cumsum(counts, out=offsets[1:])
@@ -206,13 +214,13 @@ class ModelRunner:
             max_drafts=np.clip(room, 0, self.parts.limits.max_drafts),
         )
         assert self.draft is not None
-        proposals = self.draft.propose(step).token_ids
+        proposals = expect(self.draft.propose(step), Drafts, self.draft, "propose").token_ids
         for row, proposal in zip(rows.tolist(), proposals, strict=True):
             state.drafts[row] = proposal
         return CSR.of(proposals)
 
     def _empty(self, batch: Batch) -> StepOutput:
         """Return the result of a step without tokens. Such a step still runs transfers."""
-        transfers = {name: connector.end() for name, connector in self.parts.connectors.items()}
+        transfers = self._end_transfers()
         none = np.zeros(0, np.int32)
         return StepOutput(step=batch.step, rows=none, token_ids=CSR.empty(), transfers=transfers)

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.errors import PluginFailure, expect
 from pegboard.interfaces.logits_processor import LogitsProcessor
 
 
@@ -55,5 +56,10 @@ class ProcessorChain:
     @staticmethod
     def apply(processors: Sequence[LogitsProcessor], logits: Tensor, rows: Tensor, depth: Tensor) -> Tensor:
         for processor in processors:
-            logits = processor.apply(logits, rows, depth)
+            changed = expect(processor.apply(logits, rows, depth), Tensor, processor, "apply")
+            if changed.shape != logits.shape:
+                got, wanted = tuple(changed.shape), tuple(logits.shape)
+                message = f"{type(processor).__name__}.apply() returned logits of shape {got}, expected {wanted}"
+                raise PluginFailure(message, plugin=type(processor).__module__)
+            logits = changed
         return logits

@@ -23,13 +23,14 @@ from pegboard.log import get_logger
 log = get_logger(__name__)
 
 STOP_PATIENCE_S = (1.5, 5.0, 5.0)
-"""Seconds to wait for the engine process to exit: after the `Stop` message, then after SIGTERM, then after SIGKILL."""
+"""Seconds to wait for the engine process to exit: after the `Stop` message, then after END_NOW, then after SIGKILL."""
 
 
 class EngineLink:
     """A socket to the engine. After `attach`, the running event loop calls back for every message and when the engine dies."""
 
     def __init__(self, address: str, *, identity: bytes = b"", linger_ms: int = 0) -> None:
+        self.folder = Path(address.removeprefix("ipc://")).parent
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set_hwm(0)
@@ -41,6 +42,8 @@ class EngineLink:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_message: Callable[[FromEngine], None] | None = None
         self._on_death: Callable[[EngineDeadError], None] | None = None
+        self.stalled = ""
+        """Why the engine does not answer at present, set by whoever watches it. Empty: it answers."""
 
     def attach(self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]) -> None:
         """Call `on_message` for every message, and `on_death` when the engine dies, on the running event loop."""
@@ -106,8 +109,7 @@ class EngineProcess(EngineLink):
 
     def __init__(self, builder: str = BUILDER) -> None:
         with signals_wait():
-            self.folder = _new_folder()
-            address = f"ipc://{self.folder / 'engine'}"
+            address = f"ipc://{_new_folder() / 'engine'}"
             super().__init__(address)
             self._has_plan = False
             function, folder = "pegboard.engine.boundary.process:run", str(self.folder)

@@ -1,7 +1,8 @@
 """The engine process (E): its start, its message loop, and its orderly end in every case.
 
 The process starts before the plan is known, so the slow imports run while the parent resolves the plan. It ends when it receives
-`Stop`, when its parent is gone, on SIGTERM, or when the engine fails.
+`Stop`, when its parent is gone, on SIGUSR1, or when the engine fails. It ignores SIGTERM, which a service manager sends to all
+processes: the parent lets running requests finish first, and then sends `Stop`.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from pegboard.engine.boundary.messages import (
     decode_to_engine,
     encode,
 )
-from pegboard.engine.boundary.spawn import load_function, take_signals
+from pegboard.engine.boundary.spawn import END_NOW, load_function, take_signals
 from pegboard.engine.metrics.sinks import SampleRelay
-from pegboard.errors import PegboardError
+from pegboard.errors import EngineDeadError, PegboardError, PluginFailure, RequestError
 from pegboard.log import get_logger
 
 log = get_logger(__name__)
 
 
 class _Terminated(BaseException):
-    """SIGTERM has arrived, and the loop must end. The class is not an Exception, so that no plugin's `except` can catch it."""
+    """SIGUSR1 has arrived, and the loop must end. The class is not an Exception, so that no plugin's `except` can catch it."""
 
 
 def run(address: str, builder: str) -> None:
@@ -55,7 +56,7 @@ def run(address: str, builder: str) -> None:
     socket.linger = 2000  # milliseconds: the last message must be delivered, but a dead parent must not block this process
     socket.bind(address)
     try:
-        take_signals(signal.SIG_DFL)  # nothing exists yet that needs an orderly end
+        take_signals(signal.SIG_IGN)
         engine, relay = _start(socket, builder)
         if engine is not None:
             try:
@@ -70,7 +71,7 @@ def run(address: str, builder: str) -> None:
 
 
 def _on_terminate(signum: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(END_NOW, signal.SIG_IGN)
     raise _Terminated
 
 
@@ -84,7 +85,7 @@ def _start(socket: zmq.Socket[bytes], builder: str) -> tuple[Any, SampleRelay | 
         if isinstance(message, Stop):
             return None, None
         assert isinstance(message, Start), message
-        signal.signal(signal.SIGTERM, _on_terminate)
+        signal.signal(END_NOW, _on_terminate)  # before, its default ends the process: nothing exists that needs an orderly end
         engine = build(pickle.loads(message.plan))
         if message.wants_samples:
             relay = SampleRelay()
@@ -139,6 +140,8 @@ def _add(socket: zmq.Socket[bytes], engine: Any, message: Add) -> None:
     try:
         engine.add(message.request)
     except PegboardError as error:
+        if not isinstance(error, RequestError):
+            log.error("request %s failed", message.request.request_id, exc_info=error)
         socket.send(encode(Rejected(message.request.request_id, Failure.of(error))))
 
 
@@ -152,8 +155,10 @@ def _control(engine: Any, message: Control) -> bytes:
 
 
 def _log_failure(what: str, error: Exception) -> None:
-    """Log the traceback of an error. For one of Pegboard's own errors, which the parent shows, log only a debug line."""
-    if isinstance(error, PegboardError) and not log.isEnabledFor(logging.DEBUG):
+    """Log the traceback of an error. For one of Pegboard's own errors, which the parent shows, log only a debug line, unless
+    the failure of a plugin caused it."""
+    told = isinstance(error, PegboardError) and not isinstance(error, PluginFailure | EngineDeadError)
+    if told and not log.isEnabledFor(logging.DEBUG):
         log.debug("%s: %s", what, error)
     else:
         log.error("%s", what, exc_info=error)

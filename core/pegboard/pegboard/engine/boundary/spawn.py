@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -25,6 +26,10 @@ from pegboard.log import set_up_logging
 
 BUILDER = "pegboard.engine.build:build_engine"
 """The function that builds an engine from its plan. Importing it takes seconds, because it imports torch."""
+
+END_NOW = signal.SIGUSR1
+"""What `Child.end` sends to a child that does not end when it is told to. SIGTERM may also come from outside, while running
+requests should still finish."""
 
 END_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 
@@ -76,9 +81,10 @@ class Child:
             self._process.wait(timeout_s)
 
     def end(self, patience_s: tuple[float, float, float]) -> None:
-        """Wait for the process to end. If it does not, send SIGTERM and wait, then send SIGKILL and wait. patience_s: seconds to
+        """Wait for the process to end. If it does not, send END_NOW and wait, then send SIGKILL and wait. patience_s: seconds to
         wait each time. The link is closed in any case."""
-        for seconds, harder in zip(patience_s, (self._process.terminate, self._process.kill, None), strict=True):
+        end_now = partial(self._process.send_signal, END_NOW)
+        for seconds, harder in zip(patience_s, (end_now, self._process.kill, None), strict=True):
             self.join(seconds)
             if self.exitcode is not None or harder is None:
                 break

@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple
 from pegboard.data.batch import Batch, TransferReport
 from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.requests import Request
-from pegboard.interfaces.kv_connector import BlockView, KVConnectorScheduler, Match
+from pegboard.errors import expect
+from pegboard.interfaces.kv_connector import BlockView, KVConnectorScheduler, Match, Release
 
 
 class External(NamedTuple):
@@ -45,7 +46,7 @@ class KVConnectors:
             return External()
         self._kv.hasher.extend(request)
         for name, connector in self._connectors.items():
-            match = connector.match(request, num_local_tokens)
+            match = expect(connector.match(request, num_local_tokens), Match | None, connector, "match")
             if match is None:
                 return None
             if match.num_tokens > 0:
@@ -60,7 +61,7 @@ class KVConnectors:
 
     def plan(self, batch: Batch) -> dict[str, bytes]:
         """Return every connector's plan for this step."""
-        return {name: connector.plan(batch) for name, connector in self._connectors.items()}
+        return {name: expect(connector.plan(batch), bytes, connector, "plan") for name, connector in self._connectors.items()}
 
     def released(self, request: Request, why: Literal["finished", "aborted", "preempted"]) -> dict[str, Any] | None:
         """Tell the connectors that the request is about to free its blocks, and pin the blocks that they still read. Return the
@@ -70,7 +71,7 @@ class KVConnectors:
         parameters: dict[str, Any] = {}
         view = self._view(request)
         for name, connector in self._connectors.items():
-            answer = connector.released(request, view, why)
+            answer = expect(connector.released(request, view, why), Release, connector, "released")
             if answer.later:
                 held = [block_id for table in self._kv.tables(request) for block_id in reversed(table)]
                 self._kv.pool.touch(held)
