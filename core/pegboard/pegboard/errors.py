@@ -27,8 +27,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
-from types import UnionType
-from typing import Any
 
 
 class PegboardError(Exception):
@@ -137,15 +135,6 @@ def blame(plugin: str) -> Iterator[None]:
         if not is_failure(error):
             raise
         raise PluginFailure(f"plugin {plugin} failed: {type(error).__name__}: {error}", plugin=plugin) from error
-
-
-def expect(value: Any, expected: type[Any] | UnionType, source: object, method: str) -> Any:
-    """Return what `source.method()` returned, if it has the expected type. Raises a PluginFailure that names the module of
-    `source`; whoever knows which plugin owns the module replaces it (see `culprit`)."""
-    if isinstance(value, expected):
-        return value
-    message = f"{type(source).__name__}.{method}() returned a {type(value).__name__}, expected {expected}"
-    raise PluginFailure(message, plugin=type(source).__module__)
 
 
 def culprit(modules: Mapping[str, str], names: Iterable[str]) -> str | None:

@@ -9,17 +9,29 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from types import UnionType
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.errors import PluginFailure
 
 Array = np.ndarray
 
 
 BAD_LOGITS = -1
 """The token id of a row whose logits are NaN. It ends only that request."""
+
+
+def expect(value: Any, expected: type[Any] | UnionType, source: object, method: str) -> Any:
+    """Return what `source.method()` returned, if it has the expected type. Raises a PluginFailure that names the module of
+    `source`; whoever knows which plugin owns the module replaces it (see `errors.culprit`)."""
+    if isinstance(value, expected):
+        return value
+    message = f"{type(source).__name__}.{method}() returned a {type(value).__name__}, expected {expected}"
+    raise PluginFailure(message, plugin=type(source).__module__)
 
 
 class CSR(msgspec.Struct):

@@ -199,6 +199,7 @@ def _plugin_modules(registry: Registry) -> dict[str, str]:
     """Return the modules of the chosen plugins, and their top-level packages → the plugin's id. The executor is left out, because
     the worker runs in its frames."""
     chosen = [d.winner for d in registry.decisions.values() if d.winner is not None and d.kind != "executor"]
+    chosen += registry.enabled("metrics")
     modules = {registry.spec(entry).implementation.partition(":")[0]: entry.id for entry in chosen}
     return {entry.value.partition(":")[0].partition(".")[0]: entry.id for entry in chosen} | modules
 
