@@ -333,9 +333,11 @@ def child(kind: str, healthy: Path, first: int, last: int, seed: int) -> None:
             draw = random.Random(f"{kind} {seed} {number}")
             reference = mutate(kind, healthy, Path(folder) / "model", draw)
             print(json.dumps({"begin": number}), flush=True)
+            started = time.monotonic()
             told = serve(reference)
+            took = time.monotonic() - started
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            print(json.dumps({"end": number, "told": told[:600], "peak": peak}), flush=True)
+            print(json.dumps({"end": number, "told": told[:600], "peak": peak, "took": took}), flush=True)
 
 
 # --- the parent --------------------------------------------------------------------------------------------------------------
@@ -372,42 +374,48 @@ def _one_child(kind: str, first: int, last: int, healthy: Path, seed: int, resul
     """Serve mutations in one child until it has served all, died or was killed. Returns the number of the next mutation."""
     arguments = [sys.executable, __file__, "--child", kind, str(healthy), str(first), str(last), str(seed)]
     environment = {**os.environ, "PYTHONPATH": "", "MALLOC_ARENA_MAX": "2"}
-    running = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True)
+    running = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
     assert running.stdout is not None
-    selector = selectors.DefaultSelector()
-    selector.register(running.stdout, selectors.EVENT_READ)
-    number, started, limit, is_serving = first, time.monotonic(), START_S, False
-    while True:
-        if not selector.select(timeout=max(0.0, started + limit - time.monotonic())):
-            running.kill()
-            running.wait()
-            if number == last:  # only its end was slow
-                return last
-            _note(result, number, "hang", f"no answer after {limit} s", told)
-            return number + 1
-        line = running.stdout.readline()
-        if not line:
-            status = running.wait()
-            if number < last:
-                _note(result, number, "crash", f"exit status {status}{'' if is_serving else ' between mutations'}", told)
-            return number + 1 if number < last else last
-        message = json.loads(line)
-        if "begin" in message:
-            number, started, limit, is_serving = message["begin"], time.monotonic(), result.limit_s, True
-            continue
-        word, _, rest = message["told"].partition(" ")
-        result.slowest_s = max(result.slowest_s, time.monotonic() - started)
-        result.peak_bytes = max(result.peak_bytes, message["peak"])
-        result.counts[word] += 1
-        told(f"{kind} {number}: {message['told']}")
-        if word not in ("served", "refused"):
-            result.bad.append((number, message["told"]))
-        elif message["peak"] > LIMIT_BYTES:
-            _note(result, number, "memory", f"{message['peak'] >> 20} MiB", told)
-            running.kill()
-            running.wait()
-            return number + 1
-        number, started, is_serving = number + 1, time.monotonic(), False
+    lines: list[bytes] = []
+    rest = b""
+    with running.stdout, selectors.DefaultSelector() as selector:
+        selector.register(running.stdout, selectors.EVENT_READ)
+        number, started, limit, is_serving = first, time.monotonic(), START_S, False
+        while True:
+            if not lines and not selector.select(timeout=max(0.0, started + limit - time.monotonic())):
+                running.kill()
+                running.wait()
+                if number == last:  # only its end was slow
+                    return last
+                _note(result, number, "hang", f"no answer after {limit} s", told)
+                return number + 1
+            if not lines:  # a line that waits in a buffer is not seen by the selector
+                read = os.read(running.stdout.fileno(), 1 << 16)
+                *lines, rest = (rest + read).split(b"\n")
+                if read and not lines:
+                    continue
+            if not lines:
+                status = running.wait()
+                if number < last:
+                    _note(result, number, "crash", f"exit status {status}{'' if is_serving else ' between mutations'}", told)
+                return number + 1 if number < last else last
+            message = json.loads(lines.pop(0))
+            if "begin" in message:
+                number, started, limit, is_serving = message["begin"], time.monotonic(), result.limit_s, True
+                continue
+            word = message["told"].partition(" ")[0]
+            result.slowest_s = max(result.slowest_s, message["took"])
+            result.peak_bytes = max(result.peak_bytes, message["peak"])
+            result.counts[word] += 1
+            told(f"{kind} {number}: {message['told']}")
+            if word not in ("served", "refused"):
+                result.bad.append((number, message["told"]))
+            elif message["peak"] > LIMIT_BYTES:
+                _note(result, number, "memory", f"{message['peak'] >> 20} MiB", told)
+                running.kill()
+                running.wait()
+                return number + 1
+            number, started, is_serving = number + 1, time.monotonic(), False
 
 
 def _note(result: Result, number: int, word: str, text: str, told: Callable[[str], None]) -> None:
