@@ -78,9 +78,8 @@ def test_rope_style_follows_the_checkpoint() -> None:
 
 
 def test_an_unknown_scaling_is_refused() -> None:
-    layer = Rope(fake_build(), 4, max_positions=8, scaling={"rope_type": "warp"})
     with pytest.raises(ModelError, match="'warp'"):
-        layer.bind()
+        Rope(fake_build(), 4, max_positions=8, scaling={"rope_type": "warp"})
 
 
 def test_activation() -> None:
