@@ -29,7 +29,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     found: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         read = _read_message(message, f"messages[{index}]")
-        answers = [call["id"] for call in found[-1].get("tool_calls", ())] if found else []
+        answers = [call.get("id") for call in found[-1].get("tool_calls", ())] if found else []
         if read["role"] == "function" and LEGACY_ID in answers:
             read |= {"role": "tool", "tool_call_id": LEGACY_ID}
         found.append(read)

@@ -202,6 +202,9 @@ class OutputParserContract:
         content = message.content
         for start, end in getattr(self.parser(setup_for()), "thoughts", {}).items():  # may quote anything
             content = re.sub(f"{re.escape(start)}.*?({re.escape(end)}|$)", "", content, flags=re.DOTALL)
+        leaves_reasoning = not self.reads_calls and not any(each.reasoning for each in self.examples)
+        if leaves_reasoning:  # the markers stay in the content on purpose
+            return
         assert not loose_ends(content, self.tokens), (text, message)
         if not self.reads_calls:
             return

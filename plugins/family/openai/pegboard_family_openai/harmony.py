@@ -65,7 +65,7 @@ class HarmonyToolParser(StreamParser):
         recipient = (found and (found["before"] or found["behind"])) or ""
         if end == MESSAGE and found is None and (named := RECIPIENT.search(header)):
             recipient = named[1]
-        if recipient in PARTICIPANTS:
+        if recipient in PARTICIPANTS or recipient == "functions.":  # a call of no function
             recipient = ""
         if recipient and not self.reads_calls and not (self.setup and not self.setup.tools):
             return (yield from self._unread())

@@ -148,7 +148,7 @@ def _translated(reference: ModelReference, setup: ModelSourceSetup) -> Iterator[
 def _advice(error: Exception, setup: ModelSourceSetup) -> str:
     """Says what to do about an error of the disk or of the network."""
     number = getattr(error, "errno", None)
-    cache = _cache_dir(setup.cache_dir) or constants.HF_HUB_CACHE
+    cache = _cache_dir(setup) or constants.HF_HUB_CACHE
     if number in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full: free some space below {cache}, or move the cache with HF_HUB_CACHE or PEGBOARD_CACHE"
     if number in (errno.EROFS, errno.EACCES, errno.EPERM):
