@@ -315,7 +315,8 @@ def serve(reference: Path) -> str:
                 ids = [1, 2, 3]
             output = llm.generate([{"prompt_token_ids": ids or [1]}, {"prompt": "in the"}], SamplingParams(max_tokens=2),
                                   use_tqdm=False)  # fmt: skip
-            return "error" if any(item.outputs[0].finish_reason == "error" for item in output) else "served"
+            failed = any(item.outputs[0].finish_reason == "error" for item in output)
+            return "refused the weights give logits that are not numbers" if failed else "served"
     except PluginFailure as error:
         return f"raw {error}"
     except PegboardError as error:
