@@ -200,7 +200,8 @@ class OutputParserContract:
         assert self.parse(broken, cut(text, rng.choices(range(len(text) + 1), k=6))) == events, text
         message = fold(events)
         content = message.content
-        for start, end in getattr(self.parser(setup_for()), "thoughts", {}).items():  # may quote anything
+        thoughts = getattr(self.parser(setup_for()), "thoughts", {}).items()
+        for start, end in thoughts:  # may quote anything
             content = re.sub(f"{re.escape(start)}.*?({re.escape(end)}|$)", "", content, flags=re.DOTALL)
         leaves_reasoning = not self.reads_calls and not any(each.reasoning for each in self.examples)
         if leaves_reasoning:  # the markers stay in the content on purpose
@@ -209,8 +210,9 @@ class OutputParserContract:
         if not self.reads_calls:
             return
         assert not broken_arguments(message, bool(events) and isinstance(events[-1], Content)), (text, message)
-        if not (whole := self.whole_outputs()):
-            return
+        said = example.prompt_end + text
+        if any(said.rfind(start) > said.rfind(end) for start, end in thoughts) or not (whole := self.whole_outputs()):
+            return  # a thought without an end takes all that follows
         good = rng.choice(whole)
         after = f"{text}{self.between}{good.text}"
         calls = fold(self.parse(dataclasses.replace(example, text=after), [after])).tool_calls[-len(good.calls) :]
