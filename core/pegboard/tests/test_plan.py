@@ -232,3 +232,9 @@ def test_why_explains_what_was_chosen_for_a_model(model, capsys):
     (facts,) = json.loads(capsys.readouterr().out)
     assert (facts["winner"], facts["rank"]) == (None, "no installed family fits")
     assert main(["plugins", "why", "sampler", "--model", path]) == 1
+
+
+def test_check_says_that_a_model_which_cannot_be_built_does_not_run(model, capsys):
+    assert main(["check", model()]) == 1
+    told = capsys.readouterr().out
+    assert told.startswith("runs      no\nwhy       ") and "acme_plugins" in told

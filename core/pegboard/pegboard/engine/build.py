@@ -14,7 +14,7 @@ from pegboard.config.limits import NO_LIMIT, Limits
 from pegboard.config.schema import EngineConfig, check_engine
 from pegboard.engine.engine import Engine
 from pegboard.engine.grammar.chain import make_grammars
-from pegboard.engine.kv.plan import plan_kv
+from pegboard.engine.kv.plan import num_tokens, plan_kv
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.errors import ConfigError
 from pegboard.interfaces.attention import KVPlan
@@ -57,12 +57,13 @@ def build_engine(plan: "EnginePlan") -> Engine:
     kv_plan = msgspec.structs.replace(kv_plan, identity=_kv_identity(plan, config, ready[0].kv_layout, kv_plan))
     executor.call("allocate", kv_plan)
     executor.call("warm_up")
-    tokens = (kv_plan.num_blocks - 1) * min(group.block_size for group in kv_plan.groups) // len(kv_plan.groups)
     log.info("model %s: %s, loaded in %.1f s", plan.model_names[0], ", ".join(plan.checkpoint.architectures), loaded - started)
     log.info("device %s: computes in %s", config.device, config.dtype)
     gibibytes = kv_plan.num_blocks * kv_plan.block_bytes / 2**30
     stored = "+".join(sorted({tensor.dtype for group in kv_plan.groups for tensor in group.spec.tensors}))
-    log.info("KV cache: %d tokens in %d blocks (%.2f GiB), stored in %s", tokens, kv_plan.num_blocks, gibibytes, stored)
+    log.info(
+        "KV cache: %d tokens in %d blocks (%.2f GiB), stored in %s", num_tokens(kv_plan), kv_plan.num_blocks, gibibytes, stored
+    )
     _tell_hooks(registry, plan, sum(rank.weight_bytes for rank in ready), loaded - started)
     engine = Engine(
         executor=executor,
@@ -79,11 +80,19 @@ def build_engine(plan: "EnginePlan") -> Engine:
     return engine
 
 
-def choose_for_model(plan: "EnginePlan", registry: Registry) -> None:
-    """Make, and record in `registry`, the choices that depend on the model's layers: build the model without its weights. Raises
-    ConfigError, ModelError or PluginError if the model cannot run."""
+def choose_for_model(plan: "EnginePlan", registry: Registry, num_weight_bytes: int = 0) -> KVPlan:
+    """Make, and record in `registry`, every choice of an engine: build the model without its weights, and divide the memory that
+    they leave free. Return the plan of the KV cache. Raises ConfigError, ModelError or PluginError if the model cannot run."""
     config = _with_platform_defaults(registry, plan)
-    Worker(registry, _worker_plan(registry, plan, config, _limits(plan, config, registry)), 0).declare()
+    limits = _limits(plan, config, registry)
+    _policy(registry, config, limits)
+    _executor(registry, plan, config, limits)
+    worker = Worker(registry, _worker_plan(registry, plan, config, limits), 0)
+    worker.declare()
+    memory = worker.platform.memory()
+    share = int(memory.total_bytes * config.gpu_memory_utilization) - (memory.total_bytes - memory.free_bytes) - num_weight_bytes
+    kv_bytes = max(0, share) if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
+    return plan_kv(worker.attention.kv_specs(), kv_bytes, limits, num_blocks_override=config.num_gpu_blocks_override)
 
 
 def _worker_plan(registry: Registry, plan: "EnginePlan", config: EngineConfig, limits: Limits) -> WorkerPlan:

@@ -1,6 +1,7 @@
 """The CPU platform: one thread pool per process, and memory numbers from the operating system.
 
-torch is imported when it is needed, because `pegboard check` asks for the numbers only."""
+torch is imported when it is needed.
+"""
 
 from __future__ import annotations
 

@@ -46,6 +46,11 @@ def plan_kv(
     return plan
 
 
+def num_tokens(plan: KVPlan) -> int:
+    """Return how many tokens fit in the KV cache, if every layer keeps all of them."""
+    return (plan.num_blocks - 1) * min(group.block_size for group in plan.groups) // len(plan.groups)
+
+
 def blocks_per_request(plan: KVPlan, num_tokens: int, chunk_tokens: int) -> int:
     """Return the maximum number of blocks that one request of `num_tokens` tokens holds at any time, summed over all groups."""
     return sum(make_rule(group, plan.hash_block_size).max_blocks(num_tokens, chunk_tokens) for group in plan.groups)
