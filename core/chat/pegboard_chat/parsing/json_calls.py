@@ -138,31 +138,10 @@ def _stream_arguments(
     text: TextReader, calls: Calls, name: str, id: str | None = None, *, stops: Stops | None = None
 ) -> Steps[bool]:
     held: list[str] = []
-    steps = stream_json_parts(text, Content, held, stops)
-    is_started = False
-    while True:
-        try:
-            event = next(steps)
-        except StopIteration as end:
-            closing: str | None = end.value
-            break
-        if event is None:
-            yield None
-            continue
-        assert isinstance(event, Content)
-        if not is_started:
-            yield calls.start(name, id)
-            is_started = True
-        yield calls.arguments(event.text)
-        text.keep()
-    if closing is not None and text.is_at_end():  # cut off
-        if not is_started:
-            yield calls.start(name, id)
-        if rest := "".join(held):
-            yield calls.arguments(rest)
-        text.forget()
+    closing = yield from calls.stream(text, stream_json_parts(text, Content, held, stops), held, name, id)
+    if closing is not None and text.is_at_end():
         return False
-    is_ended = closing is None or (is_started and (yield from text.stops(stops)))
+    is_ended = closing is None or (calls.is_open and (yield from text.stops(stops)))
     if closing:
         yield calls.arguments(closing)
     if is_ended:

@@ -111,49 +111,29 @@ def read_python_call(text: TextReader, calls: Calls, stops: Stops | None = None)
     yield from text.space()
     if not name or not (yield from text.accept("(")):
         return False
-    is_started = False
     while True:
         yield from text.space()
         if (yield from text.accept(")")):
-            if not is_started:
+            if calls.is_open:
+                yield calls.arguments("}")
+            else:
                 text.forget()
                 yield calls.start(name)
-            yield calls.arguments("}" if is_started else "{}")
+                yield calls.arguments("{}")
             yield calls.end()
             text.keep()
             return True
         key = yield from text.word(KEYWORD)
         yield from text.space()
         if not key or not (yield from text.accept("=")):
-            if is_started:
+            if calls.is_open:
                 yield calls.arguments("}")
             return False
         yield from text.space()
-        held = [f"{', ' if is_started else '{'}{json.dumps(key, ensure_ascii=False)}: "]
-        steps = _stream_parts(text, Content, held, stops)
-        while True:
-            try:
-                event = next(steps)
-            except StopIteration as end:
-                closing: str | None = end.value
-                break
-            if event is None:
-                yield None
-                continue
-            assert isinstance(event, Content)
-            if not is_started:
-                yield calls.start(name)
-                is_started = True
-            yield calls.arguments(event.text)
-            text.keep()
+        held = [f"{', ' if calls.is_open else '{'}{json.dumps(key, ensure_ascii=False)}: "]
+        closing = yield from calls.stream(text, _stream_parts(text, Content, held, stops), held, name)
         if closing is not None:
-            if text.is_at_end():  # cut off
-                if not is_started:
-                    yield calls.start(name)
-                if rest := "".join(held):
-                    yield calls.arguments(rest)
-                text.forget()
-            elif is_started:
+            if not text.is_at_end() and calls.is_open:
                 yield calls.arguments(closing + "}")
             return False
         yield from text.space()

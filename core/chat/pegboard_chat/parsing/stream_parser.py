@@ -61,6 +61,34 @@ class Calls:
         """Make a complete call at once."""
         return [self.start(name, id), self.arguments(arguments), self.end()]
 
+    def stream(
+        self, text: TextReader, steps: Steps[str | None], held: list[str], name: str, id: str | None = None
+    ) -> Steps[str | None]:
+        """Make the content that `steps` yields into arguments of call `name`, which begins with the first of them if it is not
+        open. Return what `steps` returns: None after a whole value, or the text that would close a broken one. If the text ends
+        inside the value, what `steps` has `held` back belongs to the arguments too."""
+        while True:
+            try:
+                event = next(steps)
+            except StopIteration as end:
+                closing: str | None = end.value
+                break
+            if event is None:
+                yield None
+                continue
+            assert isinstance(event, Content)
+            if not self.is_open:
+                yield self.start(name, id)
+            yield self.arguments(event.text)
+            text.keep()
+        if closing is not None and text.is_at_end():
+            if not self.is_open:
+                yield self.start(name, id)
+            if rest := "".join(held):
+                yield self.arguments(rest)
+            text.forget()
+        return closing
+
     def parameters(self, name: str) -> Mapping[str, Any]:
         """Return the JSON schema of the arguments of tool `name`, or {} if the request has no such tool."""
         for tool in self._tools:
