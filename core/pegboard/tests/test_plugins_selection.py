@@ -326,3 +326,20 @@ def test_unmet_numbers(value: int, of: int, limit: int) -> None:
     assert bool(unmet({"n": AtMost(limit)}, {"n": value})) == (value > limit)
     assert bool(unmet({"n": {limit}}, {"n": value})) == (value != limit)
     assert unmet({}, {"n": value}) and not unmet({"n": True}, {"n": value})
+
+
+def test_the_owner_of_a_module(fake_distributions: FakeDistributions) -> None:
+    """The plugin of its own module, the chosen one of a shared module, else the distribution. The executor runs everything."""
+    specs = "".join(spec_source("sampler", name, implementation=path) for name, path in [("A", "own:A"), ("B", "own_b.deep:B")])
+    modules = {"pair": specs, "own": "A = dict", "solo": spec_source("model"), "outer": spec_source("executor")}
+    entries = {"sampler": {"a": "pair:A", "b": "pair:B"}, "model": {"M": "solo:SPEC"}, "executor": {"e": "outer:SPEC"}}
+    fake_distributions.add("acme", entries, modules)
+    registry = Registry(fake_distributions.scan())
+    for entry in registry.scan.entries:
+        registry.spec(entry)
+    one, other = "sampler:a (acme 1.0)", "sampler:b (acme 1.0)"
+    found = registry.modules()
+    assert (found["own"], found["own_b.deep"], found["pair"], found["solo"]) == (one, other, "acme 1.0", "model:M (acme 1.0)")
+    assert "outer" not in found and "" not in found
+    registry.choose("sampler", Need(), explicit="b")
+    assert registry.modules()["pair"] == other

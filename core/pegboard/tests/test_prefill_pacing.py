@@ -37,9 +37,9 @@ def test_steps_come_to_fit_the_bound(fixed_ms: float, per_token_ms: float, targe
     rng = np.random.default_rng(seed)
     size, took = PrefillPacing(target_ms / 1000), []
     for step in range(60):
-        load = StepLoad(num_decodes=4, num_prefills=step % 3, num_waiting=0, kv_usage=0.1)
+        load = StepLoad(num_decodes=4, num_waiting=0)
         budget = size.limit(BUDGET, load)
-        num_prefill = budget.max_chunk if load.num_prefills else 0
+        num_prefill = budget.max_chunk if step % 3 else 0
         milliseconds = (fixed_ms + per_token_ms * num_prefill) * (1 + noise * rng.uniform(-1, 1))
         size.observe(num_prefill, milliseconds / 1000)
         if num_prefill and step > 20:
@@ -52,12 +52,12 @@ def test_steps_come_to_fit_the_bound(fixed_ms: float, per_token_ms: float, targe
 def test_no_limit_while_no_request_decodes() -> None:
     size = PrefillPacing(0.001)
     size.observe(100, 10.0)
-    assert size.limit(BUDGET, StepLoad(0, 3, 5, 0.0)) is BUDGET
+    assert size.limit(BUDGET, StepLoad(0, 5)) is BUDGET
 
 
 def test_a_policy_that_gives_less_is_left_alone() -> None:
     small = StepBudget(max_tokens=20, max_chunk=4, max_prefills=2, max_long_prefills=1)
-    assert PrefillPacing(1.0).limit(small, StepLoad(3, 1, 0, 0.0)) == small
+    assert PrefillPacing(1.0).limit(small, StepLoad(3, 0)) == small
 
 
 class Measured:

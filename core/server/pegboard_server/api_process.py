@@ -51,7 +51,7 @@ async def serve_client(
     from pegboard_server.app import open_app
     from pegboard_server.gateway import Traffic
     from pegboard_server.server import run_server
-    from pegboard_server.watchdog import LoopGuard, plugin_modules
+    from pegboard_server.watchdog import LoopGuard
 
     config = client.plan.settings.server
     traffic = Traffic(config.max_running_requests)
@@ -71,7 +71,7 @@ async def serve_client(
         gc.freeze()  # what is loaded now stays; a collection that looks at all of it takes up to 0.3 s in a large request
         watching = asyncio.create_task(_watch(engine, config)) if engine is not None else None
         try:
-            with LoopGuard(partial(plugin_modules, client.registry), config.plugin_call_s).active():
+            with LoopGuard(client.registry.modules, config.plugin_call_s).active():
                 return await run_server(
                     app, config, listener=listener, health=partial(_life, client), on_ready=on_ready, stop=stop,
                     traffic=traffic, catch_signals=catch_signals,

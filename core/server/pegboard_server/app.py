@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,6 @@ from pegboard.plugins.names import to_install
 from pegboard_server.gateway import Gateway, MountedApi, Traffic, error_response, owner_of
 from pegboard_server.http_metrics import MeasuredApp
 from pegboard_server.logs import logged
-from pegboard_server.watchdog import plugin_modules
 
 if TYPE_CHECKING:
     from pegboard.front.async_llm import AsyncLLM
@@ -48,7 +46,7 @@ async def open_app(
     """Build the application of all APIs enabled for `client`, and start their built-in tools. Raises PluginNotFound when no API
     is enabled, ConfigError, PluginError."""
     apis = build_apis(client, await start_tools(client.registry))
-    return build_app(apis, client, client.plan.settings.server, traffic, publish, partial(plugin_modules, client.registry))
+    return build_app(apis, client, client.plan.settings.server, traffic, publish, client.registry.modules)
 
 
 def check_adapters(settings: Settings) -> None:

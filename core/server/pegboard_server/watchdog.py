@@ -18,7 +18,7 @@ from asyncio.events import Handle
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -26,9 +26,6 @@ from pegboard.config.schema import ServerConfig
 from pegboard.engine.boundary.client import EngineLink, EngineProcess
 from pegboard.errors import PluginFailure, culprit
 from pegboard.log import get_logger
-
-if TYPE_CHECKING:
-    from pegboard.plugins.registry import Registry
 
 log = get_logger(__name__)
 
@@ -117,21 +114,6 @@ async def watch_engine(engine: EngineLink, heart: Heart) -> None:
         if is_over and isinstance(engine, WatchedEngine):
             engine.end(reason)
             return
-
-
-def plugin_modules(registry: "Registry") -> dict[str, str]:
-    """The modules of plugins, and their top-level packages → the plugin's id, for `errors.culprit`. A module of several plugins
-    belongs to their distribution."""
-    roots: dict[str, str] = {}
-    parts: dict[str, str] = {}
-    named = [(roots, entry, entry.value.partition(".")[0]) for entry in registry.scan.entries if entry.kind != "command"]
-    for entry, spec in registry._specs.items():
-        named += [(parts, entry, getattr(spec, part, None) or "") for part in ("implementation", "validate", "worker")]
-    for found, entry, path in named:
-        module = path.partition(":")[0]
-        is_shared = found.setdefault(module, entry.id) != entry.id
-        found[module] = f"{entry.distribution} {entry.version}" if is_shared else entry.id
-    return roots | parts
 
 
 # --- the event loop -----------------------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ class Engine:
             for when, view, _ in self.arrivals:
                 if when == step:
                     self.policy.add(view)
-            load = StepLoad(len(self.running), 0, sum(1 for _ in self.policy.waiting()), self.used() / self.blocks)
+            load = StepLoad(len(self.running), sum(1 for _ in self.policy.waiting()))
             self.policy.budget(load)
             self.grow()
             self.admit()
@@ -222,7 +222,7 @@ class SchedulingPolicyContract:
         )
         policy, rng = self.policy(SchedulingPolicySetup(limits)), np.random.default_rng(threshold)
         for _ in range(50):
-            load = StepLoad(int(rng.integers(9)), int(rng.integers(9)), int(rng.integers(99)), float(rng.random()))
+            load = StepLoad(int(rng.integers(9)), int(rng.integers(99)))
             budget = policy.budget(load)
             assert 1 <= budget.max_tokens <= 512
             assert 1 <= budget.max_chunk <= min(threshold, 512)

@@ -64,7 +64,7 @@ class Library:
     def run(self, instructions: ctypes.Array[Instruction], count: int, num_tokens: int) -> None:
         """Run the first `count` instructions, each on all threads, for a step of `num_tokens` tokens. Other Python threads can
         run in the meantime."""
-        self._run(self._team, instructions, count, byref(Step(num_tokens, num_tokens)))
+        self._run(self._team, instructions, count, byref(Step(num_tokens)))
 
     def team_run(self, calls: Sequence[tuple[str, ctypes.Structure]], num_tokens: int) -> None:
         """Run these kernels once."""

@@ -6,7 +6,7 @@ from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 
 
 class Step(Structure):
-    _fields_ = (("num_tokens", c_int64), ("num_outputs", c_int64))
+    _fields_ = (("num_tokens", c_int64),)
 
 
 class Instruction(Structure):

@@ -74,7 +74,7 @@ def build_engine(plan: "EnginePlan") -> Engine:
         connectors=_connectors(registry, config, kv_plan),
         grammars=make_grammars(registry, plan),
         metrics=_metrics(registry, plan, config, limits, kv_plan),
-        plugin_modules=_plugin_modules(registry),
+        plugin_modules=registry.modules(),
     )
     engine.decisions = registry.describe_decisions
     return engine
@@ -202,15 +202,6 @@ def _max_in_flight(config: EngineConfig, registry: Registry) -> int:
             log.info("max_in_flight 1 instead of %d: %s needs each token on the host", wanted, entry.id)
             return 1
     return wanted
-
-
-def _plugin_modules(registry: Registry) -> dict[str, str]:
-    """Return the modules of the chosen plugins, and their top-level packages → the plugin's id. The executor is left out, because
-    the worker runs in its frames."""
-    chosen = [d.winner for d in registry.decisions.values() if d.winner is not None and d.kind != "executor"]
-    chosen += registry.enabled("metrics")
-    modules = {registry.spec(entry).implementation.partition(":")[0]: entry.id for entry in chosen}
-    return {entry.value.partition(":")[0].partition(".")[0]: entry.id for entry in chosen} | modules
 
 
 def _metrics(registry: Registry, plan: "EnginePlan", config: EngineConfig, limits: Limits, kv_plan: KVPlan) -> StepMetrics:

@@ -87,7 +87,7 @@ class Scheduler:
     def _load(self) -> StepLoad:
         running = self._queues.running
         num_decodes = sum(1 for request in running if request.num_computed_tokens >= len(request.all_token_ids) - 1)
-        return StepLoad(num_decodes, len(running) - num_decodes, self._queues.num_waiting, self._kv.pool.usage)
+        return StepLoad(num_decodes, self._queues.num_waiting)
 
     # --- schedule: running requests -----------------------------------------------------------------------------------------
 

@@ -70,13 +70,10 @@ class RequestView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """The load before a step: numbers of decoding rows, prefilling rows and waiting requests, and the fraction of KV blocks in
-    use."""
+    """The load before a step: numbers of decoding rows and waiting requests."""
 
     num_decodes: int
-    num_prefills: int
     num_waiting: int
-    kv_usage: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,6 +273,26 @@ class Registry:
         with blame(entry.id):
             return implementation(chosen_options, setup)
 
+    def modules(self) -> dict[str, str]:
+        """Return the modules of plugins, and their top-level packages → the plugin's id, for `errors.culprit`. A module that
+        several plugins share belongs to the one that was chosen, or else to their distribution. Executors and commands are left
+        out, because everything else runs in their frames."""
+        chosen = {made.winner for made in self.decisions.values()}
+        roots: dict[str, list[Entry]] = {}
+        parts: dict[str, list[Entry]] = {}
+        for entry in (*self.scan.entries, *self.scan.hooks):
+            if entry.kind in ("executor", "command"):
+                continue
+            roots.setdefault(entry.value.partition(":")[0].partition(".")[0], []).append(entry)
+            spec = self._specs.get(entry)
+            for path in {getattr(spec, part, None) for part in ("implementation", "validate", "worker")} - {None, ""}:
+                parts.setdefault(str(path).partition(":")[0], []).append(entry)
+        owners = {}
+        for module, entries in (roots | parts).items():
+            ours = [entry for entry in entries if entry in chosen] or entries
+            owners[module] = ours[0].id if len(ours) == 1 else f"{ours[0].distribution} {ours[0].version}"
+        return owners
+
     def describe_decisions(self) -> list[dict[str, Any]]:
         """Return every choice of this process as plain data: the need, the winner and why it won, and what stopped the others."""
         return [made.describe() for _, made in sorted(self.decisions.items())]

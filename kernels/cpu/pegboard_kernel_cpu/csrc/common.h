@@ -37,7 +37,6 @@ typedef int8_t vbyte __attribute__((vector_size(LANES), aligned(1), may_alias));
 /* A step. All kernels of a program get the same one. */
 typedef struct {
     int64_t num_tokens; /* rows of the activations */
-    int64_t num_outputs; /* rows that need logits */
 } Step;
 
 typedef struct Team Team;

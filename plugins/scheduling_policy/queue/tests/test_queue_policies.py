@@ -15,7 +15,7 @@ from pegboard_testing.contract_scheduling_policy import View
 from pegboard_testing.fake_limits import fake_limits
 
 SETUP = SchedulingPolicySetup(fake_limits(max_num_batched_tokens=512, max_num_seqs=8))
-LOAD = StepLoad(num_decodes=1, num_prefills=1, num_waiting=1, kv_usage=0.5)
+LOAD = StepLoad(num_decodes=1, num_waiting=1)
 
 
 def _is_same(found, expected) -> bool:
