@@ -20,8 +20,9 @@ from pegboard.interfaces.model_family import ModelFamilySpec
 from pegboard.interfaces.spec import TIERS, Absent, Broken, Ok, Spec
 from pegboard.plugins import discovery, options
 from pegboard.plugins.discovery import Entry
-from pegboard.plugins.doctor import BUDGET_MS, measure
+from pegboard.plugins.doctor import BUDGET_MS, PARTS, measure
 from pegboard.plugins.importing import import_part, import_spec, incompatibility, probe_facts
+from pegboard.plugins.source_code import members, missing, wanted
 
 
 def installed_entry(kind: str, name: str, distribution: str | None = None) -> Entry:
@@ -80,8 +81,8 @@ def check_spec(entry: Entry, spec: Spec) -> None:
 
 
 def check_parts(entry: Entry, spec: Spec) -> None:
-    """Every "module:name" string names something that is callable."""
-    for part in ("implementation", "options", "probe", "suits", "validate"):
+    """Every "module:name" string names something that is callable, and classes have the methods of their interface."""
+    for part in PARTS:
         path = getattr(spec, part, None)  # not every kind has all of these fields
         if path is None or (path == "" and isinstance(spec, ModelFamilySpec)):
             continue
@@ -90,6 +91,7 @@ def check_parts(entry: Entry, spec: Spec) -> None:
         assert callable(found), f"{entry.id}: {part} {path!r} is a {type(found).__name__}, expected a class or function"
         if part in ("probe", "suits", "validate"):
             assert _takes(found, 1), f"{entry.id}: {part} {path!r} must take exactly one argument"
+        check_methods(entry, part, path, found)
     if isinstance(spec, ModelFamilySpec):
         check_family(entry, spec)
         return
@@ -98,6 +100,16 @@ def check_parts(entry: Entry, spec: Spec) -> None:
     is_op = isinstance(spec, KernelSpec)  # a kernel takes the op's arguments
     if inspect.isclass(implementation) and not inspect.isabstract(implementation) and not is_op:
         assert _takes(implementation, 2), f"{entry.id}: {spec.implementation!r} must be built as Implementation(options, setup)"
+
+
+def check_methods(entry: Entry, part: str, path: str, found: Any) -> None:
+    """A class has the methods of its interface. Those that are only assigned to `self` are found in its source."""
+    wrong = missing(entry.kind, part, path)
+    assert not wrong, f"{entry.id}: {part} {path!r} {wrong}"
+    if inspect.isclass(found) and members(*path.split(":")) is None:
+        interface, methods = wanted(entry.kind, part)
+        lacks = [name for name in methods if not hasattr(found, name) and not hasattr(found, "__getattr__")]
+        assert not lacks, f"{entry.id}: {part} {path!r} has no method {', '.join(lacks)}, which {interface} needs"
 
 
 def check_family(entry: Entry, spec: ModelFamilySpec) -> None:
