@@ -4,18 +4,21 @@
 
 Small checkpoints of each kind of file are mutated: bytes are flipped, cut and copied, and values are replaced by hostile ones. A
 child process loads each of them, tokenizes, renders a chat and generates two tokens. Only an answer, or an error of Pegboard that
-names its cause, is right. The child serves many mutations; when it dies or hangs, the next one goes on after the culprit.
+names its cause, is right. The child serves many mutations; when it dies or hangs, the next one goes on after the culprit. It
+cannot allocate more than 2 GiB: what needs more is a crash or a raw exception.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import functools
 import importlib
 import json
 import os
 import random
 import resource
-import selectors
+import select
 import shutil
 import subprocess
 import sys
@@ -200,11 +203,11 @@ def mutate_json(text: str, draw: random.Random) -> str:
             case 0 if isinstance(container, dict):
                 del container[key]
             case 1 if isinstance(container, list):
-                container.append(draw.choice(container))
+                container.append(copy.deepcopy(draw.choice(container)))
             case 2 if isinstance(container[key], int | float) and not isinstance(container[key], bool):
                 container[key] = draw.choice((-container[key], container[key] * 2, container[key] + 1, container[key] / 3))
             case _:
-                container[key] = draw.choice(HOSTILE)
+                container[key] = copy.deepcopy(draw.choice(HOSTILE))
     text = json.dumps(value)
     return mutate_bytes(text.encode(), draw).decode("utf-8", "surrogateescape") if draw.random() < 0.1 else text
 
@@ -325,15 +328,19 @@ def serve(reference: Path) -> str:
         return f"raw {type(error).__name__}: {error}"
 
 
-def child(kind: str, healthy: Path, first: int, last: int, seed: int) -> None:
+def child(kinds: list[str], count: int, first: int, healthy: Path, seed: int) -> None:
+    """Serve the mutations from number `first` on: `count` of the first kind, then `count` of the second, and so on."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_DATA, (LIMIT_BYTES, LIMIT_BYTES))
     importlib.import_module("pegboard_model_transformers.model")  # imports count as the start, not as the first mutation
-    assert serve(healthy / "hf") == "served"
+    assert serve(healthy / "hf") == serve(healthy / "model.gguf") == "served"
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(first, last):
-            draw = random.Random(f"{kind} {seed} {number}")
+        for number in range(first, len(kinds) * count):
+            kind = kinds[number // count]
+            draw = random.Random(f"{kind} {seed} {number % count}")
             reference = mutate(kind, healthy, Path(folder) / "model", draw)
             print(json.dumps({"begin": number}), flush=True)
+            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
             started = time.monotonic()
             told = serve(reference)
             took = time.monotonic() - started
@@ -351,83 +358,82 @@ def peak_memory() -> int:
 
 @dataclass
 class Result:
-    """What a campaign over one kind of file found. bad: (number of the mutation, what happened)."""
+    """What the campaign found for one kind of file. bad: (number of the mutation, what happened)."""
 
     counts: Counter[str] = field(default_factory=Counter)
     bad: list[tuple[int, str]] = field(default_factory=list)
-    limit_s: float = LIMIT_S
     slowest_s: float = 0.0
     peak_bytes: int = 0
 
-
-def run(
-    kind: str,
-    count: int,
-    healthy: Path,
-    *,
-    seed: int = 0,
-    limit_s: float = LIMIT_S,
-    told: Callable[[str], None] = lambda line: None,
-) -> Result:
-    """Serve `count` mutations of one kind of file in limited children. limit_s: seconds for one mutation."""
-    result, number = Result(limit_s=limit_s), 0
-    while number < count:
-        number = _one_child(kind, number, count, healthy, seed, result, told)
-    return result
+    def note(self, number: int, word: str, text: str) -> None:
+        self.counts[word] += 1
+        if word not in ("served", "refused"):
+            self.bad.append((number, f"{word} {text}"))
 
 
-def _one_child(kind: str, first: int, last: int, healthy: Path, seed: int, result: Result, told: Callable[[str], None]) -> int:
-    """Serve mutations in one child until it has served all, died or was killed. Returns the number of the next mutation."""
-    arguments = [sys.executable, __file__, "--child", kind, str(healthy), str(first), str(last), str(seed)]
-    environment = {**os.environ, "PYTHONPATH": "", "MALLOC_ARENA_MAX": "2"}
-    running = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
-    assert running.stdout is not None
-    lines: list[bytes] = []
-    rest = b""
-    with running.stdout, selectors.DefaultSelector() as selector:
-        selector.register(running.stdout, selectors.EVENT_READ)
-        number, started, limit, is_serving = first, time.monotonic(), START_S, False
-        while True:
-            if not lines and not selector.select(timeout=max(0.0, started + limit - time.monotonic())):
-                running.kill()
-                running.wait()
-                if number == last:  # only its end was slow
-                    return last
-                _note(result, number, "hang", f"no answer after {limit} s", told)
-                return number + 1
-            if not lines:  # a line that waits in a buffer is not seen by the selector
-                read = os.read(running.stdout.fileno(), 1 << 16)
-                *lines, rest = (rest + read).split(b"\n")
-                if read and not lines:
+@dataclass
+class Campaign:
+    """Serves `count` mutations of each kind of file in limited children, and collects a Result for each kind. limit_s: seconds
+    for one mutation. told: gets a line for each mutation."""
+
+    kinds: list[str]
+    count: int
+    healthy: Path
+    seed: int = 0
+    limit_s: float = LIMIT_S
+    told: Callable[[str], None] = lambda line: None
+    results: dict[str, Result] = field(default_factory=dict)
+
+    def run(self) -> dict[str, Result]:
+        self.results = {kind: Result() for kind in self.kinds}
+        number, total = 0, len(self.kinds) * self.count
+        while number < total:
+            number = self._one_child(number, total)
+        return self.results
+
+    def _one_child(self, first: int, total: int) -> int:
+        """Serve mutations in one child until it has served all, died or was killed. Returns the number of the next mutation."""
+        numbers = [str(number) for number in (self.count, first)]
+        arguments = [sys.executable, __file__, "--child", ",".join(self.kinds), *numbers, str(self.healthy), str(self.seed)]
+        environment = {**os.environ, "PYTHONPATH": "", "MALLOC_ARENA_MAX": "2"}
+        number, limit, is_serving = first, START_S, False
+        with subprocess.Popen(
+            arguments, bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        ) as running:
+            while number < total:
+                message = next_message(running, limit)
+                if isinstance(message, str):
+                    word, text = ("hang", f"no answer after {limit} s") if message == "late" else ("crash", message)
+                    self._note(number, word, text if is_serving else f"{text}, between mutations")
+                    running.kill()
+                    return number + 1
+                if "begin" in message:
+                    number, limit, is_serving = message["begin"], self.limit_s, True
                     continue
-            if not lines:
-                status = running.wait()
-                if number < last:
-                    _note(result, number, "crash", f"exit status {status}{'' if is_serving else ' between mutations'}", told)
-                return number + 1 if number < last else last
-            message = json.loads(lines.pop(0))
-            if "begin" in message:
-                number, started, limit, is_serving = message["begin"], time.monotonic(), result.limit_s, True
-                continue
-            word = message["told"].partition(" ")[0]
-            result.slowest_s = max(result.slowest_s, message["took"])
-            result.peak_bytes = max(result.peak_bytes, message["peak"])
-            result.counts[word] += 1
-            told(f"{kind} {number}: {message['told']}")
-            if word not in ("served", "refused"):
-                result.bad.append((number, message["told"]))
-            elif message["peak"] > LIMIT_BYTES:
-                _note(result, number, "memory", f"{message['peak'] >> 20} MiB", told)
-                running.kill()
-                running.wait()
-                return number + 1
-            number, started, is_serving = number + 1, time.monotonic(), False
+                word, _, text = message["told"].partition(" ")
+                result = self.results[self.kinds[number // self.count]]
+                result.slowest_s = max(result.slowest_s, message["took"])
+                result.peak_bytes = max(result.peak_bytes, message["peak"])
+                self._note(number, word, text)
+                number, is_serving = number + 1, False
+            running.kill()
+        return total
+
+    def _note(self, number: int, word: str, text: str) -> None:
+        kind = self.kinds[number // self.count]
+        self.results[kind].note(number % self.count, word, text)
+        self.told(f"{kind} {number % self.count}: {word} {text}")
 
 
-def _note(result: Result, number: int, word: str, text: str, told: Callable[[str], None]) -> None:
-    result.counts[word] += 1
-    result.bad.append((number, f"{word} {text}"))
-    told(f"{number}: {word} {text}")
+def next_message(running: subprocess.Popen[bytes], limit_s: float) -> dict[str, Any] | str:
+    """Return the next message of a child; "late" if none comes within `limit_s` seconds, or how the child ended. Its stdout must
+    not be buffered."""
+    assert running.stdout is not None
+    if not select.select([running.stdout], [], [], limit_s)[0]:
+        return "late"
+    if line := running.stdout.readline():
+        return dict(json.loads(line))
+    return f"exit status {running.wait()}"
 
 
 def write_all_healthy(folder: Path) -> Path:
@@ -438,8 +444,8 @@ def write_all_healthy(folder: Path) -> Path:
 
 def main() -> int:
     if sys.argv[1:2] == ["--child"]:
-        kind, healthy, first, last, seed = sys.argv[2:]
-        child(kind, Path(healthy), int(first), int(last), int(seed))
+        kinds, count, first, healthy, seed = sys.argv[2:]
+        child(kinds.split(","), int(count), int(first), Path(healthy), int(seed))
         return 0
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=500, help="mutations of each kind of file")
@@ -447,20 +453,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--verbose", action="store_true", help="print what happened to every mutation")
     arguments = parser.parse_args()
-    num_bad = 0
-    print("| file | served | refused by name | raw | crash | hang | slowest | peak memory |\n|---|---|---|---|---|---|---|---|")
+    show = functools.partial(print, file=sys.stderr, flush=True) if arguments.verbose else lambda line: None
     with tempfile.TemporaryDirectory() as folder:
         healthy = write_all_healthy(Path(folder))
-        for kind in arguments.kind or KINDS:
-            show = print if arguments.verbose else lambda line: None
-            found = run(kind, arguments.count, healthy, seed=arguments.seed, told=show)
-            numbers = [found.counts[word] for word in ("served", "refused", "raw", "crash", "hang")]
-            row = [kind, *map(str, numbers), f"{found.slowest_s:.1f} s", f"{found.peak_bytes >> 20} MiB"]
-            print("|", " | ".join(row), "|", flush=True)
-            for number, text in found.bad:
-                print(f"  bad: {kind} {number}: {text}", file=sys.stderr, flush=True)
-            num_bad += len(found.bad)
-    return 1 if num_bad else 0
+        found = Campaign(arguments.kind or list(KINDS), arguments.count, healthy, arguments.seed, told=show).run()
+    print("| file | served | refused by name | raw | crash | hang | slowest | peak memory |\n|---|---|---|---|---|---|---|---|")
+    for kind, result in found.items():
+        numbers = [result.counts[word] for word in ("served", "refused", "raw", "crash", "hang")]
+        row = [kind, *map(str, numbers), f"{result.slowest_s:.1f} s", f"{result.peak_bytes >> 20} MiB"]
+        print("|", " | ".join(row), "|")
+        for number, text in result.bad:
+            print(f"  bad: {kind} {number}: {text}", file=sys.stderr)
+    return 1 if any(result.bad for result in found.values()) else 0
 
 
 if __name__ == "__main__":

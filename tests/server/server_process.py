@@ -89,14 +89,17 @@ def cli(*words: str, timeout: float = PATIENCE_S, **env: str) -> subprocess.Comp
 
 
 class Server:
-    """A running server in its own process group. log: a file for its output. Temporary files go to `folder`."""
+    """A running server in its own process group. log: a file for its output. Temporary files go to `folder`. port: default any
+    free one."""
 
-    def __init__(self, model: Path, folder: Path, *flags: str, probe: Path | None = None, **env: str) -> None:
+    def __init__(
+        self, model: Path, folder: Path, *flags: str, probe: Path | None = None, port: int | None = None, **env: str
+    ) -> None:
         self.folder = folder
         self.temp = folder / "temp"
-        self.temp.mkdir()
+        self.temp.mkdir(exist_ok=True)
         self.log = folder / "log"
-        self.port = free_port()
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         words = ["serve", str(model), "--port", str(self.port), "--served-model-name", MODEL, "--disable-access-log"]
         words += [*SIZES, *flags]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import aclosing
@@ -16,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
+from pegboard.engine.boundary import client
 from pegboard.engine.boundary.client import EngineProcess
 from pegboard.errors import EngineDeadError, ModelError, PegboardError, RequestError
 from pegboard.front.async_llm import AsyncLLM
@@ -94,6 +97,35 @@ def test_events_of_a_running_engine_are_read_by_the_plans_parsers():
                     assert await read(client, kind, choice, pause_s) == (content, "hm é", calls)
 
     asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def test_the_folder_of_killed_processes_is_removed_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(client.zmq, "IPC_PATH_MAX_LEN", 1000)
+    left, open_to_others, users = (tmp_path / name for name in ("pegboard-engine-1", "pegboard-engine-2", "pegboard-mine"))
+    for folder, mode in ((left, 0o700), (open_to_others, 0o755), (users, 0o700)):
+        folder.mkdir(mode)
+        (folder / "engine").write_bytes(b"x")
+    (tmp_path / "pegboard-engine-3").symlink_to(users)
+    first, lock = client._new_folder()
+    assert not left.exists() and (open_to_others / "engine").exists() and (users / "engine").exists()
+    second, other = client._new_folder()
+    assert first.exists() and second != first, "a folder in use stays"
+    assert lock is not None and other is not None
+    os.close(lock)  # as if its process were killed
+    third, last = client._new_folder()
+    assert not first.exists() and second.exists()
+    os.close(other), os.close(last)
+
+
+def test_without_locks_there_is_a_folder_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(number: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(client.fcntl, "flock", refuse)
+    folder, lock = client._new_folder()
+    assert [*tmp_path.iterdir()] == [folder] and lock is None
 
 
 def is_running(pid: int) -> bool:

@@ -9,7 +9,7 @@ Qwen3           RMSNorm on every query and key head instead of biases (Yang et a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar, get_origin
 
 from torch import Tensor, nn
 
@@ -17,11 +17,25 @@ from pegboard.errors import ModelError
 from pegboard.layers import Activation, Attention, Build, Embedding, Head, LayerStack, Linear, Norm, QKVLinear, Rope, Rotation
 from pegboard.layers.rope import rope_parameters
 
+_TYPES: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list"}
+
+T = TypeVar("T", int, float, bool, str, list[str])
+
+
+def _read(config: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
+    """Return a value of the config, or None if it has none. Raises ModelError if the value has another type."""
+    value = config.get(name)
+    expected: Any = (int, float) if kind is float else get_origin(kind) or kind
+    if value is not None and (not isinstance(value, expected) or isinstance(value, bool) != (kind is bool)):
+        told = _TYPES[get_origin(kind) or kind]
+        raise ModelError(f"the checkpoint's config has {name}={value!r}; this architecture needs {told}")
+    return value
+
 
 def _size(config: Mapping[str, Any], name: str) -> int:
-    size = config.get(name)
-    if not isinstance(size, int):
-        raise ModelError(f"the checkpoint's config has {name}={size!r}; this architecture needs a number")
+    size = _read(config, name, int)
+    if size is None:
+        raise ModelError(f"the checkpoint's config has {name}=None; this architecture needs a whole number")
     return size
 
 
@@ -33,35 +47,36 @@ class Shape:
         self.intermediate_size = _size(config, "intermediate_size")
         self.num_layers = _size(config, "num_hidden_layers")
         self.num_heads = _size(config, "num_attention_heads")
-        self.num_kv_heads: int = config.get("num_key_value_heads") or self.num_heads
-        self.head_dim: int = config.get("head_dim") or self.hidden_size // self.num_heads
+        self.num_kv_heads = _read(config, "num_key_value_heads", int) or self.num_heads
+        self.head_dim = _read(config, "head_dim", int) or self.hidden_size // self.num_heads
         self.vocab_size = _size(config, "vocab_size")
-        self.max_positions: int = config.get("max_position_embeddings") or 2048
-        self.eps: float = config.get("rms_norm_eps") or 1e-6
-        self.activation: str = config.get("hidden_act") or "silu"
-        self.is_qwen3 = config.get("model_type") == "qwen3"
-        self.qkv_bias: bool = config.get("attention_bias", config.get("model_type") == "qwen2")
-        self.output_bias: bool = config.get("attention_bias", False) and config.get("model_type") != "qwen2"
-        self.mlp_bias: bool = config.get("mlp_bias", False)
+        self.max_positions = _read(config, "max_position_embeddings", int) or 2048
+        self.eps = _read(config, "rms_norm_eps", float) or 1e-6
+        self.activation = _read(config, "hidden_act", str) or "silu"
+        self.is_qwen3, is_qwen2 = (config.get("model_type") == name for name in ("qwen3", "qwen2"))
+        self.qkv_bias = bool(_read(config, "attention_bias", bool) if "attention_bias" in config else is_qwen2)
+        self.output_bias = bool(_read(config, "attention_bias", bool)) and not is_qwen2
+        self.mlp_bias = bool(_read(config, "mlp_bias", bool))
+        self.is_tied = bool(_read(config, "tie_word_embeddings", bool))
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
                 f"{self.num_heads} attention heads cannot share {self.num_kv_heads} heads of keys and values equally"
             )
-        if len(config.get("layer_types") or range(self.num_layers)) < self.num_layers:
-            raise ModelError(f"layer_types has {len(config['layer_types'])} entries for {self.num_layers} layers")
+        types = _read(config, "layer_types", list[str])
+        if types and len(types) < self.num_layers:
+            raise ModelError(f"layer_types has {len(types)} entries for {self.num_layers} layers")
         self.windows = [self._window(config, index) for index in range(self.num_layers)]
 
     @staticmethod
     def _window(config: Mapping[str, Any], index: int) -> int | None:
         """Return the sliding window of a layer, in tokens. It applies to all layers (Mistral) or to those that `layer_types`
         names (Qwen)."""
-        window = config.get("sliding_window")
-        if not window or config.get("use_sliding_window") is False:
+        window = _read(config, "sliding_window", int)
+        if not window or _read(config, "use_sliding_window", bool) is False:
             return None
-        types = config.get("layer_types")
-        if types:
+        if types := _read(config, "layer_types", list[str]):
             return window if types[index] == "sliding_attention" else None
-        return window if index >= config.get("max_window_layers", 0) else None
+        return window if index >= (_read(config, "max_window_layers", int) or 0) else None
 
 
 class LlamaModel(nn.Module):
@@ -76,7 +91,7 @@ class LlamaModel(nn.Module):
         self.rope = Rope(inner, shape.head_dim, max_positions=shape.max_positions, base=base, scaling=scaling)
         self.layers = LayerStack(inner.at("layers"), shape.num_layers, lambda b, i: DecoderLayer(b, i, shape, self.rope))
         self.norm = Norm(inner.at("norm"), shape.hidden_size, shape.eps)
-        tied = self.embed_tokens if config.get("tie_word_embeddings") else None
+        tied = self.embed_tokens if shape.is_tied else None
         self.lm_head = Head(build.at("lm_head"), shape.vocab_size, shape.hidden_size, tied=tied)
 
     def embed(self, input_ids: Tensor) -> Tensor:

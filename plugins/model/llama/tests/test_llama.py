@@ -4,6 +4,7 @@ tested in tests/parity."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -186,3 +187,13 @@ def test_every_op_is_a_kernel() -> None:
 def test_configs_that_do_not_fit_together_are_model_errors(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         LlamaModel({**CONFIG, **values}, fake_build())
+
+
+KEYS = sorted({*CONFIG, *{key for variant in VARIANTS.values() for key in variant}, "layer_types", "hidden_act"})
+
+
+@pytest.mark.parametrize("value", [[1], ["a"], {}, {"a": 1}, "text", True, 0.5, -1.5, 7], ids=repr)
+def test_an_odd_value_is_a_model_error_or_makes_no_difference(value: Any) -> None:
+    for key in KEYS:
+        with contextlib.suppress(ModelError):
+            LlamaModel({**CONFIG, "sliding_window": 3, key: value}, fake_build())

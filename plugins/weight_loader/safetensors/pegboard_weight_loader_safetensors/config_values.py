@@ -33,8 +33,8 @@ def check_config(path: Path, config: Mapping[str, Any], tensors: Collection[Tens
     """Raise ModelError if a value of the config cannot be right: a wrong type, a number out of range or sizes that
     the stored tensors cannot fill. Nothing is allocated before this. path: of the config, for the error."""
     for place, name, value in _values(config):
-        rule = next((rule for keys, rule in _rules() if keys.fullmatch(name)), {"type": ""})
-        for item in value if isinstance(value, list) else [value]:
+        rule = next((rule for keys, rule in _rules() if keys.fullmatch(name)), {"type": "", "lists": True})
+        for item in value if isinstance(value, list) and rule.get("lists") else [value]:
             if expected := _unfit(item, rule):
                 raise ModelError(f"{path} has {place}{name}={_shown(value)}, expected {expected}")
     if not tensors:

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
+import fcntl
 import os
 import pickle
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -104,12 +107,13 @@ class EngineProcess(EngineLink):
     """One engine process and the socket to it. The constructor starts the process. Any thread may call it.
 
     The socket is in a new folder that only this user can open. `stop` removes the socket and the folder. It also runs when the
-    program exits.
+    program exits. If this process is killed, the engine process removes them; if both are, the next EngineProcess does.
     """
 
     def __init__(self, builder: str = BUILDER) -> None:
         with signals_wait():
-            address = f"ipc://{_new_folder() / 'engine'}"
+            made, self._lock = _new_folder()
+            address = f"ipc://{made / 'engine'}"
             super().__init__(address)
             self._has_plan = False
             function, folder = "pegboard.engine.boundary.process:run", str(self.folder)
@@ -154,10 +158,42 @@ class EngineProcess(EngineLink):
         self._process.end(STOP_PATIENCE_S if self._has_plan else (0.0, *STOP_PATIENCE_S[1:]))
         self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
 
 
-def _new_folder() -> Path:
-    """Create and return a folder that only this user can open (mode 0700). It is in /tmp if the path below TMPDIR would be too
-    long for a socket."""
-    length = len(os.fsencode(tempfile.gettempdir())) + len("/pegboard-12345678/engine")
-    return Path(tempfile.mkdtemp(prefix="pegboard-", dir="/tmp" if length > zmq.IPC_PATH_MAX_LEN else None))
+_PREFIX = "pegboard-engine-"
+
+
+def _new_folder() -> tuple[Path, int | None]:
+    """Create a folder that only this user can open (mode 0700). Return it and the descriptor that keeps it locked, or None if the
+    file system has no locks. The folder is in /tmp if the path below TMPDIR would be too long for a socket. The folders of
+    processes that were killed are removed."""
+    length = len(os.fsencode(tempfile.gettempdir())) + len(f"/{_PREFIX}12345678/engine")
+    root = Path("/tmp" if length > zmq.IPC_PATH_MAX_LEN else tempfile.gettempdir())
+    for left in root.glob(f"{_PREFIX}*"):
+        if (lock := _locked(left)) is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(lock)
+    for _ in range(2):  # another process may take a folder that is not locked yet for one that is left
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+        if (lock := _locked(folder)) is not None:
+            return folder, lock
+        shutil.rmtree(folder, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root)), None
+
+
+def _locked(folder: Path) -> int | None:
+    """Lock a folder of this user until the descriptor that is returned is closed, or this process ends. Return None if another
+    process has locked it, or if it is gone."""
+    try:
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        found = os.fstat(number)
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700 and folder.exists():
+            return number
+    os.close(number)
+    return None
