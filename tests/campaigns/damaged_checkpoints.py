@@ -148,8 +148,9 @@ def write_healthy(directory: Path) -> None:
         (directory / name).write_text(json.dumps(content))
 
 
-def write_gguf(path: Path, changes: Mapping[str, Any] | None = None) -> None:
-    """Write a GGUF file. changes: metadata values by the last part of their key; a text is written where a text belongs."""
+def write_gguf(path: Path, changes: Mapping[str, Any] | None = None, stored: str = "F32") -> None:
+    """Write a GGUF file. changes: metadata values by the last part of their key; a text is written where a text belongs. stored:
+    the type of the matrices that can have it."""
     import gguf
     import numpy as np
 
@@ -176,7 +177,10 @@ def write_gguf(path: Path, changes: Mapping[str, Any] | None = None) -> None:
         "attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")))  # fmt: skip
     generator = np.random.default_rng(0)
     for name, shape in llama_shapes(names).items():
-        writer.add_tensor(name, (generator.standard_normal(shape) * 0.1).astype(np.float32))
+        values, kind = (generator.standard_normal(shape) * 0.1).astype(np.float32), gguf.GGMLQuantizationType.F32
+        if len(shape) == 2 and shape[1] % 32 == 0:
+            kind = gguf.GGMLQuantizationType[stored]
+        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -236,7 +236,9 @@ def send(pids: Sequence[int], number: signal.Signals) -> None:
             continue
 
 
-async def play(model: Path, folder: Path, port: int, this: Round, draw: random.Random, start_s: float, limit_s: float) -> Outcome:
+async def play(
+    model: Path, folder: Path, port: int, this: Round, draw: random.Random, start_s: float, limit_s: float, num_clients: int
+) -> Outcome:
     """Play one round. start_s: how long a start takes, to find a moment in it."""
     with start(model, folder, port, this.num_apis) as server:
         if this.moment == "start":
@@ -245,7 +247,7 @@ async def play(model: Path, folder: Path, port: int, this: Round, draw: random.R
             await asyncio.sleep(this.wait * start_s)
         else:
             await asyncio.to_thread(server.wait_until_ready)
-            load = Load(server.url, this.moment, draw, 0 if this.moment == "idle" else 12)
+            load = Load(server.url, this.moment, draw, 0 if this.moment == "idle" else num_clients)
             await load.wait_until_begun()
             await asyncio.sleep(this.wait * {"idle": 0.2, "prefill": 0.5}.get(this.moment, 2.0))
         if this.moment == "draining":
@@ -300,19 +302,29 @@ def left_by(server: Server, was_all_killed: bool = False) -> list[str]:
     return found + ([f"the log has a traceback: …{text[-1500:]}"] if "Traceback" in text else [])
 
 
-def run(rounds: Sequence[Round], folder: Path, *, limit_s: float = LIMIT_S, told: Callable[[Round, Outcome], None]) -> list[str]:
-    """Play the rounds, and start a server once more at the end. Returns what was wrong."""
+def run(
+    rounds: Sequence[Round],
+    folder: Path,
+    *,
+    limit_s: float = LIMIT_S,
+    num_clients: int = 12,
+    told: Callable[[Round, Outcome], None] = lambda this, outcome: None,
+) -> list[str]:
+    """Play the rounds. If the last one ends its server, start another one after it. Returns what was wrong."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     folder.mkdir(exist_ok=True)
     model, port, bad = write_model(folder / "model"), free_port(), []
-    started = time.monotonic()
-    with start(model, folder, port, 1) as server:
-        server.wait_until_ready()
-        start_s = time.monotonic() - started
+    started, start_s = time.monotonic(), 0.0
+    if any(this.moment == "start" for this in rounds):
+        with start(model, folder, port, 1) as server:
+            server.wait_until_ready()
+            start_s = time.monotonic() - started
     for index, this in enumerate(rounds):
-        outcome = asyncio.run(play(model, folder, port, this, random.Random(index), start_s, limit_s))
+        outcome = asyncio.run(play(model, folder, port, this, random.Random(index), start_s, limit_s, num_clients))
         told(this, outcome)
         bad += [f"{this}: {text}" for text in outcome.bad]
+    if not rounds[-1].ends_the_server:
+        return bad
     with start(model, folder, port, 1) as server:
         answer = answer_of(server.wait_until_ready())
     bad += [f"in the end: {text}" for text in left_by(server)]
