@@ -3,6 +3,7 @@ tokens."""
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -267,6 +268,49 @@ def test_a_backend_that_failed_is_not_asked_again_for_that_constraint() -> None:
     results = engine.run()
     assert results["b", 0].finish_reason == results["c", 0].finish_reason == "stop"
     assert second.num_compiled == 1 and first.num_compiled == 2
+
+
+class Slow(Raising):
+    """A backend whose `method` takes `seconds` on a clock of its own for constraints of length 9. The clock stands otherwise."""
+
+    def __init__(self, method: str, seconds: Callable[[int], float], monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(method)
+        self.seconds, self.now, self.num_calls = seconds, 0.0, 0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+    def count(self, method: str) -> None:
+        if method == self.method:
+            self.num_calls += 1
+            self.now += self.seconds(self.num_calls)
+
+
+@pytest.mark.parametrize("max_drafts", [0, 3])
+@pytest.mark.parametrize("others", [0, 3])
+@pytest.mark.parametrize("method", ["fill", "accept"])
+@pytest.mark.parametrize("seconds", [lambda call: 3.0 * (call in (4, 5)), lambda call: 0.4], ids=["two", "every"])
+def test_a_slow_grammar_ends_its_request_only(
+    method: str, seconds: Callable[[int], float], others: int, max_drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = Slow(method, seconds, monkeypatch)
+    engine = FakeEngine(structured_output=backend, max_drafts=max_drafts)
+    for i in range(others):
+        engine.add(f"other {i}", range(5), structured("3:0,1:30", max_tokens=40))
+    engine.add("bad", range(5), structured("3:0,1,2:9" if not others else "3:0,1:9", max_tokens=40))
+    results = engine.run()
+    bad = results["bad", 0]
+    assert bad.finish_reason == "error" and re.search(r"fake is too slow .* last call took \d", str(bad.deltas[-1].error))
+    assert bad.deltas[-1].error_parameter == "structured_outputs"
+    assert all(results[f"other {i}", 0].finish_reason == "stop" for i in range(others))
+    assert backend.now < 7
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("method", ["fill", "accept"])
+def test_a_slow_first_mask_is_no_failure(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Slow(method, lambda call: 1.8 if call == 1 else 0.04, monkeypatch)
+    engine = FakeEngine(structured_output=backend)
+    engine.add("good", range(5), structured("3:0,1,2:9"))
+    assert engine.run()["good", 0].finish_reason == "stop"
 
 
 def test_a_request_that_leaves_is_not_compiled() -> None:

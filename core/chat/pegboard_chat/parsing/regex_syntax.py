@@ -7,6 +7,7 @@ The pattern is cut into pieces (`\d`, `[^a]`, `(?:`, `{2,3}`, …) as Python's `
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -128,8 +129,9 @@ def with_ascii_classes(pattern: str) -> str:
     return "".join(map(rewritten, pieces(pattern)))
 
 
-def expanded_size(pattern: str) -> int:
-    """Return the length of the pattern with its repeats written out. Automata grow at least as fast as this length."""
+def expanded_size(pattern: str, counts_piece: Callable[[Piece], bool] = lambda piece: True) -> int:
+    """Return the length of the pattern with its repeats written out. Automata grow at least as fast as this length. counts_piece:
+    whether a piece counts; all do by default."""
     if len(pattern) > MAX_LENGTH:
         return len(pattern)
     stack = [0]
@@ -146,9 +148,34 @@ def expanded_size(pattern: str) -> int:
             stack[-1] += last * (max(counts, default=1) - 1)
             last *= max(counts, default=1)
         elif part.kind not in ("or", "anchor"):
-            last = 1
-            stack[-1] += 1
+            last = int(counts_piece(part))
+            stack[-1] += last
     return sum(stack)
+
+
+def repeats_repeats(pattern: str) -> bool:
+    """Return whether a group that contains a repeat is repeated, as in `([a-z]+ ?)+`. Such a pattern may be able to divide the same
+    text in many ways."""
+    stack, closed = [False], False
+    for part in pieces(pattern):
+        if part.kind == "open" and not part.text.endswith(")"):
+            stack.append(False)
+        elif part.kind == "repeat":
+            if closed and part.text[0] != "?" and part.text != "{1}":
+                return True
+            stack[-1] = True
+        closed = False
+        if part.kind == "close" and len(stack) > 1:
+            closed = stack.pop()
+            stack[-1] |= closed
+    return False
+
+
+def is_wide(part: Piece) -> bool:
+    """Return whether the piece stands for a large part of all characters."""
+    return (
+        part.kind == "any" or part.text[:2] in ("[^", r"\w", r"\W", r"\S", r"\D") or part.kind == "class" and r"\w" in part.text
+    )
 
 
 def _of_escape(text: str) -> set[str]:

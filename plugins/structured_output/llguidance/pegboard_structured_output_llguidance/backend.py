@@ -13,6 +13,11 @@ from pegboard.errors import RequestError
 from pegboard.interfaces.structured_output import Constraint, StructuredOutputSetup
 from pegboard_structured_output_llguidance.grammar import grammar_text, rejection, special_ids
 
+MAX_ITEMS = 5000
+"""The largest number of items of the parser for one mask or token; the library's default is 50,000. An ambiguous rule
+(`a: a a | /./`) needs more with every token: up to 5 s for one mask with the default, 0.1 s with this. An ordinary JSON schema needs a
+few hundred."""
+
 
 class GuidanceState:
     """The matcher of one completion. special_ids: ids of special tokens that the grammar names."""
@@ -61,7 +66,7 @@ class Guidance:
             AttributeError,
         ) as error:  # Assertion: for tags
             raise RequestError(str(error) or type(error).__name__, parameter="structured_outputs") from error
-        limits = llguidance.LLParserLimits(verbose_errors=False)
+        limits = llguidance.LLParserLimits(verbose_errors=False, step_max_items=MAX_ITEMS)
         matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
         mask = None if matcher.is_error() else matcher.compute_bitmask()  # exceeds limits that a matcher meets only here
         if matcher.is_error():

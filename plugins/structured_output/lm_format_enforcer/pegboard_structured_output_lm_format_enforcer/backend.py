@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -24,6 +25,9 @@ from pegboard_structured_output_lm_format_enforcer.json_syntax import JsonSyntax
 from pegboard_structured_output_lm_format_enforcer.limits import MAX_STATES, literals, needs_plain_strings, patterns, rejection
 
 _SHARED = threading.Lock()
+
+MASK_S = 2.0
+"""Seconds that one mask may take."""
 
 WHITE_SPACE = r" \t\n\r"
 """White space in JSON, as a character class."""
@@ -157,7 +161,10 @@ class Tokens:
         self._spaces: dict[tuple[int, int], np.ndarray] = {}
 
     def allowed(self, place: Place) -> np.ndarray:
-        """Returns the tokens that may come next, as bits: uint32 [words]."""
+        """Returns the tokens that may come next, as bits: uint32 [words]. Raises RequestError if that takes too long."""
+        if place.syntax is None and hasattr(place.parser, "current_state"):
+            return self._after(place.parser)
+        until_s = time.perf_counter() + MASK_S
         found: list[int] = []
         root = self._tree.root
         shortcut = place.parser.shortcut_key()
@@ -166,19 +173,47 @@ class Tokens:
             mask = mask & self._with_spaces(place.parser)
             if place.syntax.step("\\") is None:
                 mask = mask & self._plain
-            self._walk(place, root, found, only='"')
+            self._walk(place, root, found, until_s, only='"')
         else:
             mask = np.zeros_like(self._stops)
-            self._walk(place, root, found)
+            self._walk(place, root, found, until_s)
         mask = mask | self._bits(found)
         return mask | self._stops if place.can_end else mask
 
-    def _walk(self, place: Place, node: Any, found: list[int], only: str | None = None) -> None:
+    def _walk(self, place: Place, node: Any, found: list[int], until_s: float, only: str | None = None) -> None:
+        if time.perf_counter() > until_s:
+            raise RequestError(f"one mask took over {MASK_S:g} s; simplify the constraint", parameter="structured_outputs")
         found += node.tokens
         characters = node.children.keys() & set(place.parser.get_allowed_characters())
         for character in characters if only is None else characters & {only}:
             if (following := place.step(character)) is not None:
-                self._walk(following, node.children[character], found)
+                self._walk(following, node.children[character], found, until_s)
+
+    def _after(self, parser: Any) -> np.ndarray:
+        """Returns the tokens that may follow in the state of a regular expression. Each state is computed once."""
+        from interegular.fsm import anything_else
+
+        context, state = parser.context, parser.current_state
+        if not hasattr(context, "masks"):
+            alphabet = context.pattern.alphabet
+            context.masks = {}
+            context.signs = {sign: alphabet[sign] for sign in alphabet if sign is not anything_else}
+            context.other = alphabet[anything_else] if anything_else in alphabet else None
+        if state not in context.masks:
+            signs, other, rows = context.signs, context.other, context.pattern.map
+            found: list[int] = []
+            waiting = [(self._tree.root, state)]
+            while waiting:
+                node, at = waiting.pop()
+                found += node.tokens
+                row = rows.get(at, {})
+                for character, child in node.children.items():
+                    if (target := row.get(signs.get(character, other))) is not None:
+                        waiting.append((child, target))
+            mask = self._bits(found)
+            context.masks[state] = mask | self._stops if parser.can_end() else mask
+        known: np.ndarray = context.masks[state]
+        return known
 
     def _in_string(self, length: int, min_length: int, max_length: int) -> np.ndarray:
         """Returns the tokens that stay in a JSON string, or end it with their last character."""

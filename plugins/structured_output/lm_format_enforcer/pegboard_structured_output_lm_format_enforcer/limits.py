@@ -16,7 +16,7 @@ KINDS = ("json", "json_object", "regex", "choice")
 MAX_SIZE = 500
 """The largest size of a pattern with its repeats written out. Its automaton is built in Python, which is slow."""
 
-SIZES = SizeLimits(properties=500, optional=500, values=500, branches=100, parts=5000, rules=0, characters=2000)
+SIZES = SizeLimits(properties=500, optional=500, values=500, branches=30, parts=5000, rules=0, characters=2000)
 """Measured with a vocabulary of 49,152 tokens: what is smaller compiles in a few seconds at most, within 100 MB."""
 
 MAX_STATES = 300

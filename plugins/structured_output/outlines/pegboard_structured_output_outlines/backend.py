@@ -12,7 +12,7 @@ import numpy as np
 from pegboard.errors import RequestError
 from pegboard.interfaces.structured_output import Constraint, StructuredOutputSetup
 from pegboard_chat.parsing.constraint_size import too_many_states
-from pegboard_structured_output_outlines.pattern import MAX_STATES, pattern_of, rejection
+from pegboard_structured_output_outlines.pattern import MAX_STATES, pattern_of, rejection, too_wide
 
 MAX_ROLLBACK = 4096
 """The number of states that are kept for undoing."""
@@ -70,7 +70,7 @@ class Outlines:
             vocabulary = self._vocabulary
         try:
             pattern = pattern_of(constraint)
-            if (reason := too_many_states(pattern, MAX_STATES)) is not None:
+            if (reason := too_wide(pattern) or too_many_states(pattern, MAX_STATES)) is not None:
                 raise RequestError(reason, parameter="structured_outputs")
             return OutlinesState(outlines_core.Index(pattern, vocabulary))
         except RequestError:

@@ -11,7 +11,14 @@ from typing import Any
 from pegboard.interfaces.structured_output import Constraint
 from pegboard_chat.parsing.constraint_size import SizeLimits, excess
 from pegboard_chat.parsing.json_schema import Dialect, Schema, problem, resolve, subschemas, suits_by
-from pegboard_chat.parsing.regex_syntax import pattern_problem, string_problem, with_ascii_classes, without_anchors
+from pegboard_chat.parsing.regex_syntax import (
+    expanded_size,
+    is_wide,
+    pattern_problem,
+    string_problem,
+    with_ascii_classes,
+    without_anchors,
+)
 
 KINDS = ("json", "regex", "choice")
 MAX_SIZE = 500
@@ -25,6 +32,10 @@ MAX_WRITTEN = 10_000
 
 MAX_STATES = 1000
 """The largest number of states of an automaton. It is built in up to 10 ms per state."""
+
+MAX_WIDE = 64
+"""The largest number of places in a pattern where most characters may follow, with repeats written out. Each takes 1 MiB and up
+to 0.1 s with a vocabulary of 49,152 tokens."""
 
 NOT_REGULAR = frozenset({"look-around", "backreference", "word boundary", "inner anchor", "atomic group", "excessive length"})
 
@@ -60,6 +71,13 @@ def pattern_of(constraint: Constraint) -> str:
             inner["pattern"] = f"(?:{with_ascii_classes(without_anchors(inner['pattern']))})"
     pattern: str = build_regex_from_schema(json.dumps(schema), constraint.whitespace_pattern)
     return pattern
+
+
+def too_wide(pattern: str) -> str | None:
+    """Return a reason against a pattern that may continue with most characters in too many places."""
+    if (size := expanded_size(pattern, is_wide)) <= MAX_WIDE:
+        return None
+    return f"the pattern is too large: most characters may follow in {size} places, at most {MAX_WIDE}"
 
 
 def written_size(schema: Any) -> int:

@@ -14,7 +14,11 @@ import numpy as np
 from pegboard.errors import RequestError
 from pegboard.interfaces.structured_output import Constraint, StructuredOutputSetup
 from pegboard_chat.parsing.regex_syntax import without_newlines
-from pegboard_structured_output_xgrammar.limits import has_lengths, rejection, tag_schemas
+from pegboard_structured_output_xgrammar.limits import has_lengths, may_be_slow, rejection, tag_schemas
+from pegboard_structured_output_xgrammar.watch import Watch
+
+CALL_S, COMPILE_S = 2.0, 10.0
+"""Seconds that a mask or a token may take, and the compilation, where the library could take very long."""
 
 LOOSE_CHARACTERS = r"[^\"\\\r\n]"
 """The character class that the library writes for strings with minLength or maxLength. It allows control characters."""
@@ -23,22 +27,44 @@ JSON_CHARACTERS = r"[^\"\\\0-\x1f]"
 
 
 class XGrammarState:
-    """The matcher of one completion."""
+    """The matcher of one completion. watch: limits the time of its calls; None if they cannot take long. After a call that took
+    too long, the matcher is still in use and is never called again."""
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, watch: Watch | None) -> None:
         self.matcher = matcher
+        self.watch = watch
+        self._failure: RequestError | None = None
 
     def accept(self, token_ids: Sequence[int]) -> int:
+        return self._accept(token_ids) if self.watch is None else int(self._limited(lambda: self._accept(token_ids)))
+
+    def _accept(self, token_ids: Sequence[int]) -> int:
         for count, token in enumerate(token_ids):
             if not self.matcher.accept_token(token):
                 return count
         return len(token_ids)
 
+    def mask(self, num_words: int) -> np.ndarray:
+        """Return the allowed tokens as int32 [words]. Only for a state with a watch."""
+        mask = np.zeros((1, num_words), np.int32)
+        self._limited(lambda: self.matcher.fill_next_token_bitmask(mask))
+        return mask[0]
+
+    def _limited(self, job: Callable[[], Any]) -> Any:
+        assert self.watch is not None
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return self.watch.call(job, CALL_S)
+        except RequestError as error:
+            self._failure = error
+            raise
+
     def rollback(self, num_tokens: int) -> None:
         self.matcher.rollback(num_tokens)
 
     def fork(self) -> XGrammarState:
-        return XGrammarState(self.matcher.fork())
+        return XGrammarState(self.matcher.fork(), self.watch)
 
 
 class XGrammar:
@@ -47,11 +73,20 @@ class XGrammar:
     def __init__(self, options: None, setup: StructuredOutputSetup) -> None:
         self.setup = setup
         self._lock = threading.Lock()
+        self._watch = Watch()
 
     def reject(self, constraint: Constraint) -> str | None:
         return rejection(constraint)
 
     def compile(self, constraint: Constraint) -> XGrammarState:
+        if not may_be_slow(constraint):
+            return self._compile(constraint, None)
+        if self._watch.is_full():
+            raise RequestError("xgrammar is still busy with others that take too long; try later", parameter="structured_outputs")
+        state: XGrammarState = self._watch.call(lambda: self._compile(constraint, self._watch), COMPILE_S)
+        return state
+
+    def _compile(self, constraint: Constraint, watch: Watch | None) -> XGrammarState:
         import xgrammar
 
         with self._lock:
@@ -65,10 +100,22 @@ class XGrammar:
             raise RequestError(_message(error), parameter="structured_outputs") from error
         if not mask.any():
             raise RequestError("no text fits the constraint", parameter="structured_outputs")
-        return XGrammarState(matcher)
+        return XGrammarState(matcher, watch)
 
     def fill(self, grammars: Sequence[XGrammarState], masks: np.ndarray) -> None:
-        self._batch.batch_fill_next_token_bitmask([grammar.matcher for grammar in grammars], masks.view(np.int32))
+        """Raises RequestError if a mask takes too long."""
+        bits = masks.view(np.int32)
+        quick = [i for i, grammar in enumerate(grammars) if grammar.watch is None]
+        if len(quick) == len(grammars):
+            self._batch.batch_fill_next_token_bitmask([grammar.matcher for grammar in grammars], bits)
+            return
+        if quick:
+            part = np.zeros((len(quick), bits.shape[1]), np.int32)
+            self._batch.batch_fill_next_token_bitmask([grammars[i].matcher for i in quick], part)
+            bits[quick] = part
+        for row, grammar in zip(bits, grammars, strict=True):
+            if grammar.watch is not None:
+                row[:] = grammar.mask(len(row))
 
     @cached_property
     def _tokens(self) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from pegboard.interfaces.structured_output import Constraint
 from pegboard_chat.parsing.constraint_size import SizeLimits, excess
 from pegboard_chat.parsing.json_schema import Dialect, Schema, problem, restrictions, subschemas, suits_by
-from pegboard_chat.parsing.regex_syntax import features, mistake
+from pegboard_chat.parsing.regex_syntax import expanded_size, features, mistake, repeats_repeats
 
 FORMATS = frozenset(
     {
@@ -39,6 +39,9 @@ MAX_LENGTH = 128
 SIZES = SizeLimits(properties=2000, optional=200, values=5000, branches=500, parts=20000, rules=5000, characters=65536)
 """Measured with a vocabulary of 49,152 tokens: what is smaller compiles in a few seconds at most, within 100 MB."""
 
+MAX_BRANCHES = 50
+"""The largest number of branches in a schema that is known not to make masks slow."""
+
 BAD_FEATURES = frozenset({"inner anchor", "excessive length"})
 """Features of regular expressions that are ignored with a warning. Other features are errors when compiling."""
 
@@ -58,6 +61,37 @@ def rejection(constraint: Constraint) -> str | None:
     if constraint.kind == "structural_tag":
         return _tag(json.loads(constraint.text))
     return None
+
+
+def may_be_slow(constraint: Constraint) -> bool:
+    """Return whether a mask, a token or the compilation could take very long: a grammar, a pattern with repeats of repeats or a long
+    one, or a JSON schema with many branches."""
+    if constraint.kind in ("grammar", "regex"):
+        return constraint.kind == "grammar" or _is_slow(constraint.text)
+    return constraint.kind in ("json", "structural_tag") and _has_slow(json.loads(constraint.text))
+
+
+def _is_slow(pattern: str) -> bool:
+    return repeats_repeats(pattern) or expanded_size(pattern) > MAX_LENGTH
+
+
+def _has_slow(root: Any) -> bool:
+    num_branches, waiting = 0, [root]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, Mapping):
+            waiting += part.values()
+            num_branches += sum(len(part[key]) for key in ("anyOf", "oneOf") if isinstance(part.get(key), list))
+            if (
+                num_branches > MAX_BRANCHES
+                or "grammar" in part
+                or isinstance(text := part.get("pattern"), str)
+                and _is_slow(text)
+            ):
+                return True
+    return False
 
 
 def _tag(value: Any) -> str | None:

@@ -21,12 +21,15 @@ from pegboard.config.schema import StructuredOutputsConfig
 from pegboard.data.batch import Array, Batch, TokenMasks
 from pegboard.data.sampling_params import StructuredOutputsParams
 from pegboard.engine.grammar.compiler import Compiled, GrammarCompiler
-from pegboard.engine.grammar.request_grammar import ReasoningEnd, RequestGrammar
+from pegboard.engine.grammar.request_grammar import CALL_S, ReasoningEnd, RequestGrammar
 from pegboard.engine.requests import Request
 from pegboard.errors import PegboardError, RequestError, blame
 from pegboard.interfaces.structured_output import Constraint, StructuredOutput
 
 CONSTRAINT_KINDS: tuple[Any, ...] = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+
+ROW_S = 0.01
+"""Seconds per row that a call which fills many masks may take in addition to `CALL_S` before it counts as slow."""
 
 
 def constraint_of(params: StructuredOutputsParams, config: StructuredOutputsConfig | None = None) -> Constraint:
@@ -64,6 +67,7 @@ class Grammars:
         self._config = config or StructuredOutputsConfig()
         self._token_bytes = token_bytes
         self._compiler = GrammarCompiler(chain, timeout_s=timeout_s, clock=clock)
+        self._slow: set[str] = set()  # the backends whose last fill was slow
 
     def check(self, params: StructuredOutputsParams) -> None:
         """Raise RequestError, with every backend's reason, if no backend can enforce the constraint."""
@@ -141,7 +145,7 @@ class Grammars:
 
     def _fill_first(self, grammars: Sequence[RequestGrammar], bits: Array, starts: Array) -> None:
         """Fill the mask of the first position of every row. There is one call per backend, so that the backend can use threads.
-        Usually there is one backend."""
+        Usually there is one backend. After a slow call, its rows are filled one at a time, so that the slow one is known."""
         by_backend: dict[str, list[int]] = {}
         for i, grammar in enumerate(grammars):
             if grammar.fills_from_backend:
@@ -152,13 +156,19 @@ class Grammars:
             inner = [grammars[i].grammar for i in chosen]
             is_whole = len(chosen) == len(bits)  # no drafts, one backend: no copy
             part = bits if is_whole else np.zeros((len(chosen), bits.shape[1]), np.uint32)
-            try:
-                with blame(name):
-                    self._chain[name].fill(inner, part)
-            except PegboardError:  # one at a time, only those that fail themselves fail
-                part[:] = 0
+            started, is_filled = time.perf_counter(), False
+            if len(chosen) > 1 and name not in self._slow:
+                try:
+                    with blame(name):
+                        self._chain[name].fill(inner, part)
+                    is_filled = True
+                except PegboardError:  # one at a time, only those that fail themselves fail
+                    part[:] = 0
+            if not is_filled:
                 for i, row in zip(chosen, part, strict=True):
                     grammars[i].fill(row)
+            is_slow = time.perf_counter() - started > CALL_S + ROW_S * len(chosen)
+            (self._slow.add if is_slow else self._slow.discard)(name)
             if not is_whole:
                 bits[starts[chosen]] = part
 

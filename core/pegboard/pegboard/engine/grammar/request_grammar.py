@@ -3,14 +3,21 @@ them."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
 from pegboard.data.batch import Array
-from pegboard.errors import PegboardError, blame
+from pegboard.errors import PegboardError, RequestError, blame
 from pegboard.interfaces.structured_output import Grammar, StructuredOutput
+
+CALL_S = 0.05
+"""Seconds that one call of a backend may take without being counted. Ordinary constraints need 0.1 to 20 ms."""
+
+EXCESS_S = 2.0
+"""Seconds by which all calls for one completion together may exceed `CALL_S` each. The first mask of a state may take 0.2 s."""
 
 
 class ReasoningEnd:
@@ -44,8 +51,8 @@ class ReasoningEnd:
 class RequestGrammar:
     """The value of `Request.grammar`. name: the name of the backend. stop_token_ids: tokens that are allowed where the text may
     end. After one of them only stop tokens are allowed; the output goes on only if the request ignores end of sequence.
-    on_failure: is told the first error that the backend raises. After it, `error` holds the error, no token is accepted, and the
-    backend is not called again."""
+    on_failure: is told the first error that the backend raises, or that it is too slow for this completion. After it, `error`
+    holds the error, no token is accepted, and the backend is not called again."""
 
     def __init__(
         self,
@@ -70,6 +77,7 @@ class RequestGrammar:
         self.is_active = reasoning is None
         self.error: PegboardError | None = None
         self._on_failure = on_failure
+        self._excess_s = 0.0
 
     def accept(self, token_ids: Sequence[int]) -> int:
         """Advance the state by the valid tokens at the start of `token_ids`, and return their number."""
@@ -133,13 +141,25 @@ class RequestGrammar:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Call the backend in the block. Its error ends this grammar and does not leave the block."""
+        """Call the backend in the block. Its error, or too much time, ends this grammar and does not leave the block."""
+        started = time.perf_counter()
         try:
             with blame(self.name):
                 yield
+            self._count(time.perf_counter() - started)
         except PegboardError as error:
             self.error = error
             self._on_failure(error)
+
+    def _count(self, seconds: float) -> None:
+        self._excess_s = max(0.0, self._excess_s + seconds - CALL_S)
+        if self._excess_s > EXCESS_S:
+            raise RequestError(
+                f"structured_output {self.name} is too slow for this constraint: its last call took {seconds:.2f} s; all calls "
+                f"together may take {EXCESS_S:g} s more than {CALL_S:g} s each. Simplify the constraint, for example a rule that "
+                "can read the same text in several ways",
+                parameter="structured_outputs",
+            )
 
     def has_ended(self) -> bool:
         """Return whether only a stop token may follow."""
