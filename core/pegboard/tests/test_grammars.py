@@ -3,6 +3,7 @@ tokens."""
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -133,6 +134,23 @@ def test_the_time_limit_starts_with_the_compilation() -> None:
     assert compiler.get(first) is not None and compiler.get(second) is None
     slow.go.release()
     assert result_of(compiler, of_length(20)).name == "slow"
+    compiler.stop()
+
+
+def test_a_long_compilation_does_not_hold_up_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, lowered = [0.0], []
+    monkeypatch.setattr(os, "setpriority", lambda which, thread, priority: lowered.append((thread, priority)))
+    slow = Stepwise()
+    compiler = GrammarCompiler({"slow": slow}, timeout_s=30, clock=lambda: now[0])
+    first, second = compiler.start(of_length(20)), compiler.start(of_length(22))
+    wait_until(lambda: first.started_s is not None)
+    now[0] = grammar_compiler.PATIENCE_S - 0.1
+    assert compiler.get(second) is None and not lowered and len(slow.begun) == 1
+    now[0] = grammar_compiler.PATIENCE_S + 0.1
+    assert compiler.get(second) is None and lowered == [(first.thread, 19)] != [(threading.get_native_id(), 19)]
+    wait_until(lambda: len(slow.begun) == 2)
+    slow.go.release(2)
+    assert result_of(compiler, first.constraint).name == result_of(compiler, second.constraint).name == "slow"
     compiler.stop()
 
 

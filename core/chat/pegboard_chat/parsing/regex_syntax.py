@@ -154,8 +154,8 @@ def expanded_size(pattern: str, counts_piece: Callable[[Piece], bool] = lambda p
 
 
 def repeats_repeats(pattern: str) -> bool:
-    """Return whether a group that contains a repeat is repeated, as in `([a-z]+ ?)+`. Such a pattern may be able to divide the same
-    text in many ways."""
+    """Return whether a group that contains a repeat is repeated, as in `([a-z]+ ?)+`. Such a pattern can often divide the
+    same text in many ways."""
     stack, closed = [False], False
     for part in pieces(pattern):
         if part.kind == "open" and not part.text.endswith(")"):

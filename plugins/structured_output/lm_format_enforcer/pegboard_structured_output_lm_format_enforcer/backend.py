@@ -198,7 +198,7 @@ class Tokens:
             alphabet = context.pattern.alphabet
             context.masks = {}
             context.signs = {sign: alphabet[sign] for sign in alphabet if sign is not anything_else}
-            context.other = alphabet[anything_else] if anything_else in alphabet else None
+            context.other = alphabet.get(anything_else)
         if state not in context.masks:
             signs, other, rows = context.signs, context.other, context.pattern.map
             found: list[int] = []

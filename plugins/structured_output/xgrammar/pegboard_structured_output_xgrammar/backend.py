@@ -17,8 +17,11 @@ from pegboard_chat.parsing.regex_syntax import without_newlines
 from pegboard_structured_output_xgrammar.limits import has_lengths, may_be_slow, rejection, tag_schemas
 from pegboard_structured_output_xgrammar.watch import Watch
 
-CALL_S, COMPILE_S = 2.0, 10.0
-"""Seconds that a mask or a token may take, and the compilation, where the library could take very long."""
+CALL_S, COMPILE_S, TRIAL_S = 2.0, 10.0, 1.0
+"""Seconds that a mask or a token may take, the compilation, and the trial, where the library could take very long."""
+
+NUM_TRIED = 4
+"""The number of tokens of a trial."""
 
 LOOSE_CHARACTERS = r"[^\"\\\r\n]"
 """The character class that the library writes for strings with minLength or maxLength. It allows control characters."""
@@ -84,7 +87,21 @@ class XGrammar:
         if self._watch.is_full():
             raise RequestError("xgrammar is still busy with others that take too long; try later", parameter="structured_outputs")
         state: XGrammarState = self._watch.call(lambda: self._compile(constraint, self._watch), COMPILE_S)
+        self._watch.call(lambda: self._try(state.matcher.fork()), TRIAL_S)
         return state
+
+    def _try(self, matcher: Any) -> None:
+        """Accept a few random tokens. Where the library is slow, that often shows at once, and another backend can be asked."""
+        draws = np.random.default_rng(0)
+        mask = np.zeros((1, -(-self.setup.vocab_size // 32)), np.int32)
+        for _ in range(NUM_TRIED):
+            matcher.fill_next_token_bitmask(mask)
+            allowed = np.setdiff1d(
+                np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")), self.setup.stop_token_ids
+            )
+            if not len(allowed):
+                return
+            matcher.accept_token(int(draws.choice(allowed)))
 
     def _compile(self, constraint: Constraint, watch: Watch | None) -> XGrammarState:
         import xgrammar

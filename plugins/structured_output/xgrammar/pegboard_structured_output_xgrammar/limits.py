@@ -39,8 +39,10 @@ MAX_LENGTH = 128
 SIZES = SizeLimits(properties=2000, optional=200, values=5000, branches=500, parts=20000, rules=5000, characters=65536)
 """Measured with a vocabulary of 49,152 tokens: what is smaller compiles in a few seconds at most, within 100 MB."""
 
-MAX_BRANCHES = 50
-"""The largest number of branches in a schema that is known not to make masks slow."""
+LARGE, MAX_BRANCHES, MAX_CHARACTERS = 8192, 50, 512
+"""A schema may be slow if it has more characters, more branches of all anyOf and oneOf, or larger lengths and sizes together."""
+
+LENGTHS = ("minLength", "maxLength", "minItems", "maxItems")
 
 BAD_FEATURES = frozenset({"inner anchor", "excessive length"})
 """Features of regular expressions that are ignored with a warning. Other features are errors when compiling."""
@@ -64,10 +66,12 @@ def rejection(constraint: Constraint) -> str | None:
 
 
 def may_be_slow(constraint: Constraint) -> bool:
-    """Return whether a mask, a token or the compilation could take very long: a grammar, a pattern with repeats of repeats or a long
-    one, or a JSON schema with many branches."""
-    if constraint.kind in ("grammar", "regex"):
-        return constraint.kind == "grammar" or _is_slow(constraint.text)
+    """Return whether a mask, a token or the compilation could take very long: a grammar, a long pattern or one with repeats of
+    repeats, or a JSON schema that is large or has many branches."""
+    if constraint.kind == "regex":
+        return _is_slow(constraint.text)
+    if constraint.kind == "grammar" or len(constraint.text) > LARGE:
+        return True
     return constraint.kind in ("json", "structural_tag") and _has_slow(json.loads(constraint.text))
 
 
@@ -76,7 +80,7 @@ def _is_slow(pattern: str) -> bool:
 
 
 def _has_slow(root: Any) -> bool:
-    num_branches, waiting = 0, [root]
+    num_branches, num_characters, waiting = 0, 0, [root]
     while waiting:
         part = waiting.pop()
         if isinstance(part, list):
@@ -84,12 +88,10 @@ def _has_slow(root: Any) -> bool:
         elif isinstance(part, Mapping):
             waiting += part.values()
             num_branches += sum(len(part[key]) for key in ("anyOf", "oneOf") if isinstance(part.get(key), list))
-            if (
-                num_branches > MAX_BRANCHES
-                or "grammar" in part
-                or isinstance(text := part.get("pattern"), str)
-                and _is_slow(text)
-            ):
+            num_characters += sum(value for key in LENGTHS if isinstance(value := part.get(key), int))
+            if num_branches > MAX_BRANCHES or num_characters > MAX_CHARACTERS or "grammar" in part:
+                return True
+            if isinstance(text := part.get("pattern"), str) and _is_slow(text):
                 return True
     return False
 

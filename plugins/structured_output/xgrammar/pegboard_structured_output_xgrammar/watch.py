@@ -1,4 +1,4 @@
-"""Calls the library on a thread of its own where a call may take very long. A thread cannot be stopped, but it can be left behind.
+"""Calls the library on another thread where a call may take very long. A thread cannot be stopped, but it can be left behind.
 
 The time of a mask or a token has no limit in the library. It grows with the cube of the text for an ambiguous rule (`a ::= a a`),
 and with the square for repeats of repeats (`([a-z]+ ?)+`).
@@ -6,6 +6,7 @@ and with the square for repeats of repeats (`([a-z]+ ?)+`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -68,7 +69,5 @@ class Watch:
 
 def _lower_priority(thread: threading.Thread) -> None:
     if hasattr(os, "setpriority") and thread.native_id is not None:
-        try:
+        with contextlib.suppress(OSError):  # it has just ended
             os.setpriority(os.PRIO_PROCESS, thread.native_id, 19)  # on Linux, a priority belongs to a thread
-        except OSError:  # it has just ended
-            pass

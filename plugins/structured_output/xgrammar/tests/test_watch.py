@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -76,21 +77,31 @@ class Hanging:
 
 @pytest.mark.parametrize("method", ["fill", "accept"])
 def test_a_matcher_that_hangs_is_not_called_again(method: str, gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xgrammar_backend, "CALL_S", 0.02)
     backend = XGrammar(None, small_setup())
     quick, watched = (backend.compile(Constraint(*one)) for one in (("regex", "[ab]+"), ("grammar", 'root ::= "a"')))
     assert quick.watch is None and watched.watch is not None
     hostile = XGrammarState(Hanging(gate), watched.watch)
     masks = np.zeros((3, NUM_WORDS), np.uint32)
+    monkeypatch.setattr(xgrammar_backend, "CALL_S", 0.02)
     for _ in range(3):
         masks[:] = 0
         with pytest.raises(RequestError, match="took over"):
             backend.fill([quick, hostile, watched], masks) if method == "fill" else hostile.accept([1])
     assert hostile.matcher.num_calls == 1
     masks[:] = 0
+    monkeypatch.setattr(xgrammar_backend, "CALL_S", 10.0)
     gate.set()
     backend.fill([quick, watched, quick], masks)
     assert [np.bitwise_count(row).sum() for row in masks] == [3, 1, 3], "a, b and ab; a"
+
+
+def test_what_is_slow_after_a_few_tokens_is_refused_when_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xgrammar_backend, "TRIAL_S", 0.1)
+    monkeypatch.setattr(XGrammar, "_try", lambda backend, matcher: time.sleep(0.5))
+    backend = XGrammar(None, small_setup())
+    with pytest.raises(RequestError, match="took over"):
+        backend.compile(Constraint("regex", "([ab]+)+"))
+    assert backend.compile(Constraint("regex", "[ab]+"))
 
 
 def test_too_many_left_behind_refuse_only_what_may_be_slow(gate: threading.Event) -> None:
@@ -114,6 +125,9 @@ def test_too_many_left_behind_refuse_only_what_may_be_slow(gate: threading.Event
         ("regex", "(yes|no|maybe)( please)?", False),
         ("regex", "^[A-Z][a-z]+(, [A-Z])?$", False),
         ("choice", '["a", "b"]', False),
+        ("json", '{"type": "object", "description": "' + "x" * 9000 + '"}', True),
+        ("json", '{"type": "array", "items": {"type": "array", "maxItems": 500}, "maxItems": 500}', True),
+        ("json", '{"type": "string", "maxLength": 100}', False),
         ("json", '{"type": "string", "pattern": "^(a+)+$"}', True),
         ("json", '{"type": "string", "pattern": "^[a-c]{2,4}$"}', False),
         ("json", '{"anyOf": [' + ", ".join(['{"type": "string"}'] * 60) + "]}", True),

@@ -3,16 +3,19 @@ backend that can.
 
 Small constraints have a thread of their own, and shorter ones come first, so large ones do not delay them. A compilation that
 nobody waits for any more is not begun. A thread cannot be stopped; backends therefore refuse what would take long. A thread that
-nevertheless exceeds the time limit is replaced, and it ends when its compilation ends.
+nevertheless takes long gets the lowest priority and is replaced, and it ends when its compilation ends. Requests do not say which
+client they come from, so clients do not take turns; what one constraint can hold is limited instead.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from queue import PriorityQueue
@@ -32,8 +35,11 @@ MAX_CACHED_CHARACTERS = 512 * 1024
 SMALL = 8 * 1024
 """Constraints with more characters are not checked on the engine's thread, and have a compiling thread of their own."""
 
+PATIENCE_S = 5.0
+"""Seconds after which a compilation goes on with the lowest priority, and the constraints after it get another thread."""
+
 MAX_OVERDUE = 3
-"""The number of threads that may be replaced, for small and for large constraints, because they exceed the time limit."""
+"""The number of threads that may be replaced, for small and for large constraints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +54,14 @@ class Compiled:
 @dataclass(slots=True, eq=False)
 class Compilation:
     """A constraint that waits for a thread, is being compiled, or is compiled. users: say whether those who asked for it still
-    want it. started_s: on the compiler's clock. is_overdue: the time limit is exceeded. is_replaced: another thread took over."""
+    want it. started_s: on the compiler's clock. thread: its native id. is_overdue: the time limit is exceeded. is_replaced:
+    another thread took over."""
 
     constraint: Constraint
     users: list[Callable[[], bool]] = field(default_factory=list)
     future: Future[Compiled] = field(default_factory=Future)
     started_s: float | None = None
+    thread: int = 0
     is_overdue: bool = False
     is_replaced: bool = False
 
@@ -170,9 +178,12 @@ class GrammarCompiler:
     def _replace_overdue(self) -> None:
         for lane in self._lanes:
             for entry in lane.running:
-                entry.is_overdue = entry.started_s is not None and self._clock() > entry.started_s + self._timeout_s
-                if entry.is_overdue and not entry.is_replaced and len(lane.running) <= MAX_OVERDUE:
+                seconds = self._clock() - entry.started_s if entry.started_s is not None else 0.0
+                entry.is_overdue = seconds > self._timeout_s
+                if seconds > min(PATIENCE_S, self._timeout_s) and not entry.is_replaced and len(lane.running) <= MAX_OVERDUE:
                     entry.is_replaced = True
+                    with suppress(OSError):  # it has just ended
+                        os.setpriority(os.PRIO_PROCESS, entry.thread, 19)  # on Linux, a priority belongs to a thread
                     self._add_thread(lane)
 
     def _add_thread(self, lane: _Lane) -> None:
@@ -186,7 +197,7 @@ class GrammarCompiler:
             if not any(wants() for wants in compilation.users):
                 compilation.future.cancel()
                 continue
-            compilation.started_s = self._clock()
+            compilation.thread, compilation.started_s = threading.get_native_id(), self._clock()
             lane.running.append(compilation)
             try:
                 compilation.future.set_result(self._compile(compilation.constraint))

@@ -59,7 +59,7 @@ class Grammars:
         vocab_size: int,
         config: StructuredOutputsConfig | None = None,
         token_bytes: Callable[[], Sequence[bytes]] = tuple,
-        timeout_s: float = 60.0,
+        timeout_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._chain = chain
