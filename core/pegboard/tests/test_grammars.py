@@ -294,7 +294,8 @@ class Slow(Raising):
     def __init__(self, method: str, seconds: Callable[[int], float], monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(method)
         self.seconds, self.now, self.num_calls = seconds, 0.0, 0
-        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        for clock in ("perf_counter", "thread_time"):
+            monkeypatch.setattr(time, clock, lambda: self.now)
 
     def count(self, method: str) -> None:
         if method == self.method:
@@ -321,6 +322,14 @@ def test_a_slow_grammar_ends_its_request_only(
     assert all(results[f"other {i}", 0].finish_reason == "stop" for i in range(others))
     assert backend.now < 7
     engine.check_idle()
+
+
+def test_a_grammar_that_waits_for_the_processor_is_not_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Slow("fill", lambda call: 4.0 if call == 2 else 0.2, monkeypatch)
+    monkeypatch.setattr(time, "thread_time", lambda: 0.0)
+    engine = FakeEngine(structured_output=backend)
+    engine.add("good", range(5), structured("3:0,1,2:9"))
+    assert engine.run()["good", 0].finish_reason == "stop"
 
 
 @pytest.mark.parametrize("method", ["fill", "accept"])

@@ -27,7 +27,7 @@ from pegboard_structured_output_lm_format_enforcer.limits import MAX_STATES, lit
 _SHARED = threading.Lock()
 
 MASK_S = 2.0
-"""Seconds that one mask may take."""
+"""Seconds of processor time that one mask may take."""
 
 WHITE_SPACE = r" \t\n\r"
 """White space in JSON, as a character class."""
@@ -164,7 +164,7 @@ class Tokens:
         """Returns the tokens that may come next, as bits: uint32 [words]. Raises RequestError if that takes too long."""
         if place.syntax is None and hasattr(place.parser, "current_state"):
             return self._after(place.parser)
-        until_s = time.perf_counter() + MASK_S
+        until_s = time.thread_time() + MASK_S
         found: list[int] = []
         root = self._tree.root
         shortcut = place.parser.shortcut_key()
@@ -181,7 +181,7 @@ class Tokens:
         return mask | self._stops if place.can_end else mask
 
     def _walk(self, place: Place, node: Any, found: list[int], until_s: float, only: str | None = None) -> None:
-        if time.perf_counter() > until_s:
+        if time.thread_time() > until_s:
             raise RequestError(f"one mask took over {MASK_S:g} s; simplify the constraint", parameter="structured_outputs")
         found += node.tokens
         characters = node.children.keys() & set(place.parser.get_allowed_characters())

@@ -46,7 +46,7 @@ def test_a_call_that_hangs_is_left_behind_with_the_lowest_priority(gate: threadi
 
     for _ in range(xgrammar_watch.MAX_LEFT):
         assert not watch.is_full()
-        with pytest.raises(RequestError, match=r"took over 0.02 s"):
+        with pytest.raises(RequestError, match=r"took over 0.1 s"):
             watch.call(hang, 0.02)
         assert watch.call(lambda: 3, 10.0) == 3
     assert watch.is_full()
@@ -97,7 +97,7 @@ def test_a_matcher_that_hangs_is_not_called_again(method: str, gate: threading.E
 
 def test_what_is_slow_after_a_few_tokens_is_refused_when_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xgrammar_backend, "TRIAL_S", 0.1)
-    monkeypatch.setattr(XGrammar, "_try", lambda backend, matcher: time.sleep(0.5))
+    monkeypatch.setattr(XGrammar, "_try", lambda backend, matcher: time.sleep(2.0))
     backend = XGrammar(None, small_setup())
     with pytest.raises(RequestError, match="took over"):
         backend.compile(Constraint("regex", "([ab]+)+"))

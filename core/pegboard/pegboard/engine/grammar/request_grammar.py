@@ -19,6 +19,9 @@ CALL_S = 0.05
 EXCESS_S = 2.0
 """Seconds by which all calls for one completion together may exceed `CALL_S` each. The first mask of a state may take 0.2 s."""
 
+BUSY = 5
+"""A call counts with its processor time, and with its whole time divided by this: other programs may keep the processor busy."""
+
 
 class ReasoningEnd:
     """Finds the end of reasoning in a completion's tokens. ends: token ids of the texts; any of them ends the reasoning.
@@ -142,11 +145,11 @@ class RequestGrammar:
     @contextmanager
     def _failing(self) -> Iterator[None]:
         """Call the backend in the block. Its error, or too much time, ends this grammar and does not leave the block."""
-        started = time.perf_counter()
+        started, used = time.perf_counter(), time.thread_time()
         try:
             with blame(self.name):
                 yield
-            self._count(time.perf_counter() - started)
+            self._count(max(time.thread_time() - used, (time.perf_counter() - started) / BUSY))
         except PegboardError as error:
             self.error = error
             self._on_failure(error)
