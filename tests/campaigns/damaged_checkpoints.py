@@ -270,6 +270,11 @@ def gguf_changes(draw: random.Random) -> dict[str, Any]:
     return changes
 
 
+def read_names(path: Path) -> list[str]:
+    with path.open("rb") as file:
+        return list(json.loads(file.read(int.from_bytes(file.read(8), "little"))))
+
+
 def mutate(kind: str, healthy: Path, target: Path, draw: random.Random) -> Path:
     """Write a damaged copy of a healthy checkpoint to `target`. Returns the model reference."""
     shutil.rmtree(target, ignore_errors=True)
@@ -284,6 +289,12 @@ def mutate(kind: str, healthy: Path, target: Path, draw: random.Random) -> Path:
     shutil.copytree(healthy / "hf", target)
     if kind == "safetensors":
         path = target / "model.safetensors"
+        if draw.random() < 0.2:
+            path = path.rename(target / "model-00001-of-00001.safetensors")
+            names = [name for name in read_names(path) if name != "__metadata__"]
+            index = json.dumps({"metadata": {"total_size": path.stat().st_size}, "weight_map": dict.fromkeys(names, path.name)})
+            (target / "model.safetensors.index.json").write_bytes(mutate_json(index, draw).encode("utf-8", "surrogateescape"))
+            return target
         path.write_bytes(mutate_bytes(path.read_bytes(), draw, head=2600))
         return target
     if kind == "template":

@@ -152,14 +152,16 @@ class Load:
         self._url, self._moment, self._draw = url, moment, draw
         self._outcome = Outcome()
         self._stopping = False
-        self.num_begun = 0
+        self.num_sent = self.num_begun = 0
         self.killed_at: float | None = None
         self._clients = [asyncio.create_task(self._client()) for _ in range(num_clients)]
 
     async def _client(self) -> None:
         async with httpx.AsyncClient(base_url=self._url, timeout=None, limits=httpx.Limits(max_keepalive_connections=0)) as http:
+            await asyncio.sleep(self._draw.random() * 0.3)  # one API process would accept connections that come at once
             while not self._stopping:
                 path, body = make_request(self._draw, self._moment)
+                self.num_sent += 1
                 kind, detail = await ask(http, path, body, self._begin)
                 self._take(kind, detail)
                 if kind != "answered":  # it asks again, as real clients do
@@ -171,7 +173,9 @@ class Load:
     async def wait_until_begun(self) -> None:
         """Wait until some answers have begun, or for the moment "prefill" until the requests have been sent."""
         deadline = time.monotonic() + PATIENCE_S
-        while self.num_begun < len(self._clients) / 4 and self._moment != "prefill" and not self._outcome.bad:
+        while not self._outcome.bad:
+            if self.num_begun >= len(self._clients) / 4 or (self._moment == "prefill" and self.num_sent >= len(self._clients)):
+                return
             assert time.monotonic() < deadline, "no answer has begun"
             await asyncio.sleep(0.01)
 
@@ -320,7 +324,10 @@ def run(
             server.wait_until_ready()
             start_s = time.monotonic() - started
     for index, this in enumerate(rounds):
-        outcome = asyncio.run(play(model, folder, port, this, random.Random(index), start_s, limit_s, num_clients))
+        try:
+            outcome = asyncio.run(play(model, folder, port, this, random.Random(index), start_s, limit_s, num_clients))
+        except AssertionError as error:  # it did not start
+            outcome = Outcome(bad=[str(error)])
         told(this, outcome)
         bad += [f"{this}: {text}" for text in outcome.bad]
     if not rounds[-1].ends_the_server:
