@@ -68,10 +68,16 @@ class Round:
         return self.moment == "draining" or not (self.number == signal.SIGSTOP or is_ignored)
 
     @property
+    def may_leave_folder(self) -> bool:
+        """Whether nobody may be left to remove the folder of the engine process, so that the next server does it. While it
+        drains, the server may be killed just after its engine has ended."""
+        return self.victim == "group" or (self.victim == "server" and self.moment == "draining")
+
+    @property
     def exit_codes(self) -> tuple[int, ...]:
         """What the server may exit with, if this round ends it."""
         if self.victim in ("server", "group") and self.number in (signal.SIGKILL, signal.SIGSEGV):
-            return (-self.number,)
+            return (-self.number, 0) if self.moment == "draining" else (-self.number,)  # it may have drained before
         if self.number in (signal.SIGTERM, signal.SIGSTOP):
             return (0, 128 + signal.SIGTERM, -signal.SIGTERM) if self.moment == "start" else (0,)
         return (0, 1) if self.moment == "draining" else (1,)
@@ -279,7 +285,7 @@ async def play(
         code = await asyncio.to_thread(server.wait)
         if code not in (this.exit_codes if ends else (0,)):
             outcome.bad.append(f"the server exited with {code}")
-        outcome.bad += await asyncio.to_thread(left_by, server, this.victim == "group" and this.number != signal.SIGTERM)
+        outcome.bad += await asyncio.to_thread(left_by, server, code < 0 and this.may_leave_folder)
         return outcome
 
 
@@ -293,14 +299,14 @@ def answer_of(server: Server) -> str:
     return asyncio.run(asked())
 
 
-def left_by(server: Server, was_all_killed: bool = False) -> list[str]:
-    """Return what a server that has ended left, and errors in its log that it did not explain. was_all_killed: the folder of the
-    engine process may be left until the next start."""
+def left_by(server: Server, may_leave_folder: bool = False) -> list[str]:
+    """Return what a server that has ended left, and errors in its log that it did not explain. may_leave_folder: the folder of
+    the engine process may stay until the next start."""
     try:
         wait_until(lambda: not server._members(), "no process of the server is left")
     except AssertionError:
         return [f"processes are left: {server._members()}"]
-    found = [f"{path} is left" for path in server.temp.rglob("*") if not was_all_killed]
+    found = [f"{path} is left" for path in server.temp.rglob("*") if not may_leave_folder]
     found += [f"{path} is left" for path in Path("/dev/shm").glob("*") if "pegboard" in path.name and "kernels" not in path.name]
     text = server.log.read_text(errors="replace")
     return found + ([f"the log has a traceback: …{text[-1500:]}"] if "Traceback" in text else [])

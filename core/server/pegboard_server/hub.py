@@ -80,7 +80,10 @@ class EngineHub:
             self._send(index, STOP)
 
     def close(self) -> None:
-        """Stop passing messages on."""
+        """Stop passing messages on. A second call does nothing."""
+        if self._socket.closed:
+            return
+        self._engine.detach()  # it may still send
         self._loop.remove_reader(self._socket.FD)
         self._socket.close()
         self._context.term()

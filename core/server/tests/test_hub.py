@@ -114,6 +114,23 @@ def test_closing_a_stream_aborts_only_that_client_s_request() -> None:
     run(body)
 
 
+def test_an_engine_that_still_sends_after_the_end_does_no_harm() -> None:
+    """The hub closes when the server stops, and a killed API process cannot abort its requests."""
+
+    async def body(clients: Clients) -> None:
+        failed: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, told: failed.append(told))
+        endless = SamplingParams(max_tokens=4000, output_kind=RequestOutputKind.DELTA, ignore_eos=True)
+        async with aclosing(clients.all[0].generate(Prompt(text="abc"), endless, RequestOptions(request_id="r"))) as stream:
+            await anext(stream)
+            clients.hub.close()
+            for _ in range(20):
+                await asyncio.sleep(0.005)
+        assert failed == []
+
+    run(body)
+
+
 def test_all_hear_when_the_engine_dies() -> None:
     async def body(clients: Clients) -> None:
         await asyncio.gather(*(client.start() for client in clients.all))

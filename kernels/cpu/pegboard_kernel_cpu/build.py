@@ -206,10 +206,13 @@ def _compile(command: str, level: str, folder: Path) -> Path:
         done = _run([*arguments, "-o", unfinished, "-lpthread", "-lm"], COMPILE_S, {"TMPDIR": temporary, "LC_ALL": "C"})
         if done.returncode:
             told = done.stderr.strip()
-            for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
                 if os.strerror(number) in told:
                     raise OSError(number, os.strerror(number), str(folder))
-            raise ConfigError(f"{command} could not compile the CPU kernels for {level}:\n{told[-2000:]}")
+            raise ConfigError(
+                f"{command} could not compile the CPU kernels for {level} (repair the compiler, or choose reference kernels):\n"
+                f"{told[-2000:]}"
+            )
         if (reason := _trial(unfinished)) is not None:
             write_sealed(path.with_suffix(".failed"), reason.encode())
             raise ConfigError(f"the CPU kernels for {level} do not work on this machine: {reason}")

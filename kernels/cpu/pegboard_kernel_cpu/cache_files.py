@@ -31,6 +31,7 @@ _REASONS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
     errno.EROFS: "the file system is read-only",
+    errno.EFBIG: "the file would be larger than this process may write (ulimit -f)",
     errno.EACCES: "this user may not write there",
     errno.EPERM: "this user may not write there",
 }

@@ -264,12 +264,22 @@ def test_if_no_folder_can_take_the_library_the_probe_says_why(kernels: Path, mon
         build.compiled("plain")
 
 
-def test_a_full_disk_is_told_by_the_compiler(kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = tmp_path / "full"
-    fake.write_text("#!/bin/sh\necho 'fatal error: error writing to /x/y.s: No space left on device' >&2\nexit 1\n")
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("fatal error: error writing to /x/y.s: No space left on device", "no folder .*: the disk is full"),
+        ("as: /x/y.o: File too large", "no folder .*: the file would be larger than this process may write"),
+        ("cc: fatal error: cannot execute cc1", "repair the compiler, or choose reference kernels"),
+    ],
+)
+def test_what_the_compiler_says_is_told(
+    kernels: Path, tmp_path: Path, said: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "failing"
+    fake.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
     fake.chmod(0o755)
     monkeypatch.setattr(shutil, "which", lambda name: str(fake))
-    with pytest.raises(ConfigError, match="the disk is full"):
+    with pytest.raises(ConfigError, match=told):
         build.compiled("plain")
 
 
