@@ -66,6 +66,7 @@ class Hostile:
     """The application. `lag_s`: the longest time for which the event loop could do nothing else during `run`, in seconds of this
     process's work, so that other programs on the machine do not count."""
 
+    client: FakeEngineClient
     tokenizer: CountingTokenizer
     app: Any
     lag_s: float = 0.0
@@ -99,7 +100,7 @@ def make_hostile() -> Callable[..., Hostile]:
         client = FakeEngineClient("Hello", max_model_len=4096)
         tokenizer = CountingTokenizer()
         client._tokenizer = tokenizer
-        return Hostile(tokenizer, make_app(apis, client, **settings))
+        return Hostile(client, tokenizer, make_app(apis, client, **settings))
 
     return make
 

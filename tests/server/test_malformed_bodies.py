@@ -9,11 +9,16 @@ import copy
 import json
 import random
 import socket
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "hostile"))
 
 import httpx
 import pytest
+from hostile_bodies import FIELDS, VALUES, encoded, mutate_value
 from server_process import MODEL, Server
 
 NUM_BODIES = 1000
@@ -38,68 +43,6 @@ COMPLETION: dict[str, Any] = {
     "stream_options": {"include_usage": True}, "top_k": 4, "min_p": 0.1, "request_id": "r-1", "ignore_eos": True,
 }  # fmt: skip
 VALID = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
-
-VALUES: list[Any] = [
-    None, True, False, 0, 1, -1, 2, 0.5, -0.5, 1e308, -1e308, 5e-324, 2**31 - 1, 2**31, 2**63, -(2**63) - 1, 10**40,
-    "", "0", "x" * 5000, "\x00", "\ud7ff", "🚀", "\u202e", [], {}, [[]], [{}], {"": ""}, [None], [[1, 2], ["a"]], ["a"] * 2000,
-    {"role": "user"}, {"type": "text"},
-]  # fmt: skip
-FIELDS = [
-    "n", "temperatur", "best_of", "suffix", "__class__", "", "functions", "response_format", "guided_json", "prompt_logprobs",
-    "top_k", "truncate_prompt_tokens", "allowed_token_ids", "chat_template", "chat_template_kwargs", "documents", "priority",
-    "cache_salt", "prompt", "messages", "tool_choice", "user", "store", "continue_final_message", "skip_special_tokens",
-    "repetition_penalty", "\u0000",
-]  # fmt: skip
-LITERALS = [
-    b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-0", b"01", b"0x10", b"'a'", b"\xff", b"//", b"9" * 5000,
-    b"[" * 5000 + b"]" * 5000,
-]  # fmt: skip
-
-
-def places(value: Any) -> list[tuple[Any, Any]]:
-    """Returns every (container, key) inside a body."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [place for key, inner in items for place in [(value, key), *places(inner)]]
-
-
-def mutate_value(chance: random.Random, body: dict[str, Any]) -> None:
-    container, key = chance.choice(places(body))
-    what = chance.random()
-    if what < 0.6:
-        container[key] = copy.deepcopy(chance.choice(VALUES))
-    elif what < 0.75:
-        container[key] = [container[key]]
-    elif what < 0.9:
-        del container[key]
-    else:
-        container[key] = {"x": container[key]}
-
-
-def encoded(chance: random.Random, body: dict[str, Any]) -> bytes:
-    """Returns the body as bytes: mostly JSON, otherwise damaged in a way that JSON text cannot express."""
-    kind = chance.choice(["plain"] * 8 + ["cut", "byte", "literal", "literal", "deep", "encoding", "noise", "other"])
-    data = json.dumps(body).encode()
-    if kind == "cut":
-        return data[: chance.randrange(len(data))]
-    if kind == "byte":
-        position = chance.randrange(len(data))
-        return data[:position] + chance.choice([b"", b"[", b'"', b"}", b",", b"\x80", b"\x00", b"null"]) + data[position + 1 :]
-    if kind == "literal":
-        container, key = chance.choice(places(body))
-        container[key] = "@literal@"
-        return json.dumps(body).encode().replace(b'"@literal@"', chance.choice(LITERALS))
-    if kind == "deep":
-        depth = chance.choice([50, 900, 20_000])
-        if chance.random() < 0.5:
-            return b'{"a":' * depth + data + b"}" * depth
-        return data[:-1] + b',"tools":' + b"[" * depth + b"]" * depth + b"}"
-    if kind == "encoding":
-        return data.decode().encode(chance.choice(["utf-16", "utf-32", "utf-8-sig", "utf-7"])) + chance.choice([b"", b"\xff"])
-    if kind == "noise":
-        return chance.randbytes(chance.randrange(200))
-    if kind == "other":
-        return chance.choice([b"", b" ", b"null", b"[]", b"{}", b"3", b'"x"', b"{}{}", b"true", b"[" * 100_000, b"\x1f\x8b\x08"])
-    return data
 
 
 def make_body(seed: int) -> tuple[str, bytes]:

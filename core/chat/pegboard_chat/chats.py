@@ -22,7 +22,7 @@ from pegboard.data.sampling_params import BeamSearchParams, SamplingParams, Stru
 from pegboard.errors import MalformedRequest, PegboardError, RequestError
 from pegboard.interfaces.api import EngineClient, Prompt, RequestOptions
 from pegboard.interfaces.output_parser import Content, Event, OutputParser, OutputParserSetup, Reasoning
-from pegboard.interfaces.tokenizer import Chat, Tokenizer, contradictory_ending
+from pegboard.interfaces.tokenizer import Chat, Tokenizer
 from pegboard_chat.parsing import Pipeline
 from pegboard_chat.parsing.forced_calls import NamedCall, RequiredCalls, fresh_id, named_schema, required_schema
 from pegboard_chat.parsing.special_tokens import with_special_tokens
@@ -134,8 +134,6 @@ class Chats:
 
     def _checked(self, request: ChatRequest) -> _Checked:
         chat, choice = request.chat, self.tool_choice(request)
-        if chat.continue_final_message and chat.add_generation_prompt:
-            raise contradictory_ending()
         if chat.chat_template is not None and not self._trusts_templates:
             raise RequestError(
                 "chat_template is not accepted in requests; the server allows it with --trust-request-chat-template",

@@ -6,12 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from pegboard.data.output import Logprob
 from pegboard.errors import MalformedRequest, RequestError
-from pegboard_chat.request_body import wrong
-from pegboard_chat.request_limits import check_depth
+from pegboard_chat.request_body import decode_json, wrong
+from pegboard_chat.request_limits import check_counts, check_depth
 
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 STRING_FIELDS = ("name", "tool_call_id", "reasoning", "reasoning_content", "refusal")
@@ -104,8 +102,9 @@ def _read_function(function: Any, path: str) -> dict[str, Any]:
     given = function.get("arguments") or {}
     arguments = given
     if isinstance(given, str):
+        check_counts(given.encode(errors="replace"))
         try:
-            arguments = msgspec.json.decode(given)
+            arguments = decode_json(given)
         except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):

@@ -19,7 +19,10 @@ MAX_DEPTH = 128
 MAX_STRINGS, MAX_CONTAINERS, MAX_NUMBERS = 200_000, 100_000, 1_500_000
 """How many strings (names of fields included), how many lists and objects, and how many values a body may have in all."""
 
-COUNTED_FROM = 128 * 1024
+MAX_EXPONENTS = 4096
+"""How many numbers with an exponent a body may have. Reading or writing 1e308 takes a hundred times as long as other numbers."""
+
+COUNTED_FROM = 6 * MAX_EXPONENTS
 """The values of a body of fewer bytes are not counted: it has no room for many."""
 
 CONTAINERS = (dict, list)
@@ -53,8 +56,9 @@ def check_counts(body: bytes) -> None:
     if len(body) < COUNTED_FROM or _is_small(body):
         return
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    found = {"strings": plain.count(b'"') // 2, "lists and objects": 0, "values": 0}
-    limits = {"strings": MAX_STRINGS, "lists and objects": MAX_CONTAINERS, "values": MAX_NUMBERS}
+    exponents = "numbers with an exponent"
+    found = {"strings": plain.count(b'"') // 2, "lists and objects": 0, "values": 0, exponents: 0}
+    limits = {"strings": MAX_STRINGS, "lists and objects": MAX_CONTAINERS, "values": MAX_NUMBERS, exponents: MAX_EXPONENTS}
     is_inside = False
     for start in range(0, len(plain), SLICE):  # in slices, because splitting makes an object for each part
         parts = plain[start : start + SLICE].split(b'"')
@@ -62,6 +66,8 @@ def check_counts(body: bytes) -> None:
         is_inside ^= len(parts) % 2 == 0
         found["lists and objects"] += outside.count(b"{") + outside.count(b"[")
         found["values"] += outside.count(b",")
+        letters = outside.lower()
+        found[exponents] += letters.count(b"e") - letters.count(b"true") - letters.count(b"false")
         for name, limit in limits.items():
             if found[name] > limit:
                 raise MalformedRequest(f"the request body has over {limit} {name}, the most that a request may have")
@@ -73,6 +79,7 @@ def _is_small(body: bytes) -> bool:
         body.count(b'"') // 2 <= MAX_STRINGS
         and body.count(b"{") + body.count(b"[") <= MAX_CONTAINERS
         and body.count(b",") <= MAX_NUMBERS
+        and body.count(b"e") + body.count(b"E") <= MAX_EXPONENTS
     )
 
 

@@ -7,11 +7,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pegboard.errors import RequestError
+from pegboard.data.sampling_params import StructuredOutputsParams
+from pegboard.errors import MalformedRequest, RequestError, brief
 
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(fail_fast=True)]
 
 SAME = (
@@ -43,7 +46,7 @@ class SamplingFields(Fields):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: Int64 | None = None
-    stop: str | list[str] | None = None
+    stop: str | Texts | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -53,7 +56,7 @@ class SamplingFields(Fields):
     priority: Int32 = 0
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,256}$")] | None = None
 
-    # The form of the answer, checked by each API.
+    # The form of the answer, checked by `constraint`.
     structured_outputs: dict[str, Any] | None = None
 
     # OpenAI's bookkeeping: accepted and ignored, because it does not concern the answer.
@@ -72,6 +75,43 @@ def sampling_values(request: SamplingFields, defaults: Mapping[str, Any], max_to
     values["max_tokens"] = min(limits, default=None)
     if request.logit_bias:
         values["logit_bias"] = _logit_bias(request.logit_bias)
+    return values
+
+
+CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+FLAGS = ("disable_any_whitespace", "disable_additional_properties")
+
+
+def constraint(
+    structured_outputs: Mapping[str, Any] | None, form: Mapping[str, Any], form_field: str
+) -> StructuredOutputsParams | None:
+    """Return the constraint that a request asks for with `structured_outputs`, or with the API's own field, `form_field`. form:
+    what the own field asks for, as arguments of StructuredOutputsParams; empty if it asks for nothing. Raises RequestError,
+    which names the field."""
+    if structured_outputs is None:
+        return StructuredOutputsParams(**form, parameter=form_field) if form else None
+    if form:
+        raise RequestError(
+            f"{form_field} and structured_outputs exclude each other: leave one of them out", parameter="structured_outputs"
+        )
+    return StructuredOutputsParams(**_checked(structured_outputs))
+
+
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    values = {name: value for name, value in given.items() if value is not None}
+    known = (*CONSTRAINTS, *FLAGS, "whitespace_pattern")
+    unknown = next((name for name in values if name not in known), None)
+    if unknown is not None:
+        raise MalformedRequest(
+            f"unknown field 'structured_outputs.{unknown}'; it has {', '.join(known)}", parameter="structured_outputs"
+        )
+    wrong = next((name for name in FLAGS if not isinstance(values.get(name, False), bool)), None)
+    if wrong is not None:
+        raise MalformedRequest(
+            f"structured_outputs.{wrong}: expected true or false, got {brief(values[wrong])}", parameter="structured_outputs"
+        )
+    if not isinstance(values.get("whitespace_pattern", ""), str):
+        raise MalformedRequest("structured_outputs.whitespace_pattern: expected a string", parameter="structured_outputs")
     return values
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from pegboard.interfaces.tokenizer import Chat, Rendered, Vocabulary, contradictory_ending
+from pegboard.interfaces.tokenizer import Chat, Rendered, Vocabulary
 
 
 class Encoding(dict[str, Any]):
@@ -19,7 +20,7 @@ class Encoding(dict[str, Any]):
             raise AttributeError(name) from None
 
 
-class TransformersMethods:
+class TransformersMethods(ABC):
     """A tokenizer plugin that derives from this class gives scripts the names of `transformers`: `LLM.get_tokenizer` returns the
     plugin. The plugin defines the methods of `pegboard.interfaces.tokenizer.Tokenizer`. Their arguments have the defaults of
     `transformers` and may be positional.
@@ -27,17 +28,17 @@ class TransformersMethods:
     The name of a token is its text. If several tokens have the same text, `get_vocab` has the first of them.
     """
 
-    def render(self, chat: Chat) -> Rendered:
-        raise NotImplementedError
+    @abstractmethod
+    def render(self, chat: Chat) -> Rendered: ...
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        raise NotImplementedError
+    @abstractmethod
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
-    def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str: ...
 
-    def vocabulary(self) -> Vocabulary:
-        raise NotImplementedError
+    @abstractmethod
+    def vocabulary(self) -> Vocabulary: ...
 
     # --- texts and ids -----------------------------------------------------------------------------------------------------
 
@@ -66,8 +67,6 @@ class TransformersMethods:
     ) -> list[int] | str:
         """Return the prompt of a conversation: its token ids, or with tokenize=False its text. Raises RequestError if the
         template refuses the conversation."""
-        if add_generation_prompt and continue_final_message:
-            raise contradictory_ending()
         chat = Chat(
             messages=conversation,
             tools=tools,
@@ -92,7 +91,7 @@ class TransformersMethods:
         return dict(self._ids)
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """Return the id of a token, or None if there is none, or the ids of several."""
+        """Return the id of a token, or the ids of several. An id is None if the vocabulary has no such token."""
         return self._ids.get(tokens) if isinstance(tokens, str) else [self._ids.get(token) for token in tokens]
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:

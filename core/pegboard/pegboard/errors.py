@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from itertools import islice
 
 
 class PegboardError(Exception):
@@ -114,6 +115,23 @@ class Overloaded(RequestError):
 
 class EngineDeadError(PegboardError):
     """The engine has died and cannot be used any more. The log gives the cause, and so does the message if the cause is known."""
+
+
+def brief(value: object, most: int = 60) -> str:
+    """Return a value as text of about `most` characters. Only its beginning is read: writing a million numbers takes seconds."""
+    text = repr(_beginning(value, most, 4))
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def _beginning(value: object, most: int, depth: int) -> object:
+    if isinstance(value, str | bytes):
+        return value[: most + 1]
+    if isinstance(value, list | tuple):
+        return [_beginning(item, most, depth - 1) for item in value[: most // 3]] if depth else ...
+    if isinstance(value, dict):
+        pairs = islice(value.items(), most // 6)
+        return {_beginning(key, most, 0): _beginning(item, most, depth - 1) for key, item in pairs} if depth else ...
+    return value
 
 
 def is_failure(error: BaseException) -> bool:

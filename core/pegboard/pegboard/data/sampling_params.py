@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from pegboard.errors import RequestError
+from pegboard.errors import RequestError, brief
 from pegboard.log import get_logger
 
 log = get_logger(__name__)
@@ -69,7 +69,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
         name = given[0]
         reason = self._wrong(name, getattr(self, name))
         if reason is None and not isinstance(self.whitespace_pattern, str | None):
-            name, reason = "whitespace_pattern", f"must be text, got {_shown(self.whitespace_pattern)}"
+            name, reason = "whitespace_pattern", f"must be text, got {brief(self.whitespace_pattern, 200)}"
         if reason is not None:
             field = f"{self.parameter}.{name}" if self.parameter == "structured_outputs" else self.parameter
             raise RequestError(f"{field} {reason}", parameter=self.parameter)
@@ -80,10 +80,10 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
         """Return why the constraint is wrong for every backend, or None."""
         if name == "choice":
             if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
-                return f"must be a list of strings and not empty, got {_shown(value)}"
+                return f"must be a list of strings and not empty, got {brief(value, 200)}"
             return _bad_text("".join(value), 4 * len(value))
         if name == "json_object":
-            return None if value is True else f"must be true, got {_shown(value)}"
+            return None if value is True else f"must be true, got {brief(value, 200)}"
         if name == "json" and isinstance(value, dict):
             try:
                 text = json_module.dumps(value, allow_nan=False)
@@ -91,7 +91,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
                 return f"is not JSON: {error}"
             return _bad_text(text) or _too_deep(value)
         if not isinstance(value, str):
-            return f"must be text, got {_shown(value)}"
+            return f"must be text, got {brief(value, 200)}"
         if (reason := _bad_text(value)) is not None:
             return reason
         if name not in ("json", "structural_tag"):
@@ -101,7 +101,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
         except (ValueError, RecursionError) as error:
             return f"is not JSON: {error}"
         wanted = (dict, bool) if name == "json" else (dict,)
-        return _too_deep(parsed) if isinstance(parsed, wanted) else f"must be a JSON object, got {_shown(parsed)}"
+        return _too_deep(parsed) if isinstance(parsed, wanted) else f"must be a JSON object, got {brief(parsed, 200)}"
 
 
 def _bad_text(text: str, num_more: int = 0) -> str | None:
@@ -127,11 +127,6 @@ def _too_deep(value: Any) -> str | None:
         if not level:
             return None
     return f"is nested deeper than {MAX_JSON_DEPTH} levels"
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:200] + "…"
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, dict=False):
@@ -277,7 +272,7 @@ class _Check:
         self.params = params
 
     def fail(self, name: str, expected: str) -> None:
-        raise RequestError(f"{name} {expected}, got {_shown(getattr(self.params, name))}", parameter=name)
+        raise RequestError(f"{name} {expected}, got {brief(getattr(self.params, name), 200)}", parameter=name)
 
     def types(self) -> None:
         """Bring all fields into their types, such as a tuple into a list. What does not fit is found here, and not only where the

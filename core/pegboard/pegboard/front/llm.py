@@ -25,7 +25,7 @@ from pegboard.front.beam_search import BeamSearch, BeamSearchOutput, last_logpro
 from pegboard.front.llm_engine import LLMEngine
 from pegboard.front.prompts import PromptInput, as_prompt
 from pegboard.interfaces.api import Prompt
-from pegboard.interfaces.tokenizer import Chat, Tokenizer, contradictory_ending
+from pegboard.interfaces.tokenizer import Chat, Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 UseTqdm = bool | Callable[..., Any]
@@ -143,8 +143,6 @@ class LLM:
                 chat_template=chat_template,
                 template_kwargs=chat_template_kwargs or {},
             )
-            if chat.continue_final_message and chat.add_generation_prompt:
-                raise contradictory_ending()
             rendered = tokenizer.render(chat)
             prompts.append(Prompt(text=rendered.text, token_ids=rendered.token_ids, chat=chat))
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request, priority=priority)

@@ -41,7 +41,9 @@ class Chat:
     add_special_tokens: add the special tokens of a text before the template's output. Most templates write these tokens
     themselves.
     max_chars: refuse a longer text instead of encoding it, and render a template that comes with the chat in a limited process. A
-    server sets it, because it does not know who sends the chat. None = no limit."""
+    server sets it, because it does not know who sends the chat. None = no limit.
+
+    Raises RequestError for a chat that both continues its last message and starts a new one."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -53,15 +55,13 @@ class Chat:
     add_special_tokens: bool = False
     max_chars: int | None = None
 
-
-def contradictory_ending() -> RequestError:
-    """Return the error for a chat that both continues its last message and starts a new one. The callers of `Tokenizer.render`
-    raise it."""
-    return RequestError(
-        "continue_final_message and add_generation_prompt cannot both be true: an answer either continues the last message or "
-        "starts a new one",
-        parameter="continue_final_message",
-    )
+    def __post_init__(self) -> None:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt cannot both be true: an answer either continues the last "
+                "message or starts a new one",
+                parameter="continue_final_message",
+            )
 
 
 @dataclass(frozen=True, slots=True)

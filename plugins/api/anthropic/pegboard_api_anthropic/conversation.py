@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.data.sampling_params import StructuredOutputsParams
-from pegboard.errors import RequestError
-from pegboard_api_anthropic.fields import PromptFields, ToolChoice, shown, wrong
+from pegboard.errors import RequestError, brief
+from pegboard_api_anthropic.fields import PromptFields, ToolChoice, wrong
 
 BILLING = "x-anthropic-billing-header"
 """The beginning of a text block that Anthropic's tools put into the system prompt. The block is removed: it differs in every
@@ -94,7 +94,7 @@ def _blocks(content: Any, path: str) -> list[Mapping[str, Any]]:
 
 def _text(block: Mapping[str, Any], path: str) -> str:
     if block.get("type") != "text":
-        raise RequestError(f"{path}: blocks of type {shown(block.get('type'))} are not supported here", parameter=path)
+        raise RequestError(f"{path}: blocks of type {brief(block.get('type'))} are not supported here", parameter=path)
     return _string(block, "text", path)
 
 
@@ -114,7 +114,7 @@ def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]
     for index, tool in enumerate(tools or ()):
         path = f"tools.{index}"
         if tool.get("type", "custom") != "custom":
-            message = f"{path}.type: {shown(tool['type'])} is not supported: this API has no tools that the server runs"
+            message = f"{path}.type: {brief(tool['type'])} is not supported: this API has no tools that the server runs"
             raise RequestError(message, parameter=f"{path}.type")
         name, schema = tool.get("name"), tool.get("input_schema")
         if not isinstance(name, str):

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from pegboard.errors import RequestError
+from pegboard.errors import RequestError, brief
 from pegboard_chat.request_body import MAX_PATH, decode_body
 from pegboard_chat.request_limits import check_items
-from pegboard_chat.sampling_fields import Count, Fields, Int32
+from pegboard_chat.sampling_fields import Count, Fields, Int32, Objects, Texts
 
 
 class ToolChoice(Fields):
@@ -41,9 +41,9 @@ class PromptFields(Fields):
     """The fields that become the prompt. `conversation` checks messages, system and tools."""
 
     model: Annotated[str, Field(min_length=1)]
-    messages: list[dict[str, Any]]
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Objects
+    system: str | Objects | None = None
+    tools: Objects | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -56,7 +56,7 @@ class MessagesRequest(PromptFields):
 
     max_tokens: Count
     stream: bool = False
-    stop_sequences: list[str] | None = None
+    stop_sequences: Texts | None = None
     temperature: float | None = None
     top_k: Int32 | None = None
     top_p: float | None = None
@@ -72,8 +72,6 @@ class CountTokensRequest(PromptFields):
 
 M = TypeVar("M", bound=BaseModel)
 
-MAX_SHOWN = 60
-
 
 def parse_body(body: bytes, model: type[M]) -> M:
     """Returns the body as a checked `model`. Raises RequestError naming the wrong field, such as `messages.0.content`."""
@@ -86,14 +84,8 @@ def parse_body(body: bytes, model: type[M]) -> M:
         path = ".".join(str(step) for step in first["loc"])[:MAX_PATH]
         if first["type"] == "extra_forbidden":
             raise RequestError(f"{path}: this field is not supported", parameter=path) from error
-        raise RequestError(f"{path}: {first['msg']}, got {shown(first['input'])}", parameter=path) from error
-
-
-def shown(value: Any) -> str:
-    """Returns a value as text, shortened for an error message."""
-    text = repr(value[: MAX_SHOWN + 1] if isinstance(value, str) else value)
-    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
+        raise RequestError(f"{path}: {first['msg']}, got {brief(first['input'])}", parameter=path) from error
 
 
 def wrong(path: str, expected: str, got: Any) -> RequestError:
-    return RequestError(f"{path}: expected {expected}, got {shown(got)}", parameter=path)
+    return RequestError(f"{path}: expected {expected}, got {brief(got)}", parameter=path)

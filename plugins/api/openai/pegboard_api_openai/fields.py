@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pegboard_chat.sampling_fields import Fields, Int32, SamplingFields, TokenIds
+from pegboard_chat.sampling_fields import Fields, Int32, Objects, SamplingFields, Texts, TokenIds
 
 
 class StreamOptions(Fields):
@@ -27,7 +27,7 @@ class GenerationFields(SamplingFields):
     length_penalty: float = 1.0
     min_tokens: Int32 | None = None
     allowed_token_ids: TokenIds | None = None
-    bad_words: list[str] | None = None
+    bad_words: Texts | None = None
     prompt_logprobs: Int32 | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
@@ -49,9 +49,9 @@ class GenerationFields(SamplingFields):
 class TemplateFields(Fields):
     """The fields that the chat template turns into a prompt. `openai_format.read_messages` checks messages."""
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
-    documents: list[dict[str, Any]] | None = None
+    messages: Objects
+    tools: Objects | None = None
+    documents: Objects | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     add_special_tokens: bool = False
@@ -68,7 +68,7 @@ class ChatRequest(TemplateFields, GenerationFields):
     top_logprobs: Int32 | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[dict[str, Any]] | None = None  # the form before tools; the answer then has a function_call
+    functions: Objects | None = None  # the form before tools; the answer then has a function_call
     function_call: str | dict[str, Any] | None = None
     include_reasoning: bool = True
     reasoning_effort: str | None = None

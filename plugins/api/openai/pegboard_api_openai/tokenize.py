@@ -18,7 +18,7 @@ from pegboard_chat.off_loop import off_loop
 from pegboard_chat.openai_format import read_tools
 from pegboard_chat.request_body import parse_body
 from pegboard_chat.request_limits import PromptLimit
-from pegboard_chat.sampling_fields import Fields, TokenIds
+from pegboard_chat.sampling_fields import Fields, Objects, TokenIds
 from pegboard_server.json_api import endpoint, error_body, json_response, served_model
 
 
@@ -28,7 +28,7 @@ class TokenizeRequest(TemplateFields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None  # type: ignore[assignment]
+    messages: Objects | None = None  # type: ignore[assignment]
     add_special_tokens: bool | None = None  # type: ignore[assignment]
     return_token_strs: bool = False
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pegboard_chat.sampling_fields import Count, Fields, SamplingFields
+from pegboard_chat.sampling_fields import Count, Fields, Objects, SamplingFields
 
 LogprobCount = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 
@@ -40,11 +40,11 @@ class PromptFields(Fields):
     `request.chat_request` checks tool_choice."""
 
     model: str | None = None
-    input: str | list[dict[str, Any]]
+    input: str | Objects
     instructions: str | None = None
     previous_response_id: str | None = None
 
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     text: TextFields | None = None

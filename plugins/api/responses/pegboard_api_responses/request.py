@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pegboard.data.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
-from pegboard.errors import MalformedRequest, RequestError
+from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
+from pegboard.errors import MalformedRequest
 from pegboard.interfaces.tokenizer import Chat
 from pegboard_api_responses.fields import LOGPROBS, PromptFields, ResponsesRequest
 from pegboard_api_responses.tools import Tools
 from pegboard_chat.chats import ChatRequest, Chats
 from pegboard_chat.request_body import wrong
-from pegboard_chat.sampling_fields import sampling_values
+from pegboard_chat.sampling_fields import constraint, sampling_values
 
 NO_CALLS = (
     "built-in tools need calls that can be read, and no tool parser is known for this model, or --no-enable-auto-tool-choice "
     "turns it off: name one with --tool-call-parser, or force a call with tool_choice 'required'"
 )
 CHOICES = "none, auto, required or {'type': 'function', 'name': …}"
-STRUCTURES = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 def chat_request(request: PromptFields, chat: Chat, tools: Tools, chats: Chats, cache_salt: str | None = None) -> ChatRequest:
@@ -56,34 +55,26 @@ def response_params(request: ResponsesRequest, defaults: Mapping[str, Any]) -> S
     """The sampling parameters. The output is always read in pieces (DELTA), so that a whole answer is the sum of its stream."""
     if request.top_logprobs is not None and LOGPROBS not in request.include:
         raise MalformedRequest(f"top_logprobs needs include: ['{LOGPROBS}']", parameter="top_logprobs")
+    form = request.text.format if request.text else None
     return SamplingParams(
         **sampling_values(request, defaults, request.max_output_tokens),
         logprobs=(request.top_logprobs or 0) if LOGPROBS in request.include else None,
         truncate_prompt_tokens=-1 if request.truncation == "auto" else None,
-        structured_outputs=_structure(request),
+        structured_outputs=constraint(request.structured_outputs, _of_format(form or {}), "text.format"),
         output_kind=RequestOutputKind.DELTA,
     )
 
 
-def _structure(request: ResponsesRequest) -> StructuredOutputsParams | None:
-    given = request.structured_outputs
-    form = request.text.format if request.text else None
-    kind = form.get("type") if form else None
-    if given is not None:
-        if kind not in (None, "text"):
-            raise RequestError("structured_outputs and text.format exclude each other", parameter="structured_outputs")
-        unknown = next((name for name in given if name not in STRUCTURES), None)
-        if unknown is not None:
-            raise MalformedRequest(f"unknown field 'structured_outputs.{unknown}'", parameter=f"structured_outputs.{unknown}")
-        return StructuredOutputsParams(**given)
+def _of_format(form: Mapping[str, Any]) -> dict[str, Any]:
+    """What `text.format` asks for, as fields of StructuredOutputsParams."""
+    kind = form.get("type")
     if kind in (None, "text"):
-        return None
+        return {}
     if kind == "json_object":
-        return StructuredOutputsParams(json_object=True, parameter="text.format")
+        return {"json_object": True}
     if kind != "json_schema":
         raise wrong("text.format.type", "text, json_object or json_schema", kind)
-    assert form is not None, "it has a type"
     schema = form.get("schema")
     if not isinstance(schema, dict):
         raise wrong("text.format.schema", "a JSON schema (an object)", schema)
-    return StructuredOutputsParams(json=schema, parameter="text.format")
+    return {"json": schema}

@@ -370,7 +370,7 @@ def test_tools_that_the_server_would_have_to_run_are_refused_by_name(kind):
         ({"previous_response_id": 3}, "previous_response_id"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
-        ({"structured_outputs": {"shape": "round"}}, "structured_outputs.shape"),
+        ({"structured_outputs": {"shape": "round"}}, "structured_outputs"),
     ],
 )
 def test_refusals_name_the_field(fields, param):
