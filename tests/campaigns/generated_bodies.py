@@ -15,6 +15,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import math
 import os
 import resource
 import signal
@@ -168,13 +169,15 @@ def why_wrong(status: int, data: bytes, media: str, request: Request) -> str:
     return ""
 
 
-async def send_all(port: int, generator: Generator, numbers: list[int], told: Any = None) -> Result:
-    """Send requests over `AT_ONCE` connections."""
+async def send_all(port: int, generator: Generator, numbers: list[int], end: float = math.inf, told: Any = None) -> Result:
+    """Send requests over `AT_ONCE` connections, until the time `end`."""
     result, left = Result(), iter(numbers)
 
     async def work() -> None:
         connection = Connection(port)
         for number in left:
+            if time.time() > end:
+                break
             request = generator.make(number)
             started = time.monotonic()
             try:
@@ -259,7 +262,8 @@ def memory_of(server: Server) -> dict[str, int]:
         if group == server.process.pid:
             with contextlib.suppress(OSError):  # the process ended in the meantime
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                name = next((word.decode() for word in words[1:] if b"." in word and b"/" not in word), "other")
+                names = [word.decode() for word in words[1:] if b"." in word and b"/" not in word and b" " not in word]
+                name = names[0] if names else "other"
                 found[name] += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
     return dict(found)
 
@@ -300,28 +304,32 @@ def generator_for(server: Server, seed: int) -> Generator:
     return Generator(seed, MODEL, httpx.get(f"{server.url}/openapi.json").json())
 
 
-def run(server: Server, count: int, *, seed: int = 0, first: int = 0, warm_up: int = 0, num_clients: int = 1) -> Campaign:
-    """Send `warm_up` requests, then `count`, from processes of their own."""
+def run(
+    server: Server, count: int, *, seed: int = 0, warm_up: int = 0, num_clients: int = 1, seconds: float = math.inf
+) -> Campaign:
+    """Send `warm_up` requests, then `count`, or as many as are answered within `seconds`, from processes of their own."""
     campaign = Campaign()
     if warm_up:
-        send_from_processes(server, first + count, warm_up, seed, num_clients)
+        send_from_processes(server, range(count, count + warm_up), seed, num_clients)
     campaign.before = memory_at_rest(server)
     started = time.monotonic()
     with prober(server.port, campaign.health):
-        campaign.result = send_from_processes(server, first, count, seed, num_clients, campaign)
+        campaign.result = send_from_processes(server, range(count), seed, num_clients, campaign, seconds)
     campaign.seconds = time.monotonic() - started
     campaign.after = memory_at_rest(server)
     return campaign
 
 
 def send_from_processes(
-    server: Server, first: int, count: int, seed: int, num_clients: int, campaign: Campaign | None = None
+    server: Server, numbers: range, seed: int, num_clients: int, campaign: Campaign | None = None, seconds: float = math.inf
 ) -> Result:
+    end = str(time.time() + seconds)
     words = [sys.executable, __file__, "--client", str(server.port), str(seed), str(num_clients)]
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / str(number) for number in range(num_clients)]
         clients = [
-            subprocess.Popen([*words, str(first + number), str(first + count), str(file)]) for number, file in enumerate(files)
+            subprocess.Popen([*words, str(numbers.start + index), str(numbers.stop), str(file), end])
+            for index, file in enumerate(files)
         ]
         while any(client.poll() is None for client in clients):
             if campaign is not None:
@@ -341,11 +349,9 @@ def send_from_processes(
 
 def client(words: list[str]) -> None:
     """Send every `step`th request from `first` to `last`, and write the result to a file."""
-    with contextlib.suppress(OSError):
-        os.nice(10)
     port, seed, step, first, last = map(int, words[:5])
     description = httpx.get(f"http://127.0.0.1:{port}/openapi.json").json()
-    result = asyncio.run(send_all(port, Generator(seed, MODEL, description), list(range(first, last, step))))
+    result = asyncio.run(send_all(port, Generator(seed, MODEL, description), list(range(first, last, step)), float(words[6])))
     bad = [({**asdict(request), "body": base64.b64encode(request.body).decode()}, why) for request, why in result.bad]
     told = {"statuses": result.statuses, "kinds": result.kinds, "slowest": result.slowest, "bad": bad}
     Path(words[5]).write_text(json.dumps(told))
@@ -378,6 +384,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--warm-up", type=int, default=4000, help="requests before the memory is measured the first time")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop earlier, after this time")
     parser.add_argument("--clients", type=int, default=2, help="client processes")
     parser.add_argument("--report", type=Path, help="file for the requests that went wrong, one JSON object per line")
     parser.add_argument("--only", type=int, nargs="+", help="send these requests, one after the other, and show the answers")
@@ -388,7 +395,14 @@ def main() -> int:
             if arguments.only:
                 show(server, arguments)
                 return 0
-            campaign = run(server, arguments.count, seed=arguments.seed, warm_up=arguments.warm_up, num_clients=arguments.clients)
+            campaign = run(
+                server,
+                arguments.count,
+                seed=arguments.seed,
+                warm_up=arguments.warm_up,
+                num_clients=arguments.clients,
+                seconds=60 * arguments.minutes,
+            )
         finally:
             if arguments.log:
                 arguments.log.write_bytes(server.log.read_bytes())

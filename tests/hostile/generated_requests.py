@@ -226,7 +226,7 @@ class Generator:
         name = draw.choice(list(LONG))
         path, fields = LONG[name]
         if name not in self._long:
-            body = {**SMALL[path], **({"model": self._model} if "model" in SMALL[path] else {}), **fields}
+            body = {**SMALL[path], **({"model": self._model} if "model" in SMALL[path] else {}), **fields()}
             self._long[name] = json.dumps(body, separators=(",", ":")).encode()[: 8 * MIB]
         return "POST", path, HEADERS, self._long[name]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 from hostile_routes import CHAT, COMPLETION, COUNT, DETOKENIZE, MESSAGES, RESPONSES, TOKENIZE, USER
@@ -87,39 +88,40 @@ def named(number: int) -> dict[str, Any]:
 
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 PART = {"type": "text", "text": "a"}
-LONG: dict[str, tuple[str, dict[str, Any]]] = {
-    "prompt": (COMPLETION, {"prompt": "word " * (BIG // 5)}),
-    "prompt without spaces": (COMPLETION, {"prompt": "a" * BIG}),
-    "prompt of ids": (COMPLETION, {"prompt": filled(7)}),
-    "many prompts": (COMPLETION, {"prompt": ["a" * 400] * 1024}),
-    "too many prompts": (COMPLETION, {"prompt": filled("a")}),
-    "bad_words": (COMPLETION, {"bad_words": filled("ab")}),
-    "stop": (COMPLETION, {"stop": filled("ab")}),
-    "one stop": (CHAT, {"stop": "a" * BIG}),
-    "wrong stop": (CHAT, {"stop": filled(1)}),
-    "stop_token_ids": (CHAT, {"stop_token_ids": filled(-1)}),
-    "allowed_token_ids": (CHAT, {"allowed_token_ids": filled(-1)[:262_144]}),
-    "logit_bias": (CHAT, {"logit_bias": {str(number): 1 for number in range(500_000)}}),
-    "wrong logit_bias": (CHAT, {"logit_bias": {f"a{number}": None for number in range(300_000)}}),
-    "message": (CHAT, {"messages": [{"role": "user", "content": "a b" * (BIG // 3)}]}),
-    "messages": (CHAT, {"messages": filled(USER[0])}),
-    "wrong messages": (CHAT, {"messages": filled(3)}),
-    "parts": (CHAT, {"messages": [{"role": "user", "content": filled(PART)}]}),
-    "tools": (CHAT, {"tools": [named(number) for number in range(30_000)]}),
-    "large numbers": (CHAT, {"user": filled(1e308)}),
-    "large numbers in a call": (CHAT, {"messages": [*USER, {"role": "assistant", "tool_calls": [
+LONG: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
+    "prompt": (COMPLETION, lambda: {"prompt": "word " * (BIG // 5)}),
+    "prompt without spaces": (COMPLETION, lambda: {"prompt": "a" * BIG}),
+    "prompt of ids": (COMPLETION, lambda: {"prompt": filled(7)}),
+    "many prompts": (COMPLETION, lambda: {"prompt": ["a" * 400] * 1024}),
+    "too many prompts": (COMPLETION, lambda: {"prompt": filled("a")}),
+    "bad_words": (COMPLETION, lambda: {"bad_words": filled("ab")}),
+    "stop": (COMPLETION, lambda: {"stop": filled("ab")}),
+    "one stop": (CHAT, lambda: {"stop": "a" * BIG}),
+    "wrong stop": (CHAT, lambda: {"stop": filled(1)}),
+    "stop_token_ids": (CHAT, lambda: {"stop_token_ids": filled(-1)}),
+    "allowed_token_ids": (CHAT, lambda: {"allowed_token_ids": filled(-1)[:262_144]}),
+    "logit_bias": (CHAT, lambda: {"logit_bias": {str(number): 1 for number in range(500_000)}}),
+    "wrong logit_bias": (CHAT, lambda: {"logit_bias": {f"a{number}": None for number in range(300_000)}}),
+    "message": (CHAT, lambda: {"messages": [{"role": "user", "content": "a b" * (BIG // 3)}]}),
+    "messages": (CHAT, lambda: {"messages": filled(USER[0])}),
+    "wrong messages": (CHAT, lambda: {"messages": filled(3)}),
+    "parts": (CHAT, lambda: {"messages": [{"role": "user", "content": filled(PART)}]}),
+    "tools": (CHAT, lambda: {"tools": [named(number) for number in range(30_000)]}),
+    "large numbers": (CHAT, lambda: {"user": filled(1e308)}),
+    "large numbers in a call": (CHAT, lambda: {"messages": [*USER, {"role": "assistant", "tool_calls": [
         {"type": "function", "function": {"name": "f", "arguments": json.dumps({"a": filled(5e-324)})}}]}]}),
-    "template arguments": (CHAT, {"chat_template_kwargs": {"extra": filled({"a": []})}}),
-    "empty lists": (CHAT, {"metadata": filled([])}),
-    "name of a field": (CHAT, {"x" * BIG: 1}),
-    "names of fields": (CHAT, {f"x{number}": 1 for number in range(400_000)}),
-    "text to tokenize": (TOKENIZE, {"prompt": "a" * BIG, "return_token_strs": True}),
-    "chat to tokenize": (TOKENIZE, {"prompt": None, "messages": [{"role": "user", "content": "a" * BIG}]}),
-    "ids": (DETOKENIZE, {"tokens": filled(97)}),
-    "input": (RESPONSES, {"input": "a" * BIG}),
-    "calls": (RESPONSES, {"input": filled(CALL)}),
-    "allowed calls": (RESPONSES, {"input": [CALL] * 16_000}),
-    "answers": (MESSAGES, {"messages": [{"role": "user", "content": filled(PART)}]}),
-    "tokens of messages": (COUNT, {"messages": [{"role": "user", "content": "a" * BIG}]}),
-    "stop_sequences": (MESSAGES, {"stop_sequences": filled("ab")}),
+    "template arguments": (CHAT, lambda: {"chat_template_kwargs": {"extra": filled({"a": []})}}),
+    "empty lists": (CHAT, lambda: {"metadata": filled([])}),
+    "name of a field": (CHAT, lambda: {"x" * BIG: 1}),
+    "names of fields": (CHAT, lambda: {f"x{number}": 1 for number in range(400_000)}),
+    "text to tokenize": (TOKENIZE, lambda: {"prompt": "a" * BIG, "return_token_strs": True}),
+    "chat to tokenize": (TOKENIZE, lambda: {"prompt": None, "messages": [{"role": "user", "content": "a" * BIG}]}),
+    "ids": (DETOKENIZE, lambda: {"tokens": filled(97)}),
+    "input": (RESPONSES, lambda: {"input": "a" * BIG}),
+    "calls": (RESPONSES, lambda: {"input": filled(CALL)}),
+    "allowed calls": (RESPONSES, lambda: {"input": [CALL] * 16_000}),
+    "answers": (MESSAGES, lambda: {"messages": [{"role": "user", "content": filled(PART)}]}),
+    "tokens of messages": (COUNT, lambda: {"messages": [{"role": "user", "content": "a" * BIG}]}),
+    "stop_sequences": (MESSAGES, lambda: {"stop_sequences": filled("ab")}),
 }  # fmt: skip
+"""Route and fields. They are made when they are needed, because they take much memory."""

@@ -39,7 +39,7 @@ _EXPRESSION_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, Attri
 class ChatTemplate:
     """The template, or the named templates, of one model. It is thread-safe. Each source is compiled once per process.
 
-    source: Jinja source, or name → source, or None if there is no template. Of several named templates, "default" is used, and
+    source: Jinja source, or name → source. None: the model has no template. Of several named templates, "default" is used, and
     "tool_use" for a chat with tools. special_tokens: variables of every template, such as {"bos_token": "<s>"}.
     """
 
@@ -302,8 +302,8 @@ def plain_messages(messages: Sequence[Mapping[str, Any]], *, has_parts: bool, ha
 
 
 def text_in_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-    """Return `messages` with text between reasoning and calls moved to the end of the reasoning, or None if there is no such
-    text. Some templates, such as gpt-oss's, refuse a message with all three, although the model does write all three."""
+    """Return `messages` with text between reasoning and calls moved to the end of the reasoning. None: no message has such text.
+    Some templates, such as gpt-oss's, refuse a message with all three, although the model does write all three."""
     found = False
     joined = []
     for message in messages:

@@ -265,7 +265,7 @@ _FIELDS = tuple(item.name for item in fields(RequestOutput))
 
 
 def special_texts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Return a pattern that matches the texts of the special tokens, or None if there are none."""
+    """Return a pattern that matches the texts of the special tokens. None: the vocabulary has no special tokens."""
     ids = sorted(tokenizer.vocabulary().special_token_ids)
     texts = {tokenizer.decode([token], skip_special_tokens=False) for token in ids} - {""}
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True)))) if texts else None

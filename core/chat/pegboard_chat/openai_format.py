@@ -128,7 +128,7 @@ def _string(value: Any, path: str) -> str:
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Check function tools and return them, or None if there are none. Raises MalformedRequest, which names `tools[i].field`."""
+    """Check function tools and return them. None: no tools were given. Raises MalformedRequest, which names `tools[i].field`."""
     for index, tool in enumerate(tools or ()):
         path = f"tools[{index}]"
         if tool.get("type") != "function":

@@ -95,7 +95,7 @@ def _life(client: "AsyncLLM") -> Health:
 
 
 def _hooks(client: "AsyncLLM") -> tuple[Any, Any] | None:
-    """Returns the enabled hooks and the role that is passed to them, or None when no hook is enabled."""
+    """Returns the enabled hooks and the role that is passed to them. None: no hook is enabled."""
     if not client.registry.enabled_hooks():
         return None
     from pegboard.interfaces.hooks import Role

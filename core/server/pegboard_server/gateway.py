@@ -111,7 +111,7 @@ class MountedApi:
 
 
 def owner_of(mounted: Sequence[MountedApi], scope: Scope) -> MountedApi | None:
-    """The api that has a route for the path, whatever the method. Otherwise the first api, or None if there is none."""
+    """The api that has a route for the path, whatever the method, otherwise the first api. None: no api is mounted."""
     for entry in mounted:
         if any(route.matches(scope)[0] is not Match.NONE for route in entry.routes):
             return entry

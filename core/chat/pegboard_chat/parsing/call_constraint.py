@@ -53,7 +53,7 @@ def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
 def constrained_calls(
     tools: Sequence[Mapping[str, Any]], begin: Callable[[str], str], end: str, triggers: Sequence[str]
 ) -> Constraint | None:
-    """Return a structural tag in which a call must follow a trigger, or None if there are no tools. The arguments follow the
+    """Return a structural tag in which a call must follow a trigger. None: no tools were given. The arguments follow the
     tool's schema if the tool is `strict`; otherwise they are any object. begin: given a function's name, all text before its
     arguments, including the trigger. end: all text after them.
     """
@@ -73,7 +73,7 @@ def constrained_lists(
     brackets: tuple[str, str] = ("[", "]"),
     between: str = ", ",
 ) -> Constraint | None:
-    """Return a structural tag in which a JSON list of calls must follow a trigger, or None if there are no tools. All other text
+    """Return a structural tag in which a JSON list of calls must follow a trigger. None: no tools were given. All other text
     is free. marks: (trigger, its end marker). brackets, between: the beginning and end of the list, and the text between its
     calls.
     """

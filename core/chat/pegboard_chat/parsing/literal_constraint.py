@@ -204,7 +204,7 @@ def python_call(tool: Mapping[str, Any]) -> Format:
 def constrained_objects(
     tools: Sequence[Mapping[str, Any]], notation: Notation, trigger: str, before: str, end: str
 ) -> Constraint | None:
-    """Return a structural tag in which a call must follow a trigger, or None if there are no tools. A call is `before`, the
+    """Return a structural tag in which a call must follow a trigger. None: no tools were given. A call is `before`, the
     tool's name and an object in the notation. All other text is free. The arguments of a tool that is not `strict` are any
     text."""
     found = []
@@ -217,7 +217,7 @@ def constrained_objects(
 
 
 def constrained_python_lines(tools: Sequence[Mapping[str, Any]], begin: str, end: str) -> Constraint | None:
-    """Return a structural tag with calls, one per line, between the tags `begin` and `end`, or None if there are no tools. All
+    """Return a structural tag with calls, one per line, between the tags `begin` and `end`. None: no tools were given. All
     other text is free."""
     if not tools:
         return None
@@ -227,7 +227,7 @@ def constrained_python_lines(tools: Sequence[Mapping[str, Any]], begin: str, end
 
 def constrained_python_lists(tools: Sequence[Mapping[str, Any]], begin: str = "", end: str = "") -> Constraint | None:
     """Return a structural tag in which an output that begins with a bracket is a list of calls, `[f(a=1), g()]`, and nothing
-    else, or None if there are no tools. Other outputs are free. begin, end: tags around a list of calls, which may then be
+    else. None: no tools were given. Other outputs are free. begin, end: tags around a list of calls, which may then be
     anywhere.
     """
     if not tools:

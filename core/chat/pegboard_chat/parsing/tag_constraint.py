@@ -41,7 +41,7 @@ NEW_KEY = r"[^<>\n\" \t]+"
 def constrained_tags(
     tools: Sequence[Mapping[str, Any]], tags: TagFormat, openings: Sequence[tuple[str, str]], end: str | None = None
 ) -> Constraint | None:
-    """Return a structural tag in which a call must follow a trigger, or None if there are no tools. If the tool is `strict`, its
+    """Return a structural tag in which a call must follow a trigger. None: no tools were given. If the tool is `strict`, its
     parameters are in the order of the tool's schema, with or without the optional ones; otherwise any parameters are allowed.
     Strings contain nothing that ends a value. openings: (trigger, all text before the name, including the trigger). end: all text
     after the parameters, if it is more than the end of a call. Raises RequestError for a strict schema that cannot be enforced.
