@@ -93,7 +93,7 @@ class Server:
     free one."""
 
     def __init__(
-        self, model: Path, folder: Path, *flags: str, probe: Path | None = None, port: int | None = None, **env: str
+        self, model: Path | str, folder: Path, *flags: str, probe: Path | None = None, port: int | None = None, **env: str
     ) -> None:
         self.folder = folder
         self.temp = folder / "temp"

@@ -17,12 +17,13 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
+from pegboard.data.batch import expect
 from pegboard.data.output import RequestOutput
 from pegboard.data.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from pegboard.errors import MalformedRequest, PegboardError, RequestError
 from pegboard.interfaces.api import EngineClient, Prompt, RequestOptions
 from pegboard.interfaces.output_parser import Content, Event, OutputParser, OutputParserSetup, Reasoning
-from pegboard.interfaces.tokenizer import Chat, Tokenizer
+from pegboard.interfaces.tokenizer import Chat, Rendered, Tokenizer
 from pegboard_chat.parsing import Pipeline
 from pegboard_chat.parsing.forced_calls import NamedCall, RequiredCalls, fresh_id, named_schema, required_schema
 from pegboard_chat.parsing.special_tokens import with_special_tokens
@@ -152,8 +153,10 @@ class Chats:
         takes."""
 
         def render() -> Sequence[int]:
-            factor = CUT_FACTOR if is_cut else 1
-            return self._client.tokenizer().render(replace(checked.chat, max_chars=factor * self._limit.max_chars)).token_ids
+            factor, tokenizer = CUT_FACTOR if is_cut else 1, self._client.tokenizer()
+            rendered = tokenizer.render(replace(checked.chat, max_chars=factor * self._limit.max_chars))
+            token_ids: Sequence[int] = expect(rendered, Rendered, tokenizer, "render").token_ids
+            return token_ids
 
         return await asyncio.to_thread(render)
 

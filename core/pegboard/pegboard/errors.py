@@ -24,7 +24,8 @@ library's exceptions with `raise … from`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import islice
@@ -141,25 +142,48 @@ def is_failure(error: BaseException) -> bool:
 
 
 @contextmanager
-def blame(plugin: str) -> Iterator[None]:
-    """Attribute errors to `plugin`: Pegboard's own errors pass unchanged, and any other error becomes a `PluginFailure`. Use it
-    around a step or a request, never around a layer.
+def blame(plugin: str | None, modules: Callable[[], Mapping[str, str]] = dict) -> Iterator[None]:
+    """Attribute errors to the innermost plugin of `modules` that failed (see `culprit`), else to `plugin`: they become a
+    PluginFailure. Pegboard's own errors pass unchanged. Use it around a step or a request, never around a layer.
     """
     try:
         yield
-    except PegboardError:
-        raise
     except BaseException as error:
-        if not is_failure(error):
+        failure = blamed(error, modules, plugin)
+        if failure is None or failure is error:
             raise
-        raise PluginFailure(f"plugin {plugin} failed: {type(error).__name__}: {error}", plugin=plugin) from error
+        raise failure from failure.__cause__
+
+
+def blamed(error: BaseException, modules: Callable[[], Mapping[str, str]], plugin: str | None = None) -> PluginFailure | None:
+    """Return the PluginFailure for an error that came from a plugin's code or is about what a plugin returned. plugin: to blame
+    if no plugin of `modules` is found. Return None for all other errors."""
+    told = f"{type(error).__name__}: {error}"
+    if isinstance(error, PluginFailure):  # `expect` knows only the module
+        plugin, told = culprit(modules(), [error.plugin or ""]), str(error)
+    elif isinstance(error, PegboardError) or not is_failure(error):
+        return None
+    else:
+        frames = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        plugin = culprit(modules(), frames[::-1]) or plugin
+    if plugin is None:
+        return error if isinstance(error, PluginFailure) else None
+    failure = PluginFailure(f"plugin {plugin} failed: {told}", plugin=plugin)
+    failure.__cause__ = error
+    return failure
 
 
 def culprit(modules: Mapping[str, str], names: Iterable[str]) -> str | None:
     """Return the plugin whose code runs or failed, or None if it is not a plugin's. modules: module or top-level package → id of
-    the plugin that it belongs to. names: the modules on the stack, innermost first."""
-    owners = (modules.get(name) or modules.get(name.partition(".")[0]) for name in names)
-    return next(filter(None, owners), None)
+    the plugin that it belongs to. names: the modules on the stack, innermost first. All steps run in the frames of an executor,
+    so it is the culprit only if no code of Pegboard is further in."""
+    in_core = False
+    for name in names:
+        owner = modules.get(name) or modules.get(name.partition(".")[0])
+        if owner and not (in_core and owner.startswith("executor:")):
+            return owner
+        in_core = in_core or name.startswith("pegboard.")
+    return None
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

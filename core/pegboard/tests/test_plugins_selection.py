@@ -329,10 +329,10 @@ def test_unmet_numbers(value: int, of: int, limit: int) -> None:
 
 
 def test_the_owner_of_a_module(fake_distributions: FakeDistributions) -> None:
-    """The plugin of its own module, the chosen one of a shared module, else the distribution. The executor runs everything."""
+    """The plugin of its own module, the chosen one of a shared module, else the distribution. The command runs everything."""
     specs = "".join(spec_source("sampler", name, implementation=path) for name, path in [("A", "own:A"), ("B", "own_b.deep:B")])
-    modules = {"pair": specs, "own": "A = dict", "solo": spec_source("model"), "outer": spec_source("executor")}
-    entries = {"sampler": {"a": "pair:A", "b": "pair:B"}, "model": {"M": "solo:SPEC"}, "executor": {"e": "outer:SPEC"}}
+    modules = {"pair": specs, "own": "A = dict", "solo": spec_source("model"), "outer": spec_source("command")}
+    entries = {"sampler": {"a": "pair:A", "b": "pair:B"}, "model": {"M": "solo:SPEC"}, "command": {"e": "outer:SPEC"}}
     fake_distributions.add("acme", entries, modules)
     registry = Registry(fake_distributions.scan())
     for entry in registry.scan.entries:

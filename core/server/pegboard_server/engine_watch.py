@@ -127,12 +127,13 @@ class EngineWatch:
         return None
 
     def _culprit(self) -> str | None:
-        """Return the plugin whose code runs in the engine's thread. If that thread waits for a step in another thread, return the
-        plugin that runs there."""
+        """Return the plugin whose code runs in the engine's thread. If an executor waits there for a step in another thread,
+        return the plugin that runs in that thread."""
         stacks = {ident: [_module(frame) for frame in _outward(top)] for ident, top in sys._current_frames().items()}
         main = stacks.pop(self._thread or 0, [])
         steps = [names for names in stacks.values() if any(name.startswith("pegboard.worker.") for name in names)]
-        return next((plugin for names in (main, *steps) if (plugin := culprit(self._modules, names))), None)
+        found = [plugin for names in (main, *steps) if (plugin := culprit(self._modules, names))]
+        return min(found, key=lambda plugin: plugin.startswith("executor:"), default=None)
 
     def _stacks(self) -> Iterator[str]:
         own = threading.get_ident()

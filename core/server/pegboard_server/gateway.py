@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pegboard import env
 from pegboard.config.schema import ServerConfig
-from pegboard.errors import EngineDeadError, Overloaded, PegboardError, RequestError, culprit
+from pegboard.errors import EngineDeadError, Overloaded, PegboardError, PluginFailure, RequestError, blamed, culprit
 from pegboard.interfaces.api import TRACE_HEADERS, Api, ApiSpec, EngineClient
 from pegboard.log import get_logger
 from pegboard_server.connections import SlowRequest, timed
@@ -281,6 +281,8 @@ class Gateway:
         owner = owner_of(self._mounted, scope)
         headers: dict[str, str] = {}
         parameter = None
+        if isinstance(error, PluginFailure):
+            error = blamed(error, self._modules) or error
         if isinstance(error, RequestError):
             status, message, parameter = error.status, str(error), error.parameter
             if isinstance(error, Overloaded):

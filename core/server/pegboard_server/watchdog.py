@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import signal
+import sys
 import threading
 import time
 import traceback
 from asyncio.events import Handle
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures.thread import _WorkItem
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -119,14 +122,17 @@ async def watch_engine(engine: EngineLink, heart: Heart) -> None:
 # --- the event loop -----------------------------------------------------------------------------------------------------------
 
 _CALLBACK = Handle._run.__code__
+_WORK = _WorkItem.run.__code__
 
 
 class LoopGuard:
-    """Ends plugin code that blocks the event loop of this process for more than `limit_s` seconds.
+    """Ends plugin code that blocks the event loop of this process, or a thread that works for a request, for more than `limit_s`
+    seconds.
 
     A timer interrupts the main thread twice a second. If the event loop is still in the same callback after `limit_s`, and the
     code of a plugin is on the stack, a PluginFailure is raised there, so only that request (or that metrics sink) fails. The
-    timer also interrupts a regular expression. Works only in the main thread; elsewhere it does nothing.
+    timer also interrupts a regular expression. A thread gets the PluginFailure when its Python code next goes on. Works only in
+    the main thread; elsewhere it does nothing.
     """
 
     def __init__(self, modules: Callable[[], Mapping[str, str]], limit_s: float, *, tick_s: float = 0.5) -> None:
@@ -136,6 +142,7 @@ class LoopGuard:
         self._callback: FrameType | None = None
         self._since = 0.0
         self._is_told = False
+        self._work: dict[int, tuple[FrameType, float]] = {}
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -159,6 +166,7 @@ class LoopGuard:
             names.append(str(at.f_globals.get("__name__", "")))
             at = at.f_back
         now = time.monotonic()
+        self._look_at_threads(now)
         if at is None or at is not self._callback:
             self._callback, self._since, self._is_told = at, now, False
             return
@@ -168,7 +176,37 @@ class LoopGuard:
         stack = "".join(traceback.format_stack(frame)).rstrip()
         if plugin is not None:
             log.error("plugin %s blocked the server for %.0f s and is interrupted:\n%s", plugin, now - self._since, stack)
-            raise PluginFailure(f"plugin {plugin} did not return within {self._limit_s:g} s (plugin_call_s)", plugin=plugin)
+            raise self._too_slow(plugin)
         if not self._is_told:
             self._is_told = True
             log.error("the server has been blocked for %.0f s:\n%s", now - self._since, stack)
+
+    def _too_slow(self, plugin: str) -> PluginFailure:
+        return PluginFailure(f"plugin {plugin} did not return within {self._limit_s:g} s (plugin_call_s)", plugin=plugin)
+
+    def _look_at_threads(self, now: float) -> None:
+        """Interrupt plugin code in threads of thread pools. Otherwise a few requests that hang would take all threads."""
+        before, self._work = self._work, {}
+        for ident, top in sys._current_frames().items():
+            names: list[str] = []
+            at: FrameType | None = top
+            while at is not None and at.f_code is not _WORK:
+                names.append(str(at.f_globals.get("__name__", "")))
+                at = at.f_back
+            if at is None:
+                continue
+            work, since = before.get(ident, (at, now))
+            since = since if work is at else now
+            if now - since >= self._limit_s and (plugin := culprit(self._modules(), names)) is not None:
+                stack = "".join(traceback.format_stack(top)).rstrip()
+                log.error("plugin %s blocked a thread for %.0f s and is interrupted:\n%s", plugin, now - since, stack)
+                _raise_in(ident, self._too_slow(plugin))
+                since = now
+            self._work[ident] = at, since
+
+
+def _raise_in(thread: int, failure: PluginFailure) -> None:
+    """Raise the failure in another thread. Python takes only a class, whose instances it makes itself."""
+    made = {"__init__": lambda self: PluginFailure.__init__(self, str(failure), plugin=failure.plugin)}
+    raised = ctypes.py_object(type("PluginFailure", (PluginFailure,), made))
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)

@@ -26,12 +26,16 @@ BAD_LOGITS = -1
 
 
 def expect(value: Any, expected: type[Any] | UnionType, source: object, method: str) -> Any:
-    """Return what `source.method()` returned, if it has the expected type. Raises a PluginFailure that names the module of
-    `source`; whoever knows which plugin owns the module replaces it (see `errors.culprit`)."""
-    if isinstance(value, expected):
+    """Return what `source.method()` returned, if it has the expected type, or the methods of an expected Protocol. Raises a
+    PluginFailure that names the module of `source`; `errors.blamed` finds the plugin that owns the module."""
+    if getattr(expected, "_is_protocol", False):
+        if all(hasattr(value, name) for name in vars(expected) if name[0] != "_"):
+            return value
+    elif isinstance(value, expected):
         return value
-    message = f"{type(source).__name__}.{method}() returned a {type(value).__name__}, expected {expected}"
-    raise PluginFailure(message, plugin=type(source).__module__)
+    owner = source if isinstance(source, type) else type(source)
+    message = f"{owner.__name__}.{method}() returned a {type(value).__name__}, expected {expected}"
+    raise PluginFailure(message, plugin=owner.__module__)
 
 
 class CSR(msgspec.Struct):

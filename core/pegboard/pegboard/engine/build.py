@@ -12,11 +12,12 @@ import msgspec
 
 from pegboard.config.limits import NO_LIMIT, Limits
 from pegboard.config.schema import EngineConfig, check_engine
+from pegboard.data.batch import expect
 from pegboard.engine.engine import Engine
 from pegboard.engine.grammar.chain import make_grammars
 from pegboard.engine.kv.plan import num_tokens, plan_kv
 from pegboard.engine.metrics.step import StepMetrics
-from pegboard.errors import ConfigError
+from pegboard.errors import ConfigError, blame
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.executor import ExecutorSetup
 from pegboard.interfaces.hooks import LoadedModel
@@ -40,13 +41,18 @@ log = get_logger(__name__)
 
 def build_engine(plan: "EnginePlan") -> Engine:
     """Load the model and return an engine that is ready to step. Raises ConfigError, ModelError or PluginError."""
-    started = time.perf_counter()
     registry = Registry.from_lock(plan.lock)
+    with blame(None, registry.modules):
+        return _build(registry, plan)
+
+
+def _build(registry: Registry, plan: "EnginePlan") -> Engine:
+    started = time.perf_counter()
     config = _with_platform_defaults(registry, plan)
     limits = _limits(plan, config, registry)
     policy, has_priority = _policy(registry, config, limits)
     executor = _executor(registry, plan, config, limits)
-    ready = executor.start()
+    ready = expect(executor.start(), list, executor, "start")
     loaded = time.perf_counter()
     kv_plan = plan_kv(
         ready[0].kv_specs,
@@ -226,4 +232,5 @@ def _metrics(registry: Registry, plan: "EnginePlan", config: EngineConfig, limit
         cache_config={name: str(value) for name, value in cache_config.items()},
         plugin_names={kind: "+".join(sorted(names)) for kind, names in chosen.items()},
         show_hidden=config.show_hidden_metrics_for_version,
+        modules=registry.modules,
     )

@@ -8,7 +8,6 @@ Only one thread may call it. It knows nothing about text, HTTP or torch.
 from __future__ import annotations
 
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from pegboard.config.limits import Limits
-from pegboard.data.batch import Batch
+from pegboard.data.batch import Batch, StepOutput, expect
 from pegboard.data.request import AdapterRef, EngineRequest, RequestDelta
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import KVCache
@@ -27,7 +26,7 @@ from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.queues import Queues
 from pegboard.engine.requests import check_request, completions_of
 from pegboard.engine.scheduler import Scheduler
-from pegboard.errors import EngineDeadError, Overloaded, PegboardError, PluginFailure, RequestError, culprit
+from pegboard.errors import EngineDeadError, Overloaded, PegboardError, RequestError, blamed
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.executor import SERVING_CALLS, Executor, StepFuture, WorkerDeath
 from pegboard.interfaces.kv_connector import KVConnectorScheduler
@@ -169,7 +168,8 @@ class Engine:
             return self._scheduler.schedule()
 
     def _submit(self, batch: Batch) -> StepFuture:
-        return self._executor.submit(batch)
+        future: StepFuture = expect(self._executor.submit(batch), StepFuture, self._executor, "submit")
+        return future
 
     def _load_adapter(self, slot: int, adapter: AdapterRef) -> bool:
         """Copy an adapter into a slot. Return False and do nothing while steps are in flight; no step starts before they have
@@ -187,7 +187,7 @@ class Engine:
         if batch.needs_masks:
             self._send_masks(batch)
         with self._metrics.timed("execute"):
-            output = future.result()
+            output = expect(future.result(), StepOutput, self._executor, "submit().result")
         with self._metrics.timed("apply"):
             self._scheduler.update(batch, output)
 
@@ -306,17 +306,10 @@ class Engine:
     def _blamed(self, error: BaseException) -> BaseException:
         """Return a PluginFailure if the error came from the code of a plugin or from what a plugin returned, and EngineDeadError
         if it came from anywhere else. Pegboard's own errors are returned as they are."""
-        frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-        if isinstance(error, PluginFailure):
-            frames = [error.plugin or ""]
-        elif isinstance(error, PegboardError) or not isinstance(error, Exception):
+        failure: PegboardError | None = blamed(error, lambda: self._plugin_modules)
+        if failure is None and (isinstance(error, PegboardError) or not isinstance(error, Exception)):
             return error
-        told = str(error) if isinstance(error, PluginFailure) else f"{type(error).__name__}: {error}"
-        plugin = culprit(self._plugin_modules, frames[::-1])
-        if plugin is None and isinstance(error, PluginFailure):
-            return error
-        failure: PegboardError = EngineDeadError(f"a step failed: {told}")
-        if plugin is not None:
-            failure = PluginFailure(f"plugin {plugin} failed: {told}", plugin=plugin)
-        failure.__cause__ = error
+        if failure is None:
+            failure = EngineDeadError(f"a step failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
         return failure

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import cast
 
 from pegboard.config.limits import Limits
+from pegboard.data.batch import expect
 from pegboard.engine.batch_builder import Entry, StepPlan
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import PrefixHit
@@ -56,7 +57,8 @@ class Prefill:
         queues = self._queues
         admitted: list[Request] = []
         failed: list[tuple[Request, PegboardError]] = []
-        for request in cast("Iterator[Request]", queues.policy.waiting()):  # the policy returns the objects that it was given
+        for request in cast("Iterator[Request]", expect(queues.policy.waiting(), Iterable, queues.policy, "waiting")):
+            # the policy returns the objects that it was given
             if plan.tokens_left <= 0 or not queues.free_rows:
                 break
             verdict = self._try(request, plan, failed)

@@ -35,7 +35,7 @@ from pegboard.engine.boundary.messages import (
     StepDeltas,
 )
 from pegboard.engine.metrics.sinks import Sinks
-from pegboard.errors import EngineDeadError, PegboardError, RequestError
+from pegboard.errors import EngineDeadError, PegboardError, RequestError, blamed
 from pegboard.front.beam_search import beam_search_online
 from pegboard.front.output_stream import OutputStream
 from pegboard.front.prompts import PromptInput, RequestBuilder, as_prompt
@@ -136,6 +136,7 @@ class AsyncLLM:
 
         if tokenizer is None and not plan.settings.engine.skip_tokenizer_init:
             tokenizer = make_tokenizer(registry, plan)
+        self._modules = registry.modules if registry is not None else dict
         sinks = {} if metrics is None else build_sinks(registry, plan.settings.engine, plan.model_names[0], "api")
         self.plan, self.registry, self.sinks = plan, registry, sinks
         self.info: Mapping[str, Any] = {}
@@ -149,7 +150,7 @@ class AsyncLLM:
         self._dead: EngineDeadError | None = None
         self._is_shut_down = False
         self._created = int(time.time())
-        self._metrics, self._all_sinks = metrics or (), Sinks([*sinks.values()])
+        self._metrics, self._all_sinks = metrics or (), Sinks([*sinks.values()], self._modules)
 
     # --- start and end ---------------------------------------------------------------------------------------------------
 
@@ -221,7 +222,7 @@ class AsyncLLM:
                     ended.append(stream.key(delta.index))
             except Exception as error:  # a tokenizer can raise anything, and other requests must get their tokens
                 log.exception("the answer to request %s could not be decoded", delta.request_id)
-                live.fail(Failure.of(error).error())
+                live.fail(Failure.of(blamed(error, self._modules) or error).error())
                 ended.append(delta.request_id)
             if stream.has_news:
                 live.wake.set()

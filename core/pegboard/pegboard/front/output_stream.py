@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from pegboard.data.batch import expect
 from pegboard.data.logprobs import FlatLogprobs, TokenTexts, row_of
 from pegboard.data.output import CompletionOutput, RequestOutput, RequestStats
 from pegboard.data.request import EngineRequest, PositionLogprobs, RequestDelta
@@ -199,7 +200,7 @@ class Completion:
         else:
             self.token_ids += token_ids
             if shown and self._stream is not None:
-                self._grow(self._stream.push(shown))
+                self._grow(expect(self._stream.push(shown), str, self._stream, "push"))
         if hit is None and delta.finish_reason is not None and self._stream is not None:
             hit = self._grow(self._stream.flush().rstrip("\ufffd"))  # as in vLLM, the beginning of a character is not shown
         if delta.logprobs is not None and self.logprobs is not None:

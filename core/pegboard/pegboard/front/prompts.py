@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pegboard.config.schema import structured_outputs_config
+from pegboard.data.batch import expect
 from pegboard.data.logprobs import TokenTexts
 from pegboard.data.request import AdapterRef, EngineRequest
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
@@ -199,7 +200,8 @@ class RequestBuilder:
             text = prompt.text or ""
             if limit is None and len(text) > longest and len(text) > longest * self._longest_token:  # it cannot fit
                 raise self._too_long(f"{len(text)} characters")
-            token_ids = self.tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)
+            found = self.tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)
+            token_ids = expect(found, list, self.tokenizer, "encode")
         if limit is not None:
             if limit > longest:
                 reason = f"truncate_prompt_tokens={limit} is over the model's max_model_len of {longest}"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from pegboard.data.batch import expect
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import AttentionLayer
-from pegboard.interfaces.quantization import QuantizationMethod, WeightMethod
+from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, QuantizationMethod, WeightMethod
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
 
 
@@ -59,6 +60,15 @@ class Build:
     def at(self, name: str | int) -> Build:
         """Return the same build for a submodule."""
         return replace(self, path=f"{self.path}.{name}" if self.path else str(name))
+
+    def method(self, kind: Literal["linear", "embedding"], layer: LinearLayer | EmbeddingLayer) -> WeightMethod:
+        """Return the weight method of a layer: from `quantization`, or from `plain` if that does not take the layer."""
+        source = self.quantization
+        if (method := getattr(source, kind)(layer)) is None:
+            source = self.plain
+            method = getattr(source, kind)(layer)
+        weight_method: WeightMethod = expect(method, WeightMethod, source, kind)
+        return weight_method
 
 
 class Layer(nn.Module):

@@ -22,7 +22,7 @@ class Embedding(WeightLayer):
         name = f"{self.build.path}.weight"
         part = Part(name, (0, self.num_rows))
         layer = EmbeddingLayer(self.build.path, self.num_rows, self.width, part, self.is_head)
-        self.method = self.build.quantization.embedding(layer) or self.build.plain.embedding(layer)
+        self.method = self.build.method("embedding", layer)
         assert self.method is not None, "the plain method takes every layer"
         return [WantedWeight(name, (self.num_rows, self.width)), *(WantedWeight(extra) for extra in self.method.declare())]
 
@@ -48,7 +48,7 @@ class Head(WeightLayer):
         name = f"{self.build.path}.weight"
         part = Part(name, (0, self.num_rows))
         layer = LinearLayer(self.build.path, self.width, self.num_rows, (part,), is_head=True)
-        self.method = self.build.quantization.linear(layer) or self.build.plain.linear(layer)
+        self.method = self.build.method("linear", layer)
         assert self.method is not None, "the plain method takes every layer"
         wanted = [WantedWeight(name, (self.num_rows, self.width)), *(WantedWeight(extra) for extra in self.method.declare())]
         if self.wants_bias:

@@ -49,7 +49,7 @@ class Linear(WeightLayer):
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         parts = self._layout()
         layer = LinearLayer(self.build.path, self.in_features, self.out_features, parts)
-        self.method = self.build.quantization.linear(layer) or self.build.plain.linear(layer)
+        self.method = self.build.method("linear", layer)
         assert self.method is not None, "the plain method takes every layer"
         wanted = [WantedWeight(part.name, (part.rows[1] - part.rows[0], self.in_features)) for part in parts]
         wanted += [WantedWeight(name) for name in self.method.declare()]

@@ -17,10 +17,11 @@ import msgspec
 
 from pegboard import env
 from pegboard.config.schema import Settings, check_engine, structured_outputs_config
+from pegboard.data.batch import expect
 from pegboard.data.checkpoint_file import read_object
 from pegboard.data.sampling_params import SamplingParams
-from pegboard.errors import ConfigError, ModelError, PluginError, PluginNotFound, RequestError
-from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelSourceSetup, Progress
+from pegboard.errors import ConfigError, ModelError, PluginError, PluginNotFound, RequestError, blame
+from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelSource, ModelSourceSetup, Progress
 from pegboard.interfaces.quantization import QuantizationNeed
 from pegboard.interfaces.spec import Need
 from pegboard.interfaces.tokenizer import Tokenizer, TokenizerNeed, TokenizerSetup, TokenizerSpec, Vocabulary
@@ -186,14 +187,18 @@ def _fetch(
     folder = Path(engine.download_dir).expanduser() if engine.download_dir else env.cache_dir()
     token, is_chosen = engine.hf_token or env.hub_token(), engine.download_dir is not None
     setup = ModelSourceSetup(cache_dir=folder, token=token, offline=env.hub_offline(), is_chosen=is_chosen)
-    files: LocalFiles = registry.build(decision.require(), setup).fetch(reference, wanted, progress)
+    source: ModelSource = registry.build(decision.require(), setup)
+    with blame(decision.require().id, registry.modules):
+        files: LocalFiles = expect(source.fetch(reference, wanted, progress), LocalFiles, source, "fetch")
     return files
 
 
 def _describe(registry: Registry, settings: Settings, files: LocalFiles) -> Checkpoint:
     decision = _choose_loader(registry, settings, files.root)
     loader: WeightLoader = registry.build(decision.require(), WeightLoaderSetup(seed=settings.engine.seed))
-    return loader.describe(files)
+    with blame(decision.require().id, registry.modules):
+        checkpoint: Checkpoint = expect(loader.describe(files), Checkpoint, loader, "describe")
+    return checkpoint
 
 
 def _choose_loader(registry: Registry, settings: Settings, root: Path) -> Decision:

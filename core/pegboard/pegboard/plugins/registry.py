@@ -275,18 +275,19 @@ class Registry:
 
     def modules(self) -> dict[str, str]:
         """Return the modules of plugins, and their top-level packages → the plugin's id, for `errors.culprit`. A module that
-        several plugins share belongs to the one that was chosen, or else to their distribution. Executors and commands are left
-        out, because everything else runs in their frames."""
+        several plugins share belongs to the one that was chosen, or else to their distribution. Commands are left out, because
+        everything else runs in their frames."""
         chosen = {made.winner for made in self.decisions.values()}
         roots: dict[str, list[Entry]] = {}
         parts: dict[str, list[Entry]] = {}
         for entry in (*self.scan.entries, *self.scan.hooks):
-            if entry.kind in ("executor", "command"):
+            if entry.kind == "command":
                 continue
             roots.setdefault(entry.value.partition(":")[0].partition(".")[0], []).append(entry)
             spec = self._specs.get(entry)
-            for path in {getattr(spec, part, None) for part in ("implementation", "validate", "worker")} - {None, ""}:
-                parts.setdefault(str(path).partition(":")[0], []).append(entry)
+            paths = [getattr(spec, part, None) or "" for part in ("implementation", "validate", "worker")]
+            for module in {path.partition(":")[0] for path in paths} - {""}:
+                parts.setdefault(module, []).append(entry)
         owners = {}
         for module, entries in (roots | parts).items():
             ours = [entry for entry in entries if entry in chosen] or entries

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pegboard.data.batch import expect
 from pegboard.interfaces.attention import AttentionBackend, AttentionLayer, AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan
 from pegboard.interfaces.quantization import QuantizationMethod
 from pegboard.log import get_logger
@@ -58,7 +59,7 @@ class AttentionGroups:
             if layer.shares_kv_with is not None:
                 continue
             backend: Any = self.registry.load(self.entries[index])
-            specs[index] = backend.kv_spec(layer, self.stored[index])
+            specs[index] = expect(backend.kv_spec(layer, self.stored[index]), KVCacheSpec, backend, "kv_spec")
         return specs
 
     def layout(self) -> str:

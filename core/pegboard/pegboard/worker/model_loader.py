@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 
+from pegboard.data.batch import expect
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import Checkpoint, WantedWeight, WeightLoader, WeightPiece
 from pegboard.layers import Layer
@@ -42,7 +43,8 @@ def load_weights(layers: Iterable[Layer], loader: WeightLoader, checkpoint: Chec
     unused = sorted(set(checkpoint.tensors) - set(wanted))
     if unused:
         log.debug("%d tensors of the checkpoint are not used: %s", len(unused), _some(unused))
-    for piece in _with_progress(loader.tensors(checkpoint, wanted.values()), len(wanted)):
+    pieces = expect(loader.tensors(checkpoint, wanted.values()), Iterable, loader, "tensors")
+    for piece in _with_progress(pieces, len(wanted)):
         for layer in owners.pop(piece.name):
             layer.accept(piece)
             waiting[layer] -= 1

@@ -90,6 +90,7 @@ class ModelRunner:
         self._plan(inputs)
         planned = time.perf_counter()
         hidden, logits = self.stages.run(recording, inputs)
+        expect(hidden, Tensor, self.model, "forward")
         computed = time.perf_counter()
         transfers = self._end_transfers()
         forwarded = time.perf_counter()
@@ -170,7 +171,7 @@ class ModelRunner:
             return lambda: output
         last_hidden = hidden if inputs.logits_index is None else hidden[inputs.logits_index]
         step = SampleStep(inputs.sample_rows, inputs.offsets, inputs.draft_token_ids, masks() if masks else None)
-        logits = self.stages.logits(last_hidden) if logits is None else logits
+        logits = expect(self.stages.logits(last_hidden) if logits is None else logits, Tensor, self.model, "logits")
         broken = logits[:, 0].isnan() if self.parts.copies is None else None  # on a device this would wait
         sampled = expect(self.sampler.sample(logits, step), Sampled, self.sampler, "sample")
         output.logprobs = sampled.logprobs

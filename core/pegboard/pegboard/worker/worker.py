@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.config.limits import Limits
 from pegboard.config.schema import EngineConfig
-from pegboard.data.batch import Batch, StepOutput
+from pegboard.data.batch import Batch, StepOutput, expect
 from pegboard.data.request import AdapterRef
 from pegboard.env import cache_dir
 from pegboard.errors import ConfigError, blame
@@ -20,7 +20,7 @@ from pegboard.interfaces.executor import ENGINE_CALLS, SERVING_CALLS, START_CALL
 from pegboard.interfaces.kernel import RECORDER
 from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorSpec, KVConnectorWorker
 from pegboard.interfaces.logits_processor import LogitsProcessorSetup
-from pegboard.interfaces.platform import PlatformSetup, Replay
+from pegboard.interfaces.platform import Device, PlatformSetup, Replay
 from pegboard.interfaces.quantization import QuantizationNeed, QuantizationSetup, RepackCache
 from pegboard.interfaces.sampler import Sampler, SamplerSetup
 from pegboard.interfaces.spec import Need
@@ -74,8 +74,7 @@ class Worker:
         checkpoint = self.plan.checkpoint
         loader_entry = self.registry.choose("weight_loader", Need(), explicit=checkpoint.format).require()
         loader = self.registry.build(loader_entry, WeightLoaderSetup(seed=self.config.seed))
-        with blame(loader_entry.id):
-            load_weights(self.build.declared.layers, loader, checkpoint)
+        load_weights(self.build.declared.layers, loader, checkpoint)
         weights = [layer.method for layer in self.build.declared.layers if isinstance(layer, WeightLayer)]
         weight_bytes = sum(method.num_bytes() for method in weights if method is not None)
         specs = self.attention.kv_specs()
@@ -87,7 +86,7 @@ class Worker:
         entry = self.registry.choose("platform", Need(), explicit=config.device).require()
         self.platform_name = entry.name
         self.platform = self.registry.build(entry, PlatformSetup(num_threads=config.num_threads))
-        self.device = self.platform.start(self.rank)
+        self.device = expect(self.platform.start(self.rank), Device, self.platform, "start")
         asked = config.sampler or default_name("sampler")
         self.sampler_entry = self.registry.choose("sampler", Need(platform=entry.name), explicit=asked).require()
         self.kernels = choose_kernels(self.registry, platform=entry.name, dtype=config.dtype)
@@ -119,8 +118,7 @@ class Worker:
         )
         self.model_entry = self.registry.choose("model", Need(), keys=checkpoint.architectures).require()
         implementation = self.registry.load(self.model_entry)
-        with blame(self.model_entry.id):
-            self.model = implementation(checkpoint.config, self.build)
+        self.model = implementation(checkpoint.config, self.build)
 
     def _quantization(self, stored: Any, asked: str | None) -> Any:
         """Return the quantization method that the checkpoint names, or the user's choice for a plain checkpoint."""
@@ -152,8 +150,7 @@ class Worker:
         runner = ModelRunner(self._parts(plan, memory.allocate(plan, self.platform.zeros)))
         self.runner = runner
         self.platform.memory(reset_peak=True)
-        with blame(self.model_entry.id):
-            runner.run(memory.largest_batch(self.limits, len(plan.groups)))()
+        runner.run(memory.largest_batch(self.limits, len(plan.groups)))()
         self.runner = None
         numbers = self.platform.memory()
         others = numbers.total_bytes - numbers.free_bytes - numbers.used_bytes
@@ -226,15 +223,13 @@ class Worker:
         if self.replay is None:
             refusals = ["every step runs eagerly" + (": enforce_eager is set" if self.config.enforce_eager else "")]
         else:
-            with blame(self.model_entry.id):
-                refusals = self.running.record(self.replay, self.attention.not_replayed())
+            refusals = self.running.record(self.replay, self.attention.not_replayed())
         made = self.registry.decisions.get(("kernel", RECORDER)) or Decision("kernel", None, key=RECORDER)
         self.registry.record(replace(made, notes=tuple(f"not replayed: {refusal}" for refusal in refusals)))
         if self.replay is not None and refusals:
             log.info("not replayed: %s", "; ".join(refusals))
-        with blame(self.model_entry.id):
-            for batch in memory.trial_steps(self.limits, len(self.running.parts.plan.groups)):
-                self.running.run(batch)()
+        for batch in memory.trial_steps(self.limits, len(self.running.parts.plan.groups)):
+            self.running.run(batch)()
         for tensors in self.running.parts.views.values():  # what the trial wrote
             for view in tensors.values():
                 view[0].zero_()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pegboard.data.batch import expect
 from pegboard.errors import MalformedRequest, PegboardError
 from pegboard.interfaces.builtin_tool import BuiltinTool, ToolFunction, ToolOutput, ToolSession
 from pegboard.log import get_logger
@@ -135,5 +136,6 @@ def _session(tool: Mapping[str, Any], path: str, plugins: Sequence[BuiltinTool],
     for plugin in plugins:
         session = plugin.session(tool, path, response_id)
         if session is not None:
-            return session
+            found: ToolSession = expect(session, ToolSession, plugin, "session")
+            return found
     return None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.config.schema import StructuredOutputsConfig, structured_outputs_config
 from pegboard.engine.grammar.grammars import Grammars
+from pegboard.errors import blame
 from pegboard.interfaces.structured_output import StructuredOutputNeed, StructuredOutputSetup
 from pegboard.plan.engine_plan import read_vocabulary
 from pegboard.plugins.registry import Registry
@@ -29,7 +30,13 @@ def make_grammars(registry: Registry, plan: "EnginePlan") -> Grammars | None:
     chain = {entry.name: registry.build(entry, setup) for entry in _chosen(registry, config)}
     if not chain:
         return None
-    return Grammars(chain, vocab_size=plan.vocab_size, config=config, token_bytes=lambda: setup.vocabulary.token_bytes)
+    return Grammars(
+        chain,
+        vocab_size=plan.vocab_size,
+        config=config,
+        token_bytes=lambda: setup.vocabulary.token_bytes,
+        blaming=partial(blame, modules=registry.modules),
+    )
 
 
 def make_setup(registry: Registry, plan: "EnginePlan") -> StructuredOutputSetup:

@@ -15,11 +15,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from queue import PriorityQueue
 
+from pegboard.data.batch import expect
 from pegboard.errors import PegboardError, PluginFailure, RequestError, blame
 from pegboard.interfaces.structured_output import Constraint, Grammar, StructuredOutput
 from pegboard.log import get_logger
@@ -74,15 +75,25 @@ class _Lane:
     running: list[Compilation] = field(default_factory=list)
 
 
+Blaming = Callable[[str], AbstractContextManager[None]]
+"""`errors.blame`, called with the name of a backend."""
+
+
 class GrammarCompiler:
     """chain: backends by name, asked in order.
 
     Only the engine's thread may call the public methods."""
 
     def __init__(
-        self, chain: Mapping[str, StructuredOutput], *, timeout_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        chain: Mapping[str, StructuredOutput],
+        *,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        blaming: Blaming = blame,
     ) -> None:
         self._chain = chain
+        self._blame = blaming
         self._timeout_s = timeout_s
         self._clock = clock
         self._threads: list[threading.Thread] = []
@@ -215,8 +226,8 @@ class GrammarCompiler:
             reason = self._rejection(name, constraint)
             if reason is None:
                 try:
-                    with blame(name):
-                        grammar = backend.compile(constraint)
+                    with self._blame(name):
+                        grammar = expect(backend.compile(constraint), Grammar, backend, "compile")
                 except PegboardError as error:  # another backend may be able to compile it
                     reason = _told(name, error)
                 else:
@@ -232,8 +243,9 @@ class GrammarCompiler:
         if (failure := self._failures.get((constraint, name))) is not None:
             return failure
         try:
-            with blame(name):
-                return self._chain[name].reject(constraint)
+            with self._blame(name):
+                reason: str | None = expect(self._chain[name].reject(constraint), str | None, self._chain[name], "reject")
+                return reason
         except PegboardError as error:
             return _told(name, error)
 

@@ -20,7 +20,7 @@ import numpy as np
 from pegboard.config.schema import StructuredOutputsConfig
 from pegboard.data.batch import Array, Batch, TokenMasks
 from pegboard.data.sampling_params import StructuredOutputsParams
-from pegboard.engine.grammar.compiler import Compiled, GrammarCompiler
+from pegboard.engine.grammar.compiler import Blaming, Compiled, GrammarCompiler
 from pegboard.engine.grammar.request_grammar import CALL_S, ReasoningEnd, RequestGrammar
 from pegboard.engine.requests import Request
 from pegboard.errors import PegboardError, RequestError, blame
@@ -61,12 +61,14 @@ class Grammars:
         token_bytes: Callable[[], Sequence[bytes]] = tuple,
         timeout_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
+        blaming: Blaming = blame,
     ) -> None:
         self._chain = chain
+        self._blame = blaming
         self._vocab_size = vocab_size
         self._config = config or StructuredOutputsConfig()
         self._token_bytes = token_bytes
-        self._compiler = GrammarCompiler(chain, timeout_s=timeout_s, clock=clock)
+        self._compiler = GrammarCompiler(chain, timeout_s=timeout_s, clock=clock, blaming=blaming)
         self._slow: set[str] = set()  # the backends whose last fill was slow
 
     def check(self, params: StructuredOutputsParams) -> None:
@@ -88,7 +90,7 @@ class Grammars:
             compiled: Compiled | None = self._compiler.get(compilation)
         if compiled is None:
             return False
-        with blame(compiled.name):
+        with self._blame(compiled.name):
             grammar = compiled.grammar.fork()
         reasoning = None
         if params.reasoning_end_token_ids and not self._config.enable_in_reasoning:
@@ -101,6 +103,7 @@ class Grammars:
             vocab_size=self._vocab_size,
             stop_token_ids=request.params.eos_token_ids,
             reasoning=reasoning,
+            blaming=self._blame,
         )
         request.compilation = None
         request.waits_for.discard("grammar")
@@ -159,7 +162,7 @@ class Grammars:
             started, is_filled = time.perf_counter(), False
             if len(chosen) > 1 and name not in self._slow:
                 try:
-                    with blame(name):
+                    with self._blame(name):
                         self._chain[name].fill(inner, part)
                     is_filled = True
                 except PegboardError:  # one at a time, only those that fail themselves fail

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 
@@ -67,8 +67,10 @@ class RequestGrammar:
         stop_token_ids: Sequence[int] = (),
         reasoning: ReasoningEnd | None = None,
         on_failure: Callable[[PegboardError], None] = lambda error: None,
+        blaming: Callable[[str], AbstractContextManager[None]] = blame,
     ) -> None:
         self.name = name
+        self._blame = blaming
         self.backend = backend
         self.grammar = grammar
         self._vocab_size = vocab_size
@@ -147,7 +149,7 @@ class RequestGrammar:
         """Call the backend in the block. Its error, or too much time, ends this grammar and does not leave the block."""
         started, used = time.perf_counter(), time.thread_time()
         try:
-            with blame(self.name):
+            with self._blame(self.name):
                 yield
             self._count(max(time.thread_time() - used, (time.perf_counter() - started) / BUSY))
         except PegboardError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from pegboard.errors import blamed
 from pegboard.interfaces.metrics import Metric, MetricsSink, Sample
 from pegboard.log import get_logger
 
@@ -14,10 +15,11 @@ RELAY_INTERVAL_S = 0.1
 
 
 class Sinks:
-    """Several sinks as one. A sink that fails is switched off, with one warning."""
+    """Several sinks as one. A sink that fails is switched off, with one warning. modules: as in `errors.blamed`."""
 
-    def __init__(self, sinks: Sequence[MetricsSink] = ()) -> None:
+    def __init__(self, sinks: Sequence[MetricsSink] = (), modules: Callable[[], Mapping[str, str]] = dict) -> None:
         self._sinks = list(sinks)
+        self._modules = modules
 
     def __bool__(self) -> bool:
         return bool(self._sinks)
@@ -41,11 +43,11 @@ class Sinks:
         for sink in tuple(self._sinks):
             try:
                 getattr(sink, method)(*args)
-            except Exception:  # metrics must never stop the engine or the server, so any failure switches the sink off
+            except Exception as error:  # metrics must never stop the engine or the server: any failure switches the sink off
                 self._sinks.remove(sink)
-                log.warning(
-                    "metrics sink %s failed in %s and is off for the rest of the run", type(sink).__name__, method, exc_info=True
-                )
+                failure = blamed(error, self._modules)
+                name = (failure and failure.plugin) or type(sink).__name__
+                log.warning("metrics sink %s failed in %s and is off for the rest of the run", name, method, exc_info=True)
 
 
 class SampleRelay:

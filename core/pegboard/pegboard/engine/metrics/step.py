@@ -34,8 +34,8 @@ PLUGIN_PARTS = {
 
 class StepMetrics:
     """Counts and observations since they were last published. All times are on the engine's clock. plugin_names: kind → names of
-    the plugins in use. wants_records: a sink needs `Sample.requests`. cache_config, show_hidden: see `engine_metrics`. A name
-    that is not in the catalogue is an error.
+    the plugins in use. wants_records: a sink needs `Sample.requests`. cache_config, show_hidden: see `engine_metrics`. modules:
+    see `Sinks`. A name that is not in the catalogue is an error.
     """
 
     def __init__(
@@ -48,10 +48,11 @@ class StepMetrics:
         wants_records: bool = False,
         cache_config: Mapping[str, str] | None = None,
         show_hidden: str | None = None,
+        modules: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self.metrics = engine_metrics(limits, cache_config=cache_config, show_hidden=show_hidden)
         self._limits = limits
-        self._sinks = Sinks(sinks)
+        self._sinks = Sinks(sinks, modules)
         self._clock = clock
         self._counters: dict[str, float] = {}
         self._observations: dict[str, list[float]] = {}
