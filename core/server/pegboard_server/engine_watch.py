@@ -4,11 +4,15 @@
 It costs the engine nothing: it looks at the stack of the engine's thread twice a second. A call has hung if the same frame is on
 the stack again and again. The plugin is the one whose code is innermost. Loading the model and idle waiting do not count.
 
+C code that does not release Python's interpreter lock stops this thread, too. Then `faulthandler` writes all stacks to a file, and
+the API process finds the plugin in it.
+
 This module imports torch through `build_engine`. The reader of the heart is in `watchdog.py`.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import threading
@@ -19,11 +23,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from pegboard.engine.boundary import process
 from pegboard.engine.build import build_engine
 from pegboard.errors import culprit
 from pegboard.log import get_logger
-from pegboard_server.watchdog import BEAT_S, HEART_BYTES, LOG_AFTER_S, Beat, encode_beat
+from pegboard_server.watchdog import BEAT_S, HEART_BYTES, LOG_AFTER_S, SILENT_S, Beat, encode_beat, stacks_of
 
 if TYPE_CHECKING:
     from pegboard.engine.engine import Engine
@@ -66,6 +72,7 @@ class EngineWatch:
         loop: Callable[..., object] = process._serve,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._heart = heart
         self._file = os.open(heart, os.O_CREAT | os.O_WRONLY, 0o600)
         self._modules = modules
         self._transfers = transfers
@@ -80,6 +87,8 @@ class EngineWatch:
 
     def start(self) -> None:
         """Write the first beat and start the thread."""
+        stacks_of(self._heart).with_suffix(".modules").write_bytes(msgspec.json.encode(dict(self._modules)))
+        self._dump = os.open(stacks_of(self._heart), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         self.beat()
         threading.Thread(target=self._run, name="pegboard-watch", daemon=True).start()
 
@@ -88,6 +97,9 @@ class EngineWatch:
             time.sleep(BEAT_S)
             try:
                 self.beat()
+                if os.fstat(self._dump).st_size:
+                    os.ftruncate(self._dump, 0)
+                faulthandler.dump_traceback_later(SILENT_S, file=self._dump)  # a thread in C, which needs no interpreter lock
             except Exception:  # the engine must not suffer from the watchdog
                 log.exception("the watchdog failed, so a hang of the engine is no longer explained")
                 return

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import re
 import signal
 import sys
 import threading
@@ -34,6 +35,9 @@ log = get_logger(__name__)
 
 BEAT_S = 0.5
 """The time between two beats of the heart."""
+
+SILENT_S = 4 * BEAT_S
+"""A heart that has not been written for so long stands still."""
 
 LOOK_S = 1.0
 LOG_AFTER_S = 10.0
@@ -65,6 +69,8 @@ class Heart:
         self._clock = clock
         self._count = 0
         self._seen_s = 0.0
+        self.stacks = ""
+        """The stacks of the engine's threads, if one of them does not let the others run."""
 
     def look(self) -> tuple[str, bool]:
         """Return what has hung for too long ("" = nothing), and whether the engine must be ended."""
@@ -76,14 +82,42 @@ class Heart:
         if beat.count != self._count:
             self._count, self._seen_s = beat.count, now
         silent_s = now - self._seen_s
-        stalled_s = silent_s + beat.stalled_s if silent_s > 4 * BEAT_S and beat.stalled_s else max(silent_s, beat.stalled_s)
+        stalled_s = silent_s + beat.stalled_s if silent_s > SILENT_S and beat.stalled_s else max(silent_s, beat.stalled_s)
         if stalled_s < self._stall_s:
             return "", False
-        if silent_s > 4 * BEAT_S:
-            what = "the engine process does not run (it was stopped, or code in it does not let other threads run)"
-        else:
-            what = beat.what
+        self.stacks, what = "", beat.what
+        if silent_s > SILENT_S:
+            what = self._why_silent()
         return f"{what} for {stalled_s:.0f} s", stalled_s >= self._end_s
+
+    def _why_silent(self) -> str:
+        path = stacks_of(self._path)
+        try:
+            self.stacks = path.read_text("utf-8", "replace")
+            modules = msgspec.json.decode(path.with_suffix(".modules").read_bytes(), type=dict[str, str])
+        except (OSError, msgspec.DecodeError):
+            modules = {}
+        if not self.stacks:
+            return "the engine process does not run (it was stopped)"
+        plugin = plugin_in(self.stacks, modules)
+        where = f"a call into plugin {plugin}" if plugin else "code in the engine process"
+        return f"{where} has not returned, and does not let other threads run,"
+
+
+def plugin_in(stacks: str, modules: Mapping[str, str]) -> str | None:
+    """Return the innermost plugin of the stacks that `faulthandler` wrote: of the main thread, which comes last, else of another
+    thread. modules: see `culprit`."""
+    found: list[str] = []
+    for thread in reversed(re.split(r"^(?:Current t|T)hread ", stacks, flags=re.M)):
+        files = [Path(path).with_suffix("").parts for path in re.findall(r'^  File "(.*)", line', thread, re.M)]
+        names = [".".join(parts[at:]) for parts in files for at in range(len(parts))]
+        found += filter(None, [culprit(modules, names)])
+    return min(found, key=lambda plugin: plugin.startswith("executor:"), default=None)
+
+
+def stacks_of(heart: Path) -> Path:
+    """Return the file for the stacks of an engine process that holds the interpreter lock."""
+    return heart.with_name(f"{heart.name}.stacks")
 
 
 def heart_of(folder: Path) -> Path:
@@ -112,7 +146,8 @@ async def watch_engine(engine: EngineLink, heart: Heart) -> None:
         await asyncio.sleep(LOOK_S)
         reason, is_over = heart.look()
         if bool(reason) != bool(engine.stalled):
-            log.error("the engine is stalled: %s", reason) if reason else log.warning("the engine answers again")
+            stacks = f"; stacks:\n{heart.stacks}" if heart.stacks else ""
+            log.error("the engine is stalled: %s%s", reason, stacks) if reason else log.warning("the engine answers again")
         engine.stalled = reason
         if is_over and isinstance(engine, WatchedEngine):
             engine.end(reason)

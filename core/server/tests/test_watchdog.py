@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from pegboard.config.schema import ServerConfig
 from pegboard.errors import PluginFailure, culprit
 from pegboard_server.engine_watch import EngineWatch
-from pegboard_server.watchdog import HEART_BYTES, Beat, Heart, LoopGuard, encode_beat
+from pegboard_server.watchdog import HEART_BYTES, Beat, Heart, LoopGuard, encode_beat, plugin_in, stacks_of
 
 CONFIG = ServerConfig(engine_stall_s=60, engine_end_s=300)
 
@@ -177,6 +179,18 @@ def test_code_that_blocks_the_loop_is_interrupted(hang: Any, caplog: pytest.LogC
     assert "did not return within 0.1 s" in str(failure) and hang.__name__ in caplog.text
 
 
+def test_plugin_code_that_blocks_a_thread_is_interrupted(caplog: pytest.LogCaptureFixture) -> None:
+    """Only this request fails, and the thread serves others again."""
+
+    async def main() -> list[Any]:
+        with LoopGuard(lambda: {__name__: "tokenizer:slow (acme 1.0)"}, 0.1, tick_s=0.02).active():
+            return await asyncio.gather(asyncio.to_thread(spin), asyncio.to_thread(int, "5"), return_exceptions=True)
+
+    failure, done = asyncio.run(main())
+    assert isinstance(failure, PluginFailure) and failure.plugin == "tokenizer:slow (acme 1.0)" and done == 5
+    assert "did not return within 0.1 s" in str(failure) and "blocked a thread" in caplog.text and "spin" in caplog.text
+
+
 def test_many_short_callbacks_are_not_interrupted() -> None:
     """The loop is busy for longer than the limit, but no single callback is."""
 
@@ -189,3 +203,52 @@ def test_many_short_callbacks_are_not_interrupted() -> None:
         return count
 
     assert asyncio.run(main()) > 10
+
+
+HOLDER = """
+import ctypes, sys, threading, time
+from pathlib import Path
+from pegboard_server.engine_watch import EngineWatch
+
+sys.path.insert(0, sys.argv[1])
+import acme_holder
+
+def serve():
+    time.sleep(0.1)
+    acme_holder.hold()
+
+EngineWatch(Path(sys.argv[1]) / "heart", {"acme_holder": "sampler:acme (acme 1.0)"}, loop=serve).start()
+time.sleep(0.7)  # the thread has armed the dump
+serve()
+"""
+
+
+def test_a_call_that_holds_the_interpreter_lock_is_told(tmp_path: Path) -> None:
+    """No Python code of the engine process can run, so its stacks come from a thread in C."""
+    (tmp_path / "acme_holder.py").write_text("import ctypes\ndef hold(): ctypes.PyDLL(None).usleep(600_000_000)\n")
+    reader, clock, path = heart(tmp_path)
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)])
+    try:
+        deadline = time.monotonic() + 60
+        while not (stacks_of(path).exists() and "in hold" in stacks_of(path).read_text()):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+    assert reader.look() == ("", False)
+    clock.now += 61
+    reason, is_over = reader.look()
+    assert reason.startswith("a call into plugin sampler:acme (acme 1.0) has not returned, and does not let other threads run")
+    assert not is_over and "in hold" in reader.stacks
+
+
+def test_the_innermost_plugin_of_stacks() -> None:
+    modules = {"acme_x": "model:x", "acme_run": "executor:run", "acme_y.deep.part": "sampler:y"}
+    other = 'Thread 0x1 (most recent call first):\n  File "/site/acme_x/a.py", line 1 in f\n\n'
+    main = (
+        'Thread 0x2 (most recent call first):\n  File "/lib/threading.py", line 1 in wait\n  File "/s/acme_run.py", line 2 in g\n'
+    )
+    assert plugin_in(other + main, modules) == "model:x"
+    assert plugin_in(main, modules) == "executor:run" and plugin_in("", modules) is None
+    assert plugin_in(main + '  File "/s/acme_y/deep/part.py", line 2 in g\n', {"acme_y.deep.part": "sampler:y"}) == "sampler:y"
