@@ -157,7 +157,7 @@ class Faults:
             client = AsyncLLM.of_plan(plan, registry, link, metrics=HTTP_METRICS)
             app = await open_app(client, publish=client.publish)
             async with client:
-                with LoopGuard(registry.modules, 0.2, tick_s=0.05).active():
+                with LoopGuard(registry.modules, 0.5, tick_s=0.05).active():
                     yield Served(client, link, app, watch, clock)
         finally:
             link.stop()

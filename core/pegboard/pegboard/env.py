@@ -84,6 +84,15 @@ def strict() -> bool:
     return value == "1"
 
 
+def check() -> bool:
+    """PEGBOARD_CHECK: with 1, everything that plugins return is checked while they run. Steps run eagerly and are slower. Needs
+    pegboard-testing."""
+    value = os.environ.get("PEGBOARD_CHECK", "0")
+    if value not in {"0", "1"}:
+        raise ConfigError(f"PEGBOARD_CHECK={value!r}: expected 0 or 1")
+    return value == "1"
+
+
 def plugin_options() -> dict[tuple[str, str, str], str]:
     """Return all `PEGBOARD__KIND__NAME__FIELD` variables as {(kind, name, field): value}. The keys are lower case."""
     found = {}

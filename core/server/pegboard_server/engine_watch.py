@@ -4,8 +4,8 @@
 It costs the engine nothing: it looks at the stack of the engine's thread twice a second. A call has hung if the same frame is on
 the stack again and again. The plugin is the one whose code is innermost. Loading the model and idle waiting do not count.
 
-C code that does not release Python's interpreter lock stops this thread, too. Then `faulthandler` writes all stacks to a file, and
-the API process finds the plugin in it.
+C code that does not release Python's interpreter lock stops this thread, too. Then `faulthandler` writes all stacks to a file, in
+which the API process finds the plugin.
 
 This module imports torch through `build_engine`. The reader of the heart is in `watchdog.py`.
 """

@@ -24,14 +24,12 @@ from pegboard.interfaces.output_parser import (
     Event,
     OutputParser,
     OutputParserSetup,
-    Reasoning,
-    ToolCallArguments,
-    ToolCallEnd,
     ToolCallStart,
 )
 from pegboard.interfaces.tokenizer import Vocabulary
 from pegboard.plugins.registry import Registry
 from pegboard_chat.parsing import Message, fold, merged
+from pegboard_testing.check_mode import check_order
 from pegboard_testing.parser_examples import TOOLS, Example, tokens_of
 from pegboard_testing.parser_mutations import broken_arguments, loose_ends, mutated
 
@@ -63,24 +61,6 @@ def run(parser: OutputParser, pieces: Iterable[str]) -> list[Event]:
     """Return all events. Adjacent events that continue each other are joined."""
     events = [event for piece in pieces for event in parser.feed(piece, ())]
     return merged(events + parser.finish())
-
-
-def check_order(events: Sequence[Event]) -> None:
-    """Calls are numbered from 0, one is open at a time, arguments and ends belong to the open call, and no event is empty."""
-    count, is_open, ids = 0, False, set()
-    for event in events:
-        match event:
-            case Content(text) | Reasoning(text):
-                assert text, "empty event"
-            case ToolCallStart(index, id, name):
-                assert index == count and name and id and id not in ids, event
-                ids.add(id)
-                count, is_open = count + 1, True
-            case ToolCallArguments(index, text):
-                assert is_open and index == count - 1 and text, event
-            case ToolCallEnd(index):
-                assert is_open and index == count - 1, event
-                is_open = False
 
 
 def said(message: Message) -> str:

@@ -14,12 +14,12 @@ from typing import Any
 
 from pegboard import env
 from pegboard.config.schema import PluginConfig
-from pegboard.errors import PluginBroken, PluginConflict, PluginUnsuitable, blame
+from pegboard.errors import ConfigError, PluginBroken, PluginConflict, PluginUnsuitable, blame
 from pegboard.interfaces.spec import Need, Ok, Spec, Verdict
 from pegboard.log import get_logger
 from pegboard.plugins import choosing, discovery, options, policy
 from pegboard.plugins.discovery import Entry, Scan, normalized
-from pegboard.plugins.importing import import_part, import_spec, incompatibility, run_probe
+from pegboard.plugins.importing import import_object, import_part, import_spec, incompatibility, run_probe
 from pegboard.plugins.names import check_kind, not_found
 from pegboard.plugins.options import RawOptions
 from pegboard.plugins.selection import Decision
@@ -271,7 +271,17 @@ class Registry:
         implementation = self.load(entry)
         chosen_options = self.options(entry)
         with blame(entry.id):
-            return implementation(chosen_options, setup)
+            return self.checked(entry, implementation(chosen_options, setup), setup)
+
+    def checked(self, entry: Entry, built: Any, setup: object) -> Any:
+        """Return a plugin's object, with PEGBOARD_CHECK wrapped by checks of all that it returns."""
+        if not env.check():
+            return built
+        try:
+            check = import_object("pegboard_testing.check_mode:checked")
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"PEGBOARD_CHECK=1: {error}: pip install pegboard-testing") from error
+        return check(entry, built, setup)
 
     def modules(self) -> dict[str, str]:
         """Return the modules of plugins, and their top-level packages → the plugin's id, for `errors.culprit`. A module that

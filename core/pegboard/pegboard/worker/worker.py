@@ -118,7 +118,7 @@ class Worker:
         )
         self.model_entry = self.registry.choose("model", Need(), keys=checkpoint.architectures).require()
         implementation = self.registry.load(self.model_entry)
-        self.model = implementation(checkpoint.config, self.build)
+        self.model = self.registry.checked(self.model_entry, implementation(checkpoint.config, self.build), None)
 
     def _quantization(self, stored: Any, asked: str | None) -> Any:
         """Return the quantization method that the checkpoint names, or the user's choice for a plain checkpoint."""
@@ -212,7 +212,7 @@ class Worker:
             assert isinstance(spec, KVConnectorSpec)
             half, options = import_part(entry, spec.worker, "worker"), self.registry.options(entry)
             with blame(entry.id):
-                connectors[name] = half(options, KVConnectorSetup(kv_plan, self.rank))
+                connectors[name] = self.registry.checked(entry, half(options, KVConnectorSetup(kv_plan, self.rank)), None)
                 connectors[name].register(views, kv_plan.groups)
         return connectors
 
