@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pegboard.data.batch import CSR, Batch, BlockDelta, NewRequest
+from pegboard.data.batch import BAD_LOGITS, CSR, Batch, BlockDelta, NewRequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.attention import AttentionInputs, KVCacheSpec, KVGroup, KVPlan, KVTensor
 from pegboard.interfaces.draft import Drafts, DraftStep
@@ -186,6 +187,35 @@ def test_tokens_are_those_of_the_model_whatever_the_chunks_and_drafts(
             break
     for prompt, out in zip(prompts, outputs, strict=True):
         assert out == expected(prompt, len(out))
+
+
+@pytest.mark.parametrize("max_drafts", [0, 2])
+@pytest.mark.parametrize("broken", [0, -1])
+def test_a_row_whose_logits_are_nan_is_told_apart(max_drafts: int, broken: int) -> None:
+    """Also if only the last of its logits rows is broken, after drafts. The other row gets its tokens."""
+    runner, none, prompts = make_runner(max_drafts), np.zeros(0, np.int32), [[1], [3]]
+    new = [new_request(row, prompt, np.arange(1 + 20 * row, 16 + 20 * row)) for row, prompt in enumerate(prompts)]
+    num_drafts, computed, tokens = [0, 0], [0, 0], [[], []]
+    for step in range(2):
+        batch = Batch(
+            step=step, rows=np.array([0, 1], np.int32), num_scheduled_tokens=np.array(num_drafts, np.int32) + 1,
+            num_computed_tokens=np.array(computed, np.int32), num_draft_tokens=np.array(num_drafts, np.int32),
+            samples=np.array([True, True]), new=new if step == 0 else [], removed_rows=none, new_blocks=BlockDelta.empty(),
+            copy_blocks=np.zeros((0, 3), np.int32),
+        )  # fmt: skip
+        result = runner.run(batch)()
+        tokens = result.token_ids.lists()
+        num_drafts = [len(drafts) for drafts in result.draft_token_ids.lists()] if result.draft_token_ids else [0, 0]
+        computed, logits = [1, 1], type(runner.model).logits
+
+        def nan_rows(hidden: Tensor, rows: int = num_drafts[0] + 1, logits: Any = logits) -> Tensor:
+            found: Tensor = logits(runner.model, hidden)
+            found[:rows][broken] = float("nan")
+            return found
+
+        runner.model.logits = nan_rows
+    assert set(tokens[0]) == {BAD_LOGITS}
+    assert tokens[1] == expected([3, 3], len(tokens[1])) and BAD_LOGITS not in tokens[1]
 
 
 def test_a_row_that_is_taken_again_knows_nothing_of_the_one_before() -> None:

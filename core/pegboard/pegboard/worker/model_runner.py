@@ -180,12 +180,12 @@ class ModelRunner:
         tokens, counts = sampled.token_ids.cpu().numpy(), sampled.counts.cpu().numpy()
         if inputs.draft_token_ids is None:  # one token per row
             flat, offsets = tokens[:, 0].astype(np.int32), inputs.offsets
-            if broken is not None and broken.any():
-                flat[broken.numpy()] = BAD_LOGITS
         else:
             offsets = np.zeros(len(counts) + 1, np.int32)
             np.cumsum(counts, out=offsets[1:])
             flat = tokens[np.arange(tokens.shape[1]) < counts[:, None]].astype(np.int32)
+        if broken is not None and broken.any():  # one of the logits rows of a row
+            flat[np.repeat(np.logical_or.reduceat(broken.numpy(), inputs.offsets[:-1]), counts)] = BAD_LOGITS
         output.token_ids = CSR(flat, offsets)
         self.state.append_tokens(inputs.sample_rows, tokens, counts)
         return lambda: output
