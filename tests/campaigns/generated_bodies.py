@@ -202,6 +202,25 @@ async def send_all(port: int, generator: Generator, numbers: list[int], end: flo
     return result
 
 
+async def send_halves(port: int, count: int) -> list[float]:
+    """Send `count` requests by half and wait. Returns after how many seconds the server closed each connection."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: server\r\n"
+    halves = [b"", b"GET /hea", head, head + b'Content-Type: application/json\r\nContent-Length: 900\r\n\r\n{"prompt":']
+
+    async def one(number: int) -> float:
+        await asyncio.sleep(number / 1000)  # a thousand a second
+        started = time.monotonic()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(halves[number % len(halves)])
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(65536):
+                pass
+        writer.close()
+        return time.monotonic() - started
+
+    return await asyncio.gather(*(one(number) for number in range(count)))
+
+
 # --- the prober --------------------------------------------------------------------------------------------------------------
 
 
@@ -388,12 +407,16 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=2, help="client processes")
     parser.add_argument("--report", type=Path, help="file for the requests that went wrong, one JSON object per line")
     parser.add_argument("--only", type=int, nargs="+", help="send these requests, one after the other, and show the answers")
+    parser.add_argument("--half-sent", type=int, metavar="N", help="instead: send N requests by half, all at once")
     parser.add_argument("--log", type=Path, help="file that the server's log is copied to")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as server:
         try:
             if arguments.only:
                 show(server, arguments)
+                return 0
+            if arguments.half_sent:
+                show_halves(server, arguments.half_sent)
                 return 0
             campaign = run(
                 server,
@@ -416,6 +439,17 @@ def main() -> int:
         print(f"request {request.number} ({request.kind}): {request.method} {request.path} {request.body[:300]!r}: {why}")
     is_fast = campaign.health["slowest"][0][0] < HEALTH_S
     return 0 if not lines and is_fast and campaign.growth() < GROWTH else 1
+
+
+def show_halves(server: Server, count: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, count + 500), hard))
+    before, health = memory_of(server), dict[str, Any]()
+    with prober(server.port, health):
+        times = asyncio.run(send_halves(server.port, count))
+    told = {"half_sent": count, "closed_after_s": [round(min(times), 1), round(max(times), 1)], "health": health}
+    told["memory_mib"] = [sum(before.values()) >> 20, sum(memory_at_rest(server).values()) >> 20]
+    print(json.dumps(told, indent=1))
 
 
 def show(server: Server, arguments: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import json
 from typing import Any
 
@@ -66,3 +67,22 @@ def test_a_wide_value_holds_up_nobody(hostile, path, name):
 
     hostile.run(post)
     assert not slow
+
+
+@pytest.mark.parametrize("path", SMALL)
+def test_a_refused_body_is_freed_at_once(hostile, path):
+    """It does not wait for the garbage collector, which comes rarely and, with large bodies, takes long."""
+
+    async def post(http: httpx.AsyncClient) -> None:
+        body = {**SMALL[path], "messages": [{"role": 3}], "temperatur": [{}] * 1000}
+        for num_bad in (0, 1, 20):
+            gc.collect()
+            gc.disable()
+            for _ in range(num_bad):
+                assert (await http.post(path, json=body)).status_code == 400
+            await asyncio.sleep(0.002)
+            num_lost = gc.collect()
+            gc.enable()
+            assert num_lost <= 40 * num_bad + 10, "about 25 of them are the client's"
+
+    hostile.run(post)

@@ -11,7 +11,6 @@ from pegboard.errors import MalformedRequest, RequestError
 
 if TYPE_CHECKING:
     from pegboard.interfaces.api import EngineClient
-    from pegboard.interfaces.tokenizer import Tokenizer
 
 MAX_DEPTH = 128
 """How deep lists and objects may be nested in a body. Templates, parsers and schema compilers walk values recursively."""
@@ -125,18 +124,12 @@ class PromptLimit:
 
     @cached_property
     def max_chars(self) -> int:
-        return self._client.models()[0].max_model_len * longest_token(self._client.tokenizer())
+        return self._client.models()[0].max_model_len * self._client.tokenizer().vocabulary().longest_token()
 
     def check(self, text: str, parameter: str = "prompt") -> None:
         """Raise RequestError if `text` is too long."""
         if len(text) > self.max_chars:
             raise too_long(len(text), self.max_chars, parameter)
-
-
-def longest_token(tokenizer: "Tokenizer") -> int:
-    """Return the most characters that a token of the vocabulary can stand for. Special tokens, whose texts the vocabulary does
-    not tell, count as 64."""
-    return max(64, *map(len, tokenizer.vocabulary().token_bytes))
 
 
 def too_long(num_chars: int, limit: int, parameter: str) -> RequestError:

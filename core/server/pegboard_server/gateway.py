@@ -194,7 +194,8 @@ class Gateway:
             scope.setdefault("state", {})["request_id"] = request_id
             self._check(scope, headers)
             await self.app(scope, self._limited(receive, scope["state"]), send_back)
-            if self._log_error_stack and (answered := scope["state"].get(ERROR)) is not None:
+            answered = scope["state"].pop(ERROR, None)  # kept, it would be a cycle with the request and its body
+            if answered is not None and self._log_error_stack:
                 log.warning("request %s was refused", request_id, exc_info=answered)
         except ClientDisconnect:
             log.debug("request %s: the client disconnected", request_id)

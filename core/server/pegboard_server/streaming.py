@@ -37,7 +37,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Closes(Protocol):
-    """Something that runs until it is closed. It may be closed more than once."""
+    """Anything that can be closed, more than once."""
 
     async def aclose(self) -> None: ...
 
@@ -103,8 +103,8 @@ class EventStream(Response):
     """Server-sent events. An exception in `events` becomes an error event, written by `encode_error`.
 
     outputs is the stream that `events` reads. Both are closed at the end, or when the client disconnects. `outputs` is closed
-    separately, because closing a generator that was never started does not run its code. With None, the outputs continue after
-    the client disconnects. end holds the last bytes of the response.
+    separately, because closing a generator that was never started does not run its code. None: nothing ends early when the client
+    disconnects. end: the last bytes of the response.
     """
 
     def __init__(

@@ -82,7 +82,7 @@ class RequestBuilder:
         is_named = plan.settings.engine.reasoning_parser != "auto"
         self._texts = TokenTexts(tokenizer) if tokenizer is not None else None
         self._named_reasoning = self.parsers.reasoning if is_named else None
-        self._judges, self._arguments = _judges(plan, registry)
+        self._validators, self._arguments = _validators(plan, registry)
         own = tokenizer.vocabulary().eos_token_ids if tokenizer is not None else ()
         self.eos_token_ids = list(dict.fromkeys([*plan.eos_token_ids, *own]))
 
@@ -175,9 +175,9 @@ class RequestBuilder:
                 f"extra_args (vllm_xargs): no logits processor (--logits-processors) reads {unknown[0]!r}; {known}",
                 parameter="extra_args",
             )
-        for name, (plugin, judge) in self._judges.items():
+        for name, (plugin, validate) in self._validators.items():
             with blame(plugin):
-                reason = judge(params)
+                reason = validate(params)
                 if not isinstance(reason, str | None):
                     raise TypeError(f"validate() returned {reason!r}, expected a reason or None")
             if reason is not None:
@@ -218,10 +218,7 @@ class RequestBuilder:
 
     @cached_property
     def _longest_token(self) -> int:
-        """The most characters that a token of the vocabulary can stand for. Special tokens, whose texts the vocabulary does not
-        tell, count as 64."""
-        assert self.tokenizer is not None, "checked before"
-        return max(64, *map(len, self.tokenizer.vocabulary().token_bytes))
+        return self.get_tokenizer().vocabulary().longest_token()
 
     def _too_long(self, what: str) -> RequestError:
         return RequestError(
@@ -256,7 +253,7 @@ def _chosen(registry: "Registry", kind: str, name: str | None) -> ChosenParser |
     return ChosenParser(entry.name, lambda setup: registry.build(entry, setup), reads_special, entry.id)
 
 
-def _judges(
+def _validators(
     plan: "EnginePlan", registry: "Registry | None"
 ) -> tuple[dict[str, tuple[str, Callable[[SamplingParams], str | None]]], frozenset[str] | None]:
     """Return the functions of the configured logits processors that check a request's parameters, by name, each with the id of

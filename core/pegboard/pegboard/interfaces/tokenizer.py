@@ -86,6 +86,10 @@ class Vocabulary:
     def size(self) -> int:
         return len(self.token_bytes)
 
+    def longest_token(self) -> int:
+        """Return the most characters that one token can stand for. Special tokens, whose texts are not known, count as 64."""
+        return max(64, *map(len, self.token_bytes))
+
 
 class TextStream(Protocol):
     """Incremental decoding of one completion: token ids in, text out."""

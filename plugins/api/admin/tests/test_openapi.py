@@ -38,6 +38,16 @@ class ThirdPartyApi:
         return {}
 
 
+def test_the_path_prefix_is_named():
+    """With --root-path, clients find the routes under the prefix."""
+    engine = FakeEngineClient()
+    apis = [("openapi", OpenApi(None, ApiSetup(engine)), OPENAPI)]
+    client = TestClient(build_app(apis, engine, ServerConfig(root_path="/llm/")))
+    for path in ("/openapi.json", "/llm/openapi.json"):
+        assert client.get(path).json()["servers"] == [{"url": "/llm"}]
+    assert "servers" not in TestClient(build_app(apis, engine, ServerConfig())).get("/openapi.json").json()
+
+
 def test_routes_of_every_api_are_described():
     engine = FakeEngineClient()
     apis = [

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Scope
 
 
-async def post(app: ASGIApp, path: str, body: bytes, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+async def post(app: ASGIApp, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
     """POST a JSON body. Returns (status, body of the response). Exceptions of the application are passed on."""
-    given = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    given = {"content-type": "application/json", "content-length": str(len(body)), **headers}
     scope: Scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
         "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"",

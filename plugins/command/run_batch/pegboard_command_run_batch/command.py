@@ -13,10 +13,13 @@ import json
 import sys
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
 
 from pegboard import env
 from pegboard.errors import PegboardError, UsageError
@@ -30,6 +33,18 @@ if TYPE_CHECKING:
 SERVER_SETTINGS = (
     "host", "port", "response_role", "max_log_len", "enable_log_requests", "enable_log_outputs", "enable_prompt_tokens_details",
     "trust_request_chat_template", "max_prompts_per_request",
+)  # fmt: skip
+
+OF_THE_PORT = (
+    "host", "port", "uds", "root_path", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers",
+    "enable_ssl_refresh", "allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials", "uvicorn_log_level",
+    "disable_access_log", "disable_access_log_for_endpoints", "enable_request_id_headers", "h11_max_incomplete_event_size",
+    "h11_max_header_count", "shutdown_timeout_s",
+)  # fmt: skip
+"""Settings that have an effect only with --enable-metrics. A config file that is shared with a server may have them."""
+
+NEVER_USED = (
+    "api_server_count", "log_config_file", "enable_force_include_usage", "engine_stall_s", "engine_end_s", "plugin_call_s",
 )  # fmt: skip
 
 NUM_AT_ONCE = 512
@@ -65,6 +80,9 @@ class RunBatch:
         """Answer all requests. Returns 0 even when some of them failed."""
         settings, arguments = make_parser(self._setup).parse_settings(words)
         _check_used(settings, arguments)
+        if unused := unused_settings(settings, has_port=arguments.enable_metrics):
+            print(f"run-batch has no use for these settings: {unused}", file=sys.stderr)
+        settings = replace(settings, server=msgspec.structs.replace(settings.server, api_server_count=1))
         check_allowed(arguments.input_file, "--input-file", arguments.allow_urls)
         check_allowed(arguments.output_file, "--output-file", arguments.allow_urls)
         set_up_logging(env.log_level())
@@ -73,6 +91,19 @@ class RunBatch:
             total, failed = asyncio.run(_run(settings, source, target, arguments))
         print(f"{total} requests, {failed} of them failed; answers are in {arguments.output_file}", file=sys.stderr)
         return 0
+
+
+def key_header(keys: Sequence[str] | None) -> dict[str, str]:
+    """Return the header with the server's key, which the APIs ask for. keys: the setting `api_key`. The user who starts the batch
+    may use them."""
+    known = [env.api_key()] if keys is None else keys
+    return {"x-api-key": str(known[0])} if known and known[0] else {}
+
+
+def unused_settings(settings: Any, *, has_port: bool) -> str:
+    """Return the given settings of a server that have no effect on a batch, each with its source."""
+    names = NEVER_USED if has_port else (*OF_THE_PORT, *NEVER_USED)
+    return ", ".join(f"{name} ({settings.sources[name]})" for name in names if name in settings.sources)
 
 
 def _check_used(settings: Any, arguments: Any) -> None:
@@ -100,7 +131,9 @@ async def _run(settings: Any, source: Path, target: IO[str], arguments: Any) -> 
         stop = asyncio.Event()
         serving = asyncio.create_task(_serve(app, settings, client, stop)) if arguments.enable_metrics else None
         try:
-            return await answer_all(app, source, target, show_progress=not arguments.disable_tqdm)
+            return await answer_all(
+                app, source, target, key_header(settings.server.api_key), show_progress=not arguments.disable_tqdm
+            )
         finally:
             stop.set()
             if serving is not None:
@@ -116,9 +149,11 @@ async def _serve(app: "ASGIApp", settings: Any, client: Any, stop: asyncio.Event
     await run_server(app, settings.server, health=client.health, on_ready=tell, stop=stop, catch_signals=False)
 
 
-async def answer_all(app: "ASGIApp", source: Path, target: IO[str], *, show_progress: bool) -> tuple[int, int]:
-    """Write one answer for each line of `source` that is not blank. Returns the number of requests, and the number of those that
-    failed."""
+async def answer_all(
+    app: "ASGIApp", source: Path, target: IO[str], headers: Mapping[str, str], *, show_progress: bool
+) -> tuple[int, int]:
+    """Write one answer for each line of `source` that is not blank. headers: of every request. Returns the number of requests,
+    and the number of those that failed."""
     from tqdm import tqdm
 
     with source.open(encoding="utf-8", errors="replace") as file:
@@ -129,7 +164,7 @@ async def answer_all(app: "ASGIApp", source: Path, target: IO[str], *, show_prog
     with tqdm(total=total, desc="Requests", file=sys.stderr, disable=not show_progress) as bar:
         try:
             for line in _lines(source):
-                task = asyncio.create_task(_answer(app, line, known_ids))
+                task = asyncio.create_task(_answer(app, line, known_ids, headers))
                 task.add_done_callback(lambda _: bar.update(1))
                 waiting.append(task)
                 while len(waiting) >= NUM_AT_ONCE or (waiting and waiting[0].done()):
@@ -160,7 +195,7 @@ def _write(target: IO[str], answer: dict[str, Any]) -> bool:
     return answer["error"] is not None
 
 
-async def _answer(app: "ASGIApp", line: str, known_ids: set[str]) -> dict[str, Any]:
+async def _answer(app: "ASGIApp", line: str, known_ids: set[str], headers: Mapping[str, str]) -> dict[str, Any]:
     from pegboard_command_run_batch.asgi_client import post
 
     custom_id = None
@@ -170,7 +205,7 @@ async def _answer(app: "ASGIApp", line: str, known_ids: set[str]) -> dict[str, A
         _check(request, known_ids)
     except _BadLine as error:
         return _output(custom_id, 400, None, _error(str(error)))
-    status, data = await post(app, request["url"], json.dumps(request["body"]).encode())
+    status, data = await post(app, request["url"], json.dumps(request["body"]).encode(), headers)
     try:
         body = json.loads(data)
     except ValueError:
