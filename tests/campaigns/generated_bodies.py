@@ -51,7 +51,7 @@ FLAGS = (
     "--kv-cache-memory-bytes", str(16 << 20), "--dtype", "float32", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3",
     "--api.responses.max-stored", "64", "--plugins-enable", "api:admin", "api:tokenizer_info", "api:probe",
 )  # fmt: skip
-OK = frozenset({200, 400, 404, 405, 408, 413, 431})
+OK = frozenset({200, 307, 400, 404, 405, 408, 413, 431})
 
 
 def write_model(directory: Path) -> Path:
@@ -156,8 +156,10 @@ def why_wrong(status: int, data: bytes, media: str, request: Request) -> str:
         return f"an answer of {len(data)} bytes"
     if status == 503 or status not in OK:
         return f"status {status}: {data[:300]!r}"
+    if status == 307 or request.method == "HEAD":
+        return ""
     if status != 200:
-        error = json.loads(data).get("error") if data else request.method == "HEAD"
+        error = json.loads(data).get("error") if data else None
         return "" if error else f"status {status} without an error: {data[:300]!r}"
     if media.startswith("text/event-stream"):
         ends = (b"[DONE]\n\n", b'"type":"message_stop"}\n\n', b'"code":400}}\n\n')

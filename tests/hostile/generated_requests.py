@@ -239,7 +239,8 @@ class Generator:
         if what < 0.9:
             return copy.deepcopy(draw.choice(CONSTRAINTS))
         if what < 0.94:
-            return [draw.choice(VALUES)] * draw.choice((3, 300, 5000))
+            value = draw.choice(VALUES)
+            return [value] * min(draw.choice((3, 300, 5000)), 1_000_000 // len(json.dumps(value)))
         if what < 0.97:
             return {str(number): draw.choice((1, "a", None)) for number in range(draw.choice((10, 5000)))}
         value: Any = 1
