@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import aclosing
@@ -17,11 +18,13 @@ from pathlib import Path
 
 import pytest
 
+from pegboard.data.request import PositionLogprobs, RequestDelta
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
 from pegboard.engine.boundary import client
 from pegboard.engine.boundary.client import EngineProcess
 from pegboard.errors import EngineDeadError, ModelError, PegboardError, RequestError
 from pegboard.front.async_llm import AsyncLLM
+from pegboard.front.output_stream import OutputStream
 from pegboard.interfaces.api import Prompt, RequestOptions
 from pegboard.interfaces.metrics import Metric, Sample
 from pegboard.interfaces.tokenizer import Chat, Rendered
@@ -387,3 +390,29 @@ def test_samples_reach_the_sinks_of_this_process_and_a_failing_one_harms_nobody(
         assert good.is_closed and not bad.is_closed
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("number", [3, 500])
+def test_logprobs_of_a_long_prompt_are_converted_in_a_thread(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed, add_late, threads = OutputStream.feed, OutputStream.add_late, []
+
+    def feed_more(stream: OutputStream, delta: RequestDelta) -> bool:
+        if not threads and not stream.late:
+            delta.prompt_logprobs = [PositionLogprobs([2], [-2.0], 1)] * number
+        return feed(stream, delta)
+
+    monkeypatch.setattr(OutputStream, "feed", feed_more)
+
+    def add_noted(stream: OutputStream) -> None:
+        threads.append(threading.current_thread())
+        add_late(stream)
+
+    monkeypatch.setattr(OutputStream, "add_late", add_noted)
+
+    async def body(client: AsyncLLM) -> None:
+        params = SamplingParams(max_tokens=2, prompt_logprobs=1, output_kind=RequestOutputKind.FINAL_ONLY)
+        (output,) = await collect(client.generate("ab", params))
+        assert len(output.prompt_logprobs) == 1 + number
+
+    with_client(body)
+    assert [thread is threading.main_thread() for thread in threads] == [number == 3]

@@ -3,7 +3,7 @@ model."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -72,6 +72,30 @@ def endpoint(answer: Callable[[Request], Awaitable[Response]], body_model: type[
     call.__doc__ = answer.__doc__
     call.body_model = body_model  # type: ignore[attr-defined]
     return call
+
+
+PIECE = 64
+"""The number of elements of a long list that are encoded at once."""
+
+
+def in_pieces(body: Any) -> bytes:
+    """Encode as JSON, for a thread: the encoder keeps Python's lock for a whole call, so long lists are encoded in pieces."""
+    return msgspec.json.encode(_with_raw_lists(body))
+
+
+def _with_raw_lists(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _with_raw_lists(inner) for key, inner in value.items()} if _has_containers(value.values()) else value
+    if not isinstance(value, list):
+        return value
+    if len(value) <= PIECE:
+        return [_with_raw_lists(inner) for inner in value] if _has_containers(value) else value
+    pieces = (msgspec.json.encode(value[start : start + PIECE])[1:-1] for start in range(0, len(value), PIECE))
+    return msgspec.Raw(b"[" + b",".join(pieces) + b"]")
+
+
+def _has_containers(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, Mapping | list) for value in values)
 
 
 def json_response(body: Any, status: int = 200) -> Response:

@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
+MANY_POSITIONS = 64
+"""Logprobs of more positions of a prompt are converted in a thread: one position with 20 logprobs takes 50 µs."""
+
 LONG_PROMPT_CHARS = 4096
 """Prompts with at least this many characters or ids are built in a thread, because that takes about a millisecond."""
 
@@ -283,6 +286,8 @@ class AsyncLLM:
                 live.wake.clear()
                 if stream.error is not None:
                     raise stream.error
+                if len(stream.late) > MANY_POSITIONS:
+                    await asyncio.to_thread(stream.add_late)
                 output = stream.take()
                 if output is not None:
                     yield output

@@ -53,6 +53,8 @@ class OutputStream:
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = FlatLogprobs() if params.flat_logprobs else []
             self.prompt_logprobs.append(None)
+        self.late: Sequence[PositionLogprobs] = ()
+        """Logprobs of the prompt that have arrived and are not in `prompt_logprobs` yet."""
         self._num_running = params.n
         self._interval = stream_interval
 
@@ -82,7 +84,7 @@ class OutputStream:
         if delta.kv_transfer_params is not None:
             self.kv_transfer_params = delta.kv_transfer_params
         if delta.prompt_logprobs and self.prompt_logprobs is not None and delta.index == 0:
-            _extend(self.prompt_logprobs, delta.prompt_logprobs, self.texts)
+            self.late = [*self.late, *delta.prompt_logprobs]
         before = len(completion.token_ids)
         is_hit = completion.feed(delta)
         if num_new := len(completion.token_ids) - before:
@@ -106,11 +108,19 @@ class OutputStream:
         due = num_waiting >= (self._interval if completion.num_given_tokens else 1)
         self.has_news = self.has_news or due or completion.finish_reason is not None
 
+    def add_late(self) -> None:
+        """Add the prompt's logprobs that have arrived. 8,192 positions with 20 each take 0.4 s, so this may be called in a
+        thread."""
+        late, self.late = self.late, ()
+        _extend(self.prompt_logprobs, late, self.texts)
+
     def take(self) -> RequestOutput | None:
         """Return an output as `params.output_kind` says, or None if there is nothing new."""
         if not self.has_news:
             return None
         self.has_news = False
+        if self.late:
+            self.add_late()
         prompt_logprobs = self.prompt_logprobs
         if self.params.output_kind is RequestOutputKind.DELTA:
             outputs = [completion.delta() for completion in self.completions if completion.is_changed]

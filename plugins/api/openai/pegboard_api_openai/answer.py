@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,8 +21,9 @@ from pegboard.data.output import CompletionOutput, RequestOutput
 from pegboard.errors import PegboardError, RequestError
 from pegboard.interfaces.api import EngineClient, RequestOptions
 from pegboard_api_openai.fields import GenerationFields
+from pegboard_chat.off_loop import off_loop
 from pegboard_chat.openai_format import LOWEST, Step
-from pegboard_server.json_api import error_event, json_response
+from pegboard_server.json_api import error_event, in_pieces
 from pegboard_server.streaming import EventStream, chain, first_of, while_connected
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
@@ -88,6 +90,9 @@ encode = msgspec.json.Encoder().encode
 FIELDS = {"extra_args": "vllm_xargs"}
 """Parameters of SamplingParams that are fields of another name over HTTP."""
 
+MANY_CHARS = 4096
+"""A choice with a longer text in one event is encoded in pieces."""
+
 DONE = b"data: [DONE]\n\n"
 
 
@@ -153,7 +158,8 @@ class ChunkWriter:
         if usage is not None:
             more["usage"] = usage
         end = b"]," + encode(more)[1:] if more else b"]}"
-        return self._start + encode(choice) + end + b"\n\n"
+        is_long = len(choice.get("text") or "") > MANY_CHARS  # the echo of a prompt, with its logprobs
+        return self._start + (in_pieces if is_long else encode)(choice) + end + b"\n\n"
 
     def usage_chunk(self, usage: Mapping[str, Any]) -> bytes:
         """The last chunk: it has no choices, and the usage of the whole request."""
@@ -188,7 +194,8 @@ class Answer(ABC):
         except RequestError as error:
             error.parameter = FIELDS.get(error.parameter or "", error.parameter)
             raise
-        return json_response(self.whole(finals))
+        body = await off_loop(_num_bytes(finals), lambda: in_pieces(self.whole(finals)))
+        return Response(body, media_type="application/json")
 
     def whole(self, finals: Sequence[RequestOutput]) -> dict[str, Any]:
         """The final outputs of all prompts as one object."""
@@ -212,11 +219,14 @@ class Answer(ABC):
         async for prompt_index, output in outputs:
             self.prepare(output)
             self._usage.add(prompt_index, output)
-            event = b"".join(self.chunks(writer, prompt_index, output))
+            event = await off_loop(_num_bytes([output]), partial(self._event, writer, prompt_index, output))
             if event:
                 yield event
         if writer.include_usage:
             yield writer.usage_chunk(self._usage.total())
+
+    def _event(self, writer: ChunkWriter, prompt_index: int, output: RequestOutput) -> bytes:
+        return b"".join(self.chunks(writer, prompt_index, output))
 
     def prepare(self, output: RequestOutput) -> None:
         """Check or change an output before it is written."""
@@ -245,6 +255,12 @@ class Answer(ABC):
             return False
         tells_tokens = with_logprobs or self._fields.return_token_ids or writer.continuous
         return not (tells_tokens and completion.token_ids)
+
+
+def _num_bytes(outputs: Sequence[RequestOutput]) -> int:
+    """About how many bytes the logprobs of the outputs take as JSON."""
+    positions = (len(output.prompt_logprobs or ()) + sum(len(one.logprobs or ()) for one in output.outputs) for output in outputs)
+    return 1000 * sum(positions)
 
 
 def prompt_logprobs(steps: Sequence[Step | None] | None) -> list[dict[str, Any] | None] | None:
