@@ -191,7 +191,7 @@ class Tokens:
 
     def _after(self, parser: Any) -> np.ndarray:
         """Returns the tokens that may follow in the state of a regular expression. Each state is computed once."""
-        from interegular.fsm import anything_else
+        from lmformatenforcer.regexparser import anything_else
 
         context, state = parser.context, parser.current_state
         if not hasattr(context, "masks"):
