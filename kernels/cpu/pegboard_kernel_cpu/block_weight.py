@@ -23,8 +23,8 @@ GROUP = 16
 
 CACHE_LINE = 64
 
-BLOCK_FORMATS = {(4, 32), (8, 16), (8, 32)}
-"""(bits, block size) that csrc/linear_blocks.c computes with."""
+NO_SHIFT, MINIMUMS, ZEROS = range(3)
+"""What a record has in addition to scales and codes, as in csrc/linear_blocks.c."""
 
 LAYOUT = "cpu blocks 1"
 """Name of the packed layout in the repack cache. Change it whenever csrc/linear_blocks.c changes the layout it reads."""
@@ -69,6 +69,10 @@ class NativeBlockWeight:
         return True
 
     def write(self, start: int, blocks: Blocks) -> None:
+        if not _runs([(start, blocks)])[0].is_computable(self.shape[1]):
+            raise ModelError(
+                f"blocks of {blocks.block_size} columns with {blocks.bits} bits are not computed for {self.shape[1]} columns"
+            )
         self._written.append((start, blocks))
 
     def finish(self) -> None:
@@ -115,13 +119,20 @@ class _Run(NamedTuple):
     bits: int
     block_size: int
     is_wide: bool
-    has_minimum: bool
+    shift: int
     zero: int
 
+    def is_computable(self, columns: int) -> bool:
+        """True if csrc/linear_blocks.c computes with this format."""
+        is_half = self.block_size == 16 and self.bits == 8 and self.is_wide and self.shift == NO_SHIFT
+        is_whole = self.block_size > 0 and self.block_size % 32 == 0 and columns % self.block_size == 0
+        return self.bits in (4, 8) and self.shift in (NO_SHIFT, MINIMUMS, ZEROS) and (is_half or is_whole)
+
     def format(self) -> Format:
-        scale_bytes = GROUP * (4 if self.is_wide else 2) * (1 + self.has_minimum)
-        record_bytes = scale_bytes + GROUP * self.block_size * self.bits // 8
-        return Format(self.bits, self.block_size, self.is_wide, self.has_minimum, self.zero, record_bytes)
+        scale_bytes = 4 if self.is_wide else 2
+        shift_bytes = (0, scale_bytes, 1)[self.shift]
+        record_bytes = GROUP * (scale_bytes + shift_bytes + self.block_size * self.bits // 8)
+        return Format(self.bits, self.block_size, self.is_wide, self.shift, self.zero, record_bytes)
 
     def num_bytes(self, columns: int) -> int:
         """Number of bytes of the packed rows, rounded up to a multiple of the cache line."""
@@ -132,8 +143,10 @@ class _Run(NamedTuple):
 def _runs(written: Sequence[tuple[int, Blocks]]) -> list[_Run]:
     runs: list[_Run] = []
     for start, blocks in written:
-        is_wide, has_minimum = blocks.scale.dtype == torch.float32, blocks.minimum is not None
-        run = _Run(start, start + blocks.codes.shape[0], blocks.bits, blocks.block_size, is_wide, has_minimum, blocks.zero)
+        has_zeros = isinstance(blocks.zero, Tensor)
+        shift = ZEROS if has_zeros else NO_SHIFT if blocks.minimum is None else MINIMUMS
+        is_wide, zero = blocks.scale.dtype == torch.float32, 0 if has_zeros else blocks.zero
+        run = _Run(start, start + blocks.codes.shape[0], blocks.bits, blocks.block_size, is_wide, shift, zero)
         if runs and runs[-1].stop == start and runs[-1][2:] == run[2:]:
             runs[-1] = run._replace(start=runs[-1].start)
         else:
@@ -149,7 +162,7 @@ def _checked(found: object, shape: tuple[int, int], num_bytes: int) -> list[_Run
         if not isinstance(values, list) or len(values) != 7 or not all(isinstance(value, int) for value in values):
             return None
         run = _Run(*values)
-        if not end <= run.start < run.stop <= shape[0] or (run.bits, run.block_size) not in BLOCK_FORMATS:
+        if not end <= run.start < run.stop <= shape[0] or not run.is_computable(shape[1]):
             return None
         runs.append(run)
         end = run.stop
@@ -185,9 +198,10 @@ def _tensor(memory: memoryview) -> Tensor:
 
 def _pack(segment: Segment, start: int, blocks: Blocks, columns: int) -> None:
     codes, scale = blocks.codes.contiguous(), blocks.scale.contiguous()
-    minimum = None if blocks.minimum is None else blocks.minimum.contiguous()
+    shift = blocks.zero if isinstance(blocks.zero, Tensor) else blocks.minimum
+    shift = None if shift is None else shift.contiguous()
     library().pack_blocks(
-        codes.data_ptr(), scale.data_ptr(), None if minimum is None else minimum.data_ptr(),
+        codes.data_ptr(), scale.data_ptr(), None if shift is None else shift.data_ptr(),
         start - segment.start, codes.shape[0], columns, byref(segment.format), segment.packed.data_ptr(),
     )  # fmt: skip
 

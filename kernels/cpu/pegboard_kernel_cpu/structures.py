@@ -39,7 +39,7 @@ class Format(Structure):
         ("bits", c_int32),
         ("block_size", c_int32),
         ("is_wide", c_int32),
-        ("has_minimum", c_int32),
+        ("shift", c_int32),
         ("zero", c_int32),
         ("record_bytes", c_int32),
     )

@@ -18,22 +18,34 @@ from pegboard.ops.blocks import Blocks, BlockWeight
 pytestmark = pytest.mark.usefixtures("native")
 
 FORMATS = [
-    (bits, 32, dtype, has_minimum) for bits in (4, 8) for dtype in (torch.float16, torch.float32) for has_minimum in (False, True)
+    (bits, 32, dtype, shift) for bits in (4, 8) for dtype in (torch.float16, torch.float32) for shift in ("", "minimum", "zeros")
 ]
-FORMATS.append((8, 16, torch.float32, False))
+FORMATS += [
+    (8, 16, torch.float32, ""),
+    (4, 64, torch.float16, "zeros"),
+    (4, 192, torch.float16, ""),
+    (4, 96, torch.float32, "minimum"),
+]
+FORMATS += [(8, 64, torch.float16, "minimum"), (8, 192, torch.float32, "zeros")]
+COLUMNS = 192
+"""A multiple of every block size."""
 SOME = settings(max_examples=12, deadline=None)
 
 
 def blocks_of(form: tuple, rows: int, columns: int, seed: int) -> Blocks:
     """Return random rows in a format. The codes use the whole range."""
-    bits, block_size, dtype, has_minimum = form
+    bits, block_size, dtype, shift = form
     generator = torch.Generator().manual_seed(seed)
     low, high, kind = (0, 16, torch.uint8) if bits == 4 else (-127, 128, torch.int8)
     codes = torch.randint(low, high, (rows, columns), generator=generator).to(kind)
     shape = (rows, columns // block_size)
     scale = (torch.rand(shape, generator=generator) * 0.02).to(dtype)
-    minimum = (torch.randn(shape, generator=generator) * 0.05).to(dtype) if has_minimum else None
-    return Blocks(bits, block_size, codes, scale, minimum, zero=8 if bits == 4 and not has_minimum else 0)
+    minimum = (torch.randn(shape, generator=generator) * 0.05).to(dtype) if shift == "minimum" else None
+    zeros = (
+        torch.randint(0, 17, shape, generator=generator) if bits == 4 else torch.randint(-128, 128, shape, generator=generator)
+    )
+    zero = zeros.to(torch.int8) if shift == "zeros" else 8 if bits == 4 and not shift else 0
+    return Blocks(bits, block_size, codes, scale, minimum, zero)
 
 
 def quantized(x: torch.Tensor) -> torch.Tensor:
@@ -59,11 +71,11 @@ tokens = st.sampled_from([1, 2, 3, 4, 5, 6, 7, 11, 13, 24, 97, 130])
 
 
 @SOME
-@given(formats, formats, st.integers(1, 70), st.integers(1, 40), st.integers(1, 9), tokens, st.integers(0, 999))
+@given(formats, formats, st.integers(1, 70), st.integers(1, 40), st.integers(1, 3), tokens, st.integers(0, 999))
 def test_block_weights_multiply_what_the_blocks_mean(
     first: tuple, second: tuple, rows: int, more: int, width: int, count: int, seed: int
 ) -> None:
-    shape = (rows + more, 32 * width)
+    shape = (rows + more, COLUMNS * width)
     weights = [kind(shape, torch.float32, "cpu") for kind in (NativeBlockWeight, BlockWeight)]
     for weight in weights:
         weight.write(0, blocks_of(first, rows, shape[1], seed))
@@ -79,22 +91,22 @@ def test_block_weights_multiply_what_the_blocks_mean(
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 @pytest.mark.parametrize("count", [1, 16, 53, 130])
 def test_every_format_with_few_and_many_tokens(form: tuple, count: int) -> None:
-    weight, blocks = NativeBlockWeight((40, 96), torch.float32, "cpu"), blocks_of(form, 40, 96, 3)
+    weight, blocks = NativeBlockWeight((40, COLUMNS), torch.float32, "cpu"), blocks_of(form, 40, COLUMNS, 3)
     weight.write(0, blocks)
     weight.finish()
-    x = activations(count, 96, 3)
+    x = activations(count, COLUMNS, 3)
     expected = quantized(x) @ blocks.dense().T
     assert torch.allclose(weight.bind()(x), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
 @SOME
-@given(formats, st.integers(1, 60), st.integers(1, 5), st.lists(st.integers(0, 59), min_size=1, max_size=9))
+@given(formats, st.integers(1, 60), st.integers(1, 2), st.lists(st.integers(0, 59), min_size=1, max_size=9))
 def test_rows_of_a_table(form: tuple, rows: int, width: int, ids: list[int]) -> None:
-    blocks = blocks_of(form, rows, 32 * width, 5)
-    table = NativeBlockWeight((60, 32 * width), torch.float32, "cpu", is_table=True)
+    blocks = blocks_of(form, rows, COLUMNS * width, 5)
+    table = NativeBlockWeight((60, COLUMNS * width), torch.float32, "cpu", is_table=True)
     table.write(0, blocks)
     table.finish()
-    expected = torch.zeros(60, 32 * width)
+    expected = torch.zeros(60, COLUMNS * width)
     expected[:rows] = blocks.dense()
     assert torch.allclose(table.bind_lookup()(torch.tensor(ids)), expected[ids], atol=1e-6)
 
@@ -122,17 +134,25 @@ def test_columns_that_fill_no_block_are_refused() -> None:
         NativeBlockWeight((4, 48), torch.float32, "cpu")
 
 
+@pytest.mark.parametrize("block_size", [16, 48, 128])
+def test_blocks_that_no_kernel_computes_are_refused(block_size: int) -> None:
+    weight = NativeBlockWeight((4, 96), torch.float32, "cpu")
+    codes = torch.zeros(4, 96, dtype=torch.uint8)
+    with pytest.raises(ModelError, match=f"blocks of {block_size} columns"):
+        weight.write(0, Blocks(4, block_size, codes, torch.ones(4, 96 // block_size)))
+
+
 def test_a_kept_layout_is_the_weight(tmp_path: Path) -> None:
     def entry() -> RepackEntry:  # as when the engine starts
         return RepackCache(tmp_path, "sha256:1", 1 << 20).entry("layers.0", {})
 
-    x = torch.randn(7, 96)
-    first = NativeBlockWeight((40, 96), torch.float32, "cpu", cache=entry())
+    x = torch.randn(7, COLUMNS)
+    first = NativeBlockWeight((40, COLUMNS), torch.float32, "cpu", cache=entry())
     assert not first.restore()
-    first.write(0, blocks_of(FORMATS[0], 17, 96, 0))
-    first.write(17, blocks_of(FORMATS[-1], 23, 96, 1))
+    first.write(0, blocks_of(FORMATS[0], 17, COLUMNS, 0))
+    first.write(17, blocks_of(FORMATS[-1], 23, COLUMNS, 1))
     first.finish()
-    second = NativeBlockWeight((40, 96), torch.float32, "cpu", cache=entry())
+    second = NativeBlockWeight((40, COLUMNS), torch.float32, "cpu", cache=entry())
     assert second.restore()
     assert torch.equal(first.bind()(x), second.bind()(x))
     assert torch.equal(first.dense(), second.dense())

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Some rows of a matrix: W[r, c] = scale[r, b] · (codes[r, c] − zero) + minimum[r, b] with b = c // block_size.
+    """Some rows of a matrix: W[r, c] = scale[r, b] · (codes[r, c] − zero[r, b]) + minimum[r, b] with b = c // block_size.
 
-    codes: [rows, columns], either uint8 whose low 4 bits are used (bits = 4, zero is subtracted) or int8 (bits = 8, zero = 0).
-    scale, minimum: [rows, columns / block_size], both float16 or both float32, exactly as stored; minimum None = 0. block_size:
-    16 or 32.
+    codes: [rows, columns], either uint8 whose low 4 bits are used (bits = 4) or int8 (bits = 8). scale, minimum: [rows, columns /
+    block_size], both float16 or both float32, exactly as stored; minimum None = 0. zero: one number for all blocks, or int8
+    [rows, columns / block_size] if there are no minimums. block_size: a multiple of 32 that divides the columns, or 16 for 8 bits
+    and one zero.
     """
 
     bits: int
@@ -33,12 +34,13 @@ class Blocks:
     codes: Tensor
     scale: Tensor
     minimum: Tensor | None = None
-    zero: int = 0
+    zero: int | Tensor = 0
 
     def dense(self) -> Tensor:
         """Return the rows as float32 [rows, columns]."""
         rows, columns = self.codes.shape
-        blocks = (self.codes.float() - self.zero).view(rows, -1, self.block_size) * self.scale.float().unsqueeze(-1)
+        zero = self.zero.float().unsqueeze(-1) if isinstance(self.zero, Tensor) else self.zero
+        blocks = (self.codes.float().view(rows, -1, self.block_size) - zero) * self.scale.float().unsqueeze(-1)
         if self.minimum is not None:
             blocks = blocks + self.minimum.float().unsqueeze(-1)
         return blocks.view(rows, columns)
