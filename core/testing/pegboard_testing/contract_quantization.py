@@ -44,12 +44,13 @@ TOLERANCES = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
 
 class QuantizationContract:
     """Every quantization method passes these. Override `spec`, `method` and `stored`. If they differ, also override `config`,
-    `block` (how many columns are stored together) and `tolerance` (a factor on TOLERANCES, for methods that also quantize
-    activations)."""
+    `block` and `row_block` (how many columns and rows are stored together) and `tolerance` (a factor on TOLERANCES, for methods
+    that also quantize activations)."""
 
     spec: QuantizationSpec
     config: Mapping[str, Any] = {}
     block = 1
+    row_block = 1
     device = "cpu"
     tolerance = 1.0
 
@@ -70,16 +71,17 @@ class QuantizationContract:
         return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
     def layer(self, rows: Sequence[int], columns: int) -> LinearLayer:
-        """Return a weight that is merged from parts with these numbers of rows."""
+        """Return a weight that is merged from parts with these numbers of rows, times `row_block`."""
         parts, start = [], 0
         for index, count in enumerate(rows):
-            parts.append(Part(f"model.part{index}.weight", (start, start + count)))
-            start += count
+            stop = start + count * self.row_block
+            parts.append(Part(f"model.part{index}.weight", (start, stop)))
+            start = stop
         return LinearLayer("model.merged", columns, start, tuple(parts))
 
     def fill(self, weight: WeightMethod, layer: LinearLayer, seed: int, dtype: str = "float32") -> Tensor:
         """Load random values, the last part first, and return the matrix that they represent."""
-        weight.declare()
+        weight.declare({})
         matrix = torch.empty(layer.out_features, layer.in_features)
         for index, part in reversed(list(enumerate(layer.parts))):
             start, stop = part.rows
@@ -172,14 +174,16 @@ class QuantizationContract:
         layer = self.layer((8,), self.block * 2)
         weight = self.linear(layer)
         self.fill(weight, layer, 7)
-        assert 0 < weight.num_bytes() <= 4 * 8 * self.block * 2 * 2, "twice the float32 weight is too much for any format"
+        most = 2 * 4 * layer.out_features * layer.in_features
+        assert 0 < weight.num_bytes() <= most, "twice the float32 weight is too much for any format"
 
     def test_a_piece_that_does_not_fit_is_refused_by_name(self) -> None:
         layer = self.layer((6,), self.block * 2)
         weight = self.linear(layer)
         wrong = layer.parts[0]
-        pieces, _ = self.stored(wrong, self.values(8, 6, self.block), "float32")
-        with pytest.raises(PegboardError, match=r"model\.part0"):
+        weight.declare({})
+        pieces, _ = self.stored(wrong, self.values(8, layer.out_features, self.block), "float32")
+        with pytest.raises(PegboardError, match=r"model\.part0.*shape"):
             for piece in pieces:
                 weight.accept(piece)
             weight.finish()

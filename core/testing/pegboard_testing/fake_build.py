@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part
+from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, wanted_parts
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
 from pegboard.layers import Build, Layer
 from pegboard.ops import REFERENCES
@@ -38,8 +38,8 @@ class FakeWeight:
         self.weight = torch.full((rows, columns), float("nan"), device=device)
         self.is_table, self.num_finishes = is_table, 0
 
-    def declare(self) -> list[str]:
-        return []
+    def declare(self, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
+        return wanted_parts(self.parts.values(), self.weight.shape[1])
 
     def accept(self, piece: WeightPiece) -> None:
         start, stop = self.parts[piece.name].rows

@@ -15,8 +15,8 @@ from pegboard.interfaces.quantization import RepackEntry
 from pegboard.ops.blocks import Blocks
 from pegboard_kernel_cpu.library import library
 from pegboard_kernel_cpu.repack import open_packed, store_packed
-from pegboard_kernel_cpu.structures import Format, LinearBlocks, LookupBlocks, Quantize
-from pegboard_kernel_cpu.values import Call, Value, new, refusal, rows_of, submit
+from pegboard_kernel_cpu.structures import Format, LinearBlocks, LookupBlocks
+from pegboard_kernel_cpu.values import Call, Value, new, quantize_call, refusal, rows_of, submit
 
 GROUP = 16
 """Number of rows that are packed together."""
@@ -26,18 +26,19 @@ CACHE_LINE = 64
 NO_SHIFT, MINIMUMS, ZEROS = range(3)
 """What a record has in addition to scales and codes, as in csrc/linear_blocks.c."""
 
-LAYOUT = "cpu blocks 1"
+LAYOUT = "cpu blocks 2"
 """Name of the packed layout in the repack cache. Change it whenever csrc/linear_blocks.c changes the layout it reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive packed rows of the matrix, [start, stop), all in the same format."""
+    """Consecutive packed rows of the matrix, [start, stop), all in the same format. order: of their columns (see Blocks)."""
 
     start: int
     stop: int
     format: Format
     packed: Tensor
+    order: Tensor | None
 
 
 class NativeBlockWeight:
@@ -57,6 +58,7 @@ class NativeBlockWeight:
             raise ModelError(f"block weights need a multiple of 32 columns, not {shape[1]}")
         self.shape, self.is_table, self.cache = shape, is_table, cache
         self._written: list[tuple[int, Blocks]] = []
+        self._orders: list[Tensor] = []
         self.segments: list[Segment] = []
 
     def restore(self) -> bool:
@@ -65,45 +67,77 @@ class NativeBlockWeight:
         runs = _checked(kept.facts.get("runs"), self.shape, len(kept.memory)) if kept is not None else None
         if kept is None or runs is None:
             return False
-        self.segments = _segments(runs, self.shape[1], _tensor(kept.memory))
+        self.segments = self._segments(runs, _tensor(kept.memory))
         return True
 
     def write(self, start: int, blocks: Blocks) -> None:
-        if not _runs([(start, blocks)])[0].is_computable(self.shape[1]):
+        if not self._runs([(start, blocks)])[0].is_computable(self.shape[1]):
             raise ModelError(
                 f"blocks of {blocks.block_size} columns with {blocks.bits} bits are not computed for {self.shape[1]} columns"
             )
         self._written.append((start, blocks))
 
     def finish(self) -> None:
-        """Pack all blocks that were written. A second call packs into the same memory."""
+        """Pack all blocks that were written. A second call packs into the same memory. A weight whose columns are in another
+        order is not kept in the cache."""
         self._written.sort(key=lambda entry: entry[0])
         is_first = not self.segments
-        runs = _runs(self._written) if is_first else []
+        runs = self._runs(self._written) if is_first else []
         memory = _zeros(_offsets(runs, self.shape[1])[-1])
         if is_first:
-            self.segments = _segments(runs, self.shape[1], memory)
+            self.segments = self._segments(runs, memory)
         for start, blocks in self._written:
             segment = next(segment for segment in self.segments if segment.start <= start < segment.stop)
             _pack(segment, start, blocks, self.shape[1])
         self._written = []
-        if is_first and self.cache is not None and runs:
+        if is_first and self.cache is not None and runs and not self._orders:
             kept = store_packed(self.cache, LAYOUT, memoryview(memory.numpy()), {"runs": [list(run) for run in runs]})
-            self.segments = _segments(runs, self.shape[1], _tensor(kept.memory))
+            self.segments = self._segments(runs, _tensor(kept.memory))
+
+    def _runs(self, written: Sequence[tuple[int, Blocks]]) -> list[_Run]:
+        """Return the rows in one format each. The orders of columns are noted."""
+        runs: list[_Run] = []
+        for start, blocks in written:
+            has_zeros = isinstance(blocks.zero, Tensor)
+            shift = ZEROS if has_zeros else NO_SHIFT if blocks.minimum is None else MINIMUMS
+            is_wide, zero = blocks.scale.dtype == torch.float32, 0 if has_zeros else blocks.zero
+            order = -1 if blocks.order is None else self._number_of(blocks.order)
+            run = _Run(start, start + blocks.codes.shape[0], blocks.bits, blocks.block_size, is_wide, shift, zero, order)
+            if runs and runs[-1].stop == start and runs[-1][2:] == run[2:]:
+                runs[-1] = run._replace(start=runs[-1].start)
+            else:
+                runs.append(run)
+        return runs
+
+    def _number_of(self, order: Tensor) -> int:
+        """Return the number of this order of columns. Equal orders, for example of merged parts, have the same number."""
+        found = next((number for number, known in enumerate(self._orders) if torch.equal(known, order)), None)
+        if found is None:
+            self._orders.append(order.contiguous())
+        return len(self._orders) - 1 if found is None else found
+
+    def _segments(self, runs: Sequence[_Run], memory: Tensor) -> list[Segment]:
+        offsets = _offsets(runs, self.shape[1])
+        return [
+            Segment(run.start, run.stop, run.format(), memory[first:last], self._orders[run.order] if run.order >= 0 else None)
+            for run, first, last in zip(runs, offsets, offsets[1:], strict=False)
+        ]
 
     def bind(self) -> "NativeBlockLinear":
         return NativeBlockLinear(self.segments, self.shape)
 
     def bind_lookup(self) -> "NativeBlockLookup":
-        if len(self.segments) != 1:
-            raise ModelError("an embedding table must be stored in a single format")
+        if len(self.segments) != 1 or self._orders:
+            raise ModelError("an embedding table must be stored in a single format, with its columns in order")
         return NativeBlockLookup(self.segments[0], self.shape)
 
     def dense(self) -> Tensor:
         dense = torch.zeros(self.shape)
         for segment in self.segments:
             ids = torch.arange(segment.stop - segment.start)
-            dense[segment.start : segment.stop] = NativeBlockLookup(segment, self.shape)(ids)
+            rows = NativeBlockLookup(segment, self.shape)(ids)
+            order = torch.arange(self.shape[1]) if segment.order is None else segment.order
+            dense[segment.start : segment.stop].index_copy_(1, order, rows)
         return dense
 
     @property
@@ -121,6 +155,7 @@ class _Run(NamedTuple):
     is_wide: bool
     shift: int
     zero: int
+    order: int
 
     def is_computable(self, columns: int) -> bool:
         """True if csrc/linear_blocks.c computes with this format."""
@@ -140,29 +175,15 @@ class _Run(NamedTuple):
         return -(-size // CACHE_LINE) * CACHE_LINE
 
 
-def _runs(written: Sequence[tuple[int, Blocks]]) -> list[_Run]:
-    runs: list[_Run] = []
-    for start, blocks in written:
-        has_zeros = isinstance(blocks.zero, Tensor)
-        shift = ZEROS if has_zeros else NO_SHIFT if blocks.minimum is None else MINIMUMS
-        is_wide, zero = blocks.scale.dtype == torch.float32, 0 if has_zeros else blocks.zero
-        run = _Run(start, start + blocks.codes.shape[0], blocks.bits, blocks.block_size, is_wide, shift, zero)
-        if runs and runs[-1].stop == start and runs[-1][2:] == run[2:]:
-            runs[-1] = run._replace(start=runs[-1].start)
-        else:
-            runs.append(run)
-    return runs
-
-
 def _checked(found: object, shape: tuple[int, int], num_bytes: int) -> list[_Run] | None:
     """Return the runs that a file names, or None if they are not runs of a weight of this shape that fill `num_bytes` bytes. The
     kernels would read beyond such a weight."""
     runs, end = [], 0
     for values in found if isinstance(found, list) else ():
-        if not isinstance(values, list) or len(values) != 7 or not all(isinstance(value, int) for value in values):
+        if not isinstance(values, list) or len(values) != 8 or not all(isinstance(value, int) for value in values):
             return None
         run = _Run(*values)
-        if not end <= run.start < run.stop <= shape[0] or not run.is_computable(shape[1]):
+        if not end <= run.start < run.stop <= shape[0] or run.order >= 0 or not run.is_computable(shape[1]):
             return None
         runs.append(run)
         end = run.stop
@@ -175,14 +196,6 @@ def _offsets(runs: Sequence[_Run], columns: int) -> list[int]:
     for run in runs:
         offsets.append(offsets[-1] + run.num_bytes(columns))
     return offsets
-
-
-def _segments(runs: Sequence[_Run], columns: int, memory: Tensor) -> list[Segment]:
-    offsets = _offsets(runs, columns)
-    return [
-        Segment(run.start, run.stop, run.format(), memory[first:last])
-        for run, first, last in zip(runs, offsets, offsets[1:], strict=False)
-    ]
 
 
 def _zeros(size: int) -> Tensor:
@@ -207,29 +220,35 @@ def _pack(segment: Segment, start: int, blocks: Blocks, columns: int) -> None:
 
 
 class NativeBlockLinear:
-    """[T, in] → [T, out]. Quantizes the activations once, and then multiplies them with every segment."""
+    """[T, in] → [T, out]. Quantizes the activations once for each order of columns, and then multiplies them with every
+    segment."""
 
     def __init__(self, segments: Sequence[Segment], shape: tuple[int, int]) -> None:
         self.segments, self.shape = list(segments), shape
+        self.orders = list({id(segment.order): segment.order for segment in segments}.values())
         self.is_padded = sum(segment.stop - segment.start for segment in segments) != shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
         x, calls = rows_of(x), []
-        if type(x) is Value:
-            if self.is_padded:
-                raise refusal("has rows without weights (a padded vocabulary)")
-            codes, scales, sums = x.recorder.quantized(x)
-        else:
-            codes, scales, sums = new(x, x.shape[1], torch.int8), new(x, x.shape[1] // 32), new(x, x.shape[1] // 16)
-            to = {"to.codes": codes, "to.scales": scales, "to.sums": sums}
-            calls.append(Call("quantize", Quantize(columns=x.shape[1]), {"x": x}, to))
+        if type(x) is Value and self.is_padded:
+            raise refusal("has rows without weights (a padded vocabulary)")
+        reads: dict[int, dict[str, Tensor]] = {}
+        for order in self.orders:
+            if type(x) is Value:
+                quantized = x.recorder.quantized(x, order)
+            else:
+                quantized = new(x, x.shape[1], torch.int8), new(x, x.shape[1] // 32), new(x, x.shape[1] // 16)
+                to = dict(zip(("to.codes", "to.scales", "to.sums"), quantized, strict=True))
+                calls.append(quantize_call(x, order, to))
+            reads[id(order)] = dict(zip(("x", "x_scales", "x_sums"), quantized, strict=True))
         out = new(x, self.shape[0])
         if self.is_padded:
             out.zero_()
-        reads = {"x": codes, "x_scales": scales, "x_sums": sums}
         for segment in self.segments:
             columns = out if len(self.segments) == 1 else out[:, segment.start : segment.stop]
-            calls.append(Call("linear_blocks", self._arguments(segment), reads, {"out": columns}, segment.packed))
+            calls.append(
+                Call("linear_blocks", self._arguments(segment), reads[id(segment.order)], {"out": columns}, segment.packed)
+            )
         submit(x, *calls)
         return out
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from pegboard_kernel_cpu.library import library
-from pegboard_kernel_cpu.structures import Instruction, LookupFloat, Quantize
-from pegboard_kernel_cpu.values import Buffer, Call, Turn, Value, refusal, set_place
+from pegboard_kernel_cpu.structures import Instruction, LookupFloat
+from pegboard_kernel_cpu.values import Buffer, Call, Turn, Value, quantize_call, refusal, set_place
 
 ALIGNMENT = 64
 LINEAR = ("linear_float", "linear_blocks")
@@ -60,7 +60,7 @@ class Recorder:
         self.rows = rows
         self.calls: list[Call] = []
         self.keep: list[Any] = []
-        self._quantized: dict[Buffer, tuple[Tensor, Tensor, Tensor]] = {}
+        self._quantized: dict[tuple[Buffer, int], tuple[Tensor, Tensor, Tensor]] = {}
         self._turned: dict[Buffer, list[Value]] = {}
 
     def input(self, tensor: Tensor) -> Value:
@@ -83,7 +83,8 @@ class Recorder:
                 raise refusal(f"passes channels that were rotated in place to {call.kernel}")
         self.calls.append(call)
         for value in call.writes.values():
-            self._quantized.pop(value.buffer, None)
+            for key in [key for key in self._quantized if key[0] is value.buffer]:
+                del self._quantized[key]
 
     def compute(self, name: str, args: tuple[Any, ...]) -> Value:
         """Record a function of torch on stand-ins, if a kernel computes the same. Raises CannotRecord for all others."""
@@ -140,22 +141,23 @@ class Recorder:
         """Note that the value's channels have been rotated in place. No later call can read them unrotated."""
         self._turned.setdefault(value.buffer, []).append(value)
 
-    def quantized(self, value: Value) -> tuple[Tensor, Tensor, Tensor]:
-        """Return `value` as int8 codes, scales and sums (csrc/quantize.h). If the kernel that computes the value can quantize it,
-        it does; otherwise a separate call is appended."""
-        known = self._quantized.get(value.buffer)
+    def quantized(self, value: Value, order: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return `value` as int8 codes, scales and sums (csrc/quantize.h), with its columns in another order if one is given. If
+        the kernel that computes the value can quantize it, it does; otherwise a separate call is appended."""
+        key = value.buffer, 0 if order is None else order.data_ptr()
+        known = self._quantized.get(key)
         if known is not None and value.is_whole:
             return known
         width = value.shape[1]
         made = self.value(width, torch.int8), self.value(width // 32), self.value(width // 16)
         fields: dict[str, Tensor] = dict(zip(("to.codes", "to.scales", "to.sums"), made, strict=True))
-        producer = self._producer(value)
+        producer = self._producer(value) if order is None else None
         if producer is not None and hasattr(producer.arguments, "to"):
             producer.writes.update(fields)
         else:
-            self.emit(Call("quantize", Quantize(columns=width), {"x": value}, fields))
+            self.emit(quantize_call(value, order, fields))
         if value.is_whole:
-            self._quantized[value.buffer] = made
+            self._quantized[key] = made
         return made
 
     def _producer(self, value: Value) -> Call | None:

@@ -18,7 +18,7 @@ class Quantized(Structure):
 
 
 class Quantize(Structure):
-    _fields_ = (("x", c_void_p), ("x_stride", c_int64), ("to", Quantized), ("columns", c_int64))
+    _fields_ = (("x", c_void_p), ("x_stride", c_int64), ("to", Quantized), ("columns", c_int64), ("order", c_void_p))
 
 
 class LinearFloat(Structure):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pegboard.errors import CannotRecord
 from pegboard_kernel_cpu.library import library
+from pegboard_kernel_cpu.structures import Quantize
 
 
 @dataclass(slots=True)
@@ -62,6 +63,12 @@ def submit(x: Tensor, *calls: Call) -> None:
 def new(x: Tensor, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return memory for a result [T, width]: a tensor, or a stand-in if x is one."""
     return x.recorder.value(width, dtype) if type(x) is Value else torch.empty(x.shape[0], width, dtype=dtype)
+
+
+def quantize_call(x: Tensor, order: Tensor | None, to: dict[str, Tensor]) -> Call:
+    """Return the call that quantizes x (csrc/quantize.h). order: int64 [columns]; None = its own."""
+    arguments = Quantize(columns=x.shape[1], order=None if order is None else order.data_ptr())
+    return Call("quantize", arguments, {"x": x}, to, order)
 
 
 def rows_of(x: Tensor) -> Tensor:

@@ -7,18 +7,19 @@ calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pegboard.interfaces.spec import Need, Spec
+from pegboard.interfaces.weight_loader import WantedWeight
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from pegboard.interfaces.attention import AttentionLayer
-    from pegboard.interfaces.weight_loader import WeightPiece
+    from pegboard.interfaces.weight_loader import TensorEntry, WeightPiece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +105,17 @@ class EmbeddingLayer:
     is_head: bool = False
 
 
+def wanted_parts(parts: Iterable[Part], columns: int) -> list[WantedWeight]:
+    """Return the parts as tensors that are stored under their own names, [rows of the part, columns]."""
+    return [WantedWeight(part.name, (part.rows[1] - part.rows[0], columns)) for part in parts]
+
+
 class WeightMethod(Protocol):
     """One weight of one layer in one format."""
 
-    def declare(self) -> list[str]:
-        """Return the names of checkpoint tensors that are needed in addition to the parts (scales, zero points); most methods
-        return []."""
+    def declare(self, available: "Mapping[str, TensorEntry]") -> list[WantedWeight]:
+        """Return the checkpoint tensors that the weight is read from: the parts themselves (`wanted_parts`), or what the format
+        stores in their place (packed integers, scales, zero points). available: the checkpoint's tensors."""
 
     def accept(self, piece: "WeightPiece") -> None:
         """Take one piece in checkpoint form. It may be kept until `finish`. On a reload the pieces come again and use the same

@@ -19,12 +19,11 @@ class Embedding(WeightLayer):
         self.num_rows, self.width, self.is_head = num_rows, width, False
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
-        name = f"{self.build.path}.weight"
-        part = Part(name, (0, self.num_rows))
+        part = Part(f"{self.build.path}.weight", (0, self.num_rows))
         layer = EmbeddingLayer(self.build.path, self.num_rows, self.width, part, self.is_head)
         self.method = self.build.method("embedding", layer)
         assert self.method is not None, "the plain method takes every layer"
-        return [WantedWeight(name, (self.num_rows, self.width)), *(WantedWeight(extra) for extra in self.method.declare())]
+        return self.method.declare(available)
 
     def bind(self) -> None:
         assert self.method is not None
@@ -45,12 +44,11 @@ class Head(WeightLayer):
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         if self.tied is not None:
             return []
-        name = f"{self.build.path}.weight"
-        part = Part(name, (0, self.num_rows))
+        part = Part(f"{self.build.path}.weight", (0, self.num_rows))
         layer = LinearLayer(self.build.path, self.width, self.num_rows, (part,), is_head=True)
         self.method = self.build.method("linear", layer)
         assert self.method is not None, "the plain method takes every layer"
-        wanted = [WantedWeight(name, (self.num_rows, self.width)), *(WantedWeight(extra) for extra in self.method.declare())]
+        wanted = self.method.declare(available)
         if self.wants_bias:
             bias = f"{self.build.path}.bias"
             self.bias = PlainTensor({bias: (0, self.num_rows)}, (self.num_rows,), self.build)

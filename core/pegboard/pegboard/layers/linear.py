@@ -51,8 +51,7 @@ class Linear(WeightLayer):
         layer = LinearLayer(self.build.path, self.in_features, self.out_features, parts)
         self.method = self.build.method("linear", layer)
         assert self.method is not None, "the plain method takes every layer"
-        wanted = [WantedWeight(part.name, (part.rows[1] - part.rows[0], self.in_features)) for part in parts]
-        wanted += [WantedWeight(name) for name in self.method.declare()]
+        wanted = self.method.declare(available)
         if self.wants_bias:
             rows = {part.name.removesuffix("weight") + "bias": part.rows for part in parts}
             self.bias = PlainTensor(rows, (self.out_features,), self.build)

@@ -26,7 +26,7 @@ class Blocks:
     codes: [rows, columns], either uint8 whose low 4 bits are used (bits = 4) or int8 (bits = 8). scale, minimum: [rows, columns /
     block_size], both float16 or both float32, exactly as stored; minimum None = 0. zero: one number for all blocks, or int8
     [rows, columns / block_size] if there are no minimums. block_size: a multiple of 32 that divides the columns, or 16 for 8 bits
-    and one zero.
+    and one zero. order: int64 [columns], where each column of codes belongs in W (GPTQ's act order); None = in order.
     """
 
     bits: int
@@ -35,6 +35,7 @@ class Blocks:
     scale: Tensor
     minimum: Tensor | None = None
     zero: int | Tensor = 0
+    order: Tensor | None = None
 
     def dense(self) -> Tensor:
         """Return the rows as float32 [rows, columns]."""
@@ -43,7 +44,9 @@ class Blocks:
         blocks = (self.codes.float().view(rows, -1, self.block_size) - zero) * self.scale.float().unsqueeze(-1)
         if self.minimum is not None:
             blocks = blocks + self.minimum.float().unsqueeze(-1)
-        return blocks.view(rows, columns)
+        if self.order is None:
+            return blocks.view(rows, columns)
+        return torch.empty(rows, columns).index_copy_(1, self.order, blocks.view(rows, columns))
 
 
 class BlockWeight:

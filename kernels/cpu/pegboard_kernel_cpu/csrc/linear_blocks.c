@@ -35,7 +35,11 @@ typedef struct {
 
 EXPORT void quantize(const Step *step, Worker *worker, const void *arguments) {
     const Quantize *a = arguments;
-    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) quantize_row(a->x + t * a->x_stride, &a->to, a->columns, t);
+    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
+        const float *x = a->x + t * a->x_stride;
+        if (a->order) quantize_in_order(x, &a->to, a->columns, t, a->order);
+        else quantize_row(x, &a->to, a->columns, t);
+    }
 }
 
 INLINE int shift_bytes(int is_wide, int shift) { return shift == MINIMUMS ? (is_wide ? 64 : 32) : shift == ZEROS ? ROWS : 0; }

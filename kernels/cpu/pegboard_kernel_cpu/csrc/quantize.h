@@ -18,6 +18,7 @@ typedef struct {
     int64_t x_stride;
     Quantized to;
     int64_t columns; /* a multiple of 32 */
+    const int64_t *order; /* the columns of x, in the order of the codes; NULL = in their order */
 } Quantize;
 
 /* Compute the codes of a block of columns and the sums of its two halves. */
@@ -75,6 +76,15 @@ INLINE void quantize_part(const float *x, const Quantized *to, int64_t columns, 
         scales[block] = scale;
         sums[2 * block] = scale * (float)(halves[0] + halves[1]);
         sums[2 * block + 1] = scale * (float)halves[0];
+    }
+}
+
+/* Quantize a row whose columns are taken in another order. */
+INLINE void quantize_in_order(const float *x, const Quantized *to, int64_t columns, int64_t token, const int64_t *order) {
+    float block[X_BLOCK] ALIGNED;
+    for (int64_t first = 0; first < columns; first += X_BLOCK) {
+        for (int i = 0; i < X_BLOCK; i++) block[i] = x[order[first + i]];
+        quantize_part(block, to, columns, token, first, X_BLOCK);
     }
 }
 

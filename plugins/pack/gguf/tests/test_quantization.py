@@ -85,6 +85,13 @@ MIXED = ("Q4_1", "float16", "Q8_0")
 IN_BLOCKS = ("Q4_1", "Q4_0", "Q8_0")
 
 
+def linear(layer: LinearLayer, *arguments: str, **more: Any) -> Any:
+    """Return the weight of a layer, which knows the tensors that it is read from."""
+    weight = quantization(*arguments, **more).linear(layer)
+    assert weight is not None and [wanted.name for wanted in weight.declare({})] == [part.name for part in layer.parts]
+    return weight
+
+
 def merged_layer(stored: tuple[str, str, str] = IN_BLOCKS) -> tuple[LinearLayer, list[WeightPiece]]:
     torch.manual_seed(0)
     kinds = {"q": (stored[0], 64), "k": (stored[1], 32), "v": (stored[2], 32)}
@@ -101,8 +108,7 @@ def merged_layer(stored: tuple[str, str, str] = IN_BLOCKS) -> tuple[LinearLayer,
 @pytest.mark.parametrize("compute", ["native", "float"])
 def test_merged_linear_of_different_types(dtype: str, stored: tuple[str, str, str], compute: str) -> None:
     layer, pieces = merged_layer(stored)
-    method = quantization(dtype, compute).linear(layer)
-    assert method is not None and method.declare() == []
+    method = linear(layer, dtype, compute)
     for piece in reversed(pieces):
         method.accept(piece)
     method.finish()
@@ -125,7 +131,7 @@ def test_merged_linear_of_different_types(dtype: str, stored: tuple[str, str, st
 def test_how_a_weight_is_held(stored: tuple[str, str, str], compute: str, held: type) -> None:
     """The weight is held in blocks if all of it is stored in blocks and floats were not requested."""
     layer, _ = merged_layer()
-    method = quantization("float32", compute).linear(layer)
+    method = linear(layer, "float32", compute)
     for part, kind in zip(layer.parts, stored, strict=True):
         data = memoryview(bytes(part.rows[1] * 64))
         rows = part.rows[1] - part.rows[0]
@@ -139,13 +145,13 @@ def test_how_a_weight_is_held(stored: tuple[str, str, str], compute: str, held: 
 
 def test_blocks_are_not_replaced_by_floats() -> None:
     layer, pieces = merged_layer()
-    method = quantization().linear(layer)
+    method = linear(layer)
     for piece in pieces:
         method.accept(piece)
     method.finish()
     for piece in pieces:
         method.accept(piece_of(piece.name, torch.ones(piece.shape), "float16"))
-    with pytest.raises(ModelError, match="'q' comes as float16 but was first loaded as blocks"):
+    with pytest.raises(ModelError, match="q comes as floats but was first loaded as blocks"):
         method.finish()
 
 
@@ -185,7 +191,7 @@ def test_a_warm_start_decodes_nothing(tmp_path: Path) -> None:
 
     def loaded(pieces: list[WeightPiece], layer: LinearLayer) -> Any:
         KeptWeight.num_writes = 0
-        method = quantization(kernels=kernels, repack_cache=cache).linear(layer)
+        method = linear(layer, kernels=kernels, repack_cache=cache)
         for piece in pieces:
             method.accept(piece)
         method.finish()
@@ -212,7 +218,7 @@ def test_a_warm_start_decodes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stored", [MIXED, IN_BLOCKS], ids=" ".join)
 def test_reload_reaches_the_callables(stored: tuple[str, str, str]) -> None:
     layer, pieces = merged_layer(stored)
-    method = quantization().linear(layer)
+    method = linear(layer)
     for piece in pieces:
         method.accept(piece)
     method.finish()
@@ -225,18 +231,20 @@ def test_reload_reaches_the_callables(stored: tuple[str, str, str]) -> None:
 
 def test_pieces_that_do_not_fit_are_refused() -> None:
     layer, pieces = merged_layer()
-    method = quantization().linear(layer)
+    method = linear(layer)
     with pytest.raises(ModelError, match="did not contain k, q, v"):
         method.finish()
-    with pytest.raises(ModelError, match="no place for 'x'"):
+    with pytest.raises(ModelError, match="no place for x"):
         method.accept(piece_of("x", torch.ones(64, 64), "float32"))
-    with pytest.raises(ModelError, match=r"shape \(32, 64\), layers.0.qkv expects \(64, 64\)"):
-        method.accept(piece_of("q", torch.ones(32, 64), "Q4_0"))
-    with pytest.raises(ModelError, match="not a GGUF type"):
-        method.accept(WeightPiece("q", "int4", (64, 64), memoryview(b"")))
     for piece in pieces[:2]:
         method.accept(piece)
     with pytest.raises(ModelError, match="did not contain v"):
+        method.finish()
+    with pytest.raises(ModelError, match=r"shape \(32, 64\); layers.0.qkv expects \(64, 64\)"):
+        method.accept(piece_of("q", torch.ones(32, 64), "Q4_0"))
+    for piece in [WeightPiece("q", "int4", (64, 64), memoryview(b"")), *pieces[1:]]:
+        method.accept(piece)
+    with pytest.raises(ModelError, match="not a GGUF type"):
         method.finish()
 
 
@@ -246,6 +254,8 @@ def test_tied_embedding_looks_up_and_multiplies(stored: str) -> None:
     layer = EmbeddingLayer("embed", 70, 32, Part("table", (0, 64)), is_head=True)
     piece = piece_of("table", torch.randn(64, 32), stored)
     method = quantization().embedding(layer)
+    assert method is not None
+    method.declare({})
     method.accept(piece)
     method.finish()
     table = torch.cat([value_of(piece), torch.zeros(6, 32)])
@@ -268,7 +278,7 @@ def test_accepts_what_the_loader_delivers(write_gguf: Any) -> None:
     checkpoint = loader.describe(LocalFiles(path))
     names = [f"model.layers.0.mlp.{part}_proj.weight" for part in ("gate", "up")]
     parts = tuple(Part(name, (64 * index, 64 * index + 64)) for index, name in enumerate(names))
-    method = quantization().linear(LinearLayer("mlp", 32, 128, parts))
+    method = linear(LinearLayer("mlp", 32, 128, parts))
     for piece in loader.tensors(checkpoint, [WantedWeight(name) for name in names]):
         method.accept(piece)
     method.finish()
@@ -287,7 +297,7 @@ def test_smollm2_layer_equals_the_package(smollm2_gguf: Path) -> None:
     for name in ("model.embed_tokens.weight", "model.layers.29.mlp.down_proj.weight", "model.layers.3.self_attn.q_proj.weight"):
         (piece,) = loader.tensors(checkpoint, [WantedWeight(name)])
         rows, width = piece.shape
-        method = quantization().linear(LinearLayer("layer", width, rows, (Part(name, (0, rows)),)))
+        method = linear(LinearLayer("layer", width, rows, (Part(name, (0, rows)),)))
         method.accept(piece)
         method.finish()
         assert torch.equal(method.dequantize(), value_of(piece))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pegboard.errors import ConfigError, ModelError
-from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup
-from pegboard.interfaces.weight_loader import WeightPiece
+from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup, wanted_parts
+from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
 
 Bound = Callable[[Tensor], Tensor]
 
@@ -46,8 +46,8 @@ class PlainWeight:
         self.weight = method.make_weight(shape, method.dtype, method.device, is_table=self.IS_TABLE)
         self.parts = parts
 
-    def declare(self) -> list[str]:
-        return []
+    def declare(self, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
+        return wanted_parts(self.parts.values(), self.weight.shape[1])
 
     def accept(self, piece: WeightPiece) -> None:
         start, stop = self.parts[piece.name].rows

@@ -120,7 +120,8 @@ class TestRtn(TestInt8):
 
 
 def loaded(weight: Any, values: Tensor) -> Tensor:
-    (name,) = weight.parts
+    [wanted] = weight.declare({})
+    name = wanted.name
     weight.accept(WeightPiece(name, "float32", tuple(values.shape), values))
     weight.finish()
     return weight.dequantize()
@@ -149,8 +150,10 @@ def test_quantized_checkpoints_are_refused() -> None:
         Int8(None, QuantizationSetup({"quant_method": "gguf"}, "float32", "cpu", REFERENCES))
     weight = Int8(None, SETUP).linear(LinearLayer("up", 32, 2, (Part("w", (0, 2)),)))
     assert weight is not None
+    weight.declare({})
+    weight.accept(WeightPiece("w", "Q8_0", (2, 32), memoryview(b"")))
     with pytest.raises(ModelError, match="w is stored as Q8_0"):
-        weight.accept(WeightPiece("w", "Q8_0", (2, 32), memoryview(b"")))
+        weight.finish()
     with pytest.raises(ModelError, match="w has values that are not finite"):
         loaded(weight, torch.full((2, 32), float("nan")))
     with pytest.raises(ModelError, match="did not contain w"):

@@ -1,0 +1,1 @@
+"""What plugins for quantized checkpoints share. Import from the submodules."""

@@ -1,0 +1,204 @@
+"""The life of a weight that a checkpoint stores in several tensors: scales, zero points and packed integers.
+
+A format plugin has a `FormatMethod`, which gives each module a `Reader`. A reader says which tensors a part of a weight is read
+from, and turns them into `Blocks` or floats. Parts of a merged weight may have different readers: if one of them has floats, the
+whole weight is held as floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup, RepackEntry
+from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
+from pegboard.ops.blocks import Blocks
+
+Bound = Callable[[Tensor], Tensor]
+Kernels = Mapping[str, Callable[..., Any]]
+Pieces = Mapping[str, WeightPiece]
+AnyLayer = LinearLayer | EmbeddingLayer
+
+
+class Reader(Protocol):
+    """Reads parts of weights in one format."""
+
+    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
+        """Return the tensors that a part with this number of columns is read from. available: the checkpoint's tensors."""
+
+    def is_packed(self, part: Part, columns: int, pieces: Pieces) -> bool:
+        """Return whether `read` returns Blocks. Called when all pieces are there, before a cache is asked."""
+
+    def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
+        """Return the rows of the part, as Blocks or as floats [rows, columns]. Raises ModelError if the tensors do not fit."""
+
+    def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
+        """Return JSON values that determine, together with the checkpoint, what `read` returns. They include a number that
+        changes whenever the same tensors are read as other values."""
+
+
+class PlainReader:
+    """Reads a part that is stored as floats."""
+
+    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
+        return [WantedWeight(part.name, (part.rows[1] - part.rows[0], columns))]
+
+    def is_packed(self, part: Part, columns: int, pieces: Pieces) -> bool:
+        return False
+
+    def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
+        return floats(pieces, part.name)
+
+    def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
+        return ["plain"]
+
+
+def floats(pieces: Pieces, name: str) -> Tensor:
+    """Return a tensor of floats. Raises ModelError if it is stored as something else."""
+    return _checked(pieces[name], lambda data: data.is_floating_point(), "floats")
+
+
+def scales_of(pieces: Pieces, name: str) -> Tensor:
+    """Return a tensor of scales as `Blocks` takes them: float16 as stored, and all others as float32."""
+    found = floats(pieces, name)
+    return found if found.dtype == torch.float16 else found.float()
+
+
+def integers(pieces: Pieces, name: str, *dtypes: torch.dtype) -> Tensor:
+    """Return a tensor of one of these integer types. Raises ModelError if it is stored as something else."""
+    expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    return _checked(pieces[name], lambda data: data.dtype in dtypes, expected)
+
+
+def _checked(piece: WeightPiece, fits: Callable[[Tensor], bool], expected: str) -> Tensor:
+    if not isinstance(piece.data, Tensor) or not fits(piece.data):
+        raise ModelError(f"tensor {piece.name} is stored as {piece.stored}; this format needs {expected}")
+    return piece.data
+
+
+class FormatMethod:
+    """A quantization method whose weights have readers. A subclass defines `reader`."""
+
+    def __init__(self, setup: QuantizationSetup) -> None:
+        self.setup = setup
+
+    def reader(self, module: str, layer: AnyLayer) -> Reader | None:
+        """Return how the module is stored, or None if it is not quantized. module: its path in the checkpoint
+        ("model.layers.0.self_attn.q_proj"), which is one part of the layer."""
+        raise AssertionError(f"{type(self).__name__} overrides reader")
+
+    def linear(self, layer: LinearLayer) -> StoredWeight | None:
+        return self._weight(layer, layer.parts, (layer.out_features, layer.in_features))
+
+    def embedding(self, layer: EmbeddingLayer) -> StoredWeight | None:
+        return self._weight(layer, (layer.part,), (layer.num_rows, layer.width))
+
+    def kv_cache(self, layer: object) -> str | None:
+        return None
+
+    def _weight(self, layer: AnyLayer, parts: Sequence[Part], shape: tuple[int, int]) -> StoredWeight | None:
+        found = {part: self.reader(module_of(part), layer) for part in parts}
+        if not any(found.values()):
+            return None
+        kind = StoredTable if isinstance(layer, EmbeddingLayer) else StoredWeight
+        return kind(layer.path, shape, {part: reader or PlainReader() for part, reader in found.items()}, self.setup)
+
+
+def module_of(part: Part) -> str:
+    """Return the path of the checkpoint's module that fills the part."""
+    return part.name.removesuffix(".weight")
+
+
+class StoredWeight:
+    """One matrix [rows, columns]. See `pegboard.interfaces.quantization.WeightMethod`. Pieces are kept until `finish`. Rows
+    without a part (of a padded vocabulary) stay zero."""
+
+    IS_TABLE = False
+
+    def __init__(self, path: str, shape: tuple[int, int], readers: Mapping[Part, Reader], setup: QuantizationSetup) -> None:
+        self.path, self.shape, self.readers, self.setup = path, shape, dict(readers), setup
+        self.wanted: list[WantedWeight] = []
+        self.pieces: dict[str, WeightPiece] = {}
+        self._weight: Any = None
+        self._is_packed = False
+
+    def declare(self, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
+        self.wanted = [
+            wanted for part, reader in self.readers.items() for wanted in reader.tensors(part, self.shape[1], available)
+        ]
+        return self.wanted
+
+    def accept(self, piece: WeightPiece) -> None:
+        wanted = next((wanted for wanted in self.wanted if wanted.name == piece.name), None)
+        if wanted is None:
+            names = ", ".join(wanted.name for wanted in self.wanted)
+            raise ModelError(f"{self.path} has no place for {piece.name}; it is read from {names}")
+        if tuple(piece.shape) != wanted.shape:
+            raise ModelError(f"tensor {piece.name} has shape {tuple(piece.shape)}; {self.path} expects {wanted.shape}")
+        self.pieces[piece.name] = piece
+
+    def finish(self) -> None:
+        """The next `accept` starts a reload. The bound callables see the new weights when it is finished."""
+        missing = sorted({wanted.name for wanted in self.wanted} - set(self.pieces))
+        if missing:
+            raise ModelError(f"{self.path}: the checkpoint did not contain {', '.join(missing)}")
+        pieces, self.pieces = self.pieces, {}
+        columns = self.shape[1]
+        if self._weight is None:
+            self._is_packed = all(reader.is_packed(part, columns, pieces) for part, reader in self.readers.items())
+            self._weight = self._make(pieces)
+            if self._is_packed and self._weight.restore():
+                return
+        for part, reader in self.readers.items():
+            rows = reader.read(part, columns, pieces)
+            if not self._is_packed:
+                self._weight.plain()[part.rows[0] : part.rows[1]] = rows.dense() if isinstance(rows, Blocks) else rows
+            elif isinstance(rows, Blocks):
+                self._weight.write(part.rows[0], rows)
+            else:
+                raise ModelError(f"{part.name} comes as floats but was first loaded as blocks; reload it as blocks")
+        self._weight.finish()
+
+    def _make(self, pieces: Pieces) -> Any:
+        setup = self.setup
+        arguments = (self.shape, getattr(torch, setup.dtype), setup.device)
+        if not self._is_packed:
+            return setup.kernels["float_weight"](*arguments, is_table=self.IS_TABLE)
+        return setup.kernels["block_weight"](*arguments, is_table=self.IS_TABLE, cache=self._cache_entry(pieces))
+
+    def _cache_entry(self, pieces: Pieces) -> RepackEntry | None:
+        cache = self.setup.repack_cache
+        if cache is None:
+            return None
+        parts = [[part.name, *part.rows, *reader.key(part, pieces)] for part, reader in self.readers.items()]
+        return cache.entry(self.path, [self.shape, self.IS_TABLE, parts])
+
+    def weight(self) -> Any:
+        """Return the op that holds the matrix. It exists after the first `finish`."""
+        assert self._weight is not None, "call finish() before the weight is used"
+        return self._weight
+
+    def bind(self, kernels: Kernels) -> Bound:
+        return self.weight().bind()  # type: ignore[no-any-return]
+
+    def dequantize(self) -> Tensor:
+        return self.weight().dense().float()  # type: ignore[no-any-return]
+
+    def num_bytes(self) -> int:
+        return int(self.weight().nbytes)
+
+
+class StoredTable(StoredWeight):
+    """An embedding table. The same matrix may also be the output head."""
+
+    IS_TABLE = True
+
+    def bind(self, kernels: Kernels) -> Bound:
+        return self.weight().bind_lookup()  # type: ignore[no-any-return]
+
+    def bind_head(self, kernels: Kernels) -> Bound:
+        return self.weight().bind()  # type: ignore[no-any-return]

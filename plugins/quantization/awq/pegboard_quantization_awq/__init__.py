@@ -1,0 +1,1 @@
+"""AWQ checkpoints (Lin et al. 2023)."""

@@ -1,0 +1,9 @@
+"""The spec of this package."""
+
+from pegboard.interfaces.quantization import QuantizationSpec
+
+AWQ = QuantizationSpec(
+    api="1.0",
+    implementation="pegboard_quantization_awq.format:AWQ",
+    supports={"dtype": {"float32", "bfloat16", "float16"}},
+)

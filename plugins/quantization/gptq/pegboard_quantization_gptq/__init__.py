@@ -1,0 +1,1 @@
+"""GPTQ checkpoints (Frantar et al. 2022)."""

@@ -1,0 +1,128 @@
+"""GPTQ: integers of 2, 3, 4 or 8 bits with a scale and a zero point per group of columns (Frantar et al. 2022), as AutoGPTQ and
+GPTQModel store them.
+
+W[r, c] = scale[r, g] · (code[r, c] − zero[r, g]) with g = g_idx[c]. A linear layer has these tensors. The codes are a stream of
+bits in 32-bit words, along the columns for qweight and along the rows for qzeros:
+
+    qweight [in · bits / 32, out]   qzeros [groups, out · bits / 32]   scales [groups, out]   g_idx [in]
+
+Without g_idx, the columns c of group g are those with c // group_size = g. Format v1 stores each zero point less one; "gptq_v2"
+stores it as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from pegboard_weights.config import QuantConfig
+from pegboard_weights.packed_integers import unpack
+from pegboard_weights.stored_weight import AnyLayer, FormatMethod, Pieces, integers, module_of, scales_of
+from torch import Tensor
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationSetup
+from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
+from pegboard.ops.blocks import Blocks
+
+READING = "gptq 1"
+"""Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
+
+BITS = (2, 3, 4, 8)
+
+
+class GPTQ(FormatMethod):
+    """`dynamic` of the config: pattern → values that replace the config's for the modules that the pattern matches. A pattern
+    that begins with "-:" leaves these modules unquantized."""
+
+    def __init__(self, options: None, setup: QuantizationSetup) -> None:
+        super().__init__(setup)
+        config = QuantConfig(setup.config, "GPTQ")
+        self.quantizes_head = config.flag("lm_head")
+        dynamic = setup.config.get("dynamic") or {}
+        if not isinstance(dynamic, Mapping):
+            raise ModelError(f"the checkpoint's quantization_config has dynamic={dynamic!r}; GPTQ needs an object")
+        self.dynamic = [(_pattern(text), text.startswith("-:"), values) for text, values in dynamic.items()]
+        self.plain = self._reader({})
+
+    def reader(self, module: str, layer: AnyLayer) -> GPTQReader | None:
+        if isinstance(layer, EmbeddingLayer) or (layer.is_head and not self.quantizes_head):
+            return None
+        for pattern, leaves_out, values in self.dynamic:
+            if pattern.match(module):
+                return None if leaves_out else self._reader(values)
+        return self.plain
+
+    def _reader(self, changes: Mapping[str, Any]) -> GPTQReader:
+        config = QuantConfig({**self.setup.config, **changes}, "GPTQ")
+        version = config.one_of("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+        return GPTQReader(config.one_of("bits", BITS), config.size("group_size", 128), 1 if version == "gptq" else 0)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text.removeprefix("+:").removeprefix("-:"))
+    except re.error as error:
+        raise ModelError(f"the checkpoint's quantization_config has the pattern {text!r} in dynamic: {error}") from error
+
+
+class GPTQReader:
+    """zero_offset: what is added to the stored zero points."""
+
+    def __init__(self, bits: int, group_size: int, zero_offset: int) -> None:
+        self.bits, self.group_size, self.zero_offset = bits, group_size, zero_offset
+
+    def _group(self, columns: int) -> int:
+        return columns if self.group_size == -1 else self.group_size
+
+    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
+        rows, module, groups = part.rows[1] - part.rows[0], module_of(part), -(-columns // self._group(columns))
+        wanted = [
+            WantedWeight(f"{module}.qweight", (columns * self.bits // 32, rows)),
+            WantedWeight(f"{module}.qzeros", (groups, rows * self.bits // 32)),
+            WantedWeight(f"{module}.scales", (groups, rows)),
+        ]
+        order = f"{module}.g_idx"
+        return [*wanted, WantedWeight(order, (columns,))] if order in available else wanted
+
+    def is_packed(self, part: Part, columns: int, pieces: Pieces) -> bool:
+        size = self._group(columns)
+        if size % 32 or columns % size:
+            return False
+        groups = self._group_of_column(part, columns, pieces)
+        return bool((groups.bincount(minlength=columns // size) == size).all())
+
+    def _group_of_column(self, part: Part, columns: int, pieces: Pieces) -> Tensor:
+        """Return the group of each column [columns]. Raises ModelError if one does not exist."""
+        size, name = self._group(columns), f"{module_of(part)}.g_idx"
+        if name not in pieces:
+            return torch.arange(columns) // size
+        groups = integers(pieces, name, torch.int32, torch.int64).long()
+        last = -(-columns // size) - 1
+        if int(groups.min()) < 0 or int(groups.max()) > last:
+            raise ModelError(f"tensor {name} names groups from {int(groups.min())} to {int(groups.max())}; there are 0 to {last}")
+        return groups
+
+    def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
+        module = module_of(part)
+        codes = unpack(integers(pieces, f"{module}.qweight", torch.int32), self.bits, 0).T
+        zeros = unpack(integers(pieces, f"{module}.qzeros", torch.int32), self.bits, 1).T.int() + self.zero_offset
+        scale = scales_of(pieces, f"{module}.scales").T
+        groups = self._group_of_column(part, columns, pieces)
+        if not self.is_packed(part, columns, pieces):
+            return scale.float()[:, groups] * (codes.int() - zeros[:, groups]).float()
+        order = torch.argsort(groups, stable=True)
+        in_order = bool((order == torch.arange(columns)).all())
+        codes = (codes if in_order else codes[:, order]).contiguous()
+        if self.bits == 8:  # stored from 0 to 255
+            codes, zeros = (codes ^ 128).view(torch.int8), zeros - 128
+        if int(zeros.max()) > 127:  # zero point 256, of format v1
+            minimum = -scale.float() * zeros
+            return Blocks(8, self._group(columns), codes, scale.float().contiguous(), minimum, order=None if in_order else order)
+        bits, zero = 8 if self.bits == 8 else 4, zeros.to(torch.int8).contiguous()
+        return Blocks(bits, self._group(columns), codes, scale.contiguous(), zero=zero, order=None if in_order else order)
+
+    def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
+        return [READING, self.bits, self.group_size, self.zero_offset]

@@ -1,0 +1,205 @@
+"""GPTQ weights, which the tests write as the format defines them: bit by bit, with numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pegboard_quantization_gptq.format import GPTQ
+from pegboard_quantization_gptq.plugin import GPTQ as SPEC
+from torch import Tensor
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup
+from pegboard.interfaces.weight_loader import TensorEntry, WeightPiece
+from pegboard.ops import REFERENCES
+from pegboard.ops.blocks import BlockWeight
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_quantization import QuantizationContract
+
+
+@pytest.mark.parametrize("name", ["gptq", "gptq_marlin", "cpu_gptq"])
+def test_contract(name: str) -> None:
+    check_entry(installed_entry("quantization", name))
+
+
+def words(codes: np.ndarray, bits: int) -> Tensor:
+    """Pack codes [n, m] along n: one after the other in a stream of bits, the lowest bit first, in words of 32 bits."""
+    n, m = codes.shape
+    stream = (codes[:, None, :] >> np.arange(bits)[None, :, None] & 1).reshape(n * bits, m).astype(np.uint32)
+    packed = (stream.reshape(-1, 32, m) << np.arange(32, dtype=np.uint32)[None, :, None]).sum(1, dtype=np.uint32)
+    return torch.from_numpy(packed.view(np.int32))
+
+
+class TestFourBits(QuantizationContract):
+    spec = SPEC
+    bits = 4
+    group_size = 32
+    version = "gptq"
+    act_order = False
+    block = row_block = 32
+    """Words hold whole rows."""
+
+    @property
+    def config(self) -> dict[str, Any]:  # type: ignore[override]
+        config = {"quant_method": "gptq", "bits": self.bits, "group_size": self.group_size}
+        return {**config, "desc_act": self.act_order, "checkpoint_format": self.version}
+
+    def method(self, setup: QuantizationSetup) -> GPTQ:
+        return GPTQ(None, setup)
+
+    def linear(self, layer: LinearLayer, dtype: str = "float32") -> Any:
+        weight = super().linear(layer, dtype)
+        if self.act_order:
+            names = [f"{part.name.removesuffix('.weight')}.g_idx" for part in layer.parts]
+            available = {name: TensorEntry(name, (layer.in_features,), "int32", "", 0, 0) for name in names}
+            declare = weight.declare
+            weight.declare = lambda _: declare(available)
+        return weight
+
+    def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
+        if part.name.startswith("model.embed"):
+            return [WeightPiece(part.name, dtype, tuple(values.shape), values)], values.to(getattr(torch, dtype)).float()
+        rows, columns = values.shape
+        rng = np.random.default_rng(abs(int(values[0, 0] * 1e6)))
+        size = columns if self.group_size == -1 else self.group_size
+        offset = 1 if self.version == "gptq" else 0
+        codes = rng.integers(0, 2**self.bits, (rows, columns))
+        zeros = rng.integers(offset, 2**self.bits + offset, (rows, columns // size))
+        zeros[0, 0] = 2**self.bits - 1 + offset
+        scales = (rng.random(zeros.shape) * 0.1).astype(np.float16)
+        group = np.arange(columns) // size
+        if self.act_order:  # merged parts see the same activations, so they have the same order
+            group = np.random.default_rng(columns).permutation(group)
+        true = (codes - zeros[:, group]) * scales.astype(np.float32)[:, group]
+        tensors = {
+            "qweight": words(codes.T, self.bits),
+            "qzeros": words(zeros - offset, self.bits).T.contiguous(),
+            "scales": torch.from_numpy(scales.T.copy()),
+        }
+        if self.act_order:
+            tensors["g_idx"] = torch.from_numpy(group.astype(np.int32))
+        module = part.name.removesuffix(".weight")
+        pieces = [
+            WeightPiece(f"{module}.{name}", str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor)
+            for name, tensor in tensors.items()
+        ]
+        return pieces, torch.from_numpy(true.astype(np.float32)).to(getattr(torch, dtype)).float()
+
+    def test_weights_stay_packed(self) -> None:
+        layer = self.layer((2,), self.block * 2)
+        weight = self.linear(layer)
+        self.fill(weight, layer, 1)
+        assert type(weight.weight()) is BlockWeight
+
+
+class TestFourBitsInActOrder(TestFourBits):
+    act_order = True
+
+
+class TestFourBitsOfVersion2(TestFourBits):
+    version = "gptq_v2"
+
+
+class TestOneGroupPerRow(TestFourBits):
+    group_size = -1
+
+
+class TestLongGroups(TestFourBits):
+    group_size = block = 128
+
+
+class TestTwoBits(TestFourBits):
+    bits = 2
+
+
+class TestThreeBits(TestFourBits):
+    bits = 3
+    group_size = block = 64
+
+
+class TestEightBits(TestFourBits):
+    bits = 8
+
+
+class TestEightBitsInActOrder(TestFourBits):
+    bits = 8
+    act_order = True
+
+
+def method(**config: Any) -> GPTQ:
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, **config}
+    return GPTQ(None, QuantizationSetup(config, "float32", "cpu", REFERENCES))
+
+
+def layer_at(module: str, **more: Any) -> LinearLayer:
+    return LinearLayer(module, 64, 32, (Part(f"{module}.weight", (0, 32)),), **more)
+
+
+def test_what_is_not_quantized() -> None:
+    found = method(dynamic={"-:.*visual": {}, r"+:.*\.layers\.1\.": {"bits": 8}, r".*\.layers\.2\.": {"group_size": 64}})
+    assert found.embedding(EmbeddingLayer("embed", 8, 128, Part("embed.weight", (0, 8)))) is None
+    assert found.linear(layer_at("lm_head", is_head=True)) is None
+    assert method(lm_head=True).linear(layer_at("lm_head", is_head=True)) is not None
+    assert found.linear(layer_at("model.visual.q")) is None
+    for module, bits, size in [("model.layers.0.q", 4, 32), ("model.layers.1.q", 8, 32), ("model.layers.2.q", 4, 64)]:
+        weight = found.linear(layer_at(module))
+        assert weight is not None
+        [reader] = weight.readers.values()
+        assert (reader.bits, reader.group_size) == (bits, size)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"bits": 5}, "bits=5; GPTQ supports 2, 3, 4, 8"),
+        ({"bits": None}, "bits=None"),
+        ({"group_size": -2}, "group_size=-2"),
+        ({"checkpoint_format": "marlin"}, "checkpoint_format='marlin'; GPTQ supports 'gptq', 'gptq_v2'"),
+        ({"lm_head": "yes"}, "lm_head='yes'"),
+        ({"dynamic": ["x"]}, "dynamic=\\['x'\\]; GPTQ needs an object"),
+        ({"dynamic": {"(": {}}}, "has the pattern '\\(' in dynamic"),
+    ],
+)
+def test_odd_configs_are_refused(config: dict[str, Any], told: str) -> None:
+    with pytest.raises(ModelError, match=told):
+        method(**config)
+
+
+@pytest.mark.parametrize("group", [-1, 2, 2**31 - 1])
+def test_groups_that_do_not_exist_are_refused(group: int) -> None:
+    contract = TestFourBitsInActOrder()
+    layer = contract.layer((1,), 64)
+    weight = contract.linear(layer)
+    weight.declare({})
+    pieces, _ = contract.stored(layer.parts[0], contract.values(0, 32, 64), "float32")
+    for piece in pieces:
+        if piece.name.endswith("g_idx"):
+            assert isinstance(piece.data, Tensor)
+            piece.data[5] = group
+        weight.accept(piece)
+    with pytest.raises(ModelError, match="g_idx names groups from"):
+        weight.finish()
+
+
+def test_groups_of_unequal_size_are_held_as_floats() -> None:
+    contract = TestFourBitsInActOrder()
+    layer = contract.layer((1,), 64)
+    weight = contract.linear(layer)
+    weight.declare({})
+    pieces, _ = contract.stored(layer.parts[0], contract.values(0, 32, 64), "float32")
+    by_name = {piece.name.rpartition(".")[2]: piece for piece in pieces}
+    group = torch.zeros(64, dtype=torch.int32)
+    group[:7] = 1
+    by_name["g_idx"].data = group
+    for piece in pieces:
+        weight.accept(piece)
+    weight.finish()
+    assert type(weight.weight()) is not BlockWeight
+    weight_of = weight.dequantize()
+    scale = by_name["scales"].data
+    assert isinstance(scale, Tensor)
+    steps = weight_of / scale.float().T[:, group.long()]
+    assert torch.allclose(steps, steps.round(), atol=1e-3)
