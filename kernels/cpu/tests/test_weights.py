@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,32 @@ def test_rows_of_a_table(form: tuple, rows: int, width: int, ids: list[int]) -> 
     expected = torch.zeros(60, COLUMNS * width)
     expected[:rows] = blocks.dense()
     assert torch.allclose(table.bind_lookup()(torch.tensor(ids)), expected[ids], atol=1e-6)
+
+
+@SOME
+@given(formats, st.integers(1, 30), st.integers(1, 30), tokens, st.integers(0, 999))
+def test_columns_in_another_order(form: tuple, rows: int, more: int, count: int, seed: int) -> None:
+    """Two parts with the same order, and one whose columns are in order."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(COLUMNS, generator=generator)
+    parts = [
+        replace(blocks_of(form, rows, COLUMNS, seed), order=order),
+        replace(blocks_of(form, more, COLUMNS, 1), order=order.clone()),
+    ]
+    parts.append(blocks_of(form, 5, COLUMNS, 2))
+    weight, start = NativeBlockWeight((rows + more + 5, COLUMNS), torch.float32, "cpu"), 0
+    for part in parts:
+        weight.write(start, part)
+        start += part.codes.shape[0]
+    weight.finish()
+    expected = torch.cat([part.dense() for part in parts])
+    assert torch.allclose(weight.dense(), expected, atol=1e-6)
+    x = activations(count, COLUMNS, seed)
+    ordered, natural = x[:, order.argsort()], x  # each has unambiguous codes in the order that its part is quantized in
+    for given_x, used in ((ordered, slice(0, rows + more)), (natural, slice(rows + more, None))):
+        in_blocks = quantized(given_x[:, order])[:, order.argsort()] if used.start == 0 else quantized(given_x)
+        product = in_blocks @ expected[used].T
+        assert torch.allclose(weight.bind()(given_x)[:, used], product, rtol=1e-4, atol=1e-4 * float(product.abs().max()))
 
 
 def test_a_zero_row_of_activations_gives_zeros() -> None:

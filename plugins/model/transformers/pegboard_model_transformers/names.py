@@ -67,7 +67,9 @@ class Names:
         by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
         prefix = self.model.base_model_prefix
         found: dict[str, list[tuple[str, str | None]]] = {}
-        for name in sorted(available, key=dot_natural_key):
+        modules = {name.rpartition(".")[0] for name in available}
+        weights = {f"{module}.weight" for module in modules}  # a quantized module may have other tensors in place of its weight
+        for name in sorted({*available, *weights}, key=dot_natural_key):
             for spelling in dict.fromkeys((name, name.replace(NESTED, "", 1))):
                 target, pattern = rename_source_key(spelling, renamings, converters, prefix, self.targets)
                 if target not in self.targets:
