@@ -85,7 +85,7 @@ def quantize(reference: Any, config: dict[str, Any], store: Callable[[Tensor], t
     file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": config}))
 
 
-@pytest.mark.parametrize("architecture", ["llama", "stablelm"])
+@pytest.mark.parametrize("architecture", ["llama", "olmo2"])
 @pytest.mark.parametrize(
     ("method", "bits", "order"),
     [("awq", 4, False), ("gptq", 4, False), ("gptq", 4, True), ("gptq", 8, True), ("gptq", 3, False), ("gptq", 2, False)],
