@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from pegboard_weights.stored_weight import AnyLayer, FormatMethod, Pieces, PlainReader
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import Part, QuantizationSetup
@@ -20,6 +19,7 @@ from pegboard_pack_gguf.decode import decode, is_decodable
 from pegboard_pack_gguf.dequantize import dequantize_into
 from pegboard_pack_gguf.ggml_types import BY_STORED
 from pegboard_pack_gguf.options import GGUFOptions
+from pegboard_weights.stored_weight import AnyLayer, FormatMethod, Pieces, PlainReader
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from pegboard_weights.config import QuantConfig, matches
-from pegboard_weights.packed_integers import unpack
-from pegboard_weights.stored_weight import AnyLayer, FormatMethod, Pieces, integers, module_of, scales_of
 from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
+from pegboard_weights.config import QuantConfig, matches
+from pegboard_weights.packed_integers import unpack
+from pegboard_weights.stored_weight import AnyLayer, FormatMethod, Pieces, integers, module_of, scales_of
 
 READING = "awq 1"
 """Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""

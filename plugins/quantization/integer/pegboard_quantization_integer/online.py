@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pegboard_weights.stored_weight import AnyLayer, FormatMethod, Pieces, PlainReader, floats
-
 from pegboard.errors import ConfigError, ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationSetup
 from pegboard.ops.blocks import Blocks
 from pegboard_quantization_integer.options import RtnOptions
 from pegboard_quantization_integer.rounding import BLOCK_SIZE, round_to_blocks
+from pegboard_weights.stored_weight import AnyLayer, FormatMethod, Pieces, PlainReader, floats
 
 ROUNDING = "rtn 1"
 """A part of the repack cache's keys. Change it whenever the same values round to different blocks."""
