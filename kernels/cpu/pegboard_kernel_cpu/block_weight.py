@@ -112,9 +112,12 @@ class NativeBlockWeight:
     def _number_of(self, order: Tensor) -> int:
         """Return the number of this order of columns. Equal orders, for example of merged parts, have the same number."""
         found = next((number for number, known in enumerate(self._orders) if torch.equal(known, order)), None)
-        if found is None:
-            self._orders.append(order.contiguous())
-        return len(self._orders) - 1 if found is None else found
+        if found is not None:
+            return found
+        if self.segments:
+            raise ModelError("a reload must not change the order of columns: load the checkpoint in a new engine")
+        self._orders.append(order.contiguous())
+        return len(self._orders) - 1
 
     def _segments(self, runs: Sequence[_Run], memory: Tensor) -> list[Segment]:
         offsets = _offsets(runs, self.shape[1])
@@ -161,7 +164,8 @@ class _Run(NamedTuple):
         """True if csrc/linear_blocks.c computes with this format."""
         is_half = self.block_size == 16 and self.bits == 8 and self.is_wide and self.shift == NO_SHIFT
         is_whole = self.block_size > 0 and self.block_size % 32 == 0 and columns % self.block_size == 0
-        return self.bits in (4, 8) and self.shift in (NO_SHIFT, MINIMUMS, ZEROS) and (is_half or is_whole)
+        is_known = self.bits in (4, 8) and self.is_wide in (0, 1) and self.shift in (NO_SHIFT, MINIMUMS, ZEROS)
+        return is_known and (is_half or is_whole)
 
     def format(self) -> Format:
         scale_bytes = 4 if self.is_wide else 2

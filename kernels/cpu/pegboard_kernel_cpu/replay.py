@@ -141,7 +141,7 @@ class Recorder:
         """Note that the value's channels have been rotated in place. No later call can read them unrotated."""
         self._turned.setdefault(value.buffer, []).append(value)
 
-    def quantized(self, value: Value, order: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def quantized(self, value: Value, order: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return `value` as int8 codes, scales and sums (csrc/quantize.h), with its columns in another order if one is given. If
         the kernel that computes the value can quantize it, it does; otherwise a separate call is appended."""
         key = value.buffer, 0 if order is None else order.data_ptr()

@@ -401,7 +401,7 @@ def test_exchanged_files_are_not_taken_for_each_other(tmp_path: Path) -> None:
     assert [repack.open_packed(again.entry(f"layers.{number}", {}), "tiles") for number in range(2)] == [None, None]
 
 
-RIGHT = [[0, 64, 4, 32, False, False, 8]]
+RIGHT = [[0, 64, 4, 32, False, 0, 8, -1]]
 
 
 @pytest.mark.parametrize(
@@ -412,18 +412,24 @@ RIGHT = [[0, 64, 4, 32, False, False, 8]]
         {"runs": []},
         {"runs": "runs"},
         {"runs": [None]},
-        {"runs": [RIGHT[0][:6]]},
+        {"runs": [RIGHT[0][:7]]},
         {"runs": [[*RIGHT[0], 1]]},
         {"runs": [["0", *RIGHT[0][1:]]]},
         {"runs": [[0, 64.0, *RIGHT[0][2:]]]},
         {"runs": [[-16, *RIGHT[0][1:]]]},
         {"runs": [[0, 80, *RIGHT[0][2:]]]},
         {"runs": [[0, 10**30, *RIGHT[0][2:]]]},
-        {"runs": [[0, 64, 4, 0, False, False, 8]]},
-        {"runs": [[0, 64, 3, 32, False, False, 8]]},
-        {"runs": [[0, 64, 8, 32, False, False, 0]]},
-        {"runs": [[0, 64, 4, 32, True, True, 8]]},
-        {"runs": [[0, 48, 4, 32, False, False, 8]]},
+        {"runs": [[0, 64, 4, 0, False, 0, 8, -1]]},
+        {"runs": [[0, 64, 3, 32, False, 0, 8, -1]]},
+        {"runs": [[0, 64, 8, 32, False, 0, 0, -1]]},
+        {"runs": [[0, 64, 4, 32, True, 1, 8, -1]]},
+        {"runs": [[0, 64, 4, 32, 2, 0, 8, -1]]},
+        {"runs": [[0, 64, 4, 32, False, 3, 8, -1]]},
+        {"runs": [[0, 64, 4, 32, False, -1, 8, -1]]},
+        {"runs": [[0, 64, 4, 32, False, 0, 8, 0]]},
+        {"runs": [[0, 64, 4, -32, False, 0, 8, -1]]},
+        {"runs": [[0, 64, 4, 96, False, 0, 8, -1]]},
+        {"runs": [[0, 48, 4, 32, False, 0, 8, -1]]},
         {"runs": [*RIGHT, *RIGHT]},
     ],
 )
@@ -434,9 +440,9 @@ def test_a_hostile_header_is_packed_again(tmp_path: Path, facts: dict[str, objec
     (path,) = [file for file in (tmp_path / "right").rglob("*") if file.is_file()]
     memory = memoryview(path.read_bytes()[-64 * 256 // 2 - 64 * 8 * 2 :])
     weight = NativeBlockWeight((64, 256), torch.float32, "cpu", cache=entry_in(tmp_path))
-    store_packed(entry_in(tmp_path), "cpu blocks 1", memory, {"runs": RIGHT})
+    store_packed(entry_in(tmp_path), "cpu blocks 2", memory, {"runs": RIGHT})
     assert weight.restore() and torch.equal(weight.dense(), expected), "the test stores what the weight stores"
-    store_packed(entry_in(tmp_path), "cpu blocks 1", memory, facts)
+    store_packed(entry_in(tmp_path), "cpu blocks 2", memory, facts)
     assert torch.equal(loaded(entry_in(tmp_path), blocks, 64, 256).dense(), expected)
 
 

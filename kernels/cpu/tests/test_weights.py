@@ -138,6 +138,18 @@ def test_columns_in_another_order(form: tuple, rows: int, more: int, count: int,
         assert torch.allclose(weight.bind()(given_x)[:, used], product, rtol=1e-4, atol=1e-4 * float(product.abs().max()))
 
 
+def test_a_reload_keeps_the_order_of_columns() -> None:
+    order, blocks = torch.arange(COLUMNS).flip(0), blocks_of(FORMATS[0], 20, COLUMNS, 0)
+    weight = NativeBlockWeight((20, COLUMNS), torch.float32, "cpu")
+    weight.write(0, replace(blocks, order=order))
+    weight.finish()
+    weight.write(0, replace(blocks_of(FORMATS[0], 20, COLUMNS, 1), order=order.clone()))
+    weight.finish()
+    assert torch.allclose(weight.dense()[:, order], blocks_of(FORMATS[0], 20, COLUMNS, 1).dense(), atol=1e-6)
+    with pytest.raises(ModelError, match="a reload must not change the order"):
+        weight.write(0, replace(blocks, order=order.roll(1)))
+
+
 def test_a_zero_row_of_activations_gives_zeros() -> None:
     weight = NativeBlockWeight((20, 64), torch.float32, "cpu")
     weight.write(0, blocks_of(FORMATS[1], 20, 64, 0))
