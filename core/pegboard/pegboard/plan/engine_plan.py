@@ -289,8 +289,11 @@ def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint
     registry.choose("model", Need(), keys=checkpoint.architectures)
     stored = (checkpoint.quantization or {}).get("quant_method")
     asked = settings.engine.quantization
-    if asked and stored and asked != stored and "online" not in registry.spec(registry.find("quantization", asked)).flags:
-        raise ConfigError(f"quantization {asked!r} was asked for, but the checkpoint is quantized with {stored!r}")
+    if asked and stored and asked != stored:
+        entry = registry.find("quantization", asked)
+        is_same = any(other.value == entry.value for other in registry.entries("quantization") if other.name == stored)
+        if not is_same and "online" not in registry.spec(entry).flags:
+            raise ConfigError(f"quantization {asked!r} was asked for, but the checkpoint is quantized with {stored!r}")
     method = asked or stored or default_name("quantization")
     if method is not None:
         registry.choose("quantization", QuantizationNeed(), keys=[str(method)])
