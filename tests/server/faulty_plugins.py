@@ -94,7 +94,7 @@ AFTER = {
     "quantization": """
 class Weight:
     def __init__(self, inner): self.inner = inner
-    def declare(self): return []
+    def declare(self, available): return self.inner.declare(available)
     def accept(self, piece): return fault("quantization/accept", lambda: self.inner.accept(piece))
     def finish(self): self.inner.finish()
     def num_bytes(self): return self.inner.num_bytes()

@@ -38,7 +38,7 @@ ENGINE = EngineConfig(
     model="acme:tiny", device="acme", dtype="float32", max_model_len=64, max_num_seqs=4, kv_cache_memory_bytes=1 << 20,
     distributed_executor_backend="acme", scheduling_policy="acme", sampler="acme", kv_connectors=["acme"], spec_method="acme",
     spec_tokens=1, logits_processors=["acme"], tool_call_parser="acme", reasoning_parser="acme", served_model_name=["tiny"],
-    num_threads=1, structured_outputs_config={"enable_in_reasoning": True},
+    structured_outputs_config={"enable_in_reasoning": True},
 )  # fmt: skip
 ENABLED = ["api:probe", "metrics:acme", "metrics:acme-api", "builtin_tool:acme", "hooks:acme"]
 

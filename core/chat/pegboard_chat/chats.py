@@ -17,10 +17,9 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
-from pegboard.data.batch import expect
 from pegboard.data.output import RequestOutput
 from pegboard.data.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
-from pegboard.errors import MalformedRequest, PegboardError, RequestError
+from pegboard.errors import MalformedRequest, PegboardError, RequestError, expect
 from pegboard.interfaces.api import EngineClient, Prompt, RequestOptions
 from pegboard.interfaces.output_parser import Content, Event, OutputParser, OutputParserSetup, Reasoning
 from pegboard.interfaces.tokenizer import Chat, Rendered, Tokenizer

@@ -29,6 +29,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import islice
+from types import UnionType
+from typing import Any
 
 
 class PegboardError(Exception):
@@ -171,6 +173,19 @@ def blamed(error: BaseException, modules: Callable[[], Mapping[str, str]], plugi
     failure = PluginFailure(f"plugin {plugin} failed: {told}", plugin=plugin)
     failure.__cause__ = error
     return failure
+
+
+def expect(value: Any, expected: type[Any] | UnionType, source: object, method: str) -> Any:
+    """Return what `source.method()` returned, if it has the expected type, or the methods of an expected Protocol. Raises a
+    PluginFailure that names the module of `source`; `errors.blamed` finds the plugin that owns the module."""
+    if getattr(expected, "_is_protocol", False):
+        if all(hasattr(value, name) for name in vars(expected) if name[0] != "_"):
+            return value
+    elif isinstance(value, expected):
+        return value
+    owner = source if isinstance(source, type) else type(source)
+    message = f"{owner.__name__}.{method}() returned a {type(value).__name__}, expected {expected}"
+    raise PluginFailure(message, plugin=owner.__module__)
 
 
 def culprit(modules: Mapping[str, str], names: Iterable[str]) -> str | None:

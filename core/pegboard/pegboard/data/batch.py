@@ -9,33 +9,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from types import UnionType
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from pegboard.data.sampling_params import SamplingParams
-from pegboard.errors import PluginFailure
 
 Array = np.ndarray
 
 
 BAD_LOGITS = -1
 """The token id of a row whose logits are NaN. It ends only that request."""
-
-
-def expect(value: Any, expected: type[Any] | UnionType, source: object, method: str) -> Any:
-    """Return what `source.method()` returned, if it has the expected type, or the methods of an expected Protocol. Raises a
-    PluginFailure that names the module of `source`; `errors.blamed` finds the plugin that owns the module."""
-    if getattr(expected, "_is_protocol", False):
-        if all(hasattr(value, name) for name in vars(expected) if name[0] != "_"):
-            return value
-    elif isinstance(value, expected):
-        return value
-    owner = source if isinstance(source, type) else type(source)
-    message = f"{owner.__name__}.{method}() returned a {type(value).__name__}, expected {expected}"
-    raise PluginFailure(message, plugin=owner.__module__)
 
 
 class CSR(msgspec.Struct):

@@ -12,12 +12,11 @@ import msgspec
 
 from pegboard.config.limits import NO_LIMIT, Limits
 from pegboard.config.schema import EngineConfig, check_engine
-from pegboard.data.batch import expect
 from pegboard.engine.engine import Engine
 from pegboard.engine.grammar.chain import make_grammars
 from pegboard.engine.kv.plan import num_tokens, plan_kv
 from pegboard.engine.metrics.step import StepMetrics
-from pegboard.errors import ConfigError, blame
+from pegboard.errors import ConfigError, blame, expect
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.executor import ExecutorSetup
 from pegboard.interfaces.hooks import LoadedModel

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from pegboard.config.limits import Limits
-from pegboard.data.batch import Batch, StepOutput, expect
+from pegboard.data.batch import Batch, StepOutput
 from pegboard.data.request import AdapterRef, EngineRequest, RequestDelta
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import KVCache
@@ -26,7 +26,7 @@ from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.queues import Queues
 from pegboard.engine.requests import check_request, completions_of
 from pegboard.engine.scheduler import Scheduler
-from pegboard.errors import EngineDeadError, Overloaded, PegboardError, RequestError, blamed
+from pegboard.errors import EngineDeadError, Overloaded, PegboardError, RequestError, blamed, expect
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.executor import SERVING_CALLS, Executor, StepFuture, WorkerDeath
 from pegboard.interfaces.kv_connector import KVConnectorScheduler

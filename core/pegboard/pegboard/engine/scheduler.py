@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pegboard.config.limits import Limits
-from pegboard.data.batch import Batch, Logprobs, StepOutput, expect
+from pegboard.data.batch import Batch, Logprobs, StepOutput
 from pegboard.data.request import PositionLogprobs, RequestDelta
 from pegboard.engine.batch_builder import BatchBuilder, Entry, StepPlan
 from pegboard.engine.grammar.grammars import Grammars
@@ -26,7 +26,7 @@ from pegboard.engine.prefill import Prefill
 from pegboard.engine.prefill_pacing import PrefillPacing
 from pegboard.engine.queues import Queues
 from pegboard.engine.requests import Request
-from pegboard.errors import PluginFailure
+from pegboard.errors import PluginFailure, expect
 from pegboard.interfaces.scheduling_policy import RequestStatus, StepBudget, StepLoad
 
 BAD_TOKENS = "the sampler returned {}, which are not token ids; -1 means that the model's logits are not numbers (NaN)"

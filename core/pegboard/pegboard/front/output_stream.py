@@ -11,12 +11,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from pegboard.data.batch import expect
 from pegboard.data.logprobs import FlatLogprobs, TokenTexts, row_of
 from pegboard.data.output import CompletionOutput, RequestOutput, RequestStats
 from pegboard.data.request import EngineRequest, PositionLogprobs, RequestDelta
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
-from pegboard.errors import PegboardError, RequestError
+from pegboard.errors import PegboardError, RequestError, expect
 from pegboard.interfaces.tokenizer import TextStream, Tokenizer
 
 

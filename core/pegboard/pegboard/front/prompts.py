@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pegboard.config.schema import structured_outputs_config
-from pegboard.data.batch import expect
 from pegboard.data.logprobs import TokenTexts
 from pegboard.data.request import AdapterRef, EngineRequest
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
-from pegboard.errors import RequestError, blame
+from pegboard.errors import RequestError, blame, expect
 from pegboard.front.output_stream import OutputStream
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.logits_processor import LogitsProcessorSpec

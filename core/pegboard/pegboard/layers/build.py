@@ -9,8 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pegboard.data.batch import expect
-from pegboard.errors import ModelError
+from pegboard.errors import ModelError, expect
 from pegboard.interfaces.attention import AttentionLayer
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, QuantizationMethod, WeightMethod
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece

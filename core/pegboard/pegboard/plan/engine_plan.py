@@ -17,10 +17,9 @@ import msgspec
 
 from pegboard import env
 from pegboard.config.schema import Settings, check_engine, structured_outputs_config
-from pegboard.data.batch import expect
 from pegboard.data.checkpoint_file import read_object
 from pegboard.data.sampling_params import SamplingParams
-from pegboard.errors import ConfigError, ModelError, PluginError, PluginNotFound, RequestError, blame
+from pegboard.errors import ConfigError, ModelError, PluginError, PluginNotFound, RequestError, blame, expect
 from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelSource, ModelSourceSetup, Progress
 from pegboard.interfaces.quantization import QuantizationNeed
 from pegboard.interfaces.spec import Need

@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 
-from pegboard.data.batch import expect
-from pegboard.errors import ModelError
+from pegboard.errors import ModelError, expect
 from pegboard.interfaces.weight_loader import Checkpoint, WantedWeight, WeightLoader, WeightPiece
 from pegboard.layers import Layer
 from pegboard.log import get_logger

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pegboard.config.limits import Limits
-from pegboard.data.batch import BAD_LOGITS, CSR, Batch, NewRequest, StepOutput, StepTimes, TokenMasks, TransferReport, expect
-from pegboard.errors import CannotRecord
+from pegboard.data.batch import BAD_LOGITS, CSR, Batch, NewRequest, StepOutput, StepTimes, TokenMasks, TransferReport
+from pegboard.errors import CannotRecord, expect
 from pegboard.interfaces.attention import AttentionBackend, KVPlan
 from pegboard.interfaces.draft import DraftProposer, Drafts, DraftStep
 from pegboard.interfaces.kv_connector import KVConnectorWorker

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.config.limits import Limits
 from pegboard.config.schema import EngineConfig
-from pegboard.data.batch import Batch, StepOutput, expect
+from pegboard.data.batch import Batch, StepOutput
 from pegboard.data.request import AdapterRef
 from pegboard.env import cache_dir
-from pegboard.errors import ConfigError, blame
+from pegboard.errors import ConfigError, blame, expect
 from pegboard.interfaces.attention import AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan
 from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
 from pegboard.interfaces.executor import ENGINE_CALLS, SERVING_CALLS, START_CALLS, WorkerReady
@@ -228,8 +228,9 @@ class Worker:
         self.registry.record(replace(made, notes=tuple(f"not replayed: {refusal}" for refusal in refusals)))
         if self.replay is not None and refusals:
             log.info("not replayed: %s", "; ".join(refusals))
-        for batch in memory.trial_steps(self.limits, len(self.running.parts.plan.groups)):
-            self.running.run(batch)()
+        with blame(self.model_entry.id, self.registry.modules):
+            for batch in memory.trial_steps(self.limits, len(self.running.parts.plan.groups)):
+                self.running.run(batch)()
         for tensors in self.running.parts.views.values():  # what the trial wrote
             for view in tensors.values():
                 view[0].zero_()

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pegboard.data.batch import expect
-from pegboard.errors import MalformedRequest, PegboardError
+from pegboard.errors import MalformedRequest, PegboardError, expect
 from pegboard.interfaces.builtin_tool import BuiltinTool, ToolFunction, ToolOutput, ToolSession
 from pegboard.log import get_logger
 from pegboard_api_responses.builtin_items import BuiltinCall

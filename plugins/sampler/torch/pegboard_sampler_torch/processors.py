@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from pegboard.data.batch import expect
 from pegboard.data.sampling_params import SamplingParams
-from pegboard.errors import PluginFailure
+from pegboard.errors import PluginFailure, expect
 from pegboard.interfaces.logits_processor import LogitsProcessor
 
 

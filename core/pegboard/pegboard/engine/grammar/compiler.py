@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from queue import PriorityQueue
 
-from pegboard.data.batch import expect
-from pegboard.errors import PegboardError, PluginFailure, RequestError, blame
+from pegboard.errors import PegboardError, PluginFailure, RequestError, blame, expect
 from pegboard.interfaces.structured_output import Constraint, Grammar, StructuredOutput
 from pegboard.log import get_logger
 

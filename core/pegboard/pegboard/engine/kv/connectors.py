@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from pegboard.data.batch import Batch, TransferReport, expect
+from pegboard.data.batch import Batch, TransferReport
 from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.requests import Request
+from pegboard.errors import expect
 from pegboard.interfaces.kv_connector import BlockView, KVConnectorScheduler, Match, Release
 
 
