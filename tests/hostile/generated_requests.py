@@ -70,7 +70,7 @@ VALID: dict[str, list[dict[str, Any]]] = {
     "/v1/responses/input_tokens": [{"input": "the", "tools": [FLAT_TOOL]}],
     "/invocations": [{"prompt": "the", "max_tokens": 2}, {"messages": [USER], "max_tokens": 2}],
 }  # fmt: skip
-"""Bodies that are answered with 200, for every route that reads a body. "served" stands for the name of the model."""
+"""Bodies that are answered with 200, for every route that reads a body. "served" is replaced by the name of the model."""
 
 WEIGHTS = {CHAT: 30, COMPLETION: 25, RESPONSES: 15, MESSAGES: 15}
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")

@@ -183,10 +183,10 @@ class StoredWeight:
         return self._weight
 
     def bind(self, kernels: Kernels) -> Bound:
-        return self.weight().bind()  # type: ignore[no-any-return]
+        return self.weight().bind()
 
     def dequantize(self) -> Tensor:
-        return self.weight().dense().float()  # type: ignore[no-any-return]
+        return self.weight().dense().float()
 
     def num_bytes(self) -> int:
         return int(self.weight().nbytes)
@@ -198,7 +198,7 @@ class StoredTable(StoredWeight):
     IS_TABLE = True
 
     def bind(self, kernels: Kernels) -> Bound:
-        return self.weight().bind_lookup()  # type: ignore[no-any-return]
+        return self.weight().bind_lookup()
 
     def bind_head(self, kernels: Kernels) -> Bound:
-        return self.weight().bind()  # type: ignore[no-any-return]
+        return self.weight().bind()

@@ -56,8 +56,8 @@ class Prefill:
         queues = self._queues
         admitted: list[Request] = []
         failed: list[tuple[Request, PegboardError]] = []
+        # The policy returns the objects that it was given.
         for request in cast("Iterator[Request]", expect(queues.policy.waiting(), Iterable, queues.policy, "waiting")):
-            # the policy returns the objects that it was given
             if plan.tokens_left <= 0 or not queues.free_rows:
                 break
             verdict = self._try(request, plan, failed)

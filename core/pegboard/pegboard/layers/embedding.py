@@ -22,7 +22,6 @@ class Embedding(WeightLayer):
         part = Part(f"{self.build.path}.weight", (0, self.num_rows))
         layer = EmbeddingLayer(self.build.path, self.num_rows, self.width, part, self.is_head)
         self.method = self.build.method("embedding", layer)
-        assert self.method is not None, "the plain method takes every layer"
         return self.method.declare(available)
 
     def bind(self) -> None:
@@ -47,7 +46,6 @@ class Head(WeightLayer):
         part = Part(f"{self.build.path}.weight", (0, self.num_rows))
         layer = LinearLayer(self.build.path, self.width, self.num_rows, (part,), is_head=True)
         self.method = self.build.method("linear", layer)
-        assert self.method is not None, "the plain method takes every layer"
         wanted = self.method.declare(available)
         if self.wants_bias:
             bias = f"{self.build.path}.bias"

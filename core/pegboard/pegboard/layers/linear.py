@@ -50,7 +50,6 @@ class Linear(WeightLayer):
         parts = self._layout()
         layer = LinearLayer(self.build.path, self.in_features, self.out_features, parts)
         self.method = self.build.method("linear", layer)
-        assert self.method is not None, "the plain method takes every layer"
         wanted = self.method.declare(available)
         if self.wants_bias:
             rows = {part.name.removesuffix("weight") + "bias": part.rows for part in parts}

@@ -15,11 +15,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from queue import PriorityQueue
 
+from pegboard.engine.grammar.request_grammar import Blaming
 from pegboard.errors import PegboardError, PluginFailure, RequestError, blame, expect
 from pegboard.interfaces.structured_output import Constraint, Grammar, StructuredOutput
 from pegboard.log import get_logger
@@ -72,10 +73,6 @@ class _Lane:
 
     queue: PriorityQueue[tuple[int, int, Compilation | None]] = field(default_factory=PriorityQueue)
     running: list[Compilation] = field(default_factory=list)
-
-
-Blaming = Callable[[str], AbstractContextManager[None]]
-"""`errors.blame`, called with the name of a backend."""
 
 
 class GrammarCompiler:

@@ -20,8 +20,8 @@ import numpy as np
 from pegboard.config.schema import StructuredOutputsConfig
 from pegboard.data.batch import Array, Batch, TokenMasks
 from pegboard.data.sampling_params import StructuredOutputsParams
-from pegboard.engine.grammar.compiler import Blaming, Compiled, GrammarCompiler
-from pegboard.engine.grammar.request_grammar import CALL_S, ReasoningEnd, RequestGrammar
+from pegboard.engine.grammar.compiler import Compiled, GrammarCompiler
+from pegboard.engine.grammar.request_grammar import CALL_S, Blaming, ReasoningEnd, RequestGrammar
 from pegboard.engine.requests import Request
 from pegboard.errors import PegboardError, RequestError, blame
 from pegboard.interfaces.structured_output import Constraint, StructuredOutput

@@ -23,6 +23,10 @@ BUSY = 5
 """A call counts with its processor time, and with its whole time divided by this: other programs may keep the processor busy."""
 
 
+Blaming = Callable[[str], AbstractContextManager[None]]
+"""`errors.blame`, called with the name of a backend."""
+
+
 class ReasoningEnd:
     """Finds the end of reasoning in a completion's tokens. ends: token ids of the texts; any of them ends the reasoning.
     token_bytes: the bytes of each token. A text of ordinary tokens is found even if the model spells it with other tokens. A text
@@ -67,7 +71,7 @@ class RequestGrammar:
         stop_token_ids: Sequence[int] = (),
         reasoning: ReasoningEnd | None = None,
         on_failure: Callable[[PegboardError], None] = lambda error: None,
-        blaming: Callable[[str], AbstractContextManager[None]] = blame,
+        blaming: Blaming = blame,
     ) -> None:
         self.name = name
         self._blame = blaming
