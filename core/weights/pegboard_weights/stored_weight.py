@@ -1,14 +1,14 @@
 """The life of a weight that a checkpoint stores in several tensors: scales, zero points and packed integers.
 
 A format plugin has a `FormatMethod`, which gives each module a `Reader`. A reader says which tensors a part of a weight is read
-from, and turns them into `Blocks` or floats. Parts of a merged weight may have different readers: if one of them has floats, the
-whole weight is held as floats.
+from, and turns them into `Blocks`, `FloatCodes` or floats. Parts of a merged weight may have different readers: if their forms
+differ, the whole weight is held as floats.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -17,11 +17,15 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup, RepackEntry
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
 from pegboard.ops.blocks import Blocks
+from pegboard.ops.float_codes import FloatCodes
 
 Bound = Callable[[Tensor], Tensor]
 Kernels = Mapping[str, Callable[..., Any]]
 Pieces = Mapping[str, WeightPiece]
 AnyLayer = LinearLayer | EmbeddingLayer
+Form = Literal["float_weight", "block_weight", "code_weight"]
+"""The weight format that holds floats, `Blocks` or `FloatCodes`."""
+FORMS: Mapping[Form, type] = {"block_weight": Blocks, "code_weight": FloatCodes}
 
 
 class Reader(Protocol):
@@ -30,11 +34,11 @@ class Reader(Protocol):
     def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
         """Return the tensors that a part with this number of columns is read from. available: the checkpoint's tensors."""
 
-    def is_packed(self, part: Part, columns: int, pieces: Pieces) -> bool:
-        """Return whether `read` returns Blocks. Called when all pieces are there, before a cache is asked."""
+    def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
+        """Return the form of what `read` returns. Called when all pieces are there, before a cache is asked."""
 
-    def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
-        """Return the rows of the part, as Blocks or as floats [rows, columns]. Raises ModelError if the tensors do not fit."""
+    def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | FloatCodes | Tensor:
+        """Return the rows of the part, packed or as floats [rows, columns]. Raises ModelError if the tensors do not fit."""
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         """Return JSON values that determine, together with the checkpoint, what `read` returns. They include a number that
@@ -47,14 +51,20 @@ class PlainReader:
     def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
         return [WantedWeight(part.name, (part.rows[1] - part.rows[0], columns))]
 
-    def is_packed(self, part: Part, columns: int, pieces: Pieces) -> bool:
-        return False
+    def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
+        return "float_weight"
 
-    def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
+    def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | FloatCodes | Tensor:
         return floats(pieces, part.name)
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         return ["plain"]
+
+
+def code_form(columns: int, block_columns: int) -> Form:
+    """Return the form of `FloatCodes` of this shape: packed if kernels take it, else floats, as which they are to be read."""
+    is_whole = block_columns >= columns or block_columns % 16 == 0
+    return "code_weight" if is_whole and columns % 32 == 0 else "float_weight"
 
 
 def floats(pieces: Pieces, name: str) -> Tensor:
@@ -124,7 +134,7 @@ class StoredWeight:
         self.wanted: list[WantedWeight] = []
         self.pieces: dict[str, WeightPiece] = {}
         self._weight: Any = None
-        self._is_packed = False
+        self._form: Form = "float_weight"
 
     def declare(self, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
         self.wanted = [
@@ -149,26 +159,27 @@ class StoredWeight:
         pieces, self.pieces = self.pieces, {}
         columns = self.shape[1]
         if self._weight is None:
-            self._is_packed = all(reader.is_packed(part, columns, pieces) for part, reader in self.readers.items())
+            forms = {reader.form(part, columns, pieces) for part, reader in self.readers.items()}
+            self._form = forms.pop() if len(forms) == 1 else "float_weight"
             self._weight = self._make(pieces)
-            if self._is_packed and self._weight.restore():
+            if self._form != "float_weight" and self._weight.restore():
                 return
         for part, reader in self.readers.items():
             rows = reader.read(part, columns, pieces)
-            if not self._is_packed:
-                self._weight.plain()[part.rows[0] : part.rows[1]] = rows.dense() if isinstance(rows, Blocks) else rows
-            elif isinstance(rows, Blocks):
+            if self._form == "float_weight":
+                self._weight.plain()[part.rows[0] : part.rows[1]] = rows if isinstance(rows, Tensor) else rows.dense()
+            elif isinstance(rows, FORMS[self._form]):
                 self._weight.write(part.rows[0], rows)
             else:
-                raise ModelError(f"{part.name} comes as floats but was first loaded as blocks; reload it as blocks")
+                raise ModelError(f"{part.name} comes in another form than it was first loaded in; load it in a new engine")
         self._weight.finish()
 
     def _make(self, pieces: Pieces) -> Any:
         setup = self.setup
         arguments = (self.shape, getattr(torch, setup.dtype), setup.device)
-        if not self._is_packed:
-            return setup.kernels["float_weight"](*arguments, is_table=self.IS_TABLE)
-        return setup.kernels["block_weight"](*arguments, is_table=self.IS_TABLE, cache=self._cache_entry(pieces))
+        if self._form == "float_weight":
+            return setup.kernels[self._form](*arguments, is_table=self.IS_TABLE)
+        return setup.kernels[self._form](*arguments, is_table=self.IS_TABLE, cache=self._cache_entry(pieces))
 
     def _cache_entry(self, pieces: Pieces) -> RepackEntry | None:
         cache = self.setup.repack_cache

@@ -12,6 +12,7 @@ from typing import Any
 from pegboard.ops.activation import gelu_tanh_mul, silu_mul
 from pegboard.ops.attention import paged_attention
 from pegboard.ops.blocks import BlockWeight
+from pegboard.ops.float_codes import CodeWeight
 from pegboard.ops.linear import FloatWeight
 from pegboard.ops.lora import lora_expand, lora_shrink
 from pegboard.ops.norm import add_rms_norm, rms_norm
@@ -34,9 +35,13 @@ OPS: dict[str, Callable[..., Any]] = {
 }
 """Name of every op → its reference."""
 
-WEIGHT_FORMATS: dict[str, Callable[..., Any]] = {"float_weight": FloatWeight, "block_weight": BlockWeight}
+WEIGHT_FORMATS: dict[str, Callable[..., Any]] = {
+    "float_weight": FloatWeight,
+    "block_weight": BlockWeight,
+    "code_weight": CodeWeight,
+}
 """Name of every weight format → its reference: a class that holds a matrix in the layout that it is multiplied in."""
 
 REFERENCES = OPS | WEIGHT_FORMATS
 
-__all__ = ["OPS", "REFERENCES", "WEIGHT_FORMATS", "BlockWeight", "FloatWeight", *OPS]
+__all__ = ["OPS", "REFERENCES", "WEIGHT_FORMATS", "BlockWeight", "CodeWeight", "FloatWeight", *OPS]

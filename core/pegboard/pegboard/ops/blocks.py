@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -49,6 +49,12 @@ class Blocks:
         return torch.empty(rows, columns).index_copy_(1, self.order, blocks.view(rows, columns))
 
 
+class Rows(Protocol):
+    """Some rows of a matrix: `Blocks`, or the form of another weight format."""
+
+    def dense(self) -> Tensor: ...
+
+
 class BlockWeight:
     """A matrix [out, in] made of `Blocks`, which may have different formats. Rows that were not written are zero.
 
@@ -76,9 +82,10 @@ class BlockWeight:
         before the first `write`. The reference keeps nothing."""
         return False
 
-    def write(self, start: int, blocks: Blocks) -> None:
+    def write(self, start: int, blocks: Rows) -> None:
         """Write `blocks` to the rows from `start` on. It may be called again later, followed by `finish`."""
-        self._float.plain()[start : start + blocks.codes.shape[0]] = blocks.dense()
+        values = blocks.dense()
+        self._float.plain()[start : start + len(values)] = values
 
     def finish(self) -> None:
         """Bring all written rows into the layout to compute with."""

@@ -19,7 +19,7 @@ from pegboard_pack_gguf.decode import decode, is_decodable
 from pegboard_pack_gguf.dequantize import dequantize_into
 from pegboard_pack_gguf.ggml_types import BY_STORED
 from pegboard_pack_gguf.options import GGUFOptions
-from pegboard_weights.stored_weight import AnyLayer, FormatMethod, Pieces, PlainReader
+from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, PlainReader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,8 +49,8 @@ class GGUFReader(PlainReader):
     def __init__(self, is_native: bool) -> None:
         self.is_native = is_native
 
-    def is_packed(self, part: Part, columns: int, pieces: Pieces) -> bool:
-        return self.is_native and is_decodable(pieces[part.name].stored)
+    def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
+        return "block_weight" if self.is_native and is_decodable(pieces[part.name].stored) else "float_weight"
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
         piece = pieces[part.name]
@@ -58,7 +58,7 @@ class GGUFReader(PlainReader):
             return piece.data
         if piece.stored not in BY_STORED:
             raise ModelError(f"{piece.name!r} is stored as {piece.stored!r}, which is not a GGUF type")
-        if self.is_packed(part, columns, pieces):
+        if self.form(part, columns, pieces) == "block_weight":
             return decode(piece.data, piece.stored, piece.shape)
         rows = torch.empty(tuple(piece.shape), dtype=torch.float32)
         dequantize_into(piece.data, piece.stored, rows)

@@ -151,7 +151,7 @@ def test_blocks_are_not_replaced_by_floats() -> None:
     method.finish()
     for piece in pieces:
         method.accept(piece_of(piece.name, torch.ones(piece.shape), "float16"))
-    with pytest.raises(ModelError, match="q comes as floats but was first loaded as blocks"):
+    with pytest.raises(ModelError, match="q comes in another form than it was first loaded in"):
         method.finish()
 
 

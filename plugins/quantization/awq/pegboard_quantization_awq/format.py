@@ -22,7 +22,7 @@ from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
 from pegboard_weights.config import QuantConfig, matches
 from pegboard_weights.packed_integers import unpack
-from pegboard_weights.stored_weight import AnyLayer, FormatMethod, Pieces, integers, module_of, scales_of
+from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, integers, module_of, scales_of
 
 READING = "awq 1"
 """Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
@@ -65,8 +65,8 @@ class AWQReader:
         wanted = [WantedWeight(f"{module}.qweight", codes), WantedWeight(f"{module}.scales", scales)]
         return [*wanted, WantedWeight(f"{module}.qzeros", zeros)] if self.has_zeros else wanted
 
-    def is_packed(self, part: Part, columns: int, pieces: Pieces) -> bool:
-        return self.group_size % 32 == 0
+    def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
+        return "block_weight" if self.group_size % 32 == 0 else "float_weight"
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
         module, groups = module_of(part), columns // self.group_size
@@ -80,7 +80,7 @@ class AWQReader:
             codes, scale = _rows_of(codes), scale.T
             zero = 8 if zeros is None else _rows_of(zeros).to(torch.int8)
         blocks = Blocks(4, self.group_size, codes.contiguous(), scale.contiguous(), zero=zero)
-        return blocks if self.is_packed(part, columns, pieces) else blocks.dense()
+        return blocks if self.form(part, columns, pieces) == "block_weight" else blocks.dense()
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         return [READING, self.group_size, self.has_zeros, self.is_gemv]

@@ -25,7 +25,7 @@ from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
 from pegboard_weights.config import QuantConfig
 from pegboard_weights.packed_integers import unpack
-from pegboard_weights.stored_weight import AnyLayer, FormatMethod, Pieces, integers, module_of, scales_of
+from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, integers, module_of, scales_of
 
 READING = "gptq 1"
 """Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
@@ -87,12 +87,12 @@ class GPTQReader:
         order = f"{module}.g_idx"
         return [*wanted, WantedWeight(order, (columns,))] if order in available else wanted
 
-    def is_packed(self, part: Part, columns: int, pieces: Pieces) -> bool:
+    def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
         size = self._group(columns)
         if size % 32 or columns % size:
-            return False
-        groups = self._group_of_column(part, columns, pieces)
-        return bool((groups.bincount(minlength=columns // size) == size).all())
+            return "float_weight"
+        counts = self._group_of_column(part, columns, pieces).bincount(minlength=columns // size)
+        return "block_weight" if bool((counts == size).all()) else "float_weight"
 
     def _group_of_column(self, part: Part, columns: int, pieces: Pieces) -> Tensor:
         """Return the group of each column [columns]. Raises ModelError if one does not exist."""
@@ -111,7 +111,7 @@ class GPTQReader:
         zeros = unpack(integers(pieces, f"{module}.qzeros", torch.int32), self.bits, 1).T.int() + self.zero_offset
         scale = scales_of(pieces, f"{module}.scales").T
         groups = self._group_of_column(part, columns, pieces)
-        if not self.is_packed(part, columns, pieces):
+        if self.form(part, columns, pieces) == "float_weight":
             return scale.float()[:, groups] * (codes.int() - zeros[:, groups]).float()
         order = torch.argsort(groups, stable=True)
         in_order = bool((order == torch.arange(columns)).all())

@@ -13,7 +13,7 @@ from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationS
 from pegboard.ops.blocks import Blocks
 from pegboard_quantization_integer.options import RtnOptions
 from pegboard_quantization_integer.rounding import BLOCK_SIZE, round_to_blocks
-from pegboard_weights.stored_weight import AnyLayer, FormatMethod, Pieces, PlainReader, floats
+from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, PlainReader, floats
 
 ROUNDING = "rtn 1"
 """A part of the repack cache's keys. Change it whenever the same values round to different blocks."""
@@ -56,8 +56,8 @@ class RoundingReader(PlainReader):
     def __init__(self, bits: int) -> None:
         self.bits = bits
 
-    def is_packed(self, part: Part, columns: int, pieces: Pieces) -> bool:
-        return True
+    def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
+        return "block_weight"
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks:
         blocks = round_to_blocks(floats(pieces, part.name), self.bits)
