@@ -23,10 +23,6 @@ WORDS = {
 by such a name."""
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("layers/rope.py", "llama"): "`llama3` is the name of a rope scaling formula in Hugging Face configs",
-    (
-        "worker/adapters.py",
-        ".safetensors",
-    ): "`adapter_model.safetensors` is the one file of PEFT's adapter format",
 }
 """(file, word) pairs that stay → the reason."""
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.ops import sampling as ops
-from pegboard_testing.contract_sampler import chi_square_fits, log_softmax, softmax
+from pegboard_testing.contract_sampler import log_softmax, softmax
 from pegboard_testing.sampling_reference import apply_penalties, log_softmax_topk
 
 NEG_INF = float("-inf")
@@ -20,18 +20,6 @@ quick = settings(max_examples=40, deadline=None)
 def logits_of(rng: np.random.Generator, n: int, vocab_size: int, *, ties: bool = False) -> np.ndarray:
     x = rng.normal(0, 3, (n, vocab_size)).astype(np.float32)
     return np.round(x) if ties else x
-
-
-@quick
-@given(seeds, st.integers(1, 5), st.integers(1, 130))
-def test_token_mask(seed: int, n: int, vocab_size: int) -> None:
-    rng = np.random.default_rng(seed)
-    x, allowed = logits_of(rng, n, vocab_size), rng.random((n, vocab_size)) < 0.5
-    words = np.zeros((n, -(-vocab_size // 32)), np.uint32)
-    for row, token in zip(*np.nonzero(allowed), strict=True):
-        words[row, token // 32] |= np.uint32(1 << (token % 32))
-    masked = ops.apply_token_mask(torch.tensor(x), torch.from_numpy(words.view(np.int32)))
-    assert masked.tolist() == np.where(allowed, x, NEG_INF).tolist()
 
 
 @quick
@@ -119,40 +107,6 @@ def test_sample_inverse_covers_each_token_by_its_share() -> None:
     uniforms = torch.arange(8, dtype=torch.float64) / 8
     assert ops.sample_inverse(weights.expand(8, -1), uniforms).tolist() == [1, 1, 3, 4, 4, 4, 4, 4]
     assert ops.sample_inverse(weights, torch.tensor([1 - 2**-53], dtype=torch.float64)).tolist() == [4]
-
-
-def test_accepting_drafts_is_lossless() -> None:
-    """The first two tokens are distributed as without drafts, whatever was proposed."""
-    rng = np.random.default_rng(5)
-    vocab_size, n = 4, 20_000
-    p, after = softmax(rng.normal(0, 1, (2, vocab_size))), softmax(rng.normal(0, 1, vocab_size))
-    tokens = ops.sample_inverse(torch.tensor(np.tile([*p, after], (n, 1))).float(), torch.tensor(rng.random(3 * n)))
-    offsets = torch.arange(n + 1) * 3
-    token_ids, counts = ops.accept_equal(tokens, ops.pad_drafts(torch.tensor([2, 1]).repeat(n), offsets), offsets)
-    first, second = token_ids[:, 0].numpy(), token_ids[counts >= 2][:, :2].numpy()
-    assert chi_square_fits(np.bincount(first, minlength=vocab_size), p[0])
-    assert chi_square_fits(np.bincount(second[:, 1], minlength=vocab_size), p[1])
-    assert (counts >= 2).float().mean().item() == pytest.approx(p[0][2], abs=0.02)
-    assert (token_ids.ge(0).sum(-1) == counts).all()
-
-
-@quick
-@given(seeds, st.lists(st.integers(0, 4), min_size=1, max_size=5))
-def test_drafts_are_accepted_while_they_equal_the_drawn_tokens(seed: int, lengths: list[int]) -> None:
-    rng = np.random.default_rng(seed)
-    offsets = np.cumsum([0, *(n + 1 for n in lengths)])
-    drawn = rng.integers(0, 3, offsets[-1])
-    drafts = [rng.integers(0, 3, n) for n in lengths]
-    padded = ops.pad_drafts(torch.tensor(np.concatenate(drafts)), torch.tensor(offsets))
-    token_ids, counts = ops.accept_equal(torch.tensor(drawn), padded, torch.tensor(offsets))
-    for i, draft in enumerate(drafts):
-        expected = []
-        for wanted, proposed in zip(drawn[offsets[i] : offsets[i + 1]], [*draft, None], strict=True):
-            expected.append(wanted)
-            if proposed != wanted:
-                break
-        assert token_ids[i, : counts[i]].tolist() == expected
-        assert (token_ids[i, counts[i] :] == -1).all()
 
 
 def test_sample_tokens_draws_where_there_is_a_temperature() -> None:

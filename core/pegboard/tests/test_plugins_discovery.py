@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -122,3 +123,23 @@ def test_every_kind_has_its_spec_and_need() -> None:
     for kind in KINDS.values():
         assert issubclass(import_object(kind.spec), Spec)
         assert issubclass(need_class(kind.name), Need)
+
+
+def test_damaged_metadata_is_left_out(fakes: FakeDistributions) -> None:
+    fakes.add("acme", {"sampler": {"s": "acme:S"}}, version="1.2")
+    for name, metadata in (("nameless", "Version: 1\n"), ("empty", None), ("odd", "Name: odd\nVersion: \xff\n")):
+        damaged = fakes.root / f"{name}-1.dist-info"
+        damaged.mkdir()
+        (damaged / "entry_points.txt").write_text(f"# note = x\n\n[pegboard.sampler.v1]\n{name}=acme:S\n\n[other]\na = b\n")
+        if metadata is not None:
+            (damaged / "METADATA").write_text(metadata, "latin-1")
+    assert [(entry.name, entry.value) for entry in fakes.scan().entries] == [("odd", "acme:S"), ("s", "acme:S")]
+
+
+def test_zip_files_are_searched(tmp_path: Path) -> None:
+    fakes = FakeDistributions(tmp_path / "folder")
+    fakes.add("acme", {"sampler": {"s": "acme:S"}}, version="1.2")
+    archive = shutil.make_archive(str(tmp_path / "archive"), "zip", fakes.root)
+    (tmp_path / "none.txt").write_text("not an archive")
+    scan = scan_path([str(tmp_path / "none.txt"), str(tmp_path / "missing"), archive])
+    assert scan == fakes.scan() and scan.entries[0].version == "1.2"

@@ -74,13 +74,13 @@ def _dispatch(words: list[str]) -> int:
 
 def overview() -> str:
     """Return the text of `pegboard --help`."""
-    from pegboard.plugins.discovery import scan, summary
+    from pegboard.plugins.discovery import scan
 
     listed: dict[str, list[str]] = {}
     for entry in scan().entries:
         if entry.kind == "command":
             listed.setdefault(entry.distribution, []).append(entry.name)
-    texts = {", ".join(words): summary(distribution) for distribution, words in listed.items()} | OWN
+    texts = {", ".join(words): scan().summaries[distribution] for distribution, words in listed.items()} | OWN
     width = max(map(len, texts))
     lines = "\n".join(f"  {name:<{width}}  {text}" for name, text in texts.items())
     return (

@@ -32,7 +32,6 @@ class OutputStream:
         texts: TokenTexts | None = None,
         *,
         prompt: str | None = None,
-        lora_request: Any = None,
         stream_interval: int = 1,
     ) -> None:
         params = request.params
@@ -40,7 +39,7 @@ class OutputStream:
         self.params = params
         self.prompt = prompt
         self.prompt_token_ids = request.prompt_token_ids
-        self.lora_request = lora_request
+        self.lora_request = request.lora
         self.has_news = False
         self.error: PegboardError | None = None
         self.num_cached_tokens: int | None = None

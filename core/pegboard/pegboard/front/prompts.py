@@ -95,9 +95,7 @@ class RequestBuilder:
         """Return a stream that turns the deltas of a built request into outputs. prompt: the text of the prompt, if it was given
         as text."""
         interval = self.plan.settings.engine.stream_interval
-        return OutputStream(
-            request, self.tokenizer, self._texts, prompt=prompt, lora_request=request.lora, stream_interval=interval
-        )
+        return OutputStream(request, self.tokenizer, self._texts, prompt=prompt, stream_interval=interval)
 
     def build(
         self, prompt: Prompt, params: SamplingParams, request_id: str, *, priority: int = 0, lora: "AdapterRef | None" = None

@@ -1,7 +1,7 @@
-"""What sampling computes, in plain torch. These functions define every step between logits and token ids.
+"""The op `sample_tokens` and its parts, in plain torch. They define how a token is chosen.
 
-A sampler plugin may use faster versions, which are compared with these. All functions return new tensors. Shape letters: N logits
-rows, V vocabulary, B requests. A row's parameters are given per logits row, [N].
+Kernels and sampler plugins may use faster versions, which are compared with these. All functions return new tensors. Shape
+letters: N logits rows, V vocabulary. A row's parameters are given per logits row, [N].
 """
 
 from __future__ import annotations
@@ -10,14 +10,6 @@ import torch
 from torch import Tensor
 
 NEG_INF = float("-inf")
-
-
-def apply_token_mask(logits: Tensor, bits: Tensor) -> Tensor:
-    """Set the logits of tokens that are not allowed to −inf. bits: uint32 [N, ceil(V / 32)] (or the same bits as int32). Bit t %
-    32 of word t // 32 allows token t."""
-    shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
-    allowed = (bits.view(torch.int32).unsqueeze(-1) >> shifts).bitwise_and_(1).flatten(1)[:, : logits.shape[-1]]
-    return logits.masked_fill(allowed == 0, NEG_INF)
 
 
 def apply_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
@@ -85,30 +77,3 @@ def sample_tokens(
     weights = (x - x.amax(-1, keepdim=True)).exp()
     drawn &= weights.sum(-1).isfinite()
     return torch.where(drawn, sample_inverse(torch.where(drawn.unsqueeze(-1), weights, 1), uniforms), best)
-
-
-def pad_drafts(draft_token_ids: Tensor, offsets: Tensor) -> Tensor:
-    """Pad ragged drafts [N − B] to int64 [B, most drafts], with −1 after the end. Request i has the logits rows offsets[i] …
-    offsets[i + 1] − 1 (offsets [B + 1]): one per draft, and a last one for the token after all drafts."""
-    lengths = offsets.diff() - 1
-    column = torch.arange(int(lengths.max()) if len(lengths) else 0, device=offsets.device)
-    valid = column < lengths.unsqueeze(-1)
-    padded = torch.full(valid.shape, -1, dtype=torch.int64, device=offsets.device)
-    padded[valid] = draft_token_ids
-    return padded
-
-
-def accept_equal(tokens: Tensor, drafts: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """Verify speculative tokens without loss: the results are distributed as if the target model had sampled token by token.
-
-    A token is drawn at every logits row, and drafts are accepted as long as they are equal to it. For a deterministic proposal
-    this is the method of Leviathan, Kalman, Matias 2023 ("Fast inference from transformers via speculative decoding"), and the
-    tokens are those of plain sampling with the same random numbers. tokens: int64 [N], drawn. drafts: int64 [B, D] and offsets:
-    int64 [B + 1], as in `pad_drafts`. → token_ids int64 [B, 1 + D], −1 after the end, and counts int64 [B] ≥ 1.
-    """
-    column = torch.arange(drafts.shape[1] + 1, device=tokens.device)
-    places = torch.minimum(offsets[:-1, None] + column, offsets[1:, None] - 1)
-    drawn = tokens[places]
-    num_accepted = (drawn[:, :-1] == drafts).long().cumprod(-1).sum(-1, keepdim=True)
-    token_ids = torch.nn.functional.pad(drafts, (0, 1), value=-1).masked_fill(column >= num_accepted, -1)
-    return token_ids.scatter(-1, num_accepted, drawn.gather(-1, num_accepted)), num_accepted.squeeze(-1) + 1

@@ -6,17 +6,14 @@ together with the reason, so that `pegboard plugins list` can show them.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
 
 from pegboard.interfaces import HOOKS_GROUP, KINDS
-
-if TYPE_CHECKING:
-    from importlib_metadata import Distribution
 
 PREFIX = "pegboard."
 HOOKS_KIND = "hooks"
@@ -72,12 +69,14 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Everything that was found, sorted by kind, name and distribution, never by install order."""
+    """Everything that was found, sorted by kind, name and distribution, never by install order. summaries: distribution → its
+    description in one line."""
 
     entries: tuple[Entry, ...] = ()
     hooks: tuple[Entry, ...] = ()
     unusable: tuple[Unusable, ...] = ()
     duplicates: tuple[Duplicate, ...] = ()
+    summaries: Mapping[str, str] = field(default_factory=dict)
 
     def all_entries(self) -> Iterator[Entry]:
         """Return all entries: usable ones, hooks and unusable ones."""
@@ -96,40 +95,68 @@ def scan() -> Scan:
 
 
 def scan_path(path: Sequence[str] | None) -> Scan:
-    """Scan the folders of `path` (None = sys.path) now, without a cache."""
-    from importlib_metadata import Distribution
-
-    return _collect(Distribution.discover() if path is None else Distribution.discover(path=list(path)))
-
-
-def summary(distribution: str) -> str:
-    """Return the line with which a distribution's metadata describes it."""
-    from importlib_metadata import metadata
-
-    return metadata(distribution).get("Summary") or ""
-
-
-def _collect(distributions: Iterable[Distribution]) -> Scan:
-    used: dict[str, tuple[Distribution, list[Entry]]] = {}
+    """Scan the folders and zip files of `path` (None = sys.path) now, without a cache."""
+    used: dict[str, tuple[str, list[Entry]]] = {}
+    summaries: dict[str, str] = {}
     duplicates = []
-    for distribution in distributions:
-        text = distribution.read_text("entry_points.txt")
-        if not text or PREFIX not in text:  # reading names and versions of all others would take most of the time
-            continue
-        entries = sorted(_entries_of(distribution), key=lambda entry: entry.sort_key)
-        if not entries:
-            continue
-        name = entries[0].distribution
-        if name not in used:
-            used[name] = (distribution, entries)
-        elif _location(used[name][0]) != _location(distribution) or used[name][1] != entries:
-            first, first_entries = used[name]
-            versions, places = (entries[0].version, first_entries[0].version), (_location(distribution), _location(first))
-            duplicates.append(Duplicate(name, *versions, *places, same=entries == first_entries))
-    return _sorted_scan([entry for _, entries in used.values() for entry in entries], duplicates)
+    for folder in sys.path if path is None else path:
+        for metadata, points in _distributions(folder):
+            name, version = normalized(metadata["Name"]), metadata["Version"]
+            entries = sorted(_entries_of(name, version, points), key=lambda entry: entry.sort_key)
+            if entries and name not in used:
+                used[name], summaries[name] = (folder, entries), metadata.get("Summary", "")
+            elif entries and used[name] != (folder, entries):
+                first, first_entries = used[name]
+                versions, is_same = (version, first_entries[0].version), entries == first_entries
+                duplicates.append(Duplicate(name, *versions, folder or os.getcwd(), first or os.getcwd(), is_same))
+    return _sorted_scan([entry for _, entries in used.values() for entry in entries], duplicates, summaries)
 
 
-def _sorted_scan(found: list[Entry], duplicates: list[Duplicate]) -> Scan:
+def _distributions(folder: str) -> Iterator[tuple[dict[str, str], str]]:
+    """Yield the metadata and the text of entry_points.txt of each distribution that has entry points of Pegboard.
+
+    Folders are read here, because importing importlib.metadata takes longer than all the rest of `pegboard --help`.
+    """
+    readers: list[Callable[[str], str | None]] = []
+    if os.path.isdir(folder or "."):
+        found = sorted(name for name in os.listdir(folder or ".") if name.endswith((".dist-info", ".egg-info")))
+        readers += [partial(_text, os.path.join(folder, name)) for name in found]
+    elif os.path.isfile(folder):  # a zip file
+        from importlib.metadata import Distribution
+
+        readers += [distribution.read_text for distribution in Distribution.discover(path=[folder])]
+    for read in readers:
+        points = read("entry_points.txt") or ""
+        if PREFIX in points:
+            header = (read("METADATA") or read("PKG-INFO") or "").partition("\n\n")[0]
+            metadata = dict(line.split(": ", 1) for line in header.splitlines() if ": " in line)
+            if "Name" in metadata and "Version" in metadata:
+                yield metadata, points
+
+
+def _text(folder: str, name: str) -> str | None:
+    """Return a file's text, or None if there is no such file."""
+    try:
+        with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _entries_of(distribution: str, version: str, points: str) -> Iterator[Entry]:
+    """Yield the entries in the text of an entry_points.txt."""
+    group = ""
+    for line in map(str.strip, points.splitlines()):
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if line.startswith("["):
+            group = line.strip("[]")
+        elif equals and group.startswith(PREFIX) and not line.startswith("#"):
+            match = _GROUP.fullmatch(group)
+            kind = match.group(1) if match else group.removeprefix(PREFIX)
+            yield Entry(kind, name, distribution, version, value, group)
+
+
+def _sorted_scan(found: list[Entry], duplicates: list[Duplicate], summaries: Mapping[str, str]) -> Scan:
     found = sorted(set(found), key=lambda entry: entry.sort_key)
     unusable = [Unusable(entry, reason) for entry in found if (reason := unserved_group(entry.group, entry.distribution))]
     refused = {item.entry for item in unusable}
@@ -138,17 +165,8 @@ def _sorted_scan(found: list[Entry], duplicates: list[Duplicate]) -> Scan:
         hooks=tuple(entry for entry in found if entry not in refused and entry.kind == HOOKS_KIND),
         unusable=tuple(unusable),
         duplicates=tuple(sorted(duplicates, key=lambda item: (item.distribution, item.location))),
+        summaries=summaries,
     )
-
-
-def _entries_of(distribution: Distribution) -> Iterator[Entry]:
-    points = [point for point in distribution.entry_points if point.group.startswith(PREFIX)]
-    metadata = distribution.metadata if points else {}  # every access parses the file, and so do `name` and `version`
-    for point in points:
-        name, version = normalized(metadata["Name"]), metadata["Version"]
-        match = _GROUP.fullmatch(point.group)
-        kind = match.group(1) if match else point.group.removeprefix(PREFIX)
-        yield Entry(kind, point.name, name, version, point.value, point.group)
 
 
 def unserved_group(group: str, distribution: str) -> str | None:
@@ -166,8 +184,3 @@ def unserved_group(group: str, distribution: str) -> str | None:
         return None
     upgrade = "pegboard" if major > served else distribution
     return f"made for interface {kind} v{major}, this pegboard serves v{served}: upgrade {upgrade}"
-
-
-def _location(distribution: Distribution) -> str:
-    """Return the folder on sys.path in which the distribution was found."""
-    return str(distribution.locate_file("")) or sys.prefix

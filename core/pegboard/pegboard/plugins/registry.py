@@ -295,7 +295,7 @@ class Registry:
                 continue
             roots.setdefault(entry.value.partition(":")[0].partition(".")[0], []).append(entry)
             spec = self._specs.get(entry)
-            paths = [getattr(spec, part, None) or "" for part in ("implementation", "validate", "worker")]
+            paths = [getattr(spec, part, None) or "" for part in ("implementation", "validate", "worker", "adapters")]
             for module in {path.partition(":")[0] for path in paths} - {""}:
                 parts.setdefault(module, []).append(entry)
         owners = {}

@@ -9,11 +9,8 @@ from typing import Any
 from pegboard.errors import expect
 from pegboard.interfaces.attention import AttentionBackend, AttentionLayer, AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan
 from pegboard.interfaces.quantization import QuantizationMethod
-from pegboard.log import get_logger
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.registry import Registry
-
-log = get_logger(__name__)
 
 
 class AttentionGroups:
@@ -49,7 +46,6 @@ class AttentionGroups:
         decision = self.registry.decisions.get(("attention", key))
         if decision is None:
             decision = self.registry.choose("attention", need, explicit=explicit, key=key)
-            log.debug("%s", decision.line())
         return decision.require()
 
     def kv_specs(self) -> dict[int, KVCacheSpec]:

@@ -13,7 +13,7 @@ from pegboard.config.schema import EngineConfig
 from pegboard.data.batch import Batch, StepOutput
 from pegboard.data.request import AdapterRef
 from pegboard.env import cache_dir
-from pegboard.errors import ConfigError, blame, expect
+from pegboard.errors import ConfigError, ModelError, PegboardError, blame, expect
 from pegboard.interfaces.attention import AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan
 from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
 from pegboard.interfaces.executor import ENGINE_CALLS, SERVING_CALLS, START_CALLS, WorkerReady
@@ -24,7 +24,7 @@ from pegboard.interfaces.platform import Device, PlatformSetup, Replay
 from pegboard.interfaces.quantization import QuantizationNeed, QuantizationSetup, RepackCache
 from pegboard.interfaces.sampler import Sampler, SamplerSetup
 from pegboard.interfaces.spec import Need
-from pegboard.interfaces.weight_loader import Checkpoint, WeightLoaderSetup
+from pegboard.interfaces.weight_loader import Checkpoint, WeightLoaderSetup, WeightLoaderSpec
 from pegboard.layers import Build
 from pegboard.layers.build import LoRALimits, WeightLayer
 from pegboard.log import get_logger
@@ -33,10 +33,9 @@ from pegboard.plugins.importing import import_part
 from pegboard.plugins.registry import Registry
 from pegboard.plugins.selection import Decision
 from pegboard.worker import memory
-from pegboard.worker.adapters import load_adapter
 from pegboard.worker.attention_groups import AttentionGroups
 from pegboard.worker.kernels import choose_kernels
-from pegboard.worker.model_loader import bind_layers, load_weights
+from pegboard.worker.model_loader import bind_layers, load_adapter, load_weights
 from pegboard.worker.model_runner import Masks, ModelRunner, RunnerParts
 
 if TYPE_CHECKING:
@@ -255,8 +254,24 @@ class Worker:
         return getattr(self, method)(*args)
 
     def load_adapter(self, slot: int, adapter: AdapterRef) -> str | None:
-        """Copy an adapter into a slot of every layer. Return None, or why that is not possible."""
-        return load_adapter(self.build.declared.layers, slot, adapter)
+        """Copy an adapter into a slot of every layer. Return None, or why that is not possible: it cannot be read, or does not
+        fit the model."""
+        try:
+            scaling, weights = self._adapter_reader()(Path(adapter.path))
+            load_adapter(self.build.declared.layers, slot, scaling, weights)
+        except (PegboardError, OSError, ValueError, TypeError) as error:
+            return f"adapter {adapter.name!r}: {error}"
+        return None
+
+    def _adapter_reader(self) -> Callable[[Path], Any]:
+        """Return the function of the first weight loader that reads adapters."""
+        for entry in self.registry.entries("weight_loader"):
+            spec = self.registry.spec(entry)
+            assert isinstance(spec, WeightLoaderSpec)
+            if spec.adapters is not None:
+                reader: Callable[[Path], Any] = import_part(entry, spec.adapters, "adapters")
+                return reader
+        raise ModelError("no installed weight loader reads adapters")
 
     def profile(self, path: str | None) -> None:
         """Start the profiler, which writes below `path`. If `path` is None, stop it."""

@@ -154,3 +154,27 @@ def _nucleus(x: Tensor, weights: Tensor, peak: Tensor, floor: Tensor, top_p: Ten
         if not len(todo):
             break
     return result
+
+
+def apply_token_mask(logits: Tensor, bits: Tensor) -> Tensor:
+    """Set the logits of tokens that are not allowed to −inf. bits: uint32 [N, ceil(V / 32)] (or the same bits as int32). Bit t %
+    32 of word t // 32 allows token t."""
+    shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
+    allowed = (bits.view(torch.int32).unsqueeze(-1) >> shifts).bitwise_and_(1).flatten(1)[:, : logits.shape[-1]]
+    return logits.masked_fill(allowed == 0, NEG_INF)
+
+
+def accept_equal(tokens: Tensor, drafts: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """Verify speculative tokens without loss: the results are distributed as if the target model had sampled token by token.
+
+    A token is drawn at every logits row, and drafts are accepted as long as they are equal to it. For a deterministic proposal
+    this is the method of Leviathan, Kalman, Matias 2023 ("Fast inference from transformers via speculative decoding"), and the
+    tokens are those of plain sampling with the same random numbers. tokens: int64 [N], drawn. drafts: int64 [B, D] and offsets:
+    int64 [B + 1], as in `StepLayout`. → token_ids int64 [B, 1 + D], −1 after the end, and counts int64 [B] ≥ 1.
+    """
+    column = torch.arange(drafts.shape[1] + 1, device=tokens.device)
+    places = torch.minimum(offsets[:-1, None] + column, offsets[1:, None] - 1)
+    drawn = tokens[places]
+    num_accepted = (drawn[:, :-1] == drafts).long().cumprod(-1).sum(-1, keepdim=True)
+    token_ids = torch.nn.functional.pad(drafts, (0, 1), value=-1).masked_fill(column >= num_accepted, -1)
+    return token_ids.scatter(-1, num_accepted, drawn.gather(-1, num_accepted)), num_accepted.squeeze(-1) + 1

@@ -16,8 +16,8 @@ from torch import Tensor
 from pegboard.data.batch import Logprobs, TokenMasks
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.sampler import Sampled, SamplerSetup, SampleStep
-from pegboard.ops.sampling import accept_equal, apply_token_mask, sample_tokens
-from pegboard_sampler_torch.choose import Cuts, argmax, draw, weigh
+from pegboard.ops.sampling import sample_tokens
+from pegboard_sampler_torch.choose import Cuts, accept_equal, apply_token_mask, argmax, draw, weigh
 from pegboard_sampler_torch.edits import Edits, apply_edits
 from pegboard_sampler_torch.logprobs import gather_logprobs
 from pegboard_sampler_torch.penalties import PenaltyTable

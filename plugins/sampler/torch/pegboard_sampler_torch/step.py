@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from pegboard.interfaces.sampler import SampleStep
-from pegboard.ops.sampling import pad_drafts
 from pegboard_sampler_torch.rows import Feature, Rows
 
 
@@ -76,3 +75,14 @@ class StepLayout:
             return [[]] * len(self.rows)
         lengths = (np.diff(self.offsets) - 1).tolist()
         return [drafts[:n] for drafts, n in zip(self.drafts.tolist(), lengths, strict=True)]
+
+
+def pad_drafts(draft_token_ids: Tensor, offsets: Tensor) -> Tensor:
+    """Pad ragged drafts [N − B] to int64 [B, most drafts], with −1 after the end. Request i has the logits rows offsets[i] …
+    offsets[i + 1] − 1 (offsets [B + 1]): one per draft, and a last one for the token after all drafts."""
+    lengths = offsets.diff() - 1
+    column = torch.arange(int(lengths.max()) if len(lengths) else 0, device=offsets.device)
+    valid = column < lengths.unsqueeze(-1)
+    padded = torch.full(valid.shape, -1, dtype=torch.int64, device=offsets.device)
+    padded[valid] = draft_token_ids
+    return padded

@@ -7,13 +7,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pegboard_sampler_torch.choose import Cuts, argmax, draw, largest_values, weigh
+from pegboard_sampler_torch.choose import Cuts, accept_equal, apply_token_mask, argmax, draw, largest_values, weigh
 from pegboard_sampler_torch.logprobs import gather_logprobs, top_tokens
 from pegboard_sampler_torch.penalties import PenaltyTable
 from pegboard_sampler_torch.random import SeededUniforms, philox, seeded_uniforms
+from pegboard_sampler_torch.step import pad_drafts
 
 from pegboard.ops import sampling as ops
 from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_sampler import chi_square_fits, softmax
 from pegboard_testing.sampling_reference import apply_penalties, log_softmax_topk
 
 quick = settings(max_examples=40, deadline=None)
@@ -218,3 +220,49 @@ def test_seeded_uniforms_are_uniform_over_positions_and_over_seeds() -> None:
         counts = np.histogram(numbers, 16, (0, 1))[0]
         assert ((counts - 250) ** 2 / 250).sum() < 45  # 15 degrees of freedom: p < 10⁻⁴
         assert abs(np.corrcoef(numbers[1:], numbers[:-1])[0, 1]) < 0.06
+
+
+@quick
+@given(seeds, st.integers(1, 5), st.integers(1, 130))
+def test_token_mask(seed: int, n: int, vocab_size: int) -> None:
+    rng = np.random.default_rng(seed)
+    x, allowed = rng.normal(0, 3, (n, vocab_size)).astype(np.float32), rng.random((n, vocab_size)) < 0.5
+    words = np.zeros((n, -(-vocab_size // 32)), np.uint32)
+    for row, token in zip(*np.nonzero(allowed), strict=True):
+        words[row, token // 32] |= np.uint32(1 << (token % 32))
+    masked = apply_token_mask(torch.tensor(x), torch.from_numpy(words.view(np.int32)))
+    assert masked.tolist() == np.where(allowed, x, float("-inf")).tolist()
+
+
+def test_accepting_drafts_is_lossless() -> None:
+    """The first two tokens are distributed as without drafts, whatever was proposed."""
+    rng = np.random.default_rng(5)
+    vocab_size, n = 4, 20_000
+    p, after = softmax(rng.normal(0, 1, (2, vocab_size))), softmax(rng.normal(0, 1, vocab_size))
+    tokens = ops.sample_inverse(torch.tensor(np.tile([*p, after], (n, 1))).float(), torch.tensor(rng.random(3 * n)))
+    offsets = torch.arange(n + 1) * 3
+    token_ids, counts = accept_equal(tokens, pad_drafts(torch.tensor([2, 1]).repeat(n), offsets), offsets)
+    first, second = token_ids[:, 0].numpy(), token_ids[counts >= 2][:, :2].numpy()
+    assert chi_square_fits(np.bincount(first, minlength=vocab_size), p[0])
+    assert chi_square_fits(np.bincount(second[:, 1], minlength=vocab_size), p[1])
+    assert (counts >= 2).float().mean().item() == pytest.approx(p[0][2], abs=0.02)
+    assert (token_ids.ge(0).sum(-1) == counts).all()
+
+
+@quick
+@given(seeds, st.lists(st.integers(0, 4), min_size=1, max_size=5))
+def test_drafts_are_accepted_while_they_equal_the_drawn_tokens(seed: int, lengths: list[int]) -> None:
+    rng = np.random.default_rng(seed)
+    offsets = np.cumsum([0, *(n + 1 for n in lengths)])
+    drawn = rng.integers(0, 3, offsets[-1])
+    drafts = [rng.integers(0, 3, n) for n in lengths]
+    padded = pad_drafts(torch.tensor(np.concatenate(drafts)), torch.tensor(offsets))
+    token_ids, counts = accept_equal(torch.tensor(drawn), padded, torch.tensor(offsets))
+    for i, draft in enumerate(drafts):
+        expected = []
+        for wanted, proposed in zip(drawn[offsets[i] : offsets[i + 1]], [*draft, None], strict=True):
+            expected.append(wanted)
+            if proposed != wanted:
+                break
+        assert token_ids[i, : counts[i]].tolist() == expected
+        assert (token_ids[i, counts[i] :] == -1).all()

@@ -8,6 +8,7 @@ SAFETENSORS = WeightLoaderSpec(
     api="1.0",
     implementation="pegboard_weight_loader_safetensors.loader:SafetensorsLoader",
     file_patterns=("*.safetensors",),
+    adapters="pegboard_weight_loader_safetensors.adapters:read_adapter",
 )
 
 DUMMY = WeightLoaderSpec(

@@ -6,6 +6,7 @@ import json
 import re
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from safetensors.torch import save_file
 from pegboard.data.request import AdapterRef
 from pegboard.layers import Linear
 from pegboard.layers.build import LoRALimits
-from pegboard.worker.adapters import load_adapter
+from pegboard.plugins.discovery import Scan
+from pegboard.plugins.registry import Registry
+from pegboard.worker.worker import Worker
 from pegboard_testing.fake_build import fake_build, load_layers
 
 CONFIG = {"r": 2, "lora_alpha": 4}
@@ -43,6 +46,18 @@ def linear() -> Linear:
     layer = Linear(build, 4, 3)
     load_layers([layer], {"m.weight": torch.zeros(3, 4)})
     return layer
+
+
+def load_adapter(layers: list[Linear], slot: int, adapter: AdapterRef, registry: Registry | None = None) -> str | None:
+    """Let a worker with these layers load an adapter. Return why it is not possible."""
+    worker = Worker(registry or Registry.discover(), SimpleNamespace(config=None, limits=None, vocabulary=dict), 0)
+    worker.build = SimpleNamespace(declared=SimpleNamespace(layers=layers))
+    return worker.load_adapter(slot, adapter)
+
+
+def test_without_a_loader_that_reads_adapters_there_is_a_reason(tmp_path: Path) -> None:
+    reason = load_adapter([linear()], 1, write(tmp_path), Registry(Scan()))
+    assert reason == "adapter 'poet': no installed weight loader reads adapters"
 
 
 def test_a_good_adapter_is_scaled_by_alpha_over_rank(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Reads a LoRA adapter in PEFT's layout and copies it into the layers' slots.
+"""Reads a LoRA adapter in PEFT's layout.
 
 The layout is adapter_config.json (`r`, `lora_alpha`, `use_rslora`) next to a safetensors file with the tensors
 base_model.model.<module path>.lora_A.weight [rank, in] and ….lora_B.weight [out, rank].
@@ -8,41 +8,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from pathlib import Path
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
-from pegboard.data.request import AdapterRef
 from pegboard.errors import ModelError
-from pegboard.layers import Layer, Linear
 
 PREFIX = "base_model.model."
 A, B = ".lora_A.weight", ".lora_B.weight"
 
 
-def load_adapter(layers: Iterable[Layer], slot: int, adapter: AdapterRef) -> str | None:
-    """Copy an adapter into a slot of every layer. Return None, or why that is not possible: a file is missing or damaged, or it
-    does not fit the model. A slot that a failed load has begun to fill is not used before another load fills it."""
-    try:
-        folder = Path(adapter.path)
-        scaling, weights = _scaling(folder / "adapter_config.json"), _read(folder / "adapter_model.safetensors")
-        used: set[str] = set()
-        for layer in layers:
-            if isinstance(layer, Linear) and layer.adapters is not None:
-                own = {name: weights[name] for name in layer.adapters.modules if name in weights}
-                layer.adapters.load(slot, own, scaling)
-                used |= set(own)
-        unknown = sorted(set(weights) - used)
-        if unknown:
-            raise ModelError(f"it changes modules that this model does not have: {', '.join(unknown[:5])}")
-    except (ModelError, OSError, ValueError, TypeError) as error:
-        return f"adapter {adapter.name!r}: {error}"
-    return None
+def read_adapter(folder: Path) -> tuple[float, dict[str, tuple[Tensor, Tensor]]]:
+    """Return the factor of the adapter's products, and {module path: (A, B)}. Raises ModelError for a file that is missing or
+    damaged."""
+    return _scaling(folder / "adapter_config.json"), _matrices(folder / "adapter_model.safetensors")
 
 
 def _scaling(path: Path) -> float:
-    """Return the factor of the adapter's product."""
     try:
         config = json.loads(path.read_text("utf-8")) if path.is_file() else None
     except (ValueError, RecursionError) as error:
@@ -57,13 +41,7 @@ def _scaling(path: Path) -> float:
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def _read(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return module path → (A, B)."""
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise ModelError("reading adapters needs safetensors: pip install safetensors") from error
+def _matrices(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
     if not path.is_file():
         raise ModelError(f"{path} is missing; only adapters in safetensors files can be read")
     try:
