@@ -85,27 +85,71 @@ def quantize(reference: Any, config: dict[str, Any], store: Callable[[Tensor], t
     file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": config}))
 
 
-@pytest.mark.parametrize("architecture", ["llama", "olmo2"])
+def as_compressed(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
+    """pack-quantized with zero points."""
+    group = np.arange(weight.shape[1]) // GROUP
+    if order:
+        group = np.random.default_rng(weight.shape[1]).permutation(group)
+    codes, zeros, scales, values = rounded(weight, bits, group)
+    tensors = {
+        "weight_packed": stream(codes.T, bits).T.contiguous(),
+        "weight_zero_point": stream(zeros, bits),
+        "weight_scale": torch.from_numpy(scales),
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    return (tensors | {"weight_g_idx": torch.from_numpy(group)} if order else tensors), values
+
+
+def as_bytes(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Round to int8 with a scale per row. Returns codes, scales [rows, 1] and the values."""
+    scales = (weight.abs().amax(1, keepdim=True) / 127).float()
+    codes = (weight / scales).round().clamp(-127, 127)
+    return codes.to(torch.int8), scales, codes * scales
+
+
+def as_w8a8(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
+    codes, scales, values = as_bytes(weight)
+    return {"weight": codes, "weight_scale": scales}, values
+
+
+def of_groups(format: str, strategy: str, **weights: Any) -> dict[str, Any]:
+    """Return a config of compressed-tensors with one group."""
+    weights = {"type": "int", "strategy": strategy, "group_size": GROUP if strategy == "group" else None, **weights}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return {"quant_method": "compressed-tensors", "format": format, "config_groups": groups, "ignore": ["lm_head"]}
+
+
+def classic(method: str, bits: int, order: bool = False) -> dict[str, Any]:
+    return {"quant_method": method, "bits": bits, "group_size": GROUP, "desc_act": order, "zero_point": True, "version": "gemm"}
+
+
+Store = Callable[[Tensor, int, bool], tuple[dict[str, Tensor], Tensor]]
+CASES: dict[str, tuple[dict[str, Any], Store, int, bool]] = {
+    "awq": (classic("awq", 4), as_awq, 4, False),
+    "gptq": (classic("gptq", 4), as_gptq, 4, False),
+    "gptq in act order": (classic("gptq", 4, True), as_gptq, 4, True),
+    "gptq with 8 bits": (classic("gptq", 8, True), as_gptq, 8, True),
+    "gptq with 3 bits": (classic("gptq", 3), as_gptq, 3, False),
+    "gptq with 2 bits": (classic("gptq", 2), as_gptq, 2, False),
+    "pack-quantized": (of_groups("pack-quantized", "group", num_bits=4, symmetric=False), as_compressed, 4, False),
+    "pack-quantized in act order": (of_groups("pack-quantized", "group", num_bits=4, symmetric=False), as_compressed, 4, True),
+    "int-quantized": (of_groups("int-quantized", "channel", num_bits=8), as_w8a8, 8, False),
+}
+OTHER_NAMES = {"gptq with 8 bits": "gptq_marlin"}
+"""Formats that are asked for under another name of the same plugin."""
+
+
 @pytest.mark.parametrize(
-    ("method", "bits", "order"),
-    [("awq", 4, False), ("gptq", 4, False), ("gptq", 4, True), ("gptq", 8, True), ("gptq", 3, False), ("gptq", 2, False)],
+    ("architecture", "case"), [("olmo2", "awq"), ("olmo2", "gptq in act order"), *(("llama", case) for case in CASES)]
 )
 def test_the_logits_of_the_dequantized_model(
-    write: Callable[..., Any],
-    open_llm: Callable[..., LLM],
-    tmp_path: Path,
-    architecture: str,
-    method: str,
-    bits: int,
-    order: bool,
+    write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path, architecture: str, case: str
 ) -> None:
     reference = write(architecture, **SIZES)
-    store = {"awq": as_awq, "gptq": as_gptq}[method]
-    config = {"quant_method": method, "bits": bits, "group_size": GROUP, "desc_act": order, "zero_point": True, "version": "gemm"}
+    config, store, bits, order = CASES[case]
     quantize(reference, config, lambda weight: store(weight, bits, order))
     expected = torch.cat([reference.logprobs(prompt)[:-1] for prompt in PROMPTS])
-    asked = None if bits == 4 else f"{method}_marlin"  # another name of the same plugin
-    with open_llm(reference.directory, download_dir=str(tmp_path / "cache"), quantization=asked) as llm:
+    with open_llm(reference.directory, download_dir=str(tmp_path / "cache"), quantization=OTHER_NAMES.get(case)) as llm:
         rows = []
         for output in llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], PARAMS, use_tqdm=False):
             for row in (output.prompt_logprobs or [])[1:]:

@@ -35,11 +35,19 @@ from pegboard.interfaces.quantization import (
     WeightMethod,
 )
 from pegboard.interfaces.spec import unmet
-from pegboard.interfaces.weight_loader import WeightPiece
+from pegboard.interfaces.weight_loader import TensorEntry, WeightPiece
 from pegboard.ops import REFERENCES
 
 TOLERANCES = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
 """The allowed error of a product, relative to its largest value."""
+
+
+def stored_pieces(module: str, tensors: Mapping[str, Tensor]) -> list[WeightPiece]:
+    """Return the tensors of a module, {"qweight": …}, as pieces of a checkpoint."""
+    return [
+        WeightPiece(f"{module}.{name}", str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor)
+        for name, tensor in tensors.items()
+    ]
 
 
 class QuantizationContract:
@@ -81,14 +89,16 @@ class QuantizationContract:
 
     def fill(self, weight: WeightMethod, layer: LinearLayer, seed: int, dtype: str = "float32") -> Tensor:
         """Load random values, the last part first, and return the matrix that they represent."""
-        weight.declare({})
         matrix = torch.empty(layer.out_features, layer.in_features)
+        pieces: list[WeightPiece] = []
         for index, part in reversed(list(enumerate(layer.parts))):
             start, stop = part.rows
-            pieces, true = self.stored(part, self.values(seed + index, stop - start, layer.in_features), dtype)
-            for piece in pieces:
-                weight.accept(piece)
+            found, true = self.stored(part, self.values(seed + index, stop - start, layer.in_features), dtype)
+            pieces += found
             matrix[start:stop] = true
+        weight.declare({piece.name: TensorEntry(piece.name, piece.shape, piece.stored, "", 0, 0) for piece in pieces})
+        for piece in pieces:
+            weight.accept(piece)
         weight.finish()
         return matrix
 

@@ -7,13 +7,25 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pegboard.errors import ModelError
+from pegboard.log import get_logger
+
+log = get_logger(__name__)
 
 
 class QuantConfig:
-    """The values of a config ({"quant_method": …, "bits": 4, …})."""
+    """The values of a config ({"quant_method": …, "bits": 4, …}). place: where they are in it ("config_groups.group_0.")."""
 
-    def __init__(self, values: Mapping[str, Any], method: str) -> None:
-        self.values, self.method = values, method
+    def __init__(self, values: Mapping[str, Any], method: str, place: str = "") -> None:
+        self.values, self.method, self.place = values, method, place
+
+    def part(self, name: str) -> QuantConfig | None:
+        """Return the object under a name, or None if there is none."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.error(name, value, "needs an object")
+        return QuantConfig(value, self.method, f"{self.place}{name}.")
 
     def one_of(self, names: str | tuple[str, ...], allowed: Collection[Any], default: Any = None) -> Any:
         """Return the value under the first of `names` that is there. Raises ModelError if it is not allowed."""
@@ -22,7 +34,7 @@ class QuantConfig:
         value = self.values.get(name, default)
         value = default if value is None else value
         if not any(value == each and type(value) is type(each) for each in allowed):
-            raise self._error(name, value, "supports " + ", ".join(repr(each) for each in allowed))
+            raise self.error(name, value, "supports " + ", ".join(repr(each) for each in allowed))
         return value
 
     def size(self, names: str | tuple[str, ...], default: int | None = None) -> int:
@@ -31,24 +43,29 @@ class QuantConfig:
         name = next((name for name in names if self.values.get(name) is not None), names[0])
         value = self.values.get(name, default)
         if type(value) is not int or not (value == -1 or value > 0):
-            raise self._error(name, value, "needs a positive number or -1")
+            raise self.error(name, value, "needs a positive number or -1")
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.values.get(name, default)
         if type(value) is not bool:
-            raise self._error(name, value, "needs true or false")
+            raise self.error(name, value, "needs true or false")
         return value
 
     def names(self, name: str) -> tuple[str, ...]:
         """Return a list of texts, () if there is none."""
         value = self.values.get(name) or ()
         if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
-            raise self._error(name, value, "needs a list of texts")
+            raise self.error(name, value, "needs a list of texts")
         return tuple(value)
 
-    def _error(self, name: str, value: object, needs: str) -> ModelError:
-        return ModelError(f"the checkpoint's quantization_config has {name}={value!r}; {self.method} {needs}")
+    def error(self, name: str, value: object, needs: str) -> ModelError:
+        """Return the error about a value. needs: what the method needs or supports, a phrase that begins with the verb."""
+        return ModelError(f"the checkpoint's quantization_config has {self.place}{name}={value!r}; {self.method} {needs}")
+
+    def say_activations_are_not_quantized(self) -> None:
+        """Tell in the log that the checkpoint asks for quantized activations. Called once, while the method is built."""
+        log.info("%s: the activations are not quantized; the weights are used exactly as they are stored", self.method)
 
 
 def matches(module: str, patterns: Iterable[str]) -> bool:

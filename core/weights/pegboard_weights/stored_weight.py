@@ -67,6 +67,12 @@ def code_form(columns: int, block_columns: int) -> Form:
     return "code_weight" if is_whole and columns % 32 == 0 else "float_weight"
 
 
+def stored_as(available: Mapping[str, TensorEntry], name: str, *shapes: tuple[int, ...]) -> WantedWeight:
+    """Return the tensor with the shape that the checkpoint has, if it is one of `shapes`, or else with the first."""
+    found = available.get(name)
+    return WantedWeight(name, found.shape if found is not None and found.shape in shapes else shapes[0])
+
+
 def floats(pieces: Pieces, name: str) -> Tensor:
     """Return a tensor of floats. Raises ModelError if it is stored as something else."""
     return _checked(pieces[name], lambda data: data.is_floating_point(), "floats")

@@ -58,3 +58,14 @@ def test_which_modules_a_pattern_means(module: str, pattern: str, is_meant: bool
 def test_a_pattern_that_is_not_a_regular_expression() -> None:
     with pytest.raises(ModelError, match=r"has the pattern '\('"):
         matches("x", ["re:("])
+
+
+def test_values_of_a_part_are_named_with_their_place() -> None:
+    config = QuantConfig({"group": {"weights": {"bits": 5}}, "list": [1], "none": None}, "Odd")
+    group = config.part("group")
+    weights = group.part("weights") if group is not None else None
+    assert weights is not None and config.part("none") is None and config.part("missing") is None
+    with pytest.raises(ModelError, match=r"has group\.weights\.bits=5; Odd supports 4"):
+        weights.one_of("bits", (4,))
+    with pytest.raises(ModelError, match=r"has list=\[1\]; Odd needs an object"):
+        config.part("list")

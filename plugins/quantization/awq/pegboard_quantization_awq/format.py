@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
 from pegboard_weights.config import QuantConfig, matches
+from pegboard_weights.grouped import check_whole_groups
 from pegboard_weights.packed_integers import unpack
 from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, integers, module_of, scales_of
 
@@ -46,8 +46,7 @@ class AWQ(FormatMethod):
         if isinstance(layer, EmbeddingLayer) or layer.is_head or matches(module, self.excluded):
             return None
         group_size = layer.in_features if self.group_size == -1 else self.group_size
-        if layer.in_features % group_size:
-            raise ModelError(f"{module} has {layer.in_features} columns, which are not groups of {group_size} (AWQ)")
+        check_whole_groups(module, layer.in_features, group_size, "AWQ")
         return AWQReader(group_size, self.has_zeros, is_gemv=self.version == "gemv")
 
 

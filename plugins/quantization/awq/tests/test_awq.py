@@ -17,7 +17,7 @@ from pegboard.interfaces.weight_loader import WeightPiece
 from pegboard.ops import REFERENCES
 from pegboard.ops.blocks import BlockWeight
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.contract_quantization import QuantizationContract
+from pegboard_testing.contract_quantization import QuantizationContract, stored_pieces
 
 
 @pytest.mark.parametrize("name", ["awq", "awq_marlin", "cpu_awq"])
@@ -77,10 +77,7 @@ class TestGemm(QuantizationContract):
     def named(self, module: str, tensors: dict[str, Tensor]) -> list[WeightPiece]:
         if not self.has_zeros:
             del tensors["qzeros"]
-        return [
-            WeightPiece(f"{module}.{name}", str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor)
-            for name, tensor in tensors.items()
-        ]
+        return stored_pieces(module, tensors)
 
     def test_weights_stay_packed(self) -> None:
         layer = self.layer((2,), self.block * 2)

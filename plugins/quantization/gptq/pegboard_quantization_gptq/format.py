@@ -24,6 +24,7 @@ from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationS
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
 from pegboard_weights.config import QuantConfig
+from pegboard_weights.grouped import block_form, column_groups, grouped_rows
 from pegboard_weights.packed_integers import unpack
 from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, integers, module_of, scales_of
 
@@ -88,41 +89,17 @@ class GPTQReader:
         return [*wanted, WantedWeight(order, (columns,))] if order in available else wanted
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
-        size = self._group(columns)
-        if size % 32 or columns % size:
-            return "float_weight"
-        counts = self._group_of_column(part, columns, pieces).bincount(minlength=columns // size)
-        return "block_weight" if bool((counts == size).all()) else "float_weight"
+        return block_form(columns, self._group(columns), self._groups(part, columns, pieces))
 
-    def _group_of_column(self, part: Part, columns: int, pieces: Pieces) -> Tensor:
-        """Return the group of each column [columns]. Raises ModelError if one does not exist."""
-        size, name = self._group(columns), f"{module_of(part)}.g_idx"
-        if name not in pieces:
-            return torch.arange(columns) // size
-        groups = integers(pieces, name, torch.int32, torch.int64).long()
-        last = -(-columns // size) - 1
-        if int(groups.min()) < 0 or int(groups.max()) > last:
-            raise ModelError(f"tensor {name} names groups from {int(groups.min())} to {int(groups.max())}; there are 0 to {last}")
-        return groups
+    def _groups(self, part: Part, columns: int, pieces: Pieces) -> Tensor | None:
+        return column_groups(pieces, f"{module_of(part)}.g_idx", columns, self._group(columns))
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
         module = module_of(part)
         codes = unpack(integers(pieces, f"{module}.qweight", torch.int32), self.bits, 0).T
         zeros = unpack(integers(pieces, f"{module}.qzeros", torch.int32), self.bits, 1).T.int() + self.zero_offset
         scale = scales_of(pieces, f"{module}.scales").T
-        groups = self._group_of_column(part, columns, pieces)
-        if self.form(part, columns, pieces) == "float_weight":
-            return scale.float()[:, groups] * (codes.int() - zeros[:, groups]).float()
-        order = torch.argsort(groups, stable=True)
-        in_order = bool((order == torch.arange(columns)).all())
-        codes = (codes if in_order else codes[:, order]).contiguous()
-        if self.bits == 8:  # stored from 0 to 255
-            codes, zeros = (codes ^ 128).view(torch.int8), zeros - 128
-        if int(zeros.max()) > 127:  # zero point 256, of format v1
-            minimum = -scale.float() * zeros
-            return Blocks(8, self._group(columns), codes, scale.float().contiguous(), minimum, order=None if in_order else order)
-        bits, zero = 8 if self.bits == 8 else 4, zeros.to(torch.int8).contiguous()
-        return Blocks(bits, self._group(columns), codes, scale.contiguous(), zero=zero, order=None if in_order else order)
+        return grouped_rows(codes, self.bits, scale, zeros, self._group(columns), self._groups(part, columns, pieces))
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         return [READING, self.bits, self.group_size, self.zero_offset]

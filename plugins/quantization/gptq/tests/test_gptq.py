@@ -17,7 +17,7 @@ from pegboard.interfaces.weight_loader import TensorEntry, WeightPiece
 from pegboard.ops import REFERENCES
 from pegboard.ops.blocks import BlockWeight
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.contract_quantization import QuantizationContract
+from pegboard_testing.contract_quantization import QuantizationContract, stored_pieces
 
 
 @pytest.mark.parametrize("name", ["gptq", "gptq_marlin", "cpu_gptq"])
@@ -50,15 +50,6 @@ class TestFourBits(QuantizationContract):
     def method(self, setup: QuantizationSetup) -> GPTQ:
         return GPTQ(None, setup)
 
-    def linear(self, layer: LinearLayer, dtype: str = "float32") -> Any:
-        weight = super().linear(layer, dtype)
-        if self.act_order:
-            names = [f"{part.name.removesuffix('.weight')}.g_idx" for part in layer.parts]
-            available = {name: TensorEntry(name, (layer.in_features,), "int32", "", 0, 0) for name in names}
-            declare = weight.declare
-            weight.declare = lambda _: declare(available)
-        return weight
-
     def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
         if part.name.startswith("model.embed"):
             return [WeightPiece(part.name, dtype, tuple(values.shape), values)], values.to(getattr(torch, dtype)).float()
@@ -82,11 +73,7 @@ class TestFourBits(QuantizationContract):
         if self.act_order:
             tensors["g_idx"] = torch.from_numpy(group.astype(np.int32))
         module = part.name.removesuffix(".weight")
-        pieces = [
-            WeightPiece(f"{module}.{name}", str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor)
-            for name, tensor in tensors.items()
-        ]
-        return pieces, torch.from_numpy(true.astype(np.float32)).to(getattr(torch, dtype)).float()
+        return stored_pieces(module, tensors), torch.from_numpy(true.astype(np.float32)).to(getattr(torch, dtype)).float()
 
     def test_weights_stay_packed(self) -> None:
         layer = self.layer((2,), self.block * 2)
@@ -173,7 +160,7 @@ def test_groups_that_do_not_exist_are_refused(group: int) -> None:
     contract = TestFourBitsInActOrder()
     layer = contract.layer((1,), 64)
     weight = contract.linear(layer)
-    weight.declare({})
+    weight.declare({"model.part0.g_idx": TensorEntry("model.part0.g_idx", (64,), "int32", "", 0, 0)})
     pieces, _ = contract.stored(layer.parts[0], contract.values(0, 32, 64), "float32")
     for piece in pieces:
         if piece.name.endswith("g_idx"):
@@ -188,7 +175,7 @@ def test_groups_of_unequal_size_are_held_as_floats() -> None:
     contract = TestFourBitsInActOrder()
     layer = contract.layer((1,), 64)
     weight = contract.linear(layer)
-    weight.declare({})
+    weight.declare({"model.part0.g_idx": TensorEntry("model.part0.g_idx", (64,), "int32", "", 0, 0)})
     pieces, _ = contract.stored(layer.parts[0], contract.values(0, 32, 64), "float32")
     by_name = {piece.name.rpartition(".")[2]: piece for piece in pieces}
     group = torch.zeros(64, dtype=torch.int32)

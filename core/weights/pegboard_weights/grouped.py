@@ -1,0 +1,73 @@
+"""Rows of integers with a scale, and perhaps a zero point, for each group of columns: what most integer formats store."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pegboard.errors import ModelError
+from pegboard.ops.blocks import Blocks
+from pegboard_weights.stored_weight import Form, Pieces, integers
+
+
+def check_whole_groups(module: str, columns: int, group_size: int, method: str) -> None:
+    """Raise ModelError if the columns of a module are not whole groups."""
+    if columns % group_size:
+        raise ModelError(f"{module} has {columns} columns, which are not groups of {group_size} ({method})")
+
+
+def column_groups(pieces: Pieces, name: str, columns: int, group_size: int) -> Tensor | None:
+    """Return the group of each column [columns] int64 from the tensor `name`, or None if the columns are in order: there is no
+    such tensor, or it is filled with -1. Raises ModelError if a group does not exist."""
+    if name not in pieces:
+        return None
+    groups = integers(pieces, name, torch.int32, torch.int64).long()
+    if bool((groups == -1).all()):
+        return None
+    last = -(-columns // group_size) - 1
+    if int(groups.min()) < 0 or int(groups.max()) > last:
+        raise ModelError(f"tensor {name} names groups from {int(groups.min())} to {int(groups.max())}; there are 0 to {last}")
+    return groups
+
+
+def block_form(columns: int, group_size: int, groups: Tensor | None = None) -> Form:
+    """Return the form of what `grouped_rows` returns: Blocks if every group has the same number of columns, a multiple of 32."""
+    is_whole = group_size % 32 == 0 and columns % group_size == 0
+    if is_whole and groups is not None:
+        is_whole = bool((groups.bincount(minlength=columns // group_size) == group_size).all())
+    return "block_weight" if is_whole else "float_weight"
+
+
+def grouped_rows(
+    codes: Tensor,
+    bits: int,
+    scale: Tensor,
+    zero: int | Tensor,
+    group_size: int,
+    groups: Tensor | None = None,
+    minimum: Tensor | None = None,
+) -> Blocks | Tensor:
+    """Return W[r, c] = scale[r, g] · (codes[r, c] − zero[r, g]) + minimum[r, g] as Blocks, or as float32 [rows, columns] if no
+    Blocks can hold it. g = groups[c], or c // group_size if groups is None.
+
+    codes: uint8 [rows, columns] from 0 to 2^bits − 1, bits from 1 to 8. scale: [rows, groups], float16 or float32. zero: one
+    number, or any integers [rows, groups]. minimum: [rows, groups], of the scale's type; the zero is then one number.
+    """
+    columns = codes.shape[1]
+    if block_form(columns, group_size, groups) == "float_weight":
+        group = torch.arange(columns) // group_size if groups is None else groups
+        steps = codes.int() - (zero.int()[:, group] if isinstance(zero, Tensor) else zero)
+        rows = scale.float()[:, group] * steps.float()
+        return rows if minimum is None else rows + minimum.float()[:, group]
+    order = None if groups is None else torch.argsort(groups, stable=True)
+    if order is not None and bool((order == torch.arange(columns)).all()):
+        order = None
+    codes = (codes if order is None else codes[:, order]).contiguous()
+    if bits > 4:
+        half = 1 << (bits - 1)
+        codes, zero = codes.view(torch.int8) + -half, (zero.int() if isinstance(zero, Tensor) else zero) - half
+    if isinstance(zero, Tensor) and int(zero.max()) > 127:  # one that int8 cannot hold: 256 in 8 bits
+        scale = scale.float()
+        zero, minimum = 0, -scale * zero
+    held = zero.to(torch.int8).contiguous() if isinstance(zero, Tensor) else zero
+    return Blocks(8 if bits > 4 else 4, group_size, codes, scale.contiguous(), minimum, held, order)

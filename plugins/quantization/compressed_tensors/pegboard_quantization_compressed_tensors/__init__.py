@@ -1,0 +1,1 @@
+"""Checkpoints of llm-compressor (compressed-tensors)."""

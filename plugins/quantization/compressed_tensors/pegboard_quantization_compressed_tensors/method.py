@@ -1,0 +1,96 @@
+"""Reads the config of compressed-tensors: which group of `config_groups` a module belongs to, and how the group is stored."""
+
+from __future__ import annotations
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.quantization import EmbeddingLayer, QuantizationSetup
+from pegboard_quantization_compressed_tensors.readers import READERS, Scheme, SchemeReader
+from pegboard_weights.config import QuantConfig, matches
+from pegboard_weights.grouped import check_whole_groups
+from pegboard_weights.stored_weight import AnyLayer, FormatMethod
+
+METHOD = "compressed-tensors"
+
+
+class CompressedTensors(FormatMethod):
+    """A module has the scheme of the group whose `targets` name it: by its path, else by a regular expression, else by its class
+    (Linear, Embedding). Modules that `ignore` names, and those that no group names, are plain."""
+
+    def __init__(self, options: None, setup: QuantizationSetup) -> None:
+        super().__init__(setup)
+        config = QuantConfig(setup.config, METHOD)
+        _refuse_what_is_not_computed(config)
+        self.ignored = config.names("ignore")
+        self.kv_dtype = _kv_dtype(config)
+        groups = config.part("config_groups")
+        if groups is None:
+            raise config.error("config_groups", None, "needs an object")
+        each = [group for name in groups.values if (group := groups.part(name)) is not None]
+        self.schemes: dict[str, Scheme | None] = {}
+        for group in reversed(each):  # the first group that names a target counts
+            self.schemes.update(dict.fromkeys(group.names("targets"), _scheme(config, group)))
+        if any(group.part("input_activations") for group in each):
+            config.say_activations_are_not_quantized()
+
+    def reader(self, module: str, layer: AnyLayer) -> SchemeReader | None:
+        is_table = isinstance(layer, EmbeddingLayer)
+        name = "Embedding" if is_table else "Linear"
+        if name in self.ignored or matches(module, self.ignored):
+            return None
+        targets = sorted(self.schemes, key=lambda target: target.startswith("re:"))
+        target = next((target for target in targets if matches(module, [target])), name)
+        scheme = self.schemes.get(target)
+        if scheme is None:
+            return None
+        columns = layer.width if is_table else layer.in_features
+        check_whole_groups(module, columns, scheme.group(columns), METHOD)
+        return READERS[scheme.format, scheme.type](scheme)
+
+    def kv_cache(self, layer: object) -> str | None:
+        if self.kv_dtype == "float8":
+            raise ModelError(
+                "the checkpoint's kv_cache_scheme has 8-bit floats with stored scales, which are not supported; choose the type "
+                "of the KV cache yourself, for example --kv-cache-dtype bfloat16"
+            )
+        return self.kv_dtype
+
+
+def _refuse_what_is_not_computed(config: QuantConfig) -> None:
+    sparsity = config.part("sparsity_config")
+    if sparsity is not None and sparsity.values:
+        sparsity.one_of("format", ("dense",), "dense")
+    transforms = config.part("transform_config")
+    if transforms is not None and transforms.values.get("config_groups"):
+        raise config.error("transform_config", transforms.values, "does not compute transforms of activations")
+
+
+def _kv_dtype(config: QuantConfig) -> str | None:
+    scheme = config.part("kv_cache_scheme")
+    if scheme is None:
+        return None
+    scheme.one_of("num_bits", (8,))
+    return "int8" if scheme.one_of("type", ("int", "float"), "int") == "int" else "float8"
+
+
+def _scheme(config: QuantConfig, group: QuantConfig) -> Scheme | None:
+    """Return how a group's weights are stored, None if they are plain."""
+    weights = group.part("weights")
+    if weights is None:
+        return None
+    named = group if group.values.get("format") is not None else config
+    kind = weights.one_of("type", ("int", "float"), "int")
+    if named.values.get("format") == "marlin-24":
+        raise named.error("format", "marlin-24", "does not read the layout of this GPU kernel; take the model in another format")
+    format = named.one_of("format", [format for format, of_kind in READERS if of_kind == kind])
+    reader = READERS[format, kind]
+    size = None if weights.values.get("group_size") is None else weights.size("group_size")
+    inferred = "tensor" if size is None else "channel" if size == -1 else "group"
+    strategy = weights.one_of("strategy", reader.STRATEGIES, inferred)
+    return Scheme(
+        format=format,
+        type=kind,
+        bits=weights.one_of("num_bits", reader.BITS, 8),
+        strategy=strategy,
+        group_size=weights.size("group_size") if strategy == "group" else -1,
+        is_symmetric=weights.flag("symmetric", True),
+    )

@@ -1,0 +1,144 @@
+"""How compressed-tensors stores the weights of linear layers.
+
+    pack-quantized   weight_packed int32 [out, in · bits / 32]   weight_scale [out, groups]   weight_zero_point int32
+                     [out · bits / 32, groups]   weight_g_idx [in]   weight_shape [2]
+    int-quantized    weight int8 [out, in]   weight_scale, weight_zero_point int8 [out, groups], [out, 1] or [1]
+
+W[r, c] = weight_scale[r, g] · (code[r, c] − weight_zero_point[r, g]). Codes and zero points are signed. Packed ones are stored
+with 2^(bits − 1) added, as a stream of bits along the columns (codes) or the rows (zero points). `naive-quantized` is
+`int-quantized` or `float-quantized`, depending on the type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.quantization import Part
+from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
+from pegboard.ops.blocks import Blocks
+from pegboard_weights.grouped import block_form, column_groups, grouped_rows
+from pegboard_weights.packed_integers import unpack
+from pegboard_weights.stored_weight import Form, Pieces, integers, module_of, scales_of, stored_as
+
+READING = "compressed-tensors 1"
+"""Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """What `weights` of a group says. group_size: columns per scale, for the strategies that have groups."""
+
+    format: str
+    type: str
+    bits: int
+    strategy: str
+    group_size: int
+    is_symmetric: bool
+
+    def group(self, columns: int) -> int:
+        """Return the number of columns per scale."""
+        return self.group_size if self.strategy == "group" else columns
+
+
+class SchemeReader:
+    """What the readers of this format share. A subclass says which values of a scheme it reads."""
+
+    BITS: ClassVar[Collection[int]]
+    STRATEGIES: ClassVar[tuple[str, ...]]
+
+    def __init__(self, scheme: Scheme) -> None:
+        self.scheme = scheme
+
+    def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
+        return [READING, *astuple(self.scheme)]
+
+    def scale_shapes(self, rows: int, columns: int) -> list[tuple[int, ...]]:
+        """Return the shapes that a scale or zero point may have."""
+        if self.scheme.strategy == "tensor":
+            return [(1,), ()]
+        groups = columns // self.scheme.group(columns)
+        return [(rows, groups), (rows,)] if groups == 1 else [(rows, groups)]
+
+
+class IntReader(SchemeReader):
+    """int-quantized: one code per byte."""
+
+    BITS = range(2, 9)
+    STRATEGIES = ("tensor", "channel", "group")
+
+    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
+        module, rows = module_of(part), part.rows[1] - part.rows[0]
+        names = ["weight_scale"] if self.scheme.is_symmetric else ["weight_scale", "weight_zero_point"]
+        shapes = self.scale_shapes(rows, columns)
+        return [WantedWeight(part.name, (rows, columns)), *(stored_as(available, f"{module}.{name}", *shapes) for name in names)]
+
+    def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
+        return block_form(columns, self.scheme.group(columns))
+
+    def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
+        module, rows, bits = module_of(part), part.rows[1] - part.rows[0], self.scheme.bits
+        codes, half = integers(pieces, part.name, torch.int8), 1 << (bits - 1)
+        if int(codes.min()) < -half or int(codes.max()) >= half:
+            raise ModelError(f"tensor {part.name} has integers that do not fit into {bits} bits")
+        zero: int | Tensor = half
+        if not self.scheme.is_symmetric:
+            zero = _per_row(integers(pieces, f"{module}.weight_zero_point", torch.int8), rows).int() + half
+        scale = _per_row(scales_of(pieces, f"{module}.weight_scale"), rows)
+        unsigned = (codes + -half).view(torch.uint8) if bits == 8 else (codes + half).to(torch.uint8)
+        return grouped_rows(unsigned, bits, scale, zero, self.scheme.group(columns))
+
+
+def _per_row(values: Tensor, rows: int) -> Tensor:
+    """Return scales or zero points as [rows, groups]."""
+    return values.reshape(1, 1).expand(rows, 1) if values.numel() == 1 else values.reshape(rows, -1)
+
+
+class PackedReader(SchemeReader):
+    """pack-quantized: codes in 32-bit words."""
+
+    BITS = range(2, 9)
+    STRATEGIES = ("channel", "group")
+
+    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
+        module, rows, bits = module_of(part), part.rows[1] - part.rows[0], self.scheme.bits
+        groups = columns // self.scheme.group(columns)
+        wanted = [
+            WantedWeight(f"{module}.weight_packed", (rows, -(-columns * bits // 32))),
+            stored_as(available, f"{module}.weight_scale", *self.scale_shapes(rows, columns)),
+        ]
+        if not self.scheme.is_symmetric:
+            wanted.append(WantedWeight(f"{module}.weight_zero_point", (-(-rows * bits // 32), groups)))
+        optional = {f"{module}.weight_g_idx": (columns,), f"{module}.weight_shape": (2,)}
+        return [*wanted, *(WantedWeight(name, shape) for name, shape in optional.items() if name in available)]
+
+    def _groups(self, part: Part, columns: int, pieces: Pieces) -> Tensor | None:
+        return column_groups(pieces, f"{module_of(part)}.weight_g_idx", columns, self.scheme.group(columns))
+
+    def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
+        return block_form(columns, self.scheme.group(columns), self._groups(part, columns, pieces))
+
+    def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
+        module, rows, bits = module_of(part), part.rows[1] - part.rows[0], self.scheme.bits
+        shape = f"{module}.weight_shape"
+        if shape in pieces and integers(pieces, shape, torch.int32, torch.int64).tolist() != [rows, columns]:
+            raise ModelError(f"tensor {shape} does not say ({rows}, {columns}), which is the shape of {part.name} in this model")
+        codes = unpack(integers(pieces, f"{module}.weight_packed", torch.int32), bits, 1)[:, :columns]
+        zero: int | Tensor = 1 << (bits - 1)
+        if not self.scheme.is_symmetric:
+            zero = unpack(integers(pieces, f"{module}.weight_zero_point", torch.int32), bits, 0)[:rows]
+        scale = scales_of(pieces, f"{module}.weight_scale").reshape(rows, -1)
+        return grouped_rows(codes, bits, scale, zero, self.scheme.group(columns), self._groups(part, columns, pieces))
+
+
+READERS: dict[tuple[str, str], type[IntReader | PackedReader]] = {
+    ("pack-quantized", "int"): PackedReader,
+    ("int-quantized", "int"): IntReader,
+    ("naive-quantized", "int"): IntReader,
+}
+"""By format and type of the weights."""
