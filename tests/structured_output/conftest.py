@@ -8,7 +8,7 @@ import pytest
 
 from pegboard.config.schema import Settings
 from pegboard.config.sources import engine_settings
-from pegboard.engine.grammar.chain import make_setup
+from pegboard.engine.build import structured_output_setup
 from pegboard.interfaces.structured_output import StructuredOutputSetup
 from pegboard.plan.engine_plan import resolve
 from pegboard.plugins.registry import Registry
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def registry_and_setup(smollm2_gguf: Path) -> tuple[Registry, StructuredOutputSetup]:
     settings: Settings = engine_settings(str(smollm2_gguf), {})
     plan, registry = resolve(settings)
-    return registry, make_setup(registry, plan)
+    return registry, structured_output_setup(registry, plan)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import pytest
 
 from pegboard.config.sources import engine_settings
 from pegboard.data.sampling_params import StructuredOutputsParams
-from pegboard.engine.grammar.chain import make_grammars
+from pegboard.engine.build import make_grammars
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.errors import ConfigError, PluginNotFound, PluginUnsuitable, RequestError
 from pegboard.plan.engine_plan import resolve
@@ -22,9 +22,7 @@ ALL = ["xgrammar", "guidance", "outlines", "lm-format-enforcer"]
 
 def grammars(model: Path, **config: Any) -> Grammars:
     plan, registry = resolve(engine_settings(str(model), {"structured_outputs_config": config}))
-    made = make_grammars(registry, plan)
-    assert made is not None
-    return made
+    return make_grammars(registry, plan)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,16 @@ _HOW_TO_GIVE = "give one with --chat-template FILE"
 _EXPRESSION_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError)
 
 
+def check_end(chat: Chat) -> None:
+    """Raise RequestError if the chat both continues its last message and starts a new one. Every tokenizer checks this."""
+    if chat.continue_final_message and chat.add_generation_prompt:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt cannot both be true: an answer either continues the last "
+            "message or starts a new one",
+            parameter="continue_final_message",
+        )
+
+
 class ChatTemplate:
     """The template, or the named templates, of one model. It is thread-safe. Each source is compiled once per process.
 
@@ -49,7 +59,8 @@ class ChatTemplate:
 
     def render(self, chat: Chat) -> str:
         """Return the text of the prompt. Raises RequestError if there is no template, if the template refuses the chat or fails
-        on it, or if the text is longer than `chat.max_chars`."""
+        on it, if the text is longer than `chat.max_chars`, or if `check_end` refuses the chat."""
+        check_end(chat)
         source = self._choose(chat)
         if source is chat.chat_template and chat.max_chars is not None:
             given = {item.name: getattr(chat, item.name) for item in fields(chat)}

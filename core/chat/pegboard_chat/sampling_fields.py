@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pegboard.data.sampling_params import StructuredOutputsParams
+from pegboard.data.sampling_params import CONSTRAINT_KINDS, StructuredOutputsParams
 from pegboard.errors import MalformedRequest, RequestError, brief
 
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
@@ -78,7 +78,6 @@ def sampling_values(request: SamplingFields, defaults: Mapping[str, Any], max_to
     return values
 
 
-CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 FLAGS = ("disable_any_whitespace", "disable_additional_properties")
 
 
@@ -99,7 +98,7 @@ def constraint(
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     values = {name: value for name, value in given.items() if value is not None}
-    known = (*CONSTRAINTS, *FLAGS, "whitespace_pattern")
+    known = (*CONSTRAINT_KINDS, *FLAGS, "whitespace_pattern")
     unknown = next((name for name in values if name not in known), None)
     if unknown is not None:
         raise MalformedRequest(

@@ -1,7 +1,7 @@
 """The only module that reads the process environment. It reads at most ten named variables. Each has a type and a default.
 
-In addition, `plugin_options()` reads the options of plugins, which follow one pattern: `PEGBOARD__KIND__NAME__FIELD=value`, and
-`vllm_variables()` those of vLLM. A value that does not parse is an error; it is never replaced by the default.
+In addition, `plugin_options()` reads the options of plugins, which follow one pattern: `PEGBOARD__KIND__NAME__FIELD=value`.
+`vllm_variables()` returns the variables of vLLM. A value that does not parse is an error; it is never replaced by the default.
 """
 
 from __future__ import annotations
@@ -78,18 +78,19 @@ def hub_offline() -> bool:
 def strict() -> bool:
     """PEGBOARD_STRICT: with 1, every plugin failure is fatal. Otherwise a plugin that was not explicitly requested is quarantined
     when it fails."""
-    value = os.environ.get("PEGBOARD_STRICT", "0")
-    if value not in {"0", "1"}:
-        raise ConfigError(f"PEGBOARD_STRICT={value!r}: expected 0 or 1")
-    return value == "1"
+    return _is_on("PEGBOARD_STRICT")
 
 
 def check() -> bool:
     """PEGBOARD_CHECK: with 1, everything that plugins return is checked while they run. Steps run eagerly and are slower. Needs
     pegboard-testing."""
-    value = os.environ.get("PEGBOARD_CHECK", "0")
+    return _is_on("PEGBOARD_CHECK")
+
+
+def _is_on(name: str) -> bool:
+    value = os.environ.get(name, "0")
     if value not in {"0", "1"}:
-        raise ConfigError(f"PEGBOARD_CHECK={value!r}: expected 0 or 1")
+        raise ConfigError(f"{name}={value!r}: expected 0 or 1")
     return value == "1"
 
 

@@ -37,7 +37,9 @@ def random_sample(rng: np.random.Generator, time_s: float) -> Sample:
         time_s=time_s,
         gauges={key: float(rng.integers(0, 50)) for m, key in chosen if m.type == "gauge"},
         counters={key: float(rng.integers(0, 500)) for m, key in chosen if m.type == "counter"},
-        observations={key: rng.exponential(1, int(rng.integers(0, 4))).tolist() for m, key in chosen if m.is_distribution},
+        observations={
+            key: rng.exponential(1, int(rng.integers(0, 4))).tolist() for m, key in chosen if m.type in ("histogram", "summary")
+        },
         engine=int(rng.integers(2)),
         requests=[random_record(rng, time_s) for _ in range(rng.integers(3))],
     )

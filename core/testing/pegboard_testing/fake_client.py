@@ -31,6 +31,9 @@ class ByteTokenizer:
     def render(self, chat: Chat) -> Rendered:
         if chat.template_kwargs.get("fail"):
             raise RequestError("chat template error: asked to fail", parameter="messages")
+        if chat.continue_final_message and chat.add_generation_prompt:
+            message = "continue_final_message and add_generation_prompt cannot both be true"
+            raise RequestError(message, parameter="continue_final_message")
         head = f"[tools {len(chat.tools)}]" if chat.tools else ""
         lines = [f"{message['role']}: {message.get('content') or ''}" for message in chat.messages]
         end = "\nassistant: " if chat.add_generation_prompt else "" if chat.continue_final_message else "\n"

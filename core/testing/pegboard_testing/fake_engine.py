@@ -116,7 +116,7 @@ class FakeEngine:
             policy=self.policy,
             kv_plan=self.plan,
             limits=self.limits,
-            connectors={"fake": self.connector} if self.connector else None,
+            connectors={"fake": self.connector} if self.connector else {},
             grammars=self._grammars(structured_output, grammar_timeout_s),
             metrics=StepMetrics(self.limits, metrics, clock=clock or time.time, **(measured or {})),
             has_priority=by_priority,

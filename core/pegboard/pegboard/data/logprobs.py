@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableSequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -35,12 +35,12 @@ def row_of(position: PositionLogprobs, texts: TokenTexts | None) -> Row:
     }
 
 
-class FlatLogprobs(MutableSequence[Any]):
-    """Behaves as `list[dict[int, Logprob] | None]` but stores four flat lists, so the garbage collector has no object per entry
+class FlatLogprobs(Sequence[Any]):
+    """Reads like `list[dict[int, Logprob] | None]` but stores four flat lists, so the garbage collector has no object per entry
     to track.
 
     Position i owns entries `[start_indices[i], end_indices[i])` of the flat lists; an empty range reads as an empty dict
-    (the first prompt position). It can only grow: assignment, insertion and deletion are refused.
+    (the first prompt position). It only grows, at its end.
     """
 
     def __init__(self) -> None:
@@ -84,15 +84,3 @@ class FlatLogprobs(MutableSequence[Any]):
             return part
         start, end = self.start_indices[index], self.end_indices[index]
         return {self.token_ids[i]: Logprob(self.logprobs[i], self.ranks[i], self.decoded_tokens[i]) for i in range(start, end)}
-
-    def __iter__(self) -> Iterator[Row]:
-        return (self[index] for index in range(len(self)))
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        raise TypeError("FlatLogprobs only grows: positions cannot be replaced")
-
-    def __delitem__(self, index: Any) -> None:
-        raise TypeError("FlatLogprobs only grows: positions cannot be deleted")
-
-    def insert(self, index: int, value: Row | None) -> None:
-        raise TypeError("FlatLogprobs only grows at its end: use append")

@@ -22,6 +22,8 @@ log = get_logger(__name__)
 
 GREEDY_BELOW = 1e-5
 MIN_TEMPERATURE = 1e-2
+CONSTRAINT_KINDS: tuple[Any, ...] = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+"""The fields of StructuredOutputsParams of which exactly one is set."""
 MAX_JSON_DEPTH = 100
 """Maximum nesting depth of a JSON schema or structural tag."""
 MAX_CONSTRAINT_CHARACTERS = 256 * 1024
@@ -59,11 +61,10 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
     parameter: str = "structured_outputs"
 
     def __post_init__(self) -> None:
-        names = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-        given = [name for name in names if getattr(self, name) is not None]
+        given = [name for name in CONSTRAINT_KINDS if getattr(self, name) is not None]
         if len(given) != 1:
             raise RequestError(
-                f"{self.parameter}: expected exactly one of {', '.join(names)}; got {', '.join(given) or 'none'}",
+                f"{self.parameter}: expected exactly one of {', '.join(CONSTRAINT_KINDS)}; got {', '.join(given) or 'none'}",
                 parameter=self.parameter,
             )
         name = given[0]
@@ -73,7 +74,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
         if reason is not None:
             field = f"{self.parameter}.{name}" if self.parameter == "structured_outputs" else self.parameter
             raise RequestError(f"{field} {reason}", parameter=self.parameter)
-        if isinstance(self.json, dict):  # text is checked once, and carries numbers of any size to the engine
+        if isinstance(self.json, dict):  # text need not be checked again, and it carries integers of any size to the engine
             self.json = json_module.dumps(self.json)
 
     def _wrong(self, name: str, value: Any) -> str | None:
@@ -116,8 +117,8 @@ def _refuse(constant: str) -> None:
 
 
 def _too_deep(value: Any) -> str | None:
-    """Refuse a schema that is nested too deeply, because backends walk schemas recursively. value: a dict, or true or false,
-    which are schemas, too."""
+    """Refuse a schema that is nested too deeply, because backends walk schemas recursively. value: a dict; true and false are
+    also schemas."""
     if isinstance(value, bool):
         return None
     level = [value]
@@ -209,12 +210,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             if getattr(self, name) is not None:
                 check.integer(name, -1)
         check.types()
-        if any(not text for text in self.stop or ()):
-            check.fail("stop", "must not contain an empty string")
+        for name in ("stop", "bad_words"):
+            if "" in getattr(self, name):
+                check.fail(name, "must not contain an empty string")
         if self.stop and not self.detokenize:
             check.fail("stop", "needs detokenize=True: stop strings are found in the text")
-        if any(not word for word in self.bad_words or ()):
-            check.fail("bad_words", "must not contain an empty string")
         if self.is_greedy and self.n > 1:
             check.fail("n", "must be 1 with temperature 0 (greedy): all completions would be the same")
         if self.truncate_prompt_tokens is not None:
@@ -254,13 +254,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             wanted = vocab_size if asked == -1 else asked
             if wanted is not None and 0 <= max_logprobs < wanted:
                 check.fail(name, f"is over the limit of {max_logprobs} (raise --max-logprobs to allow it)")
-        fields = {
-            "allowed_token_ids": self.allowed_token_ids,
-            "logit_bias": self.logit_bias,
-            "stop_token_ids": self.stop_token_ids,
-        }
-        for name, ids in fields.items():
-            outside = [token for token in ids or () if not 0 <= token < vocab_size]
+        for name in ("allowed_token_ids", "logit_bias", "stop_token_ids"):
+            outside = [token for token in getattr(self, name) or () if not 0 <= token < vocab_size]
             if outside:
                 check.fail(name, f"has ids outside the vocabulary of {vocab_size}: {outside[:5]}")
 
@@ -275,8 +270,8 @@ class _Check:
         raise RequestError(f"{name} {expected}, got {brief(getattr(self.params, name), 200)}", parameter=name)
 
     def types(self) -> None:
-        """Bring all fields into their types, such as a tuple into a list. What does not fit is found here, and not only where the
-        engine reads the request, too late to say whose it is."""
+        """Convert all fields to their types, for example a tuple to a list. A value of a wrong type is refused here. The engine
+        would also find it, but could no longer tell which request it came from."""
         try:
             typed = msgspec.convert(self.params, _types_of(self.params.__class__), from_attributes=True)
         except msgspec.ValidationError as error:
@@ -298,7 +293,7 @@ class _Check:
             bracket = "(" if above else "["
             limit = f"{bracket}{low}, {high}]" if high != math.inf else f"{'above' if above else 'at least'} {low} and finite"
             self.fail(name, f"must be a number {'in ' if high != math.inf else ''}{limit}")
-        setattr(self.params, name, float(value))  # also of numpy's subclass of float, which cannot be sent
+        setattr(self.params, name, float(value))  # numpy's subclass of float cannot be sent to the engine
 
 
 @cache

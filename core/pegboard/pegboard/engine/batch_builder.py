@@ -70,68 +70,58 @@ class StepPlan:
 Item = tuple[Request, Entry]
 
 
-class BatchBuilder:
-    """Numbers the steps and counts the scheduled tokens as computed. A batch shares no mutable state with the engine, because it
-    may be computed much later."""
+def build_batch(step: int, plan: StepPlan, queues: Queues, limits: Limits) -> tuple[Batch, dict[int, list[int]], list[Copy]]:
+    """Return the batch of the step, the draft tokens that it verifies by row, and the block copies that it runs. From now on the
+    scheduled tokens count as computed. A batch shares no mutable state with the engine, because it may be computed much later."""
+    items = _in_order(plan, 1 + limits.max_drafts)
+    copies = queues.kv.take_copies()
+    drafts = {row: r.draft_token_ids[: e.num_drafts] for r, e in items if e.num_drafts and (row := r.row) is not None}
+    batch = Batch(
+        step=step,
+        rows=_ints(request.row for request, _ in items),
+        num_scheduled_tokens=_ints(entry.num_tokens for _, entry in items),
+        num_computed_tokens=_ints(request.num_computed_tokens for request, _ in items),
+        num_draft_tokens=_ints(entry.num_drafts for _, entry in items),
+        samples=np.array([entry.samples for _, entry in items], bool),
+        new=[_new_request(request, entry) for request, entry in items if entry.is_new],
+        removed_rows=_ints(queues.removed_rows),
+        new_blocks=_block_delta(items),
+        copy_blocks=np.array(copies, np.int32).reshape(-1, 3),
+        needs_masks=any(entry.samples and request.grammar is not None for request, entry in items),
+    )
+    if plan.has_trimmed_drafts:
+        batch.draft_token_ids = CSR.of([request.draft_token_ids[: entry.num_drafts] for request, entry in items])
+    if limits.max_loras:
+        batch.lora_slots = _ints(queues.loras.slot_of(request.lora) for request, _ in items)
+    queues.removed_rows = []
+    for request, entry in items:
+        request.num_computed_tokens += entry.num_tokens
+        request.num_in_flight_tokens += entry.num_tokens
+        request.num_in_flight_steps += 1
+    batch.connector = queues.connectors.plan(batch)
+    return batch, drafts, copies
 
-    def __init__(self, limits: Limits, queues: Queues) -> None:
-        self._limits = limits
-        self._queues = queues
-        self._step = 0
 
-    def build(self, plan: StepPlan) -> tuple[Batch, dict[int, list[int]], list[Copy]]:
-        """Return the batch, the draft tokens that it verifies by row, and the block copies that it runs."""
-        items = self._in_order(plan)
-        queues = self._queues
-        copies = queues.kv.take_copies()
-        drafts = {row: r.draft_token_ids[: e.num_drafts] for r, e in items if e.num_drafts and (row := r.row) is not None}
-        batch = Batch(
-            step=self._step,
-            rows=_ints(request.row for request, _ in items),
-            num_scheduled_tokens=_ints(entry.num_tokens for _, entry in items),
-            num_computed_tokens=_ints(request.num_computed_tokens for request, _ in items),
-            num_draft_tokens=_ints(entry.num_drafts for _, entry in items),
-            samples=np.array([entry.samples for _, entry in items], bool),
-            new=[self._new_request(request) for request, entry in items if entry.is_new],
-            removed_rows=_ints(queues.removed_rows),
-            new_blocks=_block_delta(items),
-            copy_blocks=np.array(copies, np.int32).reshape(-1, 3),
-            needs_masks=any(entry.samples and request.grammar is not None for request, entry in items),
-        )
-        if plan.has_trimmed_drafts:
-            batch.draft_token_ids = CSR.of([request.draft_token_ids[: entry.num_drafts] for request, entry in items])
-        if self._limits.max_loras:
-            batch.lora_slots = _ints(queues.loras.slot_of(request.lora) for request, _ in items)
-        queues.removed_rows = []
-        for request, entry in items:  # from here on these tokens count as computed
-            request.num_computed_tokens += entry.num_tokens
-            request.num_in_flight_tokens += entry.num_tokens
-            request.num_in_flight_steps += 1
-        if queues.connectors is not None:
-            batch.connector = queues.connectors.plan(batch)
-        self._step += 1
-        return batch, drafts, copies
+def _in_order(plan: StepPlan, short: int) -> list[Item]:
+    """Return the entries in execution order: rows of at most `short` tokens first, then longer prefills."""
+    first = [item for item in plan.entries.items() if item[1].num_tokens <= short]
+    if len(first) == len(plan.entries):
+        return first
+    return first + [item for item in plan.entries.items() if item[1].num_tokens > short]
 
-    def _in_order(self, plan: StepPlan) -> list[Item]:
-        """Return the entries in execution order: decodes and other short rows first, then prefills."""
-        short = 1 + self._limits.max_drafts
-        first = [item for item in plan.entries.items() if item[1].num_tokens <= short]
-        if len(first) == len(plan.entries):
-            return first
-        return first + [item for item in plan.entries.items() if item[1].num_tokens > short]
 
-    def _new_request(self, request: Request) -> NewRequest:
-        assert request.row is not None
-        return NewRequest(
-            row=request.row,
-            request_id=request.key,
-            token_ids=np.array(request.all_token_ids, np.int32),
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_computed_tokens=request.num_computed_tokens,
-            params=request.params,
-            seed=request.seed,
-            block_ids=tuple(np.array(table, np.int32) for table in self._queues.kv.tables(request)),
-        )
+def _new_request(request: Request, entry: Entry) -> NewRequest:
+    assert request.row is not None
+    return NewRequest(
+        row=request.row,
+        request_id=request.key,
+        token_ids=np.array(request.all_token_ids, np.int32),
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_computed_tokens=request.num_computed_tokens,
+        params=request.params,
+        seed=request.seed,
+        block_ids=tuple(np.array(table, np.int32) for table in entry.new_blocks),
+    )
 
 
 def _ints(values: Iterable[int | None]) -> np.ndarray:

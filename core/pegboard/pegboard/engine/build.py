@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pegboard.config.limits import NO_LIMIT, Limits
-from pegboard.config.schema import EngineConfig, check_engine
+from pegboard.config.schema import EngineConfig, check_engine, structured_outputs_config
 from pegboard.engine.engine import Engine
-from pegboard.engine.grammar.chain import make_grammars
+from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.plan import num_tokens, plan_kv
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.errors import ConfigError, blame, expect
@@ -24,6 +24,7 @@ from pegboard.interfaces.kv_connector import KVConnectorSetup
 from pegboard.interfaces.platform import PlatformSetup
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
 from pegboard.interfaces.spec import Need
+from pegboard.interfaces.structured_output import StructuredOutputNeed, StructuredOutputSetup
 from pegboard.log import get_logger
 from pegboard.plan.ambient import build_sinks, wants_records
 from pegboard.plan.engine_plan import read_vocabulary
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from pegboard.plan.engine_plan import EnginePlan
 
 log = get_logger(__name__)
+
+MAX_FILL_THREADS = 4
+"""The number of threads that fill token masks. This is little work, and more threads would cost more than they save."""
 
 
 def build_engine(plan: "EnginePlan") -> Engine:
@@ -194,6 +198,40 @@ def _connectors(registry: Registry, config: EngineConfig, kv_plan: Any) -> dict[
         entry = registry.choose("kv_connector", Need(), explicit=name, key=name).require()
         connectors[name] = registry.build(entry, KVConnectorSetup(kv_plan))
     return connectors
+
+
+def make_grammars(registry: Registry, plan: "EnginePlan") -> Grammars:
+    """Return the grammars of an engine. They have no backend if there is no plugin or no tokenizer. Nothing is read or compiled
+    before the first constraint arrives."""
+    setup = structured_output_setup(registry, plan)
+    return Grammars(
+        {entry.name: registry.build(entry, setup) for entry in _structured_output_plugins(registry, plan.settings.engine)},
+        vocab_size=plan.vocab_size,
+        config=structured_outputs_config(plan.settings.engine),
+        token_bytes=lambda: setup.vocabulary.token_bytes,
+        blaming=partial(blame, modules=registry.modules),
+    )
+
+
+def structured_output_setup(registry: Registry, plan: "EnginePlan") -> StructuredOutputSetup:
+    """Return the setup that every backend is built with. It reads no files yet."""
+    num_threads = min(MAX_FILL_THREADS, plan.settings.engine.num_threads or os.cpu_count() or 1)
+    return StructuredOutputSetup(plan.vocab_size, partial(read_vocabulary, registry, plan), plan.eos_token_ids, num_threads)
+
+
+def _structured_output_plugins(registry: Registry, engine: EngineConfig) -> list[Any]:
+    """Return the plugins to ask, in order. A plugin that was requested by name must support the configuration; "auto" leaves out
+    the plugins that do not."""
+    if engine.skip_tokenizer_init:
+        return []
+    config = structured_outputs_config(engine)
+    need = StructuredOutputNeed(compact=config.disable_any_whitespace)
+    if config.names:
+        decisions = [registry.choose("structured_output", need, explicit=name, key=name) for name in config.names]
+        return [decision.require() for decision in decisions]
+    decision = registry.choose("structured_output", need, required=False)
+    ranked = [candidate.entry for candidate in decision.candidates if candidate.gate in ("selected", "ranked")]
+    return ranked[:1] if config.disable_fallback else ranked
 
 
 def _max_in_flight(config: EngineConfig, registry: Registry) -> int:

@@ -21,7 +21,6 @@ from pegboard.data.request import AdapterRef, EngineRequest, RequestDelta
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.kv.connectors import KVConnectors
-from pegboard.engine.kv.plan import check_fits
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.queues import Queues
 from pegboard.engine.requests import check_request, completions_of
@@ -32,10 +31,9 @@ from pegboard.interfaces.executor import SERVING_CALLS, Executor, StepFuture, Wo
 from pegboard.interfaces.kv_connector import KVConnectorScheduler
 from pegboard.interfaces.metrics import MetricsSink
 from pegboard.interfaces.scheduling_policy import SchedulingPolicy
-from pegboard.plugins.names import to_install
 
 GRAMMAR_NAP_S = 0.01
-"""Seconds that a step sleeps at most while every request waits for its grammar to compile."""
+"""The longest time, in seconds, that a step sleeps while every request waits for its grammar to be compiled."""
 
 
 class Engine:
@@ -43,8 +41,8 @@ class Engine:
 
     connectors: implementations by plugin name, in chain order. grammars: this engine owns them and stops them. has_priority:
     the policy honours `EngineRequest.priority`. plugin_modules: module → id of the plugin that it belongs to; a failure in the
-    module is reported with that id. clock: returns seconds on the same clock as `EngineRequest.arrival_s`. Raises KVCacheTooSmall
-    when the plan cannot hold one request of `limits.max_model_len` tokens.
+    module is reported with that id. clock: returns seconds on the same clock as `EngineRequest.arrival_s`. kv_plan: can hold at
+    least one request of `limits.max_model_len` tokens (`plan_kv` checks this).
 
     After a plugin or the executor has failed in a step, the engine is dead: every call raises EngineDeadError.
     """
@@ -63,24 +61,17 @@ class Engine:
         plugin_modules: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        check_fits(kv_plan, limits.max_model_len, limits.chunk_tokens)
         self.limits = limits
         self.decisions: Callable[[], list[dict[str, Any]]] = list
         """The plugins that were chosen for this engine, and the reasons. `build_engine` sets it."""
         self._executor = executor
-        self._grammars = grammars
+        self._grammars = grammars or Grammars({}, vocab_size=limits.vocab_size)
         self._has_priority = has_priority
         self._clock = clock
-        self._kv = KVCache(
-            kv_plan,
-            enable_prefix_caching=limits.enable_prefix_caching,
-            hash_algo=limits.hash_algo,
-            residency_share=limits.kv_metrics_share,
-        )
-        chain = KVConnectors(connectors, self._kv) if connectors else None
-        self._queues = Queues(limits, self._kv, policy, chain, clock, self._load_adapter)
+        self._kv = KVCache(kv_plan, limits)
+        self._queues = Queues(limits, self._kv, policy, KVConnectors(connectors or {}, self._kv), clock, self._load_adapter)
         self._metrics = metrics or StepMetrics(limits)
-        self._scheduler = Scheduler(limits, self._queues, grammars, self._metrics)
+        self._scheduler = Scheduler(limits, self._queues, self._grammars, self._metrics)
         self._in_flight: deque[tuple[Batch, StepFuture]] = deque()
         self._drains = False  # an adapter waits until no step is in flight
         self._dead: str | None = None
@@ -103,7 +94,9 @@ class Engine:
         if request.request_id in self._queues.completions:
             raise RequestError(f"request id {request.request_id!r} is in use; choose another", parameter="request_id")
         check_request(request, self.limits, has_priority=self._has_priority)
-        grammars = self._grammars_for(request)
+        constraint = request.params.structured_outputs
+        if constraint is not None:
+            self._grammars.check(constraint)
         most, waiting = self.limits.max_num_queued_reqs, self._queues.num_waiting
         if waiting + request.params.n > most:
             raise Overloaded(f"{waiting} completions are waiting, the limit is {most}; try again later")
@@ -111,28 +104,13 @@ class Engine:
             request = msgspec.structs.replace(request, arrival_s=self._clock())
         with self._dying():
             for completion in completions_of(request):
-                if grammars is not None:
-                    grammars.start(completion)
+                if constraint is not None:
+                    self._grammars.start(completion)
                 self._queues.add(completion)
-
-    def _grammars_for(self, request: EngineRequest) -> Grammars | None:
-        """Return the grammars if the request is constrained, else None. Raises RequestError if the constraint cannot be
-        enforced."""
-        wanted = request.params.structured_outputs
-        if wanted is None:
-            return None
-        if self._grammars is None:
-            raise RequestError(
-                f"{wanted.parameter} needs a structured output plugin, and none is active; {to_install('structured_output')}",
-                parameter=wanted.parameter,
-            )
-        self._grammars.check(wanted)
-        return self._grammars
 
     def abort(self, request_ids: Sequence[str], reason: Literal["abort", "stop"] = "abort") -> None:
         """End requests with all their completions, or single completions by key. The next step returns their last delta. Unknown
         ids are ignored, because the request may just have finished. reason: the finish reason."""
-        self._must_live()
         with self._dying():
             for name in request_ids:
                 completions = self._queues.completions.get(name) or filter(None, [self._queues.requests.get(name)])
@@ -149,14 +127,13 @@ class Engine:
 
     def step(self) -> list[RequestDelta]:
         """Submit steps while possible, apply the oldest result, and return the deltas of the requests."""
-        self._must_live()
         with self._dying():
             most = 1 if self._drains else self.limits.max_in_flight
             while len(self._in_flight) < most and (batch := self._schedule()):
                 self._in_flight.append((batch, self._submit(batch)))
             if self._in_flight:
                 self._finish_oldest()
-            elif self._grammars is not None and not self._queues.deltas:
+            elif not self._queues.deltas:
                 self._grammars.wait(GRAMMAR_NAP_S)
             self._publish()
             deltas, self._queues.deltas = self._queues.deltas, []
@@ -194,7 +171,6 @@ class Engine:
     def _send_masks(self, batch: Batch) -> None:
         """Send the token masks of the oldest step. All earlier steps have been applied, so the grammars are up to date. The
         forward of the step runs at the same time."""
-        assert self._grammars is not None
         by_row, draining = self._queues.by_row, self._queues.draining
         live = [by_row[row] if by_row[row] not in draining else None for row in batch.rows.tolist()]
         started = time.perf_counter()
@@ -260,7 +236,7 @@ class Engine:
                 for request in list(self._queues.running):
                     self._queues.preempt(request)
         is_reset = self._kv.pool.reset()
-        if is_reset and self._queues.connectors is not None:
+        if is_reset:
             self._queues.connectors.reset()
         return is_reset
 
@@ -277,8 +253,7 @@ class Engine:
 
     def stop(self) -> None:
         """Drop all requests and stop the executor. A second call does nothing. The engine accepts no requests afterwards."""
-        if self._grammars is not None:
-            self._grammars.stop()
+        self._grammars.stop()
         self._metrics.close()
         self._executor.stop()
         self._dead = self._dead or "it was stopped"
@@ -294,8 +269,8 @@ class Engine:
 
     @contextmanager
     def _dying(self) -> Iterator[None]:
-        """Run a step. An error that leaves the block also leaves the engine in an unknown state, so the engine is dead
-        afterwards."""
+        """Change the engine's state in the block. After an error in it the state is unknown, so the engine is dead."""
+        self._must_live()
         try:
             yield
         except BaseException as error:  # noqa: BLE001 - raised again

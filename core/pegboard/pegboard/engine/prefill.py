@@ -44,7 +44,7 @@ class _Start:
 class Prefill:
     """The second half of scheduling. It keeps no state between steps."""
 
-    def __init__(self, limits: Limits, queues: Queues, grammars: Grammars | None) -> None:
+    def __init__(self, limits: Limits, queues: Queues, grammars: Grammars) -> None:
         self._limits = limits
         self._queues = queues
         self._kv = queues.kv
@@ -108,7 +108,7 @@ class Prefill:
             return False
         if "parent" in request.waits_for and self._parent_is_busy(request):
             return False
-        return "grammar" not in request.waits_for or self._grammars is None or self._grammars.take(request)
+        return "grammar" not in request.waits_for or self._grammars.take(request)
 
     def _parent_is_busy(self, request: Request) -> bool:
         """Return whether the parent has yet to finish computing the prompt. The child waits for that, because it can then share
@@ -144,8 +144,7 @@ class Prefill:
         if getattr(request.params, "skip_reading_prefix_cache", False):
             return _Start()
         hit = self._kv.lookup(request)
-        connectors = self._queues.connectors
-        external = External() if connectors is None else connectors.find(request, hit.num_tokens)
+        external = self._queues.connectors.find(request, hit.num_tokens)
         return None if external is None else _Start(hit, external)
 
     def _begin_loading(self, request: Request, start: _Start) -> Verdict:
@@ -160,7 +159,6 @@ class Prefill:
         request.num_computed_tokens = start.num_cached
         request.status = RequestStatus.LOADING
         self._queues.loading[request.key] = request
-        assert self._queues.connectors is not None, "a connector said that it loads"
         self._queues.connectors.allocated(request, start.external)
         return Verdict.SKIPPED
 
@@ -179,7 +177,7 @@ class Prefill:
             if not self._is_alone() or not self._queues.reclaim(request):
                 return Verdict.BLOCKED
         self._count_query(request, start)
-        if self._queues.connectors is not None and not start.is_loaded:
+        if not start.is_loaded:
             self._queues.connectors.allocated(request, start.external)
             request.num_loading_tokens = start.external.match.num_tokens
             request.num_in_flight_tokens += request.num_loading_tokens

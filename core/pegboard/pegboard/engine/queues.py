@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Literal
 
 from pegboard.config.limits import Limits
 from pegboard.data.request import AdapterRef, RequestDelta
@@ -42,7 +41,7 @@ class Queues:
         limits: Limits,
         kv: KVCache,
         policy: SchedulingPolicy,
-        connectors: KVConnectors | None,
+        connectors: KVConnectors,
         clock: Callable[[], float],
         load_adapter: Callable[[int, AdapterRef], bool],
     ) -> None:
@@ -94,7 +93,7 @@ class Queues:
         request.num_preemptions += 1
         self.totals["num_preemptions_total"] += 1
         request.draft_token_ids = []
-        self._released(request, "preempted")
+        self.connectors.released(request, "preempted")
         self._leave_running(request)
 
     def finish(self, request: Request, delta: RequestDelta, reason: str, *, is_aborted: bool = False) -> None:
@@ -106,7 +105,7 @@ class Queues:
         if not siblings:
             del self.completions[request.request_id]
         if not was_draining:
-            delta.kv_transfer_params = self._released(request, "aborted" if is_aborted else "finished")
+            delta.kv_transfer_params = self.connectors.released(request, "aborted" if is_aborted else "finished")
         request.status = RequestStatus.FINISHED
         if was_running:
             self._leave_running(request)
@@ -152,7 +151,7 @@ class Queues:
 
     def drop_blocks(self, request: Request) -> None:
         """Free the blocks that a connector loaded for a waiting request, which will compute its tokens instead."""
-        self._released(request, "preempted")
+        self.connectors.released(request, "preempted")
         self.kv.release(request)
         request.num_computed_tokens = 0
         request.uses_connectors = False
@@ -160,10 +159,7 @@ class Queues:
     @property
     def is_transferring(self) -> bool:
         """Whether KV transfers are open. Only a step returns the reports that end them."""
-        return self.connectors is not None and bool(self.loading or self.connectors.has_open)
-
-    def _released(self, request: Request, why: Literal["finished", "aborted", "preempted"]) -> dict[str, Any] | None:
-        return None if self.connectors is None else self.connectors.released(request, why)
+        return bool(self.loading or self.connectors.has_open)
 
     def _wait(self, request: Request) -> None:
         self.policy.add(request)

@@ -2,9 +2,9 @@
 `num_computed_tokens` of some requests towards their known tokens.
 
     schedule():  1. running requests, in order: each computes its missing tokens, within the token budget; when blocks run out,
-    the policy names a victim, which loses its blocks and recomputes later
+                    the policy names a victim, which loses its blocks and recomputes later
                  2. if no request was preempted: waiting requests, in the policy's order (prefill.py)
-                 3. the plan becomes a Batch
+                 3. the plan becomes a Batch (batch_builder.py)
     update():    tokens are appended, ended requests are found, full blocks become findable, and deltas are added to the queues
 
 Several steps may be in flight. Each sampling step adds one token that is not known yet. A row with a sampling step in flight is
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, Logprobs, StepOutput
 from pegboard.data.request import PositionLogprobs, RequestDelta
-from pegboard.engine.batch_builder import BatchBuilder, Entry, StepPlan
+from pegboard.engine.batch_builder import Entry, StepPlan, build_batch
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import Copy, NewBlocks
 from pegboard.engine.metrics.step import StepMetrics
@@ -50,14 +50,14 @@ class Scheduler:
     """The engine's thread calls `schedule` before a step is submitted, and `update` when its result has arrived, in the same
     order."""
 
-    def __init__(self, limits: Limits, queues: Queues, grammars: Grammars | None, metrics: StepMetrics) -> None:
+    def __init__(self, limits: Limits, queues: Queues, grammars: Grammars, metrics: StepMetrics) -> None:
         self._limits = limits
         self._queues = queues
         self._kv = queues.kv
         self._grammars = grammars
         self._metrics = metrics
         self._prefill = Prefill(limits, queues, grammars)
-        self._builder = BatchBuilder(limits, queues)
+        self._num_steps = 0
         self._pacing = PrefillPacing(limits.target_itl_s) if limits.target_itl_s else None
         self._steps: dict[int, InFlight] = {}
 
@@ -75,7 +75,8 @@ class Scheduler:
             self._prefill.admit(plan)
         if not plan.entries and (self._steps or not self._queues.is_transferring):
             return None
-        batch, drafts, copies = self._builder.build(plan)
+        batch, drafts, copies = build_batch(self._num_steps, plan, self._queues, self._limits)
+        self._num_steps += 1
         num_prefill_tokens = int(batch.num_scheduled_tokens.sum()) - len(batch.rows)
         self._steps[batch.step] = InFlight(drafts, copies, load, num_prefill_tokens)
         return batch
@@ -142,7 +143,7 @@ class Scheduler:
         if num_known > 1:
             return self._prefill.chunk(request, num_known, plan), num_drafts
         num_drafts = min(num_drafts, plan.tokens_left - 1)
-        if num_drafts and request.grammar is not None and self._grammars is not None:
+        if num_drafts and request.grammar is not None:
             wanted = request.draft_token_ids[:num_drafts]
             num_drafts = len(self._grammars.trim(request, wanted))
             plan.has_trimmed_drafts |= num_drafts < len(wanted)
@@ -263,7 +264,7 @@ class Scheduler:
 
     def _take_reports(self, output: StepOutput) -> set[str]:
         """Apply the connectors' reports. Return the keys of the requests whose load inside this step failed."""
-        if self._queues.connectors is None:
+        if not output.transfers:
             return set()
         loaded, failed = self._queues.connectors.update(output.transfers)
         for key in loaded:

@@ -18,9 +18,8 @@ class Kind:
     """One extension point.
 
     chosen: how a plugin of this kind is chosen. "one": by name or by rank. "keyed": by the entry-point name, which is the lookup
-    key.
-        "capability": by need, then by rank. "chain": several in the configured order; a lookup takes the first hit. "set": every
-        enabled plugin.
+    key. "capability": by need, then by rank. "chain": several in the configured order; a lookup takes the first hit. "set": every
+    enabled plugin.
     ambient: the plugin acts by being present, so it runs only when the configuration or the defaults enable it.
     roles: the processes that it runs in: A API server, E engine, W worker.
     provisional: the interface may still change within this major version.
@@ -67,15 +66,7 @@ KINDS: dict[str, Kind] = {
         _kind("tokenizer", "TokenizerSpec", "keyed", "A", "text to token ids and back, chat templates"),
         _kind("tool_parser", "output_parser:OutputParserSpec", "keyed", "A", "tool calls in the output", provisional=True),
         _kind("reasoning_parser", "output_parser:OutputParserSpec", "keyed", "AE", "reasoning in the output", provisional=True),
-        _kind(
-            "builtin_tool",
-            "BuiltinToolSpec",
-            "set",
-            "A",
-            "tools of the Responses API that the server runs",
-            ambient=True,
-            provisional=True,
-        ),
+        _kind("builtin_tool", "BuiltinToolSpec", "set", "A", "tools that the server runs", ambient=True, provisional=True),
         _kind("lora_resolver", "LoRAResolverSpec", "chain", "A", "finds adapters by name", provisional=True),
         _kind("metrics", "MetricsSpec", "set", "AE", "where measurements go", ambient=True),
         _kind("api", "ApiSpec", "set", "A", "HTTP routes", ambient=True),

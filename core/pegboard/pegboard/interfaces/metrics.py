@@ -60,11 +60,6 @@ class Metric:
     prefixed: bool = True
     latest: bool = False
 
-    @property
-    def is_distribution(self) -> bool:
-        """True if the metric gets observations rather than values."""
-        return self.type in ("histogram", "summary")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pegboard.errors import RequestError
 from pegboard.interfaces.spec import Need, Spec
 from pegboard.interfaces.weight_loader import Checkpoint
 
@@ -41,9 +40,7 @@ class Chat:
     add_special_tokens: add the special tokens of a text before the template's output. Most templates write these tokens
     themselves.
     max_chars: refuse a longer text instead of encoding it, and render a template that comes with the chat in a limited process. A
-    server sets it, because it does not know who sends the chat. None = no limit.
-
-    Raises RequestError for a chat that both continues its last message and starts a new one."""
+    server sets it, because it does not know who sends the chat. None = no limit."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -54,14 +51,6 @@ class Chat:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = False
     max_chars: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.continue_final_message and self.add_generation_prompt:
-            raise RequestError(
-                "continue_final_message and add_generation_prompt cannot both be true: an answer either continues the last "
-                "message or starts a new one",
-                parameter="continue_final_message",
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +95,8 @@ class Tokenizer(Protocol):
     """Thread-safe. Each API process builds one. It must not import torch or transformers."""
 
     def render(self, chat: Chat) -> Rendered:
-        """Apply the chat template and encode the text. Raises RequestError if the template fails or if there is none."""
+        """Apply the chat template and encode the text. Raises RequestError if the template fails, if there is none, or if the
+        chat both continues its last message and starts a new one."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of `text`. Special tokens that are written in the text are recognized. Raises RequestError if the

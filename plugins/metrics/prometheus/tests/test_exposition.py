@@ -49,7 +49,7 @@ def everything(sink: PrometheusSink) -> None:
             1.0,
             {keys[metric.name]: 1.0 for metric in metrics if metric.type == "gauge"},
             {keys[metric.name]: 1.0 for metric in metrics if metric.type == "counter"},
-            {keys[metric.name]: [1.0] for metric in metrics if metric.is_distribution},
+            {keys[metric.name]: [1.0] for metric in metrics if metric.type in ("histogram", "summary")},
         )
     )
 

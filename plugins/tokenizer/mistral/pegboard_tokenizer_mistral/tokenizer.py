@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.tokenizer import Chat, Rendered, TextStream, TokenizerSetup, Vocabulary
 from pegboard_chat import ByteTextStream, ChatTemplate, TransformersMethods
+from pegboard_chat.chat_template import check_end
 from pegboard_chat.request_limits import num_text_chars, too_long
 from pegboard_tokenizer_mistral.conversation import mistral_messages, mistral_tools
 from pegboard_tokenizer_mistral.files import load, tokenizer_file
@@ -96,6 +97,7 @@ class MistralCommonTokenizer(TransformersMethods):
         return self._bytes
 
     def _encode_chat(self, chat: Chat) -> list[int]:
+        check_end(chat)
         if chat.documents:
             raise RequestError(
                 "the tokenizer 'mistral' has no place for documents; write them in a message", parameter="documents"

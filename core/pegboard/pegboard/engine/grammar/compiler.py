@@ -247,12 +247,12 @@ class GrammarCompiler:
 
 
 def _told(name: str, error: PegboardError) -> str:
-    """Return the error as a reason. An error that the backend should not have raised is logged, too."""
+    """Return the error as a reason. An error that the backend should not have raised is also logged."""
     if isinstance(error, PluginFailure):
         log.warning("structured_output %s cannot compile a constraint", name, exc_info=error)
     return str(error)
 
 
 def _cannot(constraint: Constraint, reasons: list[str]) -> RequestError:
-    why = "; ".join(reasons) or "no structured output plugin is active"
+    why = "; ".join(reasons)
     return RequestError(f"the {constraint.kind} constraint cannot be enforced ({why})", parameter="structured_outputs")

@@ -1,9 +1,9 @@
 """Structured output in the engine: it gives requests their compiled grammars, fills the token masks of each step, and trims
 drafts.
 
-A constraint is compiled once, in a thread with a time limit (`compiler.py`); every request with the same
-constraint gets a fork of the result. The scheduler skips a request whose grammar is not compiled yet. A failed
-compilation fails that request only, and so does an error that a backend raises while it enforces a grammar.
+A constraint is compiled once, in a thread with a time limit (`compiler.py`). Every request with the same constraint gets a fork
+of the result. The scheduler skips a request whose grammar is not compiled yet. A failed compilation fails only that request, and
+so does an error that a backend raises while it enforces a grammar.
 """
 
 from __future__ import annotations
@@ -13,20 +13,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from pegboard.config.schema import StructuredOutputsConfig
 from pegboard.data.batch import Array, Batch, TokenMasks
-from pegboard.data.sampling_params import StructuredOutputsParams
+from pegboard.data.sampling_params import CONSTRAINT_KINDS, StructuredOutputsParams
 from pegboard.engine.grammar.compiler import Compiled, GrammarCompiler
 from pegboard.engine.grammar.request_grammar import CALL_S, Blaming, ReasoningEnd, RequestGrammar
 from pegboard.engine.requests import Request
 from pegboard.errors import PegboardError, RequestError, blame
 from pegboard.interfaces.structured_output import Constraint, StructuredOutput
-
-CONSTRAINT_KINDS: tuple[Any, ...] = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+from pegboard.plugins.names import to_install
 
 ROW_S = 0.01
 """Seconds per row that a call which fills many masks may take in addition to `CALL_S` before it counts as slow."""
@@ -73,6 +71,10 @@ class Grammars:
 
     def check(self, params: StructuredOutputsParams) -> None:
         """Raise RequestError, with every backend's reason, if no backend can enforce the constraint."""
+        if not self._chain:
+            advice = to_install("structured_output")
+            message = f"{params.parameter} needs a structured output plugin, and none is active; {advice}"
+            raise RequestError(message, parameter=params.parameter)
         with _blaming(params):
             self._compiler.check(constraint_of(params, self._config))
 

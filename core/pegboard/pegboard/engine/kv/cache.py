@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from pegboard.config.limits import Limits
 from pegboard.engine.kv.pool import NULL_BLOCK, BlockHasher, BlockPool, BlockResidency
 from pegboard.engine.kv.rules import StateRule, make_rule
 from pegboard.engine.requests import Request
@@ -53,29 +54,23 @@ class RequestBlocks:
 class KVCache:
     """Only the scheduler calls it. `allocate` and `commit` are hot: they run once per running request and step.
 
-    residency_share: fraction of the blocks whose residency is measured. checkpoint_every: all states are cached at multiples of
-    this number of tokens, so a prefill chunk should end there; 0 = states are not cached.
+    checkpoint_every: all states are cached at multiples of this number of tokens, so a prefill chunk should end there; 0 = states
+    are not cached.
     """
 
-    def __init__(
-        self,
-        plan: KVPlan,
-        *,
-        enable_prefix_caching: bool = True,
-        hash_algo: str = "sha256",
-        residency_share: float = 0.0,
-    ):
+    def __init__(self, plan: KVPlan, limits: Limits) -> None:
         self.plan = plan
-        self.pool = BlockPool(plan.num_blocks, residency=BlockResidency(residency_share) if residency_share else None)
+        share = limits.kv_metrics_share
+        self.pool = BlockPool(plan.num_blocks, residency=BlockResidency(share) if share else None)
         self.rules = [make_rule(group, plan.hash_block_size) for group in plan.groups]
-        self._enable_prefix_caching = enable_prefix_caching
+        self._enable_prefix_caching = limits.enable_prefix_caching
         self._state_groups = [i for i, rule in enumerate(self.rules) if isinstance(rule, StateRule)]
         self._token_groups = [i for i in range(len(self.rules)) if i not in self._state_groups]
         self._alignment = math.lcm(plan.hash_block_size, *(self.rules[i].block_size for i in self._token_groups))
         self._finders: list[Callable[[bytes], int | None]] = [partial(self.pool.find, i) for i in range(len(self.rules))]
         every = [rule.checkpoint_every for rule in self.rules if isinstance(rule, StateRule)]
-        self.checkpoint_every = math.lcm(*every) if every and enable_prefix_caching else 0
-        self.hasher = BlockHasher(hash_algo, plan.hash_block_size, plan.identity)
+        self.checkpoint_every = math.lcm(*every) if every and limits.enable_prefix_caching else 0
+        self.hasher = BlockHasher(limits.hash_algo, plan.hash_block_size, plan.identity)
         self._nothing: NewBlocks = tuple([] for _ in self.rules)
         self._blocks: dict[str, RequestBlocks] = {}
         self._copies: list[tuple[str, Copy]] = []

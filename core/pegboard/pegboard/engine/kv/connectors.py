@@ -26,12 +26,15 @@ class External(NamedTuple):
 
 
 class KVConnectors:
-    """All connectors of one engine, by name in chain order. An engine without connectors has no object of this class."""
+    """All connectors of one engine, by name in chain order. Most engines have none."""
 
     def __init__(self, connectors: Mapping[str, KVConnectorScheduler], kv: KVCache) -> None:
         self._connectors = connectors
         self._kv = kv
         self._pins: dict[tuple[str, str], list[list[int]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._connectors)
 
     @property
     def has_open(self) -> bool:
@@ -42,7 +45,7 @@ class KVConnectors:
         """Ask the chain for a prefix that is longer than the local one. The match never includes the last token, which is
         computed here. Return None if a connector wants to be asked again."""
         room = request.num_tokens - 1 - num_local_tokens
-        if not request.uses_connectors or room <= 0:
+        if not self or not request.uses_connectors or room <= 0:
             return External()
         self._kv.hasher.extend(request)
         for name, connector in self._connectors.items():
@@ -66,7 +69,7 @@ class KVConnectors:
     def released(self, request: Request, why: Literal["finished", "aborted", "preempted"]) -> dict[str, Any] | None:
         """Tell the connectors that the request is about to free its blocks, and pin the blocks that they still read. Return the
         KV transfer parameters for the client."""
-        if not self._kv.holds(request):
+        if not self or not self._kv.holds(request):
             return None
         parameters: dict[str, Any] = {}
         view = self._view(request)

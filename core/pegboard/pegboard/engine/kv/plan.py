@@ -41,7 +41,8 @@ def plan_kv(
     block_bytes = _block_bytes(parts, block_size)
     groups = tuple(KVGroup(layers, spec, _tokens_per_block(layers, spec, block_size, block_bytes)) for layers, spec in parts)
     num_blocks = num_blocks_override if num_blocks_override is not None else memory_bytes // block_bytes
-    plan = KVPlan(groups, num_blocks, block_bytes, _hash_block_size(groups))
+    hash_block_size = math.gcd(*(group.block_size for group in groups))  # one chain of hashes names the blocks of all groups
+    plan = KVPlan(groups, num_blocks, block_bytes, hash_block_size)
     check_fits(plan, limits.max_model_len, limits.chunk_tokens)
     return plan
 
@@ -114,12 +115,6 @@ def _tokens_per_block(layers: tuple[int, ...], spec: KVCacheSpec, block_size: in
         return every or block_size
     size = _round_up(block_size, spec.block_size_multiple)
     return size * (block_bytes // (len(layers) * spec.slot_bytes() * size))
-
-
-def _hash_block_size(groups: Sequence[KVGroup]) -> int:
-    """Return the tokens per hash. It divides the block size of every group, so one chain of hashes names the blocks of all
-    groups."""
-    return math.gcd(*(group.block_size for group in groups))
 
 
 def _round_up(value: int, multiple: int) -> int:

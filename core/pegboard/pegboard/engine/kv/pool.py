@@ -3,9 +3,9 @@ It uses no torch.
 
 A block is in one of three states:
 
-    free, without content worth keeping; taken first
-    free, cached                          no references, but found by its hash; taken last, oldest first, and it loses its hash
-    (is evicted) only then referenced                            a request, a pin or a copy holds it; never taken
+    free         no references and no hash; taken first
+    free, cached no references, but found by its hash; taken last, oldest first; it loses its hash (is evicted) only when taken
+    referenced   a request, a pin or a copy holds it; never taken
 
 Block 0 is the null block. It replaces dropped blocks in block tables and is never taken, freed or cached.
 
@@ -34,7 +34,6 @@ import msgspec
 import numpy as np
 
 from pegboard.engine.requests import Request
-from pegboard.errors import ConfigError
 
 NULL_BLOCK = 0
 
@@ -133,8 +132,8 @@ class BlockPool:
         taken = [pop(last=False)[0] for _ in range(n)]
         for block_id in taken:
             num_refs[block_id] = 1
-            if block_id in key_of:
-                self._forget(block_id)
+            if (key := key_of.pop(block_id, None)) is not None:
+                del self._block_of[key]
         if self.residency is not None:
             self.residency.taken(taken)
         return taken
@@ -193,10 +192,6 @@ class BlockPool:
             self.residency.forget()
         return True
 
-    def _forget(self, block_id: int) -> None:
-        key = self._key_of.pop(block_id)
-        del self._block_of[key]
-
 
 # --- block hashes -------------------------------------------------------------------------------------------------------------
 
@@ -220,7 +215,7 @@ def sha256_block(parent: bytes, token_ids: Sequence[int], extra: bytes) -> bytes
 
 def sha256_cbor_block(parent: bytes, token_ids: Sequence[int], extra: bytes) -> bytes:
     """SHA-256 over the canonical CBOR (RFC 8949 §4.2) of [parent, [token ids], extra keys or null], which other programs can
-    easily compute, too."""
+    also compute easily."""
     tokens = b"".join(_cbor_int(token) for token in token_ids)
     tail = _cbor_head(2, len(extra)) + extra if extra else b"\xf6"
     return hashlib.sha256(b"\x83" + _cbor_head(2, len(parent)) + parent + _cbor_head(4, len(token_ids)) + tokens + tail).digest()
@@ -247,9 +242,6 @@ class BlockHasher:
     """Extends `request.block_hashes` with one hash per `block_size` confirmed tokens. identity: of the KV plan."""
 
     def __init__(self, algo: str, block_size: int, identity: str = "") -> None:
-        """Raises ConfigError if `algo` is unknown."""
-        if algo not in HASH_ALGOS:
-            raise ConfigError(f"unknown prefix_caching_hash_algo {algo!r}; expected one of {', '.join(HASH_ALGOS)}")
         self._hash = HASH_ALGOS[algo]
         self.block_size = block_size
         self._root = root_hash(identity)

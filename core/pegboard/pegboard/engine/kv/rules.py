@@ -7,6 +7,7 @@ There is one rule object per KV group. All rules are based on one statement: *on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from pegboard.interfaces.attention import Chunk, Full, KVGroup, Retain, State, Window
 
@@ -31,6 +32,7 @@ class FullRule:
     def __init__(self, group: KVGroup, hash_block_size: int) -> None:
         self.block_size = group.block_size
         self.hash_stride = group.block_size // hash_block_size
+        self._retain: Any = group.spec.retain
 
     def blocks_needed(self, num_tokens: int) -> int:
         """Return how many table entries `num_tokens` tokens need, including dropped ones."""
@@ -90,10 +92,8 @@ class WindowRule(FullRule):
 
     def __init__(self, group: KVGroup, hash_block_size: int) -> None:
         super().__init__(group, hash_block_size)
-        retain = group.spec.retain
-        assert isinstance(retain, Window)
-        self._tokens = retain.tokens
-        self._sink_blocks = blocks_for(retain.sinks, group.block_size)
+        self._tokens = self._retain.tokens
+        self._sink_blocks = blocks_for(self._retain.sinks, group.block_size)
 
     def expired(self, num_computed_tokens: int) -> range:
         """Return the blocks between the sinks and the first token that the next token attends to."""
@@ -111,20 +111,16 @@ class WindowRule(FullRule):
 class ChunkRule(FullRule):
     """A token attends to the tokens of its chunk before it and to itself. Chunks start at multiples of `tokens`."""
 
-    def __init__(self, group: KVGroup, hash_block_size: int) -> None:
-        super().__init__(group, hash_block_size)
-        retain = group.spec.retain
-        assert isinstance(retain, Chunk)
-        self._tokens = retain.tokens
-
     def expired(self, num_computed_tokens: int) -> range:
-        return range(num_computed_tokens // self._tokens * self._tokens // self.block_size)
+        size = self._retain.tokens
+        return range(num_computed_tokens // size * size // self.block_size)
 
     def next_expiry(self, num_computed_tokens: int) -> int:
-        return (num_computed_tokens // self._tokens + 1) * self._tokens
+        size: int = self._retain.tokens
+        return (num_computed_tokens // size + 1) * size
 
     def max_blocks(self, num_tokens: int, chunk_tokens: int) -> int:
-        return min(self.blocks_needed(num_tokens), blocks_for(self._tokens + chunk_tokens, self.block_size) + 1)
+        return min(self.blocks_needed(num_tokens), blocks_for(self._retain.tokens + chunk_tokens, self.block_size) + 1)
 
 
 class StateRule(FullRule):
@@ -136,10 +132,8 @@ class StateRule(FullRule):
 
     def __init__(self, group: KVGroup, hash_block_size: int) -> None:
         super().__init__(group, hash_block_size)
-        retain = group.spec.retain
-        assert isinstance(retain, State)
-        self.checkpoint_every = retain.checkpoint_every
-        self._num_states = 1 + retain.draft_states
+        self.checkpoint_every: int = self._retain.checkpoint_every
+        self._num_states: int = 1 + self._retain.draft_states
         self._hash_block_size = hash_block_size
 
     def blocks_needed(self, num_tokens: int) -> int:
