@@ -34,7 +34,6 @@ EXCEPTIONS = {
     "KernelSpec.provides": "read by key_of, in its own file",
     "ModelFamilySpec.implementation": "gives a default to the field of Spec: a family is data",
     "StructuredOutputNeed.constraint": "`pegboard plugins why structured_output --need constraint=…` asks with it",
-    "StructuredOutputSetup.load": "read by its property vocabulary, in its own file",
     "StepTimes.prepare_s": "a part of StepTimes.total_s, which is read",
     "TransferReport.saved": "KV connectors fill it",
     "TransferReport.loaded": "KV connectors fill it",

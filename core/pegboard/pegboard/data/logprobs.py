@@ -12,17 +12,14 @@ from pegboard.data.request import PositionLogprobs
 Row = dict[int, Logprob]
 
 
-class TokenTexts:
-    """The text of single token ids. Each id is decoded once."""
+class TokenTexts(dict[int, str]):
+    """The text of single token ids. Each id is decoded when it is first read."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._texts: dict[int, str] = {}
 
-    def __getitem__(self, token_id: int) -> str:
-        text = self._texts.get(token_id)
-        if text is None:
-            text = self._texts[token_id] = self._tokenizer.decode([token_id], skip_special_tokens=False)
+    def __missing__(self, token_id: int) -> str:
+        text = self[token_id] = self._tokenizer.decode([token_id], skip_special_tokens=False)
         return text
 
 

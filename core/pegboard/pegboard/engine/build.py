@@ -74,7 +74,7 @@ def _build(registry: Registry, plan: "EnginePlan") -> Engine:
         "KV cache: %d tokens in %d blocks (%.2f GiB), stored in %s", num_tokens(kv_plan), kv_plan.num_blocks, gibibytes, stored
     )
     _tell_hooks(registry, plan, sum(rank.weight_bytes for rank in ready), loaded - started)
-    engine = Engine(
+    return Engine(
         executor=executor,
         policy=policy,
         has_priority=has_priority,
@@ -84,9 +84,8 @@ def _build(registry: Registry, plan: "EnginePlan") -> Engine:
         grammars=make_grammars(registry, plan),
         metrics=_metrics(registry, plan, config, limits, kv_plan),
         plugin_modules=registry.modules(),
+        decisions=registry.describe_decisions,
     )
-    engine.decisions = registry.describe_decisions
-    return engine
 
 
 def choose_for_model(plan: "EnginePlan", registry: Registry, num_weight_bytes: int = 0) -> KVPlan:

@@ -40,9 +40,10 @@ class Engine:
     """Serves requests on an executor whose model is loaded and whose KV cache is allocated.
 
     connectors: implementations by plugin name, in chain order. grammars: this engine owns them and stops them. has_priority:
-    the policy honours `EngineRequest.priority`. plugin_modules: module → id of the plugin that it belongs to; a failure in the
-    module is reported with that id. clock: returns seconds on the same clock as `EngineRequest.arrival_s`. kv_plan: can hold at
-    least one request of `limits.max_model_len` tokens (`plan_kv` checks this).
+    the policy honours `EngineRequest.priority`. kv_plan: has room for one request of `limits.max_model_len` tokens, as `plan_kv`
+    checks. plugin_modules: module → id of the plugin that it belongs to; a failure in the module is reported with that id.
+    decisions: returns the plugins that were chosen for this engine, and why. clock: returns seconds on the same clock as
+    `EngineRequest.arrival_s`.
 
     After a plugin or the executor has failed in a step, the engine is dead: every call raises EngineDeadError.
     """
@@ -59,11 +60,10 @@ class Engine:
         metrics: StepMetrics | None = None,
         has_priority: bool = False,
         plugin_modules: Mapping[str, str] | None = None,
+        decisions: Callable[[], list[dict[str, Any]]] = list,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.limits = limits
-        self.decisions: Callable[[], list[dict[str, Any]]] = list
-        """The plugins that were chosen for this engine, and the reasons. `build_engine` sets it."""
         self._executor = executor
         self._grammars = grammars or Grammars({}, vocab_size=limits.vocab_size)
         self._has_priority = has_priority
@@ -80,7 +80,7 @@ class Engine:
             "stats": self.stats,
             "reset_prefix_cache": self._reset_prefix_cache,
             "call": self._call,
-            "decisions": lambda: self.decisions(),
+            "decisions": decisions,
         }
         executor.watch(self._on_death)
 

@@ -13,10 +13,11 @@ scheduled ahead only if drafts are off, because the next step depends on how man
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pegboard.config.limits import Limits
-from pegboard.data.batch import Batch, Logprobs, StepOutput
+from pegboard.data.batch import Batch, Logprobs, StepOutput, TransferReport
 from pegboard.data.request import PositionLogprobs, RequestDelta
 from pegboard.engine.batch_builder import Entry, StepPlan, build_batch
 from pegboard.engine.grammar.grammars import Grammars
@@ -28,6 +29,10 @@ from pegboard.engine.queues import Queues
 from pegboard.engine.requests import Request
 from pegboard.errors import PluginFailure, expect
 from pegboard.interfaces.scheduling_policy import RequestStatus, StepBudget, StepLoad
+
+LOAD_FAILED = "a KV connector could not load the request's prefix, and kv_load_failure_policy is 'fail'"
+
+NO_TOKEN_LEFT = "logit_bias, allowed_token_ids or bad_words leave none of the tokens that it allows"
 
 BAD_TOKENS = "the sampler returned {}, which are not token ids; -1 means that the model's logits are not numbers (NaN)"
 
@@ -41,9 +46,6 @@ class InFlight:
     copies: list[Copy]
     load: StepLoad
     num_prefill_tokens: int
-
-
-NO_TOKEN_LEFT = "logit_bias, allowed_token_ids or bad_words leave none of the tokens that it allows"
 
 
 class Scheduler:
@@ -175,7 +177,8 @@ class Scheduler:
     def update(self, batch: Batch, output: StepOutput) -> None:
         """Apply the results to the requests of the step. Results for rows that their request has left meanwhile are dropped."""
         self._close(batch, output)
-        failed_loads = self._take_reports(output)
+        if output.transfers:
+            self._take_reports(output.transfers)
         places = {row: place for place, row in enumerate(output.rows.tolist())}
         token_ids = output.token_ids.lists()
         drafts = output.draft_token_ids.lists() if output.draft_token_ids is not None else None
@@ -192,9 +195,6 @@ class Scheduler:
             if request.status is not RequestStatus.RUNNING:
                 if not request.num_in_flight_steps:
                     self._queues.vacate(request)
-                continue
-            if request.key in failed_loads:
-                self._redo(request)
                 continue
             place = places.get(row)
             if place is None:  # part of a prompt
@@ -262,47 +262,35 @@ class Scheduler:
 
     # --- update: KV transfers -----------------------------------------------------------------------------------------------
 
-    def _take_reports(self, output: StepOutput) -> set[str]:
-        """Apply the connectors' reports. Return the keys of the requests whose load inside this step failed."""
-        if not output.transfers:
-            return set()
-        loaded, failed = self._queues.connectors.update(output.transfers)
+    def _take_reports(self, reports: Mapping[str, TransferReport]) -> None:
+        """Apply the connectors' reports. A request whose load failed computes the rest itself, or ends with an error."""
+        queues = self._queues
+        loaded, failed = queues.connectors.update(reports)
         for key in loaded:
-            if (request := self._queues.loading.pop(key, None)) is not None:
+            if (request := queues.loading.pop(key, None)) is not None:
                 request.status = RequestStatus.WAITING
                 self._kv.commit(request, request.num_computed_tokens)
-        in_step = set()
         for key, first_bad_token in failed.items():
-            if (request := self._queues.loading.pop(key, None)) is not None:
-                request.status = RequestStatus.WAITING
-                self._continue_without(request, first_bad_token)
+            request = queues.requests.get(key)
+            if request is None or request.status not in (RequestStatus.LOADING, RequestStatus.RUNNING):
+                continue
+            if self._limits.kv_load_failure_policy == "fail":
+                queues.fail(request, "error", LOAD_FAILED)
+            elif request.status is RequestStatus.RUNNING:  # what it computed after the load is invalid and was not committed
+                request.uses_connectors = False
+                queues.preempt(request)
             else:
-                in_step.add(key)
-        return in_step
+                self._continue_without(queues.loading.pop(key), first_bad_token)
 
     def _continue_without(self, request: Request, first_bad_token: int) -> None:
         """Handle a failed load between steps: keep the blocks if possible, and compute from the first bad token on."""
-        if self._limits.kv_load_failure_policy == "fail":
-            self._queues.fail(request, "error", _load_failed(f" from token {first_bad_token} on"))
-        elif not self._kv.can_resume(request, first_bad_token):
+        request.status = RequestStatus.WAITING
+        request.uses_connectors = False
+        if not self._kv.can_resume(request, first_bad_token):
             self._queues.drop_blocks(request)
         else:
             request.num_computed_tokens = min(request.num_computed_tokens, first_bad_token)
-            request.uses_connectors = False
             self._kv.commit(request, request.num_computed_tokens)
-
-    def _redo(self, request: Request) -> None:
-        """Handle a failed load inside a step. Everything that was computed on top of it is invalid and was not committed. The
-        request starts over from what is cached here."""
-        request.uses_connectors = False
-        if self._limits.kv_load_failure_policy == "fail":
-            self._queues.fail(request, "error", _load_failed())
-        else:
-            self._queues.preempt(request)
-
-
-def _load_failed(where: str = "") -> str:
-    return f"a KV connector could not load the request's prefix{where}, and kv_load_failure_policy is 'fail'"
 
 
 def _positions(logprobs: Logprobs) -> list[PositionLogprobs]:

@@ -8,6 +8,7 @@ blocks and hands the backend views of it. Shape letters: T tokens, B rows, H hea
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -84,7 +85,8 @@ class KVTensor(msgspec.Struct, frozen=True):
 
     def slot_bytes(self) -> int:
         """Bytes of one slot."""
-        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+        num_bits = int(re.findall(r"\d+", self.dtype)[0])  # "bfloat16" has 16 bits, "float8_e4m3fn" has 8
+        return math.prod(self.shape) * num_bits // 8
 
 
 class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,18 +100,6 @@ class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
     def slot_bytes(self) -> int:
         """Bytes of one slot over all tensors."""
         return sum(tensor.slot_bytes() for tensor in self.tensors)
-
-
-DTYPE_BYTES = {
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "float64": 8,
-}
 
 
 class KVGroup(msgspec.Struct, frozen=True):

@@ -256,30 +256,20 @@ class KVCache:
         last prompt token, of which it gets a copy. All its prompt tokens except the last count as computed. Return False and
         change nothing if that is not possible: blocks are short, the parent has dropped blocks that the child needs, or a group
         stores states."""
-        if self._state_groups:
-            return False
         num_computed = child.num_prompt_tokens - 1
-        parent_tables, tables, sources = self.tables(parent), [], []
-        for index, rule in enumerate(self.rules):
-            last = num_computed // rule.block_size
-            expired = rule.expired(num_computed)
-            tables.append([0 if i in expired else block_id for i, block_id in enumerate(parent_tables[index][:last])])
-            if any(block_id == NULL_BLOCK and i not in expired for i, block_id in enumerate(tables[index])):
-                return False
-            if num_computed % rule.block_size:
-                sources.append((index, parent_tables[index][last]))
-        if any(source == NULL_BLOCK for _, source in sources) or self.pool.num_free < len(self.rules):
+        if not self.can_resume(parent, num_computed) or (fresh := self.pool.take(len(self.rules))) is None:
             return False
         blocks = self._blocks[child.key] = RequestBlocks(len(self.rules))
-        for index, table in enumerate(tables):
+        for index, (rule, shared) in enumerate(zip(self.rules, self.tables(parent), strict=True)):
+            last, expired = num_computed // rule.block_size, rule.expired(num_computed)
+            table = [NULL_BLOCK if i in expired else block_id for i, block_id in enumerate(shared[:last])]
             self.pool.touch(table)
             blocks.tables[index].extend(table)
-            blocks.num_hashed[index] = len(table)
-        fresh = self.pool.take(len(self.rules))
-        assert fresh is not None, "counted above"
+            blocks.num_hashed[index] = last
+            if num_computed % rule.block_size:
+                self.pool.touch([shared[last]])
+                self._copies.append((child.key, (index, shared[last], fresh[index])))
         self._append(blocks, [1] * len(self.rules), fresh)
-        self.pool.touch(source for _, source in sources)
-        self._copies.extend((child.key, (index, source, fresh[index])) for index, source in sources)
         return True
 
     def checkpoint(self, request: Request, num_computed_tokens: int) -> None:

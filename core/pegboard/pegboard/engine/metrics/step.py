@@ -21,16 +21,6 @@ SUCCESS = by_label("request_success_total")
 BY_SOURCE = by_label("prompt_tokens_by_source_total")
 PARTS = by_label("pegboard_step_seconds_total")
 
-PLUGIN_PARTS = {
-    "attention": "plan",
-    "model": "forward",
-    "sampler": "sample",
-    "draft": "propose",
-    "structured_output": "masks",
-    "kv_connector": "transfer",
-}
-"""The kind of a plugin → the part of its work that is measured."""
-
 
 class StepMetrics:
     """Counts and observations since they were last published. All times are on the engine's clock. plugin_names: kind → names of
@@ -70,7 +60,7 @@ class StepMetrics:
         names = plugin_names or {}
         self._plugin_keys = {
             kind: series("pegboard_plugin_seconds_total", kind, names[kind], part)
-            for kind, part in PLUGIN_PARTS.items()
+            for kind, part in ROWS["pegboard_plugin_seconds_total"]["parts"].items()
             if names.get(kind)
         }
         if cache_config:
@@ -131,7 +121,7 @@ class StepMetrics:
                 entry.execute_s += times.total_s
 
     def spent(self, kind: str, seconds: float) -> None:
-        """Add the seconds that the plugins of a kind took for their part (see `PLUGIN_PARTS`)."""
+        """Add the seconds that the plugins of a kind took for their part of the step (`parts` in the catalogue)."""
         if (key := self._plugin_keys.get(kind)) is not None:
             self.count(key, seconds)
 
@@ -272,8 +262,8 @@ class _OpenRequest:
             finish_reasons=tuple(each.finish_reason or "abort" for each in ended),
             n=len(ended),
             max_tokens=params.max_tokens,
-            temperature=params.temperature if params else None,
-            top_p=params.top_p if params else None,
+            temperature=params.temperature,
+            top_p=params.top_p,
             lora_name=request.lora.name if request.lora is not None else None,
             forward_s=self.forward_s,
             execute_s=self.execute_s,
