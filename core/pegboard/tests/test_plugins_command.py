@@ -1,4 +1,4 @@
-"""`pegboard plugins …`: `list` runs no plugin code; `show`, `why` and `doctor` explain."""
+"""`pegboard plugins …`: `list` runs no plugin code; `show` and `why` explain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from pegboard.cli import plugins_command
-from pegboard.cli.main import plugin_config
+from pegboard.config.sources import plugin_config
 from pegboard.errors import ConfigError, PluginNotFound
 from pegboard.plugins import discovery
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
@@ -19,8 +19,6 @@ PARTS = """
 from pegboard.interfaces.spec import Absent, Broken, Ok
 def ok(facts): return Ok({"level": 3})
 def broken(facts): return Broken("library damaged")
-class Half:
-    def sample(self, logits, step): pass
 """
 
 
@@ -136,66 +134,3 @@ def test_why_of_a_keyed_kind(fakes: FakeDistributions, capsys: pytest.CaptureFix
     assert "exact name" in capsys.readouterr().out
     assert run("why", "model", "--name", "Mamba") == 0
     assert "any name" in capsys.readouterr().out
-
-
-def test_doctor_is_content_with_good_plugins(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
-    add_attention(fakes)
-    assert run("doctor", "--json") == 0, capsys.readouterr().out
-
-
-def test_doctor_finds_what_is_wrong(
-    fakes: FakeDistributions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SICK", "0")  # so that the variable which the sick plugin sets is removed after the test
-    monkeypatch.delenv("SICK")
-    modules = {
-        "sick_heavy": "import numpy\n" + spec_source("sampler"),
-        "sick_effects": "import os\nos.environ['SICK'] = '1'\n" + spec_source("sampler"),
-        "sick_probe": spec_source("sampler", probe="command_parts:broken"),
-        "sick_exit": "import os\nos._exit(3)\n",
-        "sick_part": spec_source("sampler", implementation="command_parts.nowhere:Sampler"),
-        "sick_after": spec_source("sampler"),
-        "sick_methods": spec_source("sampler", implementation="command_parts:Half"),
-        "sick_nobody": spec_source("sampler", implementation="command_parts:Nobody"),
-        "sick_flag": spec_source("sampler", flags=frozenset({"quick"})),
-        "sick_sleepy": "import time\ntime.sleep(0.6)\n" + spec_source("sampler"),
-        "sick_hang": "import time\ntime.sleep(10**6)\n",
-    }
-    names = {name.removeprefix("sick_"): f"{name}:SPEC" for name in modules}
-    requires = ["nothing-of-this-name>=2", "pytest>=1"]
-    fakes.add("sick", {"sampler": {**names, "missing": "sick_none:SPEC"}}, modules, requires=requires)
-    fakes.add("twin", {"sampler": {"after": "sick_after:SPEC"}, "pegboard.attention.v7": {"far": "x:Y"}})
-    # One entry's module ends the interpreter. The process that imports it gives no answer, so this process must not import it.
-    from pegboard.plugins import doctor
-    from pegboard.plugins.doctor import examine
-    from pegboard.plugins.registry import Registry
-
-    monkeypatch.setattr(doctor, "LIMIT_S", 1.0)
-    connector = spec_source("kv_connector", implementation="command_parts:Half", worker="command_parts:Nobody")
-    fakes.add("far", {"kv_connector": {"far": "far_spec:SPEC"}}, {"far_spec": connector})
-    findings = examine(Registry(fakes.scan()))
-    text = {(finding.subject, finding.text) for finding in findings if finding.level == "problem"}
-
-    def says(subject: str, words: str) -> bool:
-        return any(subject in where and words in what for where, what in text)
-
-    assert says("sampler:heavy", "imports numpy")
-    assert says("sampler:effects", "the environment")
-    assert says("sampler:probe", "library damaged")
-    assert says("sampler:part", "there is no module command_parts.nowhere")
-    assert says("sampler:exit", "ends the interpreter")
-    assert says("sampler:missing", "sick_none")
-    assert says("sampler:methods", "has no method add, remove, score, which pegboard.interfaces.sampler.Sampler needs")
-    assert says("sampler:nobody", "there is no Nobody in command_parts")
-    assert says("sampler:flag", "flags has 'quick', which sampler does not know; known: none")
-    assert says("sampler:sleepy", "ms to import, the budget is 20 ms")
-    assert says("sampler:hang", "it takes more than 1.0 s")
-    assert says("kv_connector:far", "worker 'command_parts:Nobody': there is no Nobody")
-    assert says("sampler:after", "'sick:after' or 'twin:after'")
-    assert says("attention:far", "upgrade pegboard")
-    assert says("sick", "nothing-of-this-name") and not says("sick", "pytest")
-    assert not says("sampler:after (sick", "")
-    monkeypatch.delenv("SICK")
-    monkeypatch.setattr(doctor, "examine", lambda registry: findings)
-    assert run("doctor") == 1
-    assert f"{len(text)} problems" in capsys.readouterr().out

@@ -108,7 +108,7 @@ def test_unknown_name_suggests_a_catalogued_one() -> None:
 
 def test_importing_the_plugin_system_pulls_in_nothing_heavy() -> None:
     source = (
-        "import sys, pegboard.plugins.registry, pegboard.plugins.doctor, pegboard.cli.plugins_command\n"
+        "import sys, pegboard.plugins.registry, pegboard.cli.plugins_command\n"
         "print([m for m in ('torch', 'numpy', 'pydantic', 'transformers') if m in sys.modules])"
     )
     path = str(Path(__file__).parents[1])

@@ -13,8 +13,7 @@ from pegboard.data.batch import CSR, Batch, BlockDelta, Logprobs, NewRequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, KVTensor
 from pegboard.worker.prompt_logprobs import PromptScores
-from pegboard.worker.row_state import RowState
-from pegboard.worker.step_inputs import InputBuilder, StepInputs
+from pegboard.worker.step_inputs import InputBuilder, RowState, StepInputs
 
 ROWS, CAPACITY, MAX_DRAFTS = 4, 40, 2
 SPEC = KVCacheSpec(tensors=(KVTensor("k", (1,), "float32"),))

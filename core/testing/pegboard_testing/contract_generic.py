@@ -20,9 +20,9 @@ from pegboard.interfaces.model_family import ModelFamilySpec
 from pegboard.interfaces.spec import TIERS, Absent, Broken, Ok, Spec
 from pegboard.plugins import discovery, options
 from pegboard.plugins.discovery import Entry
-from pegboard.plugins.doctor import BUDGET_MS, PARTS, measure
 from pegboard.plugins.importing import import_part, import_spec, incompatibility, probe_facts
-from pegboard.plugins.source_code import members, missing, wanted
+from pegboard_doctor.doctor import BUDGET_MS, PARTS, measure
+from pegboard_doctor.source_code import members, missing, wanted
 
 
 def installed_entry(kind: str, name: str, distribution: str | None = None) -> Entry:

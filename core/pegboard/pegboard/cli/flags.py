@@ -12,12 +12,10 @@ import json
 import re
 import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
-from pegboard import env
 from pegboard.config.schema import MOST_USED, Setting, Settings, settings_of
-from pegboard.config.sources import VLLM, is_vllm_name, parse_number, read_config_file, settings_from
+from pegboard.config.sources import VLLM, config_layers, is_vllm_name, parse_number, settings_from
 from pegboard.config.vllm_names import ABSENT, ALIASES, FORMS, SHORT, Layer, refuse
 from pegboard.errors import ConfigError, UsageError, did_you_mean
 from pegboard.interfaces import KINDS
@@ -301,9 +299,3 @@ def _flat(dest: str, items: list[Any]) -> list[Any]:
         except ValueError as error:
             raise UsageError(f"--{dest.partition('.')[2].replace('_', '-')}: {item!r} is not a JSON list: {error}") from None
     return flat
-
-
-def config_layers(path: str | None) -> list[tuple[Layer, str]]:
-    """Return the layers of the config files: first that of PEGBOARD_CONFIG, then that of `path`."""
-    files = [file for file in (env.config_file(), Path(path).expanduser() if path else None) if file is not None]
-    return [(read_config_file(file), str(file)) for file in files]

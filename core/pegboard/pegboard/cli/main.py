@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pegboard.config.schema import PluginConfig, Settings
+    from pegboard.config.schema import Settings
     from pegboard.interfaces.command import CommandSetup
     from pegboard.interfaces.tokenizer import Tokenizer
 
 OWN = {
-    "check": "say whether a model runs here, with which plugins and how much memory",
-    "plugins": "list plugins, explain how they are chosen, and look for problems",
-    "collect-env": "report versions, machine and plugins, for a bug report",
+    "plugins": "list plugins, and explain how they are chosen",
     "help": "explain a command, a setting, a kind of plugin or the options of a plugin",
 }
 """Core's own commands → their line in the list of commands. All other commands are plugins of the kind `command`."""
@@ -55,20 +53,17 @@ def _dispatch(words: list[str]) -> int:
     if command in ("-h", "--help"):
         print(overview())
         return 0 if words else 2
-    if command == "plugins":
-        from pegboard.cli import plugins_command
-
-        return plugins_command.main(words[1:], plugin_config())
-    if command == "check":
-        from pegboard.cli import check_command
-
-        return check_command.main(words[1:])
-    if command == "collect-env":
-        from pegboard.cli import collect_env
-
-        return collect_env.main(words[1:], plugin_config())
     if command == "help":
         return _explain(words[1:])
+    if command == "plugins":
+        from pegboard.cli import plugins_command
+        from pegboard.config.sources import plugin_config
+        from pegboard.plugins.defaults import provider
+
+        action = "-".join(words[:2])  # "plugins-doctor"
+        if action not in commands() and provider("command", action) is None:
+            return plugins_command.main(words[1:], plugin_config())
+        command, words = action, words[1:]
     return _run_plugin(command, words[1:])
 
 
@@ -79,7 +74,7 @@ def overview() -> str:
     listed: dict[str, list[str]] = {}
     for entry in scan().entries:
         if entry.kind == "command":
-            listed.setdefault(entry.distribution, []).append(entry.name)
+            listed.setdefault(entry.distribution, []).append(entry.name.replace("plugins-", "plugins "))
     texts = {", ".join(words): scan().summaries[distribution] for distribution, words in listed.items()} | OWN
     width = max(map(len, texts))
     lines = "\n".join(f"  {name:<{width}}  {text}" for name, text in texts.items())
@@ -118,6 +113,7 @@ def _explain(words: Sequence[str]) -> int:
 
 
 def _options_help(address: str) -> str:
+    from pegboard.config.sources import plugin_config
     from pegboard.plugins.options import schema_text
     from pegboard.plugins.policy import option_key
     from pegboard.plugins.registry import Registry
@@ -142,19 +138,12 @@ def _setting_help(word: str) -> str:
     return f"{flag} ({setting.section})\n  {setting.help}\n  type {shown}, default {setting.default!r}"
 
 
-def plugin_config() -> "PluginConfig":
-    """Return the plugin rules of the PEGBOARD_CONFIG file and of PEGBOARD_PLUGINS."""
-    from pegboard.cli.flags import config_layers
-    from pegboard.config.sources import settings_from
-
-    return settings_from(config_layers(None)).plugins
-
-
 def _run_plugin(word: str, words: list[str]) -> int:
     """Run a command that a plugin provides. Raises UsageError if it is unknown. An allow list does not apply to commands, because
     the user types the command."""
     from msgspec import structs
 
+    from pegboard.config.sources import plugin_config
     from pegboard.errors import UsageError, did_you_mean
     from pegboard.plugins.defaults import provider
     from pegboard.plugins.registry import Registry

@@ -1,4 +1,4 @@
-"""`pegboard plugins list | show | why | doctor`. `list` reads package metadata only and never runs a plugin's code."""
+"""`pegboard plugins list | show | why`. `list` reads package metadata only and never runs a plugin's code."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 def main(words: Sequence[str], config: PluginConfig) -> int:
-    """Run the command and return the exit status: 0, or 1 if no plugin suits or a problem was found."""
+    """Run the command and return the exit status: 0, or 1 if no plugin suits."""
     arguments = _parser().parse(words)
     if getattr(arguments, "model", None) is not None:
         return _why_for_model(arguments, config)
-    action = {"list": _list, "show": _show, "why": _why, "doctor": _doctor}[arguments.action]
+    action = {"list": _list, "show": _show, "why": _why}[arguments.action]
     return action(Registry.discover(config), arguments)
 
 
 def _parser() -> FlagParser:
     from pegboard.cli.flags import FlagParser
 
-    parser = FlagParser(prog="pegboard plugins", description="List plugins, explain how they are chosen, and look for problems.")
+    parser = FlagParser(prog="pegboard plugins", description="List plugins, and explain how they are chosen.")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="list installed plugins; runs no code of plugins")
     listing.add_argument("--kind", help="only this kind")
@@ -48,8 +48,7 @@ def _parser() -> FlagParser:
     why.add_argument("--name", help="an explicit choice, or the key to look up in a keyed kind")
     why.add_argument("--platform", help="device family to choose for")
     why.add_argument("--model", metavar="REF", help="explain the choices for serving this model")
-    doctor = actions.add_parser("doctor", help="look for problems; the exit status is 1 if there is one")
-    for action in (listing, show, why, doctor):
+    for action in (listing, show, why):
         action.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output")
     return parser
 
@@ -233,23 +232,6 @@ def _need(kind: str, pairs: Sequence[str], platform: str | None) -> Need:
     except TypeError as error:
         raise ConfigError(f"--need for {kind}: {error}") from error
     return need
-
-
-def _doctor(registry: Registry, arguments: argparse.Namespace) -> int:
-    from dataclasses import asdict
-
-    from pegboard.plugins.doctor import examine
-
-    findings = examine(registry)
-    problems = [finding for finding in findings if finding.level == "problem"]
-    if arguments.as_json:
-        _print_json([asdict(finding) for finding in findings])
-    else:
-        for finding in findings:
-            print(f"{finding.level:<8} {finding.subject}: {finding.text}")
-        number = len(registry.scan.entries) + len(registry.scan.hooks)
-        print(f"{number} plugins, {len(problems)} problems, {len(findings) - len(problems)} notes")
-    return 1 if problems else 0
 
 
 def _field_values(value: Any) -> dict[str, Any]:

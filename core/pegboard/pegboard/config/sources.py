@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from pegboard import env
-from pegboard.config.schema import SECTIONS, Setting, Settings, all_settings, build, check_engine
+from pegboard.config.schema import SECTIONS, PluginConfig, Setting, Settings, all_settings, build, check_engine
 from pegboard.config.vllm_names import ABSENT, ALIASES, ENVIRONMENT, FORMS, Layer, refuse, translate, warn_once
 from pegboard.errors import ConfigError, did_you_mean
 
@@ -134,6 +134,17 @@ def coerced(setting: Setting, value: Any) -> Any:
 def _merge_options(merged: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]) -> None:
     for address, values in more.items():
         merged.setdefault(address, {}).update(values)
+
+
+def plugin_config() -> PluginConfig:
+    """Return the plugin rules of the PEGBOARD_CONFIG file and of PEGBOARD_PLUGINS."""
+    return settings_from(config_layers(None)).plugins
+
+
+def config_layers(path: str | None) -> list[tuple[Layer, str]]:
+    """Return the layers of the config files: first that of PEGBOARD_CONFIG, then that of `path`."""
+    files = [file for file in (env.config_file(), Path(path).expanduser() if path else None) if file is not None]
+    return [(read_config_file(file), str(file)) for file in files]
 
 
 def read_config_file(path: Path) -> Layer:

@@ -21,9 +21,8 @@ from pegboard.interfaces.platform import Copies, Replay
 from pegboard.interfaces.sampler import Sampled, Sampler, SampleStep
 from pegboard.worker.memory import copy_blocks
 from pegboard.worker.prompt_logprobs import PromptScores
-from pegboard.worker.row_state import RowState
 from pegboard.worker.stages import Stages
-from pegboard.worker.step_inputs import InputBuilder, StepInputs
+from pegboard.worker.step_inputs import InputBuilder, RowState, StepInputs
 
 Masks = Callable[[], TokenMasks]
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from pegboard.data.batch import Batch, Logprobs, NewRequest
 from pegboard.interfaces.sampler import Sampler
-from pegboard.worker.row_state import RowState
-from pegboard.worker.step_inputs import StepInputs
+from pegboard.worker.step_inputs import RowState, StepInputs
 
 CHUNK = 256
 """Number of positions that are scored at once. It limits the logits in memory to 256 × vocabulary."""

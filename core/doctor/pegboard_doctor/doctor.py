@@ -1,4 +1,5 @@
-"""Looks for problems with the installed plugins. It reads specs, runs probes and calls each hook plugin."""
+"""`pegboard plugins doctor`: looks for problems with the installed plugins. It reads specs, runs probes and calls each
+hook plugin."""
 
 from __future__ import annotations
 
@@ -13,15 +14,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 
+from pegboard.config.sources import plugin_config
 from pegboard.errors import PegboardError, PluginError
 from pegboard.interfaces import HOOKS_GROUP, KINDS
+from pegboard.interfaces.command import CommandSetup
 from pegboard.interfaces.hooks import Finding
 from pegboard.interfaces.spec import Broken, Ok
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_object, import_part, import_spec, incompatibility
 from pegboard.plugins.policy import overrides
 from pegboard.plugins.registry import Registry
-from pegboard.plugins.source_code import missing
+from pegboard_doctor.source_code import missing
 
 BUDGET_MS = 20.0
 """Processor time that a spec's module may take to import, after the kind's interface was imported."""
@@ -38,6 +41,30 @@ PARTS = ("implementation", "options", "probe", "suits", "validate", "worker")
 HEAVY = ("torch", "transformers", "pydantic", "numpy", "tensorflow", "jax", "triton")
 
 _MARK = "spec-cost "
+
+
+class Doctor:
+    """The command `plugins doctor`."""
+
+    def __init__(self, options: None, setup: CommandSetup) -> None:
+        self._parser = setup.parser(
+            prog="pegboard plugins doctor", description="Look for problems. The exit status is 1 if there is one."
+        )
+        self._parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output")
+
+    def run(self, words: Sequence[str]) -> int:
+        arguments = self._parser.parse(words)
+        registry = Registry.discover(plugin_config())
+        findings = examine(registry)
+        problems = [finding for finding in findings if finding.level == "problem"]
+        if arguments.as_json:
+            print(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
+        else:
+            for finding in findings:
+                print(f"{finding.level:<8} {finding.subject}: {finding.text}")
+            number = len(registry.scan.entries) + len(registry.scan.hooks)
+            print(f"{number} plugins, {len(problems)} problems, {len(findings) - len(problems)} notes")
+        return 1 if problems else 0
 
 
 def examine(registry: Registry) -> list[Finding]:
@@ -178,7 +205,7 @@ class Cost:
 
 
 def measure(entries: Iterable[Entry]) -> dict[Entry, Cost]:
-    """Measure the cost of each entry in a fresh interpreter: `python -m pegboard.plugins.doctor` reads entries as JSON from stdin
+    """Measure the cost of each entry in a fresh interpreter: `python -m pegboard_doctor.doctor` reads entries as JSON from stdin
     and prints a line of JSON for each. If several entries are in one module, the first one gets the cost. An entry over the
     budget is measured a second time, because the first import after an installation also compiles."""
     pending = list(entries)
@@ -197,7 +224,7 @@ def measure(entries: Iterable[Entry]) -> dict[Entry, Cost]:
 
 def _run(entries: list[Entry]) -> dict[Entry, Cost]:
     result = subprocess.run(
-        [sys.executable, "-m", "pegboard.plugins.doctor", str(LIMIT_S)],
+        [sys.executable, "-m", "pegboard_doctor.doctor", str(LIMIT_S)],
         input=json.dumps([asdict(entry) for entry in entries]),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,

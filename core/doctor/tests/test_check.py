@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pegboard.cli import check_command
 from pegboard.cli.main import main
+from pegboard_doctor import check
 
 
 def test_what_does_not_run_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,6 +34,6 @@ def test_the_default_model_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_does_not_fit_into_memory_does_not_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["check", "--kv-cache-memory-bytes", "64m", "--json"]) == 1
     assert "lower max_model_len to at most" in json.loads(capsys.readouterr().out)["why"]
-    monkeypatch.setattr(check_command, "_free_bytes", lambda registry, settings: 4000)
+    monkeypatch.setattr(check, "_free_bytes", lambda registry, settings: 4000)
     assert main(["check", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["why"].endswith("and 3.9 KiB are free")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pegboard.errors import ModelError, PegboardError
+from pegboard.interfaces.command import CommandSetup
 from pegboard.interfaces.platform import Platform, PlatformSetup
 from pegboard.interfaces.spec import Need
 
@@ -15,26 +16,29 @@ if TYPE_CHECKING:
     from pegboard.plugins.registry import Registry
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the command and return the exit status: 0 if the model runs, or 1 if it does not."""
-    from pegboard.cli.flags import FlagParser
+class Check:
+    """The command `check`."""
 
-    parser = FlagParser(
-        prog="pegboard check",
-        description="Say whether a model runs here, with which plugins and how much memory. Takes the flags of an engine.",
-    )
-    parser.add_settings("engine", "plugins")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output")
-    settings, arguments = parser.parse_settings(words)
-    try:
-        facts = examine(settings)
-    except PegboardError as error:
-        facts = {"runs": "no", "why": str(error)}
-    if arguments.as_json:
-        print(json.dumps(facts, indent=2, ensure_ascii=False))
-    else:
-        print("\n".join(f"{name:<9} {value}" for name, value in facts.items() if value))
-    return 0 if facts["runs"] == "yes" else 1
+    def __init__(self, options: None, setup: CommandSetup) -> None:
+        self._parser = setup.parser(
+            prog="pegboard check",
+            description="Say whether a model runs here, with which plugins and how much memory. Takes the flags of an engine.",
+        )
+        self._parser.add_settings("engine", "plugins")
+        self._parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output")
+
+    def run(self, words: Sequence[str]) -> int:
+        """Return 0 if the model runs, or 1 if it does not."""
+        settings, arguments = self._parser.parse_settings(words)
+        try:
+            facts = examine(settings)
+        except PegboardError as error:
+            facts = {"runs": "no", "why": str(error)}
+        if arguments.as_json:
+            print(json.dumps(facts, indent=2, ensure_ascii=False))
+        else:
+            print("\n".join(f"{name:<9} {value}" for name, value in facts.items() if value))
+        return 0 if facts["runs"] == "yes" else 1
 
 
 def examine(settings: "Settings") -> dict[str, str]:

@@ -14,8 +14,8 @@ from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
 
-from pegboard.cli.flags import FlagParser
-from pegboard.config.schema import PluginConfig
+from pegboard.config.sources import plugin_config
+from pegboard.interfaces.command import CommandSetup
 from pegboard.plugins.registry import Registry
 
 VARIABLES = ("PEGBOARD_LOG_LEVEL", "PEGBOARD_PLUGINS", "PEGBOARD_STRICT", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS")
@@ -23,24 +23,34 @@ PROBED = ("platform", "kernel")
 """The kinds whose probes examine the machine."""
 
 
-def main(words: Sequence[str], config: PluginConfig) -> int:
-    """Print the report, as text or JSON."""
-    parser = FlagParser(prog="pegboard collect-env", description="Report versions, machine and plugins, for a bug report.")
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.add_argument("--no-torch", action="store_true", help="do not import torch, which takes seconds, and probe no plugins")
-    arguments = parser.parse(words)
-    registry = Registry.discover(config)
-    report: dict[str, Any] = {
+class CollectEnv:
+    """The command `collect-env`."""
+
+    def __init__(self, options: None, setup: CommandSetup) -> None:
+        description = "Report versions, machine and plugins, for a bug report."
+        self._parser = setup.parser(prog="pegboard collect-env", description=description)
+        self._parser.add_argument("--json", action="store_true", help="as JSON")
+        quick = "do not import torch, which takes seconds, and probe no plugins"
+        self._parser.add_argument("--no-torch", action="store_true", help=quick)
+
+    def run(self, words: Sequence[str]) -> int:
+        arguments = self._parser.parse(words)
+        report = examine(Registry.discover(plugin_config()), not arguments.no_torch)
+        print(json.dumps(report, indent=1) if arguments.json else "\n".join(_lines(report)))
+        return 0
+
+
+def examine(registry: Registry, with_torch: bool) -> dict[str, Any]:
+    """Return the report: section → facts. with_torch: import torch and run the probes."""
+    return {
         "system": {"os": platform.platform(), "libc": " ".join(platform.libc_ver()), "python": sys.version.split()[0]},
         "processor": _processor(),
         "packages": _versions(),
-        "torch": {} if arguments.no_torch else _torch(),
-        "probes": {} if arguments.no_torch else _probes(registry),
+        "torch": _torch() if with_torch else {},
+        "probes": _probes(registry) if with_torch else {},
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "plugins": registry.describe(),
     }
-    print(json.dumps(report, indent=1) if arguments.json else "\n".join(_lines(report)))
-    return 0
 
 
 def _processor() -> dict[str, Any]:

@@ -1,0 +1,9 @@
+"""Specs of the commands `check`, `collect-env` and `plugins doctor`."""
+
+from __future__ import annotations
+
+from pegboard.interfaces.command import CommandSpec
+
+CHECK = CommandSpec(api="1.0", implementation="pegboard_doctor.check:Check")
+COLLECT_ENV = CommandSpec(api="1.0", implementation="pegboard_doctor.collect_env:CollectEnv")
+DOCTOR = CommandSpec(api="1.0", implementation="pegboard_doctor.doctor:Doctor")
