@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.ops.blocks import Blocks
-from pegboard_weights.stored_weight import Form, Pieces, integers
+from pegboard_weights.stored_weight import Form, Pieces, tensor_of
 
 
 def check_whole_groups(module: str, columns: int, group_size: int, method: str) -> None:
@@ -21,7 +21,7 @@ def column_groups(pieces: Pieces, name: str, columns: int, group_size: int) -> T
     such tensor, or it is filled with -1. Raises ModelError if a group does not exist."""
     if name not in pieces:
         return None
-    groups = integers(pieces, name, torch.int32, torch.int64).long()
+    groups = tensor_of(pieces, name, torch.int32, torch.int64).long()
     if bool((groups == -1).all()):
         return None
     last = -(-columns // group_size) - 1

@@ -84,8 +84,8 @@ def scales_of(pieces: Pieces, name: str) -> Tensor:
     return found if found.dtype == torch.float16 else found.float()
 
 
-def integers(pieces: Pieces, name: str, *dtypes: torch.dtype) -> Tensor:
-    """Return a tensor of one of these integer types. Raises ModelError if it is stored as something else."""
+def tensor_of(pieces: Pieces, name: str, *dtypes: torch.dtype) -> Tensor:
+    """Return a tensor of one of these types. Raises ModelError if it is stored as something else."""
     expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
     return _checked(pieces[name], lambda data: data.dtype in dtypes, expected)
 

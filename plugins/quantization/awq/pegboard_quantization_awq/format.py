@@ -22,7 +22,7 @@ from pegboard.ops.blocks import Blocks
 from pegboard_weights.config import QuantConfig, matches
 from pegboard_weights.grouped import check_whole_groups
 from pegboard_weights.packed_integers import unpack
-from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, integers, module_of, scales_of
+from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, module_of, scales_of, tensor_of
 
 READING = "awq 1"
 """Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
@@ -69,9 +69,9 @@ class AWQReader:
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
         module, groups = module_of(part), columns // self.group_size
-        codes = integers(pieces, f"{module}.qweight", torch.int32)
+        codes = tensor_of(pieces, f"{module}.qweight", torch.int32)
         scale = scales_of(pieces, f"{module}.scales")
-        zeros = integers(pieces, f"{module}.qzeros", torch.int32) if self.has_zeros else None
+        zeros = tensor_of(pieces, f"{module}.qzeros", torch.int32) if self.has_zeros else None
         if self.is_gemv:
             codes, scale = unpack(codes, 4, 1), scale[:, :groups]
             zero: int | Tensor = 8 if zeros is None else unpack(zeros, 4, 1)[:, :groups].to(torch.int8)

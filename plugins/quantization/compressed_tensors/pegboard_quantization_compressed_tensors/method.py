@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, QuantizationSetup
-from pegboard_quantization_compressed_tensors.readers import READERS, Scheme, SchemeReader
+from pegboard_quantization_compressed_tensors.readers import HAVE_GROUPS, READERS, Scheme, SchemeReader
 from pegboard_weights.config import QuantConfig, matches
 from pegboard_weights.grouped import check_whole_groups
 from pegboard_weights.stored_weight import AnyLayer, FormatMethod
@@ -91,6 +91,16 @@ def _scheme(config: QuantConfig, group: QuantConfig) -> Scheme | None:
         type=kind,
         bits=weights.one_of("num_bits", reader.BITS, 8),
         strategy=strategy,
-        group_size=weights.size("group_size") if strategy == "group" else -1,
+        group_size=weights.size("group_size") if strategy in HAVE_GROUPS else -1,
         is_symmetric=weights.flag("symmetric", True),
+        block=_block(weights) if strategy == "block" else (1, 1),
     )
+
+
+def _block(weights: QuantConfig) -> tuple[int, int]:
+    """Return rows and columns per scale, which are stored as [128, 128] or "128x128"."""
+    stored = weights.values.get("block_structure")
+    sizes = [int(size) if size.isdigit() else 0 for size in stored.split("x")] if isinstance(stored, str) else stored
+    if not isinstance(sizes, list | tuple) or len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
+        raise weights.error("block_structure", stored, "needs two positive numbers")
+    return sizes[0], sizes[1]

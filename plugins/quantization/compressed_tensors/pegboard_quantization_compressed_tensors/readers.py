@@ -3,7 +3,11 @@
     pack-quantized   weight_packed int32 [out, in · bits / 32]   weight_scale [out, groups]   weight_zero_point int32
                      [out · bits / 32, groups]   weight_g_idx [in]   weight_shape [2]
     int-quantized    weight int8 [out, in]   weight_scale, weight_zero_point int8 [out, groups], [out, 1] or [1]
+    float-quantized  weight float8 [out, in]   weight_scale [out, groups], [out / 128, in / 128], [out, 1] or [1]
+    nvfp4-pack-quantized   weight_packed uint8 [out, in / 2]   weight_scale float8 [out, in / 16]   weight_global_scale [1]
+    mxfp4-pack-quantized   weight_packed uint8 [out, in / 2]   weight_scale uint8 (exponents) [out, in / 32]
 
+Floats are multiplied with their scale, which weight_global_scale divides. Integers mean
 W[r, c] = weight_scale[r, g] · (code[r, c] − weight_zero_point[r, g]). Codes and zero points are signed. Packed ones are stored
 with 2^(bits − 1) added, as a stream of bits along the columns (codes) or the rows (zero points). `naive-quantized` is
 `int-quantized` or `float-quantized`, depending on the type.
@@ -22,17 +26,24 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import Part
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
+from pegboard.ops.float_codes import E2M1, FloatCodes
 from pegboard_weights.grouped import block_form, column_groups, grouped_rows
 from pegboard_weights.packed_integers import unpack
-from pegboard_weights.stored_weight import Form, Pieces, integers, module_of, scales_of, stored_as
+from pegboard_weights.small_floats import float8_rows, nibbles, packed_if_possible
+from pegboard_weights.stored_weight import Form, Pieces, code_form, floats, module_of, scales_of, stored_as, tensor_of
 
 READING = "compressed-tensors 1"
 """Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
 
 
+HAVE_GROUPS = ("group", "tensor_group")
+"""The strategies with a scale per group of columns."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """What `weights` of a group says. group_size: columns per scale, for the strategies that have groups."""
+    """What `weights` of a group says. group_size: columns per scale, for the strategies that have groups. block: rows and columns
+    per scale, for the strategy block."""
 
     format: str
     type: str
@@ -40,10 +51,11 @@ class Scheme:
     strategy: str
     group_size: int
     is_symmetric: bool
+    block: tuple[int, int] = (1, 1)
 
     def group(self, columns: int) -> int:
         """Return the number of columns per scale."""
-        return self.group_size if self.strategy == "group" else columns
+        return self.group_size if self.strategy in HAVE_GROUPS else columns
 
 
 class SchemeReader:
@@ -83,12 +95,12 @@ class IntReader(SchemeReader):
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
         module, rows, bits = module_of(part), part.rows[1] - part.rows[0], self.scheme.bits
-        codes, half = integers(pieces, part.name, torch.int8), 1 << (bits - 1)
+        codes, half = tensor_of(pieces, part.name, torch.int8), 1 << (bits - 1)
         if int(codes.min()) < -half or int(codes.max()) >= half:
             raise ModelError(f"tensor {part.name} has integers that do not fit into {bits} bits")
         zero: int | Tensor = half
         if not self.scheme.is_symmetric:
-            zero = _per_row(integers(pieces, f"{module}.weight_zero_point", torch.int8), rows).int() + half
+            zero = _per_row(tensor_of(pieces, f"{module}.weight_zero_point", torch.int8), rows).int() + half
         scale = _per_row(scales_of(pieces, f"{module}.weight_scale"), rows)
         unsigned = (codes + -half).view(torch.uint8) if bits == 8 else (codes + half).to(torch.uint8)
         return grouped_rows(unsigned, bits, scale, zero, self.scheme.group(columns))
@@ -126,19 +138,92 @@ class PackedReader(SchemeReader):
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
         module, rows, bits = module_of(part), part.rows[1] - part.rows[0], self.scheme.bits
         shape = f"{module}.weight_shape"
-        if shape in pieces and integers(pieces, shape, torch.int32, torch.int64).tolist() != [rows, columns]:
+        if shape in pieces and tensor_of(pieces, shape, torch.int32, torch.int64).tolist() != [rows, columns]:
             raise ModelError(f"tensor {shape} does not say ({rows}, {columns}), which is the shape of {part.name} in this model")
-        codes = unpack(integers(pieces, f"{module}.weight_packed", torch.int32), bits, 1)[:, :columns]
+        codes = unpack(tensor_of(pieces, f"{module}.weight_packed", torch.int32), bits, 1)[:, :columns]
         zero: int | Tensor = 1 << (bits - 1)
         if not self.scheme.is_symmetric:
-            zero = unpack(integers(pieces, f"{module}.weight_zero_point", torch.int32), bits, 0)[:rows]
+            zero = unpack(tensor_of(pieces, f"{module}.weight_zero_point", torch.int32), bits, 0)[:rows]
         scale = scales_of(pieces, f"{module}.weight_scale").reshape(rows, -1)
         return grouped_rows(codes, bits, scale, zero, self.scheme.group(columns), self._groups(part, columns, pieces))
 
 
-READERS: dict[tuple[str, str], type[IntReader | PackedReader]] = {
+class Float8Reader(SchemeReader):
+    """float-quantized."""
+
+    BITS = (8,)
+    STRATEGIES = ("tensor", "channel", "group", "block")
+
+    def _block(self, rows: int, columns: int) -> tuple[int, int]:
+        if self.scheme.strategy == "block":
+            return self.scheme.block
+        return (rows, columns) if self.scheme.strategy == "tensor" else (1, self.scheme.group(columns))
+
+    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
+        rows, (height, width) = part.rows[1] - part.rows[0], self.scheme.block
+        blocks = (-(-rows // height), -(-columns // width))
+        shapes = [blocks] if self.scheme.strategy == "block" else self.scale_shapes(rows, columns)
+        scale = stored_as(available, f"{module_of(part)}.weight_scale", *shapes)
+        return [WantedWeight(part.name, (rows, columns)), scale]
+
+    def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
+        return code_form(columns, self._block(1, columns)[1])
+
+    def read(self, part: Part, columns: int, pieces: Pieces) -> FloatCodes | Tensor:
+        rows = part.rows[1] - part.rows[0]
+        scale = floats(pieces, f"{module_of(part)}.weight_scale")
+        scale = scale.reshape(1, 1) if scale.numel() == 1 else scale.reshape(scale.shape[0], -1)
+        return float8_rows(pieces, part.name, scale, self._block(rows, columns))
+
+
+class FP4Reader(SchemeReader):
+    """nvfp4-pack-quantized."""
+
+    BITS = (4,)
+    STRATEGIES = ("tensor_group",)
+    SCALE_TYPES = (torch.float8_e4m3fn,)
+    HAS_GLOBAL_SCALE = True
+
+    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
+        module, rows = module_of(part), part.rows[1] - part.rows[0]
+        wanted = [
+            WantedWeight(f"{module}.weight_packed", (rows, columns // 2)),
+            WantedWeight(f"{module}.weight_scale", (rows, columns // self.scheme.group_size)),
+        ]
+        if self.HAS_GLOBAL_SCALE:
+            wanted.append(stored_as(available, f"{module}.weight_global_scale", (1,), ()))
+        return wanted
+
+    def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
+        return code_form(columns, self.scheme.group_size)
+
+    def read(self, part: Part, columns: int, pieces: Pieces) -> FloatCodes | Tensor:
+        module = module_of(part)
+        codes = nibbles(tensor_of(pieces, f"{module}.weight_packed", torch.uint8))
+        scale = tensor_of(pieces, f"{module}.weight_scale", *self.SCALE_TYPES)
+        divisor = float(floats(pieces, f"{module}.weight_global_scale")) if self.HAS_GLOBAL_SCALE else 1.0
+        if not divisor > 0:
+            raise ModelError(f"tensor {module}.weight_global_scale is {divisor}; this format divides by it")
+        if scale.dtype == torch.uint8:  # exponents of two
+            scale = scale.view(torch.float8_e8m0fnu)
+        return packed_if_possible(FloatCodes(codes, E2M1, scale, (1, self.scheme.group_size), 1 / divisor))
+
+
+class MXFP4Reader(FP4Reader):
+    """mxfp4-pack-quantized."""
+
+    STRATEGIES = ("group",)
+    SCALE_TYPES = (torch.uint8, torch.float8_e8m0fnu)
+    HAS_GLOBAL_SCALE = False
+
+
+READERS: dict[tuple[str, str], type[IntReader | PackedReader | Float8Reader | FP4Reader]] = {
     ("pack-quantized", "int"): PackedReader,
     ("int-quantized", "int"): IntReader,
     ("naive-quantized", "int"): IntReader,
+    ("float-quantized", "float"): Float8Reader,
+    ("naive-quantized", "float"): Float8Reader,
+    ("nvfp4-pack-quantized", "float"): FP4Reader,
+    ("mxfp4-pack-quantized", "float"): MXFP4Reader,
 }
 """By format and type of the weights."""

@@ -83,6 +83,7 @@ def test_a_format_in_each_group() -> None:
         ({"group_size": 0}, "group_size=0; compressed-tensors needs a positive number or -1"),
         ({"group_size": None}, "group_size=None; compressed-tensors needs"),
         ({"symmetric": "no"}, "symmetric='no'; compressed-tensors needs true or false"),
+        ({"type": "float"}, "format='pack-quantized'; compressed-tensors supports 'float-quantized'"),
         ("int4", "weights='int4'; compressed-tensors needs an object"),
     ],
 )
@@ -131,3 +132,10 @@ def test_quantized_activations_are_told_once(caplog: pytest.LogCaptureFixture) -
     method(group(EIGHT, **both), group(FOUR, "re:x", **both))
     [record] = caplog.records
     assert "activations are not quantized" in record.getMessage()
+
+
+@pytest.mark.parametrize("stored", [None, [128], [128, 0], ["128", "128"], "128", "128x", "ax128"])
+def test_odd_blocks_are_refused(stored: Any) -> None:
+    weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": stored}
+    with pytest.raises(ModelError, match="block_structure=.*; compressed-tensors needs two positive numbers"):
+        method(group(weights), format="float-quantized")

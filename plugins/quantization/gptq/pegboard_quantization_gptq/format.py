@@ -26,7 +26,7 @@ from pegboard.ops.blocks import Blocks
 from pegboard_weights.config import QuantConfig
 from pegboard_weights.grouped import block_form, column_groups, grouped_rows
 from pegboard_weights.packed_integers import unpack
-from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, integers, module_of, scales_of
+from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, module_of, scales_of, tensor_of
 
 READING = "gptq 1"
 """Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
@@ -96,8 +96,8 @@ class GPTQReader:
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
         module = module_of(part)
-        codes = unpack(integers(pieces, f"{module}.qweight", torch.int32), self.bits, 0).T
-        zeros = unpack(integers(pieces, f"{module}.qzeros", torch.int32), self.bits, 1).T.int() + self.zero_offset
+        codes = unpack(tensor_of(pieces, f"{module}.qweight", torch.int32), self.bits, 0).T
+        zeros = unpack(tensor_of(pieces, f"{module}.qzeros", torch.int32), self.bits, 1).T.int() + self.zero_offset
         scale = scales_of(pieces, f"{module}.scales").T
         return grouped_rows(codes, self.bits, scale, zeros, self._group(columns), self._groups(part, columns, pieces))
 
