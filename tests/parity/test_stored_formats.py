@@ -112,6 +112,34 @@ def as_w8a8(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], 
     return {"weight": codes, "weight_scale": scales}, values
 
 
+def as_float8(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
+    scales = weight.abs().amax(1, keepdim=True) / 448
+    codes = (weight / scales).to(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale": scales}, codes.float() * scales
+
+
+def as_nf4(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
+    """With quantized scales, as bitsandbytes stores them for double quantization. Blocks of 64 reach into the next row."""
+    table = torch.tensor([-1, -0.7, -0.52, -0.4, -0.28, -0.18, -0.09, 0, 0.08, 0.16, 0.25, 0.34, 0.44, 0.56, 0.72, 1])
+    nested_table, offset = torch.linspace(-1, 1, 256), 0.25
+    blocks = weight.reshape(-1, 64)
+    spread = float((blocks.abs().amax(1) - offset).abs().amax())
+    absmax_codes = ((blocks.abs().amax(1) - offset) / spread * 127.5 + 127.5).round().clamp(0, 255).to(torch.uint8)
+    absmax = nested_table[absmax_codes.int()] * spread + offset
+    codes = ((blocks / absmax.unsqueeze(1)).unsqueeze(-1) - table).abs().argmin(-1).to(torch.uint8).flatten()
+    state = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": list(weight.shape)}
+    state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
+    tensors = {
+        "weight": (codes[::2] << 4 | codes[1::2]).unsqueeze(1),
+        "weight.absmax": absmax_codes,
+        "weight.quant_map": table,
+        "weight.nested_absmax": torch.full((-(-len(absmax) // 256),), spread),
+        "weight.nested_quant_map": nested_table,
+        "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
+    }
+    return tensors, (table[codes.int()].view(-1, 64) * absmax.unsqueeze(1)).view(weight.shape)
+
+
 def of_groups(format: str, strategy: str, **weights: Any) -> dict[str, Any]:
     """Return a config of compressed-tensors with one group."""
     weights = {"type": "int", "strategy": strategy, "group_size": GROUP if strategy == "group" else None, **weights}
@@ -134,6 +162,8 @@ CASES: dict[str, tuple[dict[str, Any], Store, int, bool]] = {
     "pack-quantized": (of_groups("pack-quantized", "group", num_bits=4, symmetric=False), as_compressed, 4, False),
     "pack-quantized in act order": (of_groups("pack-quantized", "group", num_bits=4, symmetric=False), as_compressed, 4, True),
     "int-quantized": (of_groups("int-quantized", "channel", num_bits=8), as_w8a8, 8, False),
+    "float-quantized": (of_groups("float-quantized", "channel", num_bits=8, type="float"), as_float8, 8, False),
+    "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, as_nf4, 4, False),
 }
 OTHER_NAMES = {"gptq with 8 bits": "gptq_marlin"}
 """Formats that are asked for under another name of the same plugin."""

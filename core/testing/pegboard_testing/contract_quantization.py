@@ -17,7 +17,7 @@ up to the compute type.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -48,6 +48,11 @@ def stored_pieces(module: str, tensors: Mapping[str, Tensor]) -> list[WeightPiec
         WeightPiece(f"{module}.{name}", str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor)
         for name, tensor in tensors.items()
     ]
+
+
+def tensor_index(pieces: Iterable[WeightPiece]) -> dict[str, TensorEntry]:
+    """Return the index of a checkpoint that consists of these pieces."""
+    return {piece.name: TensorEntry(piece.name, tuple(piece.shape), piece.stored, "", 0, piece.data.nbytes) for piece in pieces}
 
 
 class QuantizationContract:
@@ -96,7 +101,7 @@ class QuantizationContract:
             found, true = self.stored(part, self.values(seed + index, stop - start, layer.in_features), dtype)
             pieces += found
             matrix[start:stop] = true
-        weight.declare({piece.name: TensorEntry(piece.name, piece.shape, piece.stored, "", 0, 0) for piece in pieces})
+        weight.declare(tensor_index(pieces))
         for piece in pieces:
             weight.accept(piece)
         weight.finish()

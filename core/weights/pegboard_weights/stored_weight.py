@@ -129,6 +129,11 @@ def module_of(part: Part) -> str:
     return part.name.removesuffix(".weight")
 
 
+def columns_of(layer: AnyLayer) -> int:
+    """Return the number of columns of the layer's matrix."""
+    return layer.width if isinstance(layer, EmbeddingLayer) else layer.in_features
+
+
 class StoredWeight:
     """One matrix [rows, columns]. See `pegboard.interfaces.quantization.WeightMethod`. Pieces are kept until `finish`. Rows
     without a part (of a padded vocabulary) stay zero."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, QuantizationSetup
-from pegboard_quantization_compressed_tensors.readers import HAVE_GROUPS, READERS, Scheme, SchemeReader
+from pegboard_quantization_compressed_tensors.readers import HAVE_GROUPS, READERS, Scheme
 from pegboard_weights.config import QuantConfig, matches
 from pegboard_weights.grouped import check_whole_groups
-from pegboard_weights.stored_weight import AnyLayer, FormatMethod
+from pegboard_weights.stored_weight import AnyLayer, FormatMethod, Reader, columns_of
 
 METHOD = "compressed-tensors"
 
@@ -32,9 +32,8 @@ class CompressedTensors(FormatMethod):
         if any(group.part("input_activations") for group in each):
             config.say_activations_are_not_quantized()
 
-    def reader(self, module: str, layer: AnyLayer) -> SchemeReader | None:
-        is_table = isinstance(layer, EmbeddingLayer)
-        name = "Embedding" if is_table else "Linear"
+    def reader(self, module: str, layer: AnyLayer) -> Reader | None:
+        name = "Embedding" if isinstance(layer, EmbeddingLayer) else "Linear"
         if name in self.ignored or matches(module, self.ignored):
             return None
         targets = sorted(self.schemes, key=lambda target: target.startswith("re:"))
@@ -42,7 +41,7 @@ class CompressedTensors(FormatMethod):
         scheme = self.schemes.get(target)
         if scheme is None:
             return None
-        columns = layer.width if is_table else layer.in_features
+        columns = columns_of(layer)
         check_whole_groups(module, columns, scheme.group(columns), METHOD)
         return READERS[scheme.format, scheme.type](scheme)
 

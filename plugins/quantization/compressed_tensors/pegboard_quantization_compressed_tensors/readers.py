@@ -181,7 +181,7 @@ class FP4Reader(SchemeReader):
 
     BITS = (4,)
     STRATEGIES = ("tensor_group",)
-    SCALE_TYPES = (torch.float8_e4m3fn,)
+    SCALE_TYPES: ClassVar[tuple[torch.dtype, ...]] = (torch.float8_e4m3fn,)
     HAS_GLOBAL_SCALE = True
 
     def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:

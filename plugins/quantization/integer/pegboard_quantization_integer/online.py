@@ -13,7 +13,7 @@ from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationS
 from pegboard.ops.blocks import Blocks
 from pegboard_quantization_integer.options import RtnOptions
 from pegboard_quantization_integer.rounding import BLOCK_SIZE, round_to_blocks
-from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, PlainReader, floats
+from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, PlainReader, columns_of, floats
 
 ROUNDING = "rtn 1"
 """A part of the repack cache's keys. Change it whenever the same values round to different blocks."""
@@ -35,7 +35,7 @@ class Rtn(FormatMethod):
 
     def reader(self, module: str, layer: AnyLayer) -> RoundingReader | None:
         is_table = isinstance(layer, EmbeddingLayer)
-        if (layer.width if is_table else layer.in_features) % BLOCK_SIZE:
+        if columns_of(layer) % BLOCK_SIZE:
             return None
         return RoundingReader(HEAD_BITS if is_table or layer.is_head else self.bits)
 
