@@ -13,13 +13,11 @@ from pegboard.interfaces.model_source import ModelReference, ModelSourceSpec
 from pegboard.interfaces.weight_loader import WeightLoaderSpec
 from pegboard.plan.model_reference import parse_reference, split_reference
 
-SCHEMES = {"disk", "hugging", "index"}
+SCHEMES = {"disk": frozenset({"directory"}), "hugging": frozenset({"default"}), "index": frozenset()}
 
 
 def _split(text: str, revision: str | None = None) -> ModelReference:
-    return split_reference(
-        text, revision=revision, schemes=SCHEMES, directory_scheme="disk", default_scheme="hugging", endings=(".gguf", ".bin")
-    )
+    return split_reference(text, revision, SCHEMES, (".gguf", ".bin"))
 
 
 @pytest.mark.parametrize(

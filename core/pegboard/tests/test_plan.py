@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
+import sys
 from contextlib import nullcontext
 
 import pytest
@@ -101,9 +103,7 @@ def model(tmp_path, monkeypatch, fake_distributions):
 
 def test_a_plan_from_a_folder(model):
     path = model()
-    seen = []
-    plan, registry = resolve(engine_settings(path, {}), progress=lambda *step: seen.append(step))
-    assert seen == [("weights", 1, 2)]
+    plan, registry = resolve(engine_settings(path, {}))
     assert (plan.max_model_len, plan.vocab_size, plan.eos_token_ids) == (128, 300, (2, 7))
     assert plan.default_params == {"temperature": 0.6, "top_k": 5, "max_tokens": 9}
     assert (plan.model_names, plan.checkpoint.architectures) == ((path,), ("ToyForCausalLM",))
@@ -114,6 +114,15 @@ def test_a_plan_from_a_folder(model):
     made = {"model_source", "weight_loader", "model", "quantization", "model_family", "tool_parser", "reasoning_parser"}
     assert {kind for kind, _ in child.locked} == made
     assert {kind for kind, _ in registry.decisions} == made
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_download_shows_a_bar_on_a_terminal(model, monkeypatch, is_terminal):
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stderr", shown)
+    resolve(engine_settings(model(), {}))
+    assert ("weights:  50%" in shown.getvalue()) is is_terminal
 
 
 def test_settings_change_the_plan(model):

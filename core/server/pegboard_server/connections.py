@@ -1,4 +1,4 @@
-"""HTTP connections with time limits: a request that is not sent to its end does not hold its connection for ever."""
+"""HTTP connections with time limits: a client that stops sending its request loses the connection."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from pegboard.log import get_logger
 log = get_logger(__name__)
 
 HEAD_S = 30.0
-"""How long a client may take to send the head of a request, from the first byte on, or from the connection on."""
+"""How long a client may take to send the head of a request. The time of the first request begins with the connection, that of
+later ones with their first byte."""
 
 BODY_S, BODY_BYTES_PER_S = 60.0, 10_000
 """How long the body may take: BODY_S seconds, and one second more for every BODY_BYTES_PER_S that have arrived."""
 
 FILES_WANTED = 65535
 FILES_KEPT = 128
-"""Open files of this process that are no connections."""
+"""The number of open files that are left for other things than connections."""
 
 
 class SlowRequest(RequestError):

@@ -41,7 +41,7 @@ TRACED = ("traceparent", "tracestate")
 REQUEST_ID = re.compile(r"[!-~]{1,256}")
 
 LINGER_S, LINGER_BYTES = 2.0, 16 * 1024 * 1024
-"""How many seconds and bytes are still read of a body that was refused."""
+"""Of a refused body, at most this many bytes are read, for at most this many seconds."""
 
 
 class Unauthorized(RequestError):

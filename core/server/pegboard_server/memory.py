@@ -8,10 +8,10 @@ import ctypes
 from collections.abc import Callable
 
 LARGE_BYTES = 1024 * 1024
-"""Bodies of together this many bytes are followed by giving memory back."""
+"""Memory is given back when the bodies of finished requests add up to this many bytes."""
 
 DELAY_S = 1.0
-"""How long to wait, so that a series of large requests is cleaned up after once."""
+"""How long to wait, so that memory is given back only once after a series of large requests."""
 
 
 def _trim() -> Callable[[int], int] | None:

@@ -2,8 +2,8 @@
 
 The engine process writes its *heart* twice a second (`engine_watch.py`): a counter, and how long which call has been running. An
 API process reads it once a second. After `engine_stall_s`, `GET /health` and new requests answer 503. After `engine_end_s`, the
-process that owns the engine ends it. A counter that stands still has the same consequences: the engine process is stopped, or
-code in it holds Python's interpreter lock.
+process that owns the engine ends it. The same happens if the counter stands still: then the engine process is stopped, or code in
+it holds Python's interpreter lock.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BEAT_S = 0.5
 """The time between two beats of the heart."""
 
 SILENT_S = 4 * BEAT_S
-"""A heart that has not been written for so long stands still."""
+"""A heart that has not been written for this long stands still."""
 
 LOOK_S = 1.0
 LOG_AFTER_S = 10.0
@@ -241,7 +241,7 @@ class LoopGuard:
 
 
 def _raise_in(thread: int, failure: PluginFailure) -> None:
-    """Raise the failure in another thread. Python takes only a class, whose instances it makes itself."""
+    """Raise the failure in another thread. Python takes a class and makes the instance itself."""
     made = {"__init__": lambda self: PluginFailure.__init__(self, str(failure), plugin=failure.plugin)}
     raised = ctypes.py_object(type("PluginFailure", (PluginFailure,), made))
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)

@@ -17,8 +17,7 @@ from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
 
 @dataclass(frozen=True, slots=True)
 class LoRALimits:
-    """How many adapters may be loaded at once, without slot 0, which is the base model, and the largest rank that they may
-    have."""
+    """The number of adapters that may be loaded at once, and their largest rank. Slot 0, the base model, is not counted."""
 
     num_slots: int
     max_rank: int
@@ -74,8 +73,8 @@ class Layer(nn.Module):
     """One step of a model's computation. Subclasses implement `bind`. Those with weights also implement `declare`, `accept` and
     `finish`.
 
-    `bind` stores the composed callable as `self.forward`. A call of the layer calls only this, without nn.Module's hook
-    machinery, which takes 2.5 µs per call, several hundred times per step.
+    `bind` stores the composed callable as `self.forward`. Calling the layer calls only this. nn.Module's own call would look for
+    hooks, which takes 2.5 µs, several hundred times per step.
     """
 
     forward: Callable[..., Any]

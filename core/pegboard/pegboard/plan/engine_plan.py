@@ -71,11 +71,11 @@ class EnginePlan:
     reasoning_parser: str | None = None
 
 
-def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[EnginePlan, Registry]:
+def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
     """Find, fetch and describe the model, and make every choice that needs no device.
 
-    progress: called with the state of a download. If it is None, a bar is shown on stderr, provided that this is a terminal. Each
-    choice is logged as one DEBUG line. Raises ConfigError, ModelError or PluginError.
+    A download shows a bar on stderr, if that is a terminal. Each choice is logged as one DEBUG line. Raises ConfigError,
+    ModelError or PluginError.
     """
     registry = Registry.discover(settings.plugins)
     settings = _amend(registry, settings)
@@ -86,7 +86,7 @@ def resolve(settings: Settings, *, progress: Progress | None = None) -> tuple[En
     registry.check_options()
     engine = settings.engine
     reference = engine.model or default_model()
-    with _shown(progress) as report:
+    with _progress() as report:
         files = _fetch(registry, settings, reference, FileFilter(), report, engine.revision)
         checkpoint = _describe(registry, settings, files)
         if engine.tokenizer is not None:
@@ -353,12 +353,8 @@ def _chat_template(value: str | None) -> str | None:
 
 
 @contextmanager
-def _shown(progress: Progress | None) -> Iterator[Progress]:
-    """Yield the function that a download reports to: `progress`, or a function that shows one tqdm bar per file on stderr if that
-    is a terminal."""
-    if progress is not None:
-        yield progress
-        return
+def _progress() -> Iterator[Progress]:
+    """Yield the function that a download reports to. It shows one tqdm bar per file on stderr if that is a terminal."""
     bars: dict[str, Any] = {}
 
     def report(what: str, done: int, total: int | None) -> None:

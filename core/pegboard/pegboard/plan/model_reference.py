@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from pegboard.errors import ModelError, PluginError, PluginNotFound
@@ -33,39 +33,25 @@ def parse_reference(text: str, registry: Registry, *, revision: str | None = Non
             flags[entry.name] = registry.spec(entry).flags
         except PluginError:  # choosing it reports the error; its scheme is still known
             flags[entry.name] = frozenset()
-    directory_scheme = next((name for name in sorted(flags) if "directory" in flags[name]), None)
-    default_scheme = next((name for name in sorted(flags) if "default" in flags[name]), None)
     if not flags:
         raise PluginNotFound(to_install("model_source"))
     scheme = text.strip().partition(":")[0]
     if scheme not in flags and provider("model_source", scheme) and scheme != text.strip() and not _exists(text):
         raise not_found("model_source", scheme, flags)
     try:
-        return split_reference(
-            text,
-            revision=revision,
-            schemes=flags,
-            directory_scheme=directory_scheme,
-            default_scheme=default_scheme,
-            endings=_weight_endings(registry),
-        )
+        return split_reference(text, revision, flags, _weight_endings(registry))
     except ModelError as error:
         advice = missing_providers("model_source", flags)
-        if advice and None in (directory_scheme, default_scheme):
+        if advice and not {"directory", "default"} <= frozenset().union(*flags.values()):
             raise PluginNotFound(f"{error}; {advice}") from None
         raise
 
 
 def split_reference(
-    text: str,
-    *,
-    revision: str | None = None,
-    schemes: Collection[str],
-    directory_scheme: str | None,
-    default_scheme: str | None,
-    endings: tuple[str, ...] = (),
+    text: str, revision: str | None, schemes: Mapping[str, frozenset[str]], endings: tuple[str, ...]
 ) -> ModelReference:
-    """Return the reference that `text` stands for. The first of these forms that fits is taken:
+    """Return the reference that `text` stands for. schemes: the installed schemes with their flags. The first of these forms that
+    fits is taken:
 
     1. a path that exists, or that looks like one (it starts with ./ ../ / ~ or has one of `endings`, those of weight files);
     2. scheme:name[:file] with an installed scheme;
@@ -73,21 +59,23 @@ def split_reference(
 
     Raises ModelError, which shows these forms and the nearest scheme, or says that no source for the form is installed.
     """
+    for_paths = next((name for name in sorted(schemes) if "directory" in schemes[name]), None)
+    for_names = next((name for name in sorted(schemes) if "default" in schemes[name]), None)
     text = text.strip()
     match = _SCHEME.fullmatch(text)
     scheme, rest = (match[1], match[2]) if match else (None, text)
     if _exists(text) or (_looks_like_path(text, endings) and scheme not in schemes):
-        return _path(text, revision, directory_scheme)
+        return _path(text, revision, for_paths)
     if scheme is not None and scheme in schemes and rest:
         return _with_file(scheme, rest, revision)
-    parsed = _with_file(default_scheme or "", text, revision)
+    parsed = _with_file(for_names or "", text, revision)
     if _is_hub_file(parsed) or (scheme is None and _HUB_NAME.fullmatch(parsed.name)):
-        if default_scheme is None:
+        if for_names is None:
             raise ModelError(f"{text!r}: no installed model source takes names of the form org/name; {_forms(schemes)}")
         return parsed
     head, tail = _split_path_file(text)
     if tail and _exists(head):
-        return _path(head, revision, directory_scheme, file=tail)
+        return _path(head, revision, for_paths, file=tail)
     raise ModelError(f"{text!r} is not a model reference{_hint(scheme, rest, schemes)}; {_forms(schemes)}")
 
 

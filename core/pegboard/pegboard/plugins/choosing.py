@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,10 @@ def choose_ranked(
     check_kind(kind)
     if locked := _from_lock(registry, kind, need, key):
         return locked
-    preferred = [entry for name in prefers if (entry := _find_or_none(registry, kind, name)) is not None]
+    preferred = []
+    for name in prefers:
+        with suppress(PluginError):  # a preferred plugin that is not installed or not allowed is ignored
+            preferred.append(registry.find(kind, name))
     wanted = None if among is None else set(among)
     entries = [entry for entry in registry.scan.entries if entry.kind == kind and (wanted is None or entry in wanted)]
     names = [""] if keys is None else list(dict.fromkeys([*keys, WILDCARD]))
@@ -150,13 +154,6 @@ def _from_lock(registry: Registry, kind: str, need: Need, key: str) -> Decision 
         return None
     registry.verify_version(locked.winner)
     return registry.record(replace(locked, candidates=(Candidate(locked.winner, "selected"),), rank=f"{locked.rank}; locked"))
-
-
-def _find_or_none(registry: Registry, kind: str, name: str) -> Entry | None:
-    try:
-        return registry.find(kind, name)
-    except PluginError:
-        return None  # a preferred plugin that is not installed or not allowed is ignored
 
 
 def _refuse_broken_platform(decision: Decision) -> None:
