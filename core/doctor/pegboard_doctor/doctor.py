@@ -20,7 +20,7 @@ from pegboard.interfaces import HOOKS_GROUP, KINDS
 from pegboard.interfaces.command import CommandSetup
 from pegboard.interfaces.hooks import Finding
 from pegboard.interfaces.spec import Broken, Ok
-from pegboard.plugins.discovery import Entry
+from pegboard.plugins.discovery import Entry, distributions, normalized
 from pegboard.plugins.importing import import_object, import_part, import_spec, incompatibility
 from pegboard.plugins.policy import overrides
 from pegboard.plugins.registry import Registry
@@ -35,7 +35,7 @@ WALL_FACTOR = 25.0
 LIMIT_S = 10.0
 """After how long the import of a spec is interrupted."""
 
-PARTS = ("implementation", "options", "probe", "suits", "validate", "worker")
+PARTS = ("adapters", "implementation", "options", "probe", "suits", "validate", "worker")
 """The fields of specs that name something heavy."""
 
 HEAVY = ("torch", "transformers", "pydantic", "numpy", "tensorflow", "jax", "triton")
@@ -70,7 +70,7 @@ class Doctor:
 def examine(registry: Registry) -> list[Finding]:
     """Return all findings, problems first."""
     findings = [
-        *_duplicates(registry),
+        *_duplicates(sys.path),
         *_conflicts(registry),
         *(Finding("problem", item.entry.id, item.reason) for item in registry.scan.unusable),
         *_requirements(registry),
@@ -80,14 +80,18 @@ def examine(registry: Registry) -> list[Finding]:
     return sorted(findings, key=lambda finding: (finding.level != "problem", finding.subject, finding.text))
 
 
-def _duplicates(registry: Registry) -> Iterator[Finding]:
-    for item in registry.scan.duplicates:
-        subject = f"{item.distribution} {item.version}"
-        where = f"also found in {item.location}, after {item.used_version} in {item.used_location}, which is used"
-        if item.same:
-            yield Finding("note", subject, f"{where}; both say the same")
-        else:
-            yield Finding("problem", subject, f"{where}; they differ: remove the stale one")
+def _duplicates(path: Iterable[str]) -> Iterator[Finding]:
+    """Find distributions that are installed again later on `path` (a stale .egg-info, an editable install). The first is used."""
+    used: dict[str, tuple[str, str, str]] = {}
+    for folder in dict.fromkeys(path):
+        for metadata, points in distributions(folder):
+            found = metadata["Version"], points, folder or os.getcwd()
+            first = used.setdefault(normalized(metadata["Name"]), found)
+            if first is not found:
+                where = f"also found in {found[2]}, after {first[0]} in {first[2]}, which is used"
+                is_same = first[:2] == found[:2]
+                level, advice = ("note", "both say the same") if is_same else ("problem", "they differ: remove the stale one")
+                yield Finding(level, f"{normalized(metadata['Name'])} {found[0]}", f"{where}; {advice}")  # type: ignore[arg-type]
 
 
 def _conflicts(registry: Registry) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Specs of the commands `check`, `collect-env` and `plugins doctor`."""
+"""Specs of the commands."""
 
 from __future__ import annotations
 
@@ -7,3 +7,5 @@ from pegboard.interfaces.command import CommandSpec
 CHECK = CommandSpec(api="1.0", implementation="pegboard_doctor.check:Check")
 COLLECT_ENV = CommandSpec(api="1.0", implementation="pegboard_doctor.collect_env:CollectEnv")
 DOCTOR = CommandSpec(api="1.0", implementation="pegboard_doctor.doctor:Doctor")
+SHOW = CommandSpec(api="1.0", implementation="pegboard_doctor.explain:Show")
+WHY = CommandSpec(api="1.0", implementation="pegboard_doctor.explain:Why")

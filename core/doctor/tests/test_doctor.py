@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from pegboard.cli.main import command_setup
 from pegboard.plugins import discovery
+from pegboard.plugins.discovery import Scan
 from pegboard.plugins.registry import Registry
 from pegboard_doctor import doctor
 from pegboard_testing.contract_generic import check_entry, installed_entry
@@ -31,7 +35,7 @@ def run(*words: str) -> int:
     return doctor.Doctor(None, command_setup("plugins-doctor")).run(words)
 
 
-@pytest.mark.parametrize("word", ["check", "collect-env", "plugins-doctor"])
+@pytest.mark.parametrize("word", ["check", "collect-env", "plugins-doctor", "plugins-show", "plugins-why"])
 def test_contract(word: str) -> None:
     check_entry(installed_entry("command", word))
 
@@ -95,3 +99,14 @@ def test_doctor_finds_what_is_wrong(
     monkeypatch.setattr(doctor, "examine", lambda registry: findings)
     assert run() == 1
     assert f"{len(text)} problems" in capsys.readouterr().out
+
+
+def test_duplicates_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = []
+    for folder, version in (("first", "1.0"), ("same", "1.0"), ("stale", "0.9")):
+        FakeDistributions(tmp_path / folder).add("Acme", {"sampler": {"s": "acme:S"}}, version=version)
+        folders.append(str(tmp_path / folder))
+    monkeypatch.setattr(sys, "path", [*folders, folders[0]])
+    same, stale = doctor.examine(Registry(Scan()))[::-1]
+    assert (same.level, same.subject) == ("note", "acme 1.0") and f"in {folders[1]}, after 1.0 in {folders[0]}" in same.text
+    assert (stale.level, stale.subject) == ("problem", "acme 0.9") and "remove the stale one" in stale.text

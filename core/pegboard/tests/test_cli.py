@@ -185,7 +185,7 @@ def test_errors_are_one_line_and_a_status(capsys, monkeypatch):
 def test_help(capsys):
     assert main([]) == 2
     shown = capsys.readouterr().out
-    assert all(command.replace("plugins-", "plugins ") in shown for command in commands())
+    assert all(command.removeprefix("plugins-") in shown for command in commands())
     assert main(["--help"]) == main(["help"]) == main(["help", "--max-model-len"]) == 0
     assert "Maximum tokens of prompt plus output" in capsys.readouterr().out
     with pytest.raises(SystemExit):

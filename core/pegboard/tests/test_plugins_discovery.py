@@ -60,16 +60,12 @@ def test_entries_of_other_interfaces_are_kept_with_a_reason(fakes: FakeDistribut
     assert "not of the form" in reasons["odd"]
 
 
-def test_duplicates_are_dropped_and_remembered(tmp_path: Path) -> None:
-    folders = []
-    for folder, version in (("first", "1.0"), ("same", "1.0"), ("stale", "0.9")):
+def test_of_duplicates_the_first_counts(tmp_path: Path) -> None:
+    for folder, version in (("first", "1.0"), ("stale", "0.9")):
         FakeDistributions(tmp_path / folder).add("acme", {"sampler": {"s": "acme:S"}}, version=version)
-        folders.append(str(tmp_path / folder))
-    scan = scan_path(folders)
-    assert [entry.version for entry in scan.entries] == ["1.0"]
-    assert [(item.version, item.same) for item in scan.duplicates] == [("1.0", True), ("0.9", False)]
-    assert all(item.used_location == folders[0] for item in scan.duplicates)
-    assert scan_path([folders[0], folders[0]]).duplicates == ()
+    folders = [str(tmp_path / "first"), str(tmp_path / "stale")]
+    assert [entry.version for entry in scan_path(folders).entries] == ["1.0"]
+    assert [entry.version for entry in scan_path(folders[::-1]).entries] == ["0.9"]
 
 
 def test_order_of_folders_does_not_matter(tmp_path: Path) -> None:
@@ -108,7 +104,7 @@ def test_unknown_name_suggests_a_catalogued_one() -> None:
 
 def test_importing_the_plugin_system_pulls_in_nothing_heavy() -> None:
     source = (
-        "import sys, pegboard.plugins.registry, pegboard.cli.plugins_command\n"
+        "import sys, pegboard.plugins.registry, pegboard.cli.main, pegboard.cli.flags\n"
         "print([m for m in ('torch', 'numpy', 'pydantic', 'transformers') if m in sys.modules])"
     )
     path = str(Path(__file__).parents[1])

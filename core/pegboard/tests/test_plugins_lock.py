@@ -21,7 +21,7 @@ CHILD = """
 import pickle, sys
 import pegboard.plugins.discovery as discovery
 def refuse(*_): raise SystemExit("the child scanned")
-discovery.scan = discovery.scan_path = discovery._distributions = refuse
+discovery.scan = discovery.scan_path = discovery.distributions = refuse
 from pegboard.interfaces.attention import AttentionNeed
 from pegboard.plugins.registry import Registry
 registry = Registry.from_lock(pickle.load(sys.stdin.buffer))

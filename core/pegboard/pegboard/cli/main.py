@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Tokenizer
 
 OWN = {
-    "plugins": "list plugins, and explain how they are chosen",
+    "plugins": "list the installed plugins",
     "help": "explain a command, a setting, a kind of plugin or the options of a plugin",
 }
 """Core's own commands → their line in the list of commands. All other commands are plugins of the kind `command`."""
@@ -56,13 +56,11 @@ def _dispatch(words: list[str]) -> int:
     if command == "help":
         return _explain(words[1:])
     if command == "plugins":
-        from pegboard.cli import plugins_command
-        from pegboard.config.sources import plugin_config
         from pegboard.plugins.defaults import provider
 
         action = "-".join(words[:2])  # "plugins-doctor"
         if action not in commands() and provider("command", action) is None:
-            return plugins_command.main(words[1:], plugin_config())
+            return _list_plugins(words[1:])
         command, words = action, words[1:]
     return _run_plugin(command, words[1:])
 
@@ -74,8 +72,8 @@ def overview() -> str:
     listed: dict[str, list[str]] = {}
     for entry in scan().entries:
         if entry.kind == "command":
-            listed.setdefault(entry.distribution, []).append(entry.name.replace("plugins-", "plugins "))
-    texts = {", ".join(words): scan().summaries[distribution] for distribution, words in listed.items()} | OWN
+            listed.setdefault(entry.distribution, []).append(entry.name)
+    texts = {_typed(words): scan().summaries[distribution] for distribution, words in listed.items()} | OWN
     width = max(map(len, texts))
     lines = "\n".join(f"  {name:<{width}}  {text}" for name, text in texts.items())
     return (
@@ -84,11 +82,52 @@ def overview() -> str:
     )
 
 
+def _typed(words: Sequence[str]) -> str:
+    """Return commands as they are typed: "plugins-show" and "plugins-why" are `plugins show|why`."""
+    return ", ".join(words).replace("plugins-", "plugins ", 1).replace(", plugins-", "|")
+
+
 def commands() -> list[str]:
     """Return the names of all commands, core's and those of plugins."""
     from pegboard.plugins.discovery import scan
 
     return [*dict.fromkeys(entry.name for entry in scan().entries if entry.kind == "command"), *OWN]
+
+
+def _list_plugins(words: Sequence[str]) -> int:
+    """Run `pegboard plugins list`. It reads package metadata only and never runs a plugin's code."""
+    import json
+
+    from pegboard.cli.flags import FlagParser
+    from pegboard.config.sources import plugin_config
+    from pegboard.plugins.discovery import HOOKS_KIND
+    from pegboard.plugins.names import check_kind
+    from pegboard.plugins.registry import Registry
+
+    actions = ["list", *(name.removeprefix("plugins-") for name in commands() if name.startswith("plugins-"))]
+    parser = FlagParser(prog="pegboard plugins", description="List the installed plugins. This runs no code of plugins.")
+    parser.add_argument("action", choices=actions, help="list, or another command about plugins, which has its own --help")
+    parser.add_argument("--kind", help="only this kind")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output")
+    arguments = parser.parse(words)
+    kind = arguments.kind
+    if kind not in (None, HOOKS_KIND):
+        check_kind(kind)
+    rows = [row for row in Registry.discover(plugin_config()).describe() if kind in (None, row["kind"])]
+    if arguments.as_json:
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        return 0
+    if not rows:
+        print("no plugins are installed" if kind is None else f"no plugins of kind {kind!r} are installed")
+        return 0
+    table = [("KIND", "NAME", "DISTRIBUTION", "VERSION", "")]
+    for row in rows:
+        state = row["reason"] or ("" if row["enabled"] else "not enabled")
+        table.append((row["kind"], row["name"], row["distribution"], row["version"], state))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for cells in table:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())
+    return 0
 
 
 def _explain(words: Sequence[str]) -> int:

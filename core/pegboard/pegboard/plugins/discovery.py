@@ -55,19 +55,6 @@ class Unusable:
 
 
 @dataclass(frozen=True, slots=True)
-class Duplicate:
-    """A distribution that was found a second time, later on sys.path (a stale .egg-info, an editable install). The first one is
-    used. same: both have the same version and entry points. If they do not, the user may expect the other one to run."""
-
-    distribution: str
-    version: str
-    used_version: str
-    location: str
-    used_location: str
-    same: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Scan:
     """Everything that was found, sorted by kind, name and distribution, never by install order. summaries: distribution → its
     description in one line."""
@@ -75,7 +62,6 @@ class Scan:
     entries: tuple[Entry, ...] = ()
     hooks: tuple[Entry, ...] = ()
     unusable: tuple[Unusable, ...] = ()
-    duplicates: tuple[Duplicate, ...] = ()
     summaries: Mapping[str, str] = field(default_factory=dict)
 
     def all_entries(self) -> Iterator[Entry]:
@@ -95,24 +81,28 @@ def scan() -> Scan:
 
 
 def scan_path(path: Sequence[str] | None) -> Scan:
-    """Scan the folders and zip files of `path` (None = sys.path) now, without a cache."""
-    used: dict[str, tuple[str, list[Entry]]] = {}
+    """Scan the folders and zip files of `path` (None = sys.path) now, without a cache. The first of two distributions with the same
+    name counts."""
+    found: dict[str, list[Entry]] = {}
     summaries: dict[str, str] = {}
-    duplicates = []
     for folder in sys.path if path is None else path:
-        for metadata, points in _distributions(folder):
-            name, version = normalized(metadata["Name"]), metadata["Version"]
-            entries = sorted(_entries_of(name, version, points), key=lambda entry: entry.sort_key)
-            if entries and name not in used:
-                used[name], summaries[name] = (folder, entries), metadata.get("Summary", "")
-            elif entries and used[name] != (folder, entries):
-                first, first_entries = used[name]
-                versions, is_same = (version, first_entries[0].version), entries == first_entries
-                duplicates.append(Duplicate(name, *versions, folder or os.getcwd(), first or os.getcwd(), is_same))
-    return _sorted_scan([entry for _, entries in used.values() for entry in entries], duplicates, summaries)
+        for metadata, points in distributions(folder):
+            name = normalized(metadata["Name"])
+            entries = list(_entries_of(name, metadata["Version"], points))
+            if entries and name not in found:
+                found[name], summaries[name] = entries, metadata.get("Summary", "")
+    every = sorted({entry for entries in found.values() for entry in entries}, key=lambda entry: entry.sort_key)
+    unusable = [Unusable(entry, reason) for entry in every if (reason := unserved_group(entry.group, entry.distribution))]
+    refused = {item.entry for item in unusable}
+    return Scan(
+        entries=tuple(entry for entry in every if entry not in refused and entry.kind != HOOKS_KIND),
+        hooks=tuple(entry for entry in every if entry not in refused and entry.kind == HOOKS_KIND),
+        unusable=tuple(unusable),
+        summaries=summaries,
+    )
 
 
-def _distributions(folder: str) -> Iterator[tuple[dict[str, str], str]]:
+def distributions(folder: str) -> Iterator[tuple[dict[str, str], str]]:
     """Yield the metadata and the text of entry_points.txt of each distribution that has entry points of Pegboard.
 
     Folders are read here, because importing importlib.metadata takes longer than all the rest of `pegboard --help`.
@@ -154,19 +144,6 @@ def _entries_of(distribution: str, version: str, points: str) -> Iterator[Entry]
             match = _GROUP.fullmatch(group)
             kind = match.group(1) if match else group.removeprefix(PREFIX)
             yield Entry(kind, name, distribution, version, value, group)
-
-
-def _sorted_scan(found: list[Entry], duplicates: list[Duplicate], summaries: Mapping[str, str]) -> Scan:
-    found = sorted(set(found), key=lambda entry: entry.sort_key)
-    unusable = [Unusable(entry, reason) for entry in found if (reason := unserved_group(entry.group, entry.distribution))]
-    refused = {item.entry for item in unusable}
-    return Scan(
-        entries=tuple(entry for entry in found if entry not in refused and entry.kind != HOOKS_KIND),
-        hooks=tuple(entry for entry in found if entry not in refused and entry.kind == HOOKS_KIND),
-        unusable=tuple(unusable),
-        duplicates=tuple(sorted(duplicates, key=lambda item: (item.distribution, item.location))),
-        summaries=summaries,
-    )
 
 
 def unserved_group(group: str, distribution: str) -> str | None:

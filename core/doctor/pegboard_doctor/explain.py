@@ -1,81 +1,66 @@
-"""`pegboard plugins list | show | why`. `list` reads package metadata only and never runs a plugin's code."""
+"""`pegboard plugins show` and `pegboard plugins why` explain plugins and how they are chosen. They run specs and probes."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from pegboard.config.schema import PluginConfig
+from pegboard.config.sources import plugin_config
 from pegboard.errors import ConfigError, PegboardError, PluginError, UsageError, did_you_mean
 from pegboard.interfaces import KINDS
+from pegboard.interfaces.command import CommandSetup
 from pegboard.interfaces.spec import Need
-from pegboard.plugins.discovery import HOOKS_KIND, Entry
+from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import need_class
 from pegboard.plugins.names import check_kind
+from pegboard.plugins.options import schema_text
 from pegboard.plugins.registry import Registry
 from pegboard.plugins.selection import Decision
 
-if TYPE_CHECKING:
-    from pegboard.cli.flags import FlagParser
-    from pegboard.config.schema import PluginConfig
+
+class Show:
+    """The command `plugins show`."""
+
+    def __init__(self, options: None, setup: CommandSetup) -> None:
+        self._parser = setup.parser(prog="pegboard plugins show", description="Show one plugin: its spec, probe and options.")
+        self._parser.add_argument("plugin", metavar="KIND:NAME", help='"kind:name" or "kind:distribution:name"')
+        self._parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output")
+
+    def run(self, words: Sequence[str]) -> int:
+        arguments = self._parser.parse(words)
+        return _show(Registry.discover(plugin_config()), arguments)
 
 
-def main(words: Sequence[str], config: PluginConfig) -> int:
-    """Run the command and return the exit status: 0, or 1 if no plugin suits."""
-    arguments = _parser().parse(words)
-    if getattr(arguments, "model", None) is not None:
-        return _why_for_model(arguments, config)
-    action = {"list": _list, "show": _show, "why": _why}[arguments.action]
-    return action(Registry.discover(config), arguments)
+class Why:
+    """The command `plugins why`."""
+
+    def __init__(self, options: None, setup: CommandSetup) -> None:
+        description = "Show which plugin would be chosen, and why the others would not be."
+        parser = self._parser = setup.parser(prog="pegboard plugins why", description=description)
+        parser.add_argument("kind", nargs="?", metavar="KIND", help="the kind; with --model it is optional")
+        parser.add_argument(
+            "--need", action="append", default=[], metavar="KEY=VALUE", help="a field of the kind's need; repeatable"
+        )
+        parser.add_argument("--name", help="an explicit choice, or the key to look up in a keyed kind")
+        parser.add_argument("--platform", help="device family to choose for")
+        parser.add_argument("--model", metavar="REF", help="explain the choices for serving this model")
+        parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output")
+
+    def run(self, words: Sequence[str]) -> int:
+        """Return 0, or 1 if no plugin suits."""
+        arguments, config = self._parser.parse(words), plugin_config()
+        if arguments.model is not None:
+            return _why_for_model(arguments, config)
+        return _why(Registry.discover(config), arguments)
 
 
-def _parser() -> FlagParser:
-    from pegboard.cli.flags import FlagParser
-
-    parser = FlagParser(prog="pegboard plugins", description="List plugins, and explain how they are chosen.")
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = actions.add_parser("list", help="list installed plugins; runs no code of plugins")
-    listing.add_argument("--kind", help="only this kind")
-    show = actions.add_parser("show", help="show one plugin: its spec, probe and options")
-    show.add_argument("plugin", metavar="KIND:NAME", help='"kind:name" or "kind:distribution:name"')
-    why = actions.add_parser("why", help="show which plugin would be chosen, and why the others would not be")
-    why.add_argument("kind", nargs="?", metavar="KIND", help="the kind; with --model it is optional")
-    why.add_argument("--need", action="append", default=[], metavar="KEY=VALUE", help="a field of the kind's need; repeatable")
-    why.add_argument("--name", help="an explicit choice, or the key to look up in a keyed kind")
-    why.add_argument("--platform", help="device family to choose for")
-    why.add_argument("--model", metavar="REF", help="explain the choices for serving this model")
-    for action in (listing, show, why):
-        action.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output")
-    return parser
-
-
-def _list(registry: Registry, arguments: argparse.Namespace) -> int:
-    if arguments.kind not in (None, HOOKS_KIND):
-        check_kind(arguments.kind)
-    rows = [row for row in registry.describe() if arguments.kind in (None, row["kind"])]
-    if arguments.as_json:
-        _print_json(rows)
-        return 0
-    if not rows:
-        print("no plugins are installed" if arguments.kind is None else f"no plugins of kind {arguments.kind!r} are installed")
-        return 0
-    table = [("KIND", "NAME", "DISTRIBUTION", "VERSION", "")]
-    for row in rows:
-        state = row["reason"] or ("" if row["enabled"] else "not enabled")
-        table.append((row["kind"], row["name"], row["distribution"], row["version"], state))
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for cells in table:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())
-    return 0
-
-
-def _show(registry: Registry, arguments: argparse.Namespace) -> int:
-    from pegboard.plugins.options import schema_text
-
+def _show(registry: Registry, arguments: Namespace) -> int:
     kind, colon, name = arguments.plugin.partition(":")
     if not (colon and name):
         raise ConfigError(f"{arguments.plugin!r}: expected KIND:NAME, as in 'attention:triton'")
@@ -104,7 +89,7 @@ def _show(registry: Registry, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _why(registry: Registry, arguments: argparse.Namespace) -> int:
+def _why(registry: Registry, arguments: Namespace) -> int:
     if arguments.kind is None:
         raise UsageError("pegboard plugins why needs a KIND, or --model REF for all choices of a model")
     check_kind(arguments.kind)
@@ -170,7 +155,7 @@ def _not_replayed(registry: Registry, need: Need) -> Iterator[str]:
     yield "what else is not replayed depends on the model: the log and GET /v1/pegboard/plugins of a running engine show it"
 
 
-def _why_for_model(arguments: argparse.Namespace, config: PluginConfig) -> int:
+def _why_for_model(arguments: Namespace, config: PluginConfig) -> int:
     """Print the choices for a model: those that depend on the checkpoint, the platform, the kernels and the model's layers.
     Return the exit status, which is 1 if the model cannot run or the requested kind is not among the choices."""
     from pegboard.config.sources import engine_settings

@@ -1,24 +1,20 @@
-"""`pegboard plugins …`: `list` runs no plugin code; `show` and `why` explain."""
+"""`pegboard plugins show` and `pegboard plugins why`."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 
 import pytest
 
-from pegboard.cli import plugins_command
-from pegboard.config.sources import plugin_config
+from pegboard.cli.main import command_setup
 from pegboard.errors import ConfigError, PluginNotFound
 from pegboard.plugins import discovery
+from pegboard_doctor.explain import Show, Why
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 
-Run = Callable[..., int]
 PARTS = """
-from pegboard.interfaces.spec import Absent, Broken, Ok
+from pegboard.interfaces.spec import Ok
 def ok(facts): return Ok({"level": 3})
-def broken(facts): return Broken("library damaged")
 """
 
 
@@ -29,8 +25,8 @@ def fakes(fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch
     return fake_distributions
 
 
-def run(*arguments: str) -> int:
-    return plugins_command.main(arguments, plugin_config())
+def run(action: str, *words: str) -> int:
+    return {"show": Show, "why": Why}[action](None, command_setup(f"plugins-{action}")).run(words)
 
 
 def add_attention(fakes: FakeDistributions) -> None:
@@ -38,29 +34,6 @@ def add_attention(fakes: FakeDistributions) -> None:
     narrow = spec_source("attention", "NARROW", supports={"head_dim": frozenset({64})}, tier="tuned")
     points = {"attention": {"wide": "command_specs:WIDE", "narrow": "command_specs:NARROW"}}
     fakes.add("acme", points, {"command_specs": wide + narrow}, version="2.0")
-
-
-def test_list_runs_no_plugin_code(
-    fakes: FakeDistributions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    points = {"attention": {"a": "deadly:A"}, "hooks": {"h": "deadly"}, "metrics": {"m": "deadly:M"}}
-    fakes.add("acme", {**points, "pegboard.sampler.v8": {"s": "deadly:S"}}, {"deadly": "raise SystemExit('imported')\n"})
-    monkeypatch.setenv("PEGBOARD_PLUGINS", "attention:a")
-    assert run("list") == 0
-    lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines()[1:]}
-    assert "acme" in lines["a"] and "upgrade pegboard" in lines["s"]
-    assert "not enabled" in lines["h"] and "not enabled" in lines["m"]
-    assert "deadly" not in sys.modules
-    assert run("list", "--kind", "attention", "--json") == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert row["name"] == "a" and row["enabled"] is True
-    with pytest.raises(PluginNotFound, match="did you mean 'attention'"):
-        run("list", "--kind", "atention")
-
-
-def test_list_without_plugins(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("list") == 0 and "no plugins are installed" in capsys.readouterr().out
-    assert run("list", "--json") == 0 and json.loads(capsys.readouterr().out) == []
 
 
 def test_show(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
