@@ -48,10 +48,10 @@ def parse_reference(text: str, registry: Registry, *, revision: str | None = Non
 
 
 def split_reference(
-    text: str, revision: str | None, schemes: Mapping[str, frozenset[str]], endings: tuple[str, ...]
+    text: str, revision: str | None, flags: Mapping[str, frozenset[str]], endings: tuple[str, ...]
 ) -> ModelReference:
-    """Return the reference that `text` stands for. schemes: the installed schemes with their flags. The first of these forms that
-    fits is taken:
+    """Return the reference that `text` stands for. flags: the flags of the model sources, by scheme. The first of these forms
+    that fits is taken:
 
     1. a path that exists, or that looks like one (it starts with ./ ../ / ~ or has one of `endings`, those of weight files);
     2. scheme:name[:file] with an installed scheme;
@@ -59,24 +59,24 @@ def split_reference(
 
     Raises ModelError, which shows these forms and the nearest scheme, or says that no source for the form is installed.
     """
-    for_paths = next((name for name in sorted(schemes) if "directory" in schemes[name]), None)
-    for_names = next((name for name in sorted(schemes) if "default" in schemes[name]), None)
+    for_paths = next((name for name in sorted(flags) if "directory" in flags[name]), None)
+    for_names = next((name for name in sorted(flags) if "default" in flags[name]), None)
     text = text.strip()
     match = _SCHEME.fullmatch(text)
     scheme, rest = (match[1], match[2]) if match else (None, text)
-    if _exists(text) or (_looks_like_path(text, endings) and scheme not in schemes):
+    if _exists(text) or (_looks_like_path(text, endings) and scheme not in flags):
         return _path(text, revision, for_paths)
-    if scheme is not None and scheme in schemes and rest:
+    if scheme is not None and scheme in flags and rest:
         return _with_file(scheme, rest, revision)
     parsed = _with_file(for_names or "", text, revision)
     if _is_hub_file(parsed) or (scheme is None and _HUB_NAME.fullmatch(parsed.name)):
         if for_names is None:
-            raise ModelError(f"{text!r}: no installed model source takes names of the form org/name; {_forms(schemes)}")
+            raise ModelError(f"{text!r}: no installed model source takes names of the form org/name; {_forms(flags)}")
         return parsed
     head, tail = _split_path_file(text)
     if tail and _exists(head):
         return _path(head, revision, for_paths, file=tail)
-    raise ModelError(f"{text!r} is not a model reference{_hint(scheme, rest, schemes)}; {_forms(schemes)}")
+    raise ModelError(f"{text!r} is not a model reference{_hint(scheme, rest, flags)}; {_forms(flags)}")
 
 
 def _exists(text: str) -> bool:

@@ -81,8 +81,8 @@ def scan() -> Scan:
 
 
 def scan_path(path: Sequence[str] | None) -> Scan:
-    """Scan the folders and zip files of `path` (None = sys.path) now, without a cache. The first of two distributions with the same
-    name counts."""
+    """Scan the folders and zip files of `path` (None = sys.path) now, without a cache. If two distributions have the same name,
+    the first one counts."""
     found: dict[str, list[Entry]] = {}
     summaries: dict[str, str] = {}
     for folder in sys.path if path is None else path:
