@@ -159,6 +159,7 @@ CASES: dict[str, tuple[dict[str, Any], Store, int, bool]] = {
     "gptq with 8 bits": (classic("gptq", 8, True), as_gptq, 8, True),
     "gptq with 3 bits": (classic("gptq", 3), as_gptq, 3, False),
     "gptq with 2 bits": (classic("gptq", 2), as_gptq, 2, False),
+    "auto-round": ({**classic("auto-round", 4), "packing_format": "auto_round:auto_awq"}, as_awq, 4, False),
     "pack-quantized": (of_groups("pack-quantized", "group", num_bits=4, symmetric=False), as_compressed, 4, False),
     "pack-quantized in act order": (of_groups("pack-quantized", "group", num_bits=4, symmetric=False), as_compressed, 4, True),
     "int-quantized": (of_groups("int-quantized", "channel", num_bits=8), as_w8a8, 8, False),

@@ -1,35 +1,12 @@
-"""AWQ: 4-bit integers with a scale and a zero point per group of columns (Lin et al. 2023), as AutoAWQ stores them.
-
-W[r, c] = scale[r, g] · (code[r, c] − zero[r, g]). A linear layer has these tensors, with 8 codes in each 32-bit word:
-
-    version gemm    qweight [in, out / 8]   qzeros [in / group, out / 8]   scales [in / group, out]
-    version gemv    qweight [out, in / 8]   qzeros [out, width / 8]        scales [out, width]
-
-In gemm, the 4-bit parts of a word, lowest first, hold the rows 0, 2, 4, 6, 1, 3, 5, 7 of eight. In gemv they are in order, and
-`width` is the number of groups, rounded up.
-"""
+"""AWQ checkpoints (Lin et al. 2023). See `pegboard_weights.awq_layout` for the tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import torch
-from torch import Tensor
-
-from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationSetup
-from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
-from pegboard.ops.blocks import Blocks
+from pegboard.interfaces.quantization import EmbeddingLayer, QuantizationSetup
+from pegboard_weights.awq_layout import AWQReader
 from pegboard_weights.config import QuantConfig, matches
 from pegboard_weights.grouped import check_whole_groups
-from pegboard_weights.packed_integers import unpack
-from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, module_of, scales_of, tensor_of
-
-READING = "awq 1"
-"""Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
-
-PER_WORD = 8
-ROW_OF_PLACE = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight rows each 4-bit part of a word holds (gemm)."""
+from pegboard_weights.stored_weight import AnyLayer, FormatMethod
 
 
 class AWQ(FormatMethod):
@@ -48,53 +25,3 @@ class AWQ(FormatMethod):
         group_size = layer.in_features if self.group_size == -1 else self.group_size
         check_whole_groups(module, layer.in_features, group_size, "AWQ")
         return AWQReader(group_size, self.has_zeros, is_gemv=self.version == "gemv")
-
-
-class AWQReader:
-    def __init__(self, group_size: int, has_zeros: bool, is_gemv: bool) -> None:
-        self.group_size, self.has_zeros, self.is_gemv = group_size, has_zeros, is_gemv
-
-    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
-        rows, groups, module = part.rows[1] - part.rows[0], columns // self.group_size, module_of(part)
-        if self.is_gemv:
-            width = _padded_groups(columns, self.group_size)
-            codes, zeros, scales = (rows, columns // PER_WORD), (rows, width // PER_WORD), (rows, width)
-        else:
-            codes, zeros, scales = (columns, rows // PER_WORD), (groups, rows // PER_WORD), (groups, rows)
-        wanted = [WantedWeight(f"{module}.qweight", codes), WantedWeight(f"{module}.scales", scales)]
-        return [*wanted, WantedWeight(f"{module}.qzeros", zeros)] if self.has_zeros else wanted
-
-    def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
-        return "block_weight" if self.group_size % 32 == 0 else "float_weight"
-
-    def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
-        module, groups = module_of(part), columns // self.group_size
-        codes = tensor_of(pieces, f"{module}.qweight", torch.int32)
-        scale = scales_of(pieces, f"{module}.scales")
-        zeros = tensor_of(pieces, f"{module}.qzeros", torch.int32) if self.has_zeros else None
-        if self.is_gemv:
-            codes, scale = unpack(codes, 4, 1), scale[:, :groups]
-            zero: int | Tensor = 8 if zeros is None else unpack(zeros, 4, 1)[:, :groups].to(torch.int8)
-        else:
-            codes, scale = _rows_of(codes), scale.T
-            zero = 8 if zeros is None else _rows_of(zeros).to(torch.int8)
-        blocks = Blocks(4, self.group_size, codes.contiguous(), scale.contiguous(), zero=zero)
-        return blocks if self.form(part, columns, pieces) == "block_weight" else blocks.dense()
-
-    def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
-        return [READING, self.group_size, self.has_zeros, self.is_gemv]
-
-
-def _rows_of(words: Tensor) -> Tensor:
-    """Return the codes in the words of gemm: [n, rows / 8] → [rows, n]."""
-    places = unpack(words, 4, 1).view(words.shape[0], -1, PER_WORD)
-    rows = torch.empty_like(places)
-    rows[:, :, list(ROW_OF_PLACE)] = places
-    return rows.view(words.shape[0], -1).T.contiguous()
-
-
-def _padded_groups(columns: int, group_size: int) -> int:
-    """Return how many groups gemv stores for a row: enough to fill words, and more of them for small groups."""
-    words = -(-(columns // group_size) // PER_WORD)
-    multiple = {64: 2, 32: 4}.get(group_size, 1)
-    return -(-words // multiple) * multiple * PER_WORD

@@ -20,7 +20,7 @@ from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_quantization import QuantizationContract, stored_pieces
 
 
-@pytest.mark.parametrize("name", ["awq", "awq_marlin", "cpu_awq"])
+@pytest.mark.parametrize("name", ["awq", "awq_marlin", "cpu_awq", "auto_awq"])
 def test_contract(name: str) -> None:
     check_entry(installed_entry("quantization", name))
 

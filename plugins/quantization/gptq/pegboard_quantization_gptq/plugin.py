@@ -1,9 +1,15 @@
-"""The spec of this package."""
+"""The specs of this package."""
 
 from pegboard.interfaces.quantization import QuantizationSpec
 
 GPTQ = QuantizationSpec(
     api="1.0",
     implementation="pegboard_quantization_gptq.format:GPTQ",
+    supports={"dtype": {"float32", "bfloat16", "float16"}},
+)
+
+AUTO_ROUND = QuantizationSpec(
+    api="1.0",
+    implementation="pegboard_quantization_gptq.auto_round:AutoRound",
     supports={"dtype": {"float32", "bfloat16", "float16"}},
 )

@@ -20,7 +20,9 @@ from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_quantization import QuantizationContract, stored_pieces
 
 
-@pytest.mark.parametrize("name", ["gptq", "gptq_marlin", "cpu_gptq"])
+@pytest.mark.parametrize(
+    "name", ["gptq", "gptq_marlin", "cpu_gptq", "gptq_bitblas", "auto_gptq", "auto-round", "inc", "intel/auto-round"]
+)
 def test_contract(name: str) -> None:
     check_entry(installed_entry("quantization", name))
 

@@ -15,7 +15,7 @@ from pegboard_quantization_integer.options import RtnOptions
 from pegboard_quantization_integer.rounding import BLOCK_SIZE, round_to_blocks
 from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, PlainReader, columns_of, floats
 
-ROUNDING = "rtn 1"
+ROUNDING = "rtn 2"
 """A part of the repack cache's keys. Change it whenever the same values round to different blocks."""
 HEAD_BITS = 8
 """Bits of embeddings and output heads, whose errors affect the logits directly."""
@@ -31,13 +31,12 @@ class Rtn(FormatMethod):
                 "weights. Leave out --quantization to use it as it is"
             )
         super().__init__(setup)
-        self.bits = options.bits
+        self.bits, self.group_size = options.bits, options.group_size
 
     def reader(self, module: str, layer: AnyLayer) -> RoundingReader | None:
-        is_table = isinstance(layer, EmbeddingLayer)
-        if columns_of(layer) % BLOCK_SIZE:
-            return None
-        return RoundingReader(HEAD_BITS if is_table or layer.is_head else self.bits)
+        is_head = isinstance(layer, EmbeddingLayer) or layer.is_head
+        bits, group_size = (HEAD_BITS, BLOCK_SIZE) if is_head else (self.bits, self.group_size)
+        return None if columns_of(layer) % group_size else RoundingReader(bits, group_size)
 
 
 class Int8(Rtn):
@@ -51,19 +50,19 @@ class Int4(Rtn):
 
 
 class RoundingReader(PlainReader):
-    """Rounds floats to blocks with `bits` bits."""
+    """Rounds floats to blocks of `group_size` columns with `bits` bits."""
 
-    def __init__(self, bits: int) -> None:
-        self.bits = bits
+    def __init__(self, bits: int, group_size: int) -> None:
+        self.bits, self.group_size = bits, group_size
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
         return "block_weight"
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks:
-        blocks = round_to_blocks(floats(pieces, part.name), self.bits)
+        blocks = round_to_blocks(floats(pieces, part.name), self.bits, self.group_size)
         if blocks is None:
             raise ModelError(f"tensor {part.name} has values that are not finite or far too large, so it cannot be quantized")
         return blocks
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
-        return [ROUNDING, self.bits, pieces[part.name].stored]
+        return [ROUNDING, self.bits, self.group_size, pieces[part.name].stored]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class RtnOptions(BaseModel):
-    """bits: bits per weight of linear layers. Embeddings and the output head always have 8."""
+    """bits: bits per weight of linear layers. Embeddings and the output head always have 8, in groups of 32. group_size: columns
+    that share a scale, a multiple of 32."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    bits: Literal[4, 8] = 8
+    bits: Literal[2, 3, 4, 5, 6, 7, 8] = 8
+    group_size: int = Field(default=32, gt=0, multiple_of=32)

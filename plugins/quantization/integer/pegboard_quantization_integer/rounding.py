@@ -1,4 +1,4 @@
-"""Rounds floats to `Blocks`, each to the nearest code. 32 columns share a scale and, for 4-bit codes, a minimum.
+"""Rounds floats to `Blocks`, each to the nearest code. 32 columns or more share a scale and, for up to 4 bits, a minimum.
 
 Scales and minimums are float16, rounded so that the codes can reach every value of the block. The codes are then chosen for the
 rounded scales and minimums.
@@ -16,42 +16,42 @@ CHUNK_ELEMENTS = 1 << 20
 """Number of elements that are rounded at a time. The temporary memory is a few times this number of floats."""
 
 
-def round_to_blocks(values: Tensor, bits: int) -> Blocks | None:
-    """Return the blocks of `values` [rows, columns], which may have any float type. columns must be a multiple of the block size.
-    Returns None if a block has no finite float16 scale."""
+def round_to_blocks(values: Tensor, bits: int, block_size: int = BLOCK_SIZE) -> Blocks | None:
+    """Return the blocks of `values` [rows, columns], which may have any float type. bits: from 2 to 8; up to 4 are stored in 4,
+    and more in 8. columns must be a multiple of the block size. Returns None if a block has no finite float16 scale."""
     rows, columns = values.shape
-    per_row = columns // BLOCK_SIZE
-    codes = torch.empty(rows, columns, dtype=torch.uint8 if bits == 4 else torch.int8)
+    per_row, has_minimum = columns // block_size, bits <= 4
+    codes = torch.empty(rows, columns, dtype=torch.uint8 if has_minimum else torch.int8)
     scale = torch.empty(rows, per_row, dtype=torch.float16)
-    minimum = torch.empty(rows, per_row, dtype=torch.float16) if bits == 4 else None
+    minimum = torch.empty(rows, per_row, dtype=torch.float16) if has_minimum else None
     step = max(1, CHUNK_ELEMENTS // columns)
     for start in range(0, rows, step):
         cut = slice(start, start + step)
-        blocks = values[cut].to("cpu", torch.float32).reshape(-1, BLOCK_SIZE)
+        blocks = values[cut].to("cpu", torch.float32).reshape(-1, block_size)
         if minimum is None:
-            found = _round_int8(blocks)
+            found, scales = _round_signed(blocks, 2 ** (bits - 1) - 1)
         else:
-            *found, low = _round_int4(blocks)
+            found, scales, low = _round_above_minimum(blocks, 2**bits - 1)
             minimum[cut] = low.view(-1, per_row)
-        codes[cut], scale[cut] = found[0].view(-1, columns), found[1].view(-1, per_row)
+        codes[cut], scale[cut] = found.view(-1, columns), scales.view(-1, per_row)
     if not scale.isfinite().all() or (minimum is not None and not minimum.isfinite().all()):
         return None
-    return Blocks(bits, BLOCK_SIZE, codes, scale, minimum)
+    return Blocks(4 if has_minimum else 8, block_size, codes, scale, minimum)
 
 
-def _round_int8(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Round with a scale alone, to codes from -127 to 127: [n, 32] → codes, scale [n]."""
-    scale = _half_above(blocks.abs().amax(1) / 127)
-    return _codes(blocks, scale, -127, 127).to(torch.int8), scale
+def _round_signed(blocks: Tensor, last: int) -> tuple[Tensor, Tensor]:
+    """Round with a scale alone, to codes from -last to last: [n, block size] → codes, scale [n]."""
+    scale = _half_above(blocks.abs().amax(1) / last)
+    return _codes(blocks, scale, -last, last).to(torch.int8), scale
 
 
-def _round_int4(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Round in 15 steps from the smallest value to the largest: [n, 32] → codes, scale [n], minimum [n]."""
+def _round_above_minimum(blocks: Tensor, last: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Round in `last` steps from the smallest value to the largest: [n, block size] → codes, scale [n], minimum [n]."""
     low, high = blocks.aminmax(dim=1)
     minimum = -_half_above(-low)
     start = minimum.float()
-    scale = _half_above((high - start) / 15)
-    return _codes(blocks - start.unsqueeze(1), scale, 0, 15).to(torch.uint8), scale, minimum
+    scale = _half_above((high - start) / last)
+    return _codes(blocks - start.unsqueeze(1), scale, 0, last).to(torch.uint8), scale, minimum
 
 
 def _codes(blocks: Tensor, scale: Tensor, first: int, last: int) -> Tensor:

@@ -12,6 +12,7 @@ from pegboard_quantization_integer.online import Int4, Int8, Rtn
 from pegboard_quantization_integer.options import RtnOptions
 from pegboard_quantization_integer.plugin import RTN, RTN_INT4, RTN_INT8
 from pegboard_quantization_integer.rounding import BLOCK_SIZE, round_to_blocks
+from pydantic import ValidationError
 from torch import Tensor
 
 from pegboard.errors import ConfigError, ModelError
@@ -24,8 +25,8 @@ from pegboard_testing.contract_quantization import QuantizationContract
 SETUP = QuantizationSetup({}, "float32", "cpu", REFERENCES)
 
 
-def rounded(values: Tensor, bits: int) -> Blocks:
-    blocks = round_to_blocks(values, bits)
+def rounded(values: Tensor, bits: int, block_size: int = BLOCK_SIZE) -> Blocks:
+    blocks = round_to_blocks(values, bits, block_size)
     assert blocks is not None
     return blocks
 
@@ -35,21 +36,24 @@ def rounded(values: Tensor, bits: int) -> Blocks:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    bits=st.sampled_from([4, 8]),
+    bits=st.integers(2, 8),
+    size=st.sampled_from([32, 64]),
     seed=st.integers(0, 999),
     exponent=st.integers(-12, 2),
     offset=st.sampled_from([0.0, 3.0, -50.0]),
 )
-def test_no_value_moves_further_than_half_a_step(bits: int, seed: int, exponent: int, offset: float) -> None:
+def test_no_value_moves_further_than_half_a_step(bits: int, size: int, seed: int, exponent: int, offset: float) -> None:
     values = (torch.randn(5, 64, generator=torch.Generator().manual_seed(seed)) + offset) * 10.0**exponent
-    blocks = rounded(values, bits)
-    step = blocks.scale.float().repeat_interleave(BLOCK_SIZE, dim=1)
+    blocks = rounded(values, bits, size)
+    assert blocks.bits == (4 if bits <= 4 else 8)
+    step = blocks.scale.float().repeat_interleave(size, dim=1)
     off = (blocks.dense() - values).abs()
     assert bool((off <= step * 0.5001 + values.abs() * 1e-5).all())
-    by_block = values.view(5, -1, BLOCK_SIZE)
-    full = by_block.abs().amax(2) / 127 if bits == 8 else (by_block.amax(2) - by_block.amin(2)) / 15
+    by_block = values.view(5, -1, size)
+    has_minimum, last = bits <= 4, (2**bits if bits <= 4 else 2 ** (bits - 1)) - 1
+    full = (by_block.amax(2) - by_block.amin(2)) / last if has_minimum else by_block.abs().amax(2) / last
     # the scale may be larger only because it, or the minimum, is rounded to float16
-    slack = full * 2e-3 + 1.3e-7 + (0.0 if bits == 8 else by_block.abs().amax(2) * 1e-3 / 15)
+    slack = full * 2e-3 + 1.3e-7 + (by_block.abs().amax(2) * 1e-3 / last if has_minimum else 0.0)
     assert bool((blocks.scale.float() <= full + slack).all())
 
 
@@ -113,10 +117,10 @@ class TestInt4(TestInt8):
 
 class TestRtn(TestInt8):
     spec = RTN
-    bits = 4
+    bits = 6
 
     def method(self, setup: QuantizationSetup) -> Rtn:
-        return Rtn(RtnOptions(bits=4), setup)
+        return Rtn(RtnOptions(bits=6), setup)
 
 
 def loaded(weight: Any, values: Tensor) -> Tensor:
@@ -136,7 +140,23 @@ def test_heads_and_tables_keep_eight_bits() -> None:
     assert torch.equal(loaded(head, values), rounded(values, 8).dense())
     assert torch.equal(loaded(table, values), rounded(values, 8).dense())
     assert torch.equal(loaded(inner, values), rounded(values, 4).dense())
-    assert RtnOptions().bits == 8
+    assert RtnOptions() == RtnOptions(bits=8, group_size=32)
+
+
+def test_groups_of_the_size_that_was_asked_for() -> None:
+    method = Rtn(RtnOptions(bits=3, group_size=128), SETUP)
+    values, part = torch.randn(6, 256), Part("w", (0, 6))
+    inner = method.linear(LinearLayer("up", 256, 6, (part,)))
+    head = method.linear(LinearLayer("lm_head", 256, 6, (part,), is_head=True))
+    assert torch.equal(loaded(inner, values), rounded(values, 3, 128).dense())
+    assert torch.equal(loaded(head, values), rounded(values, 8).dense())
+    assert method.linear(LinearLayer("up", 192, 6, (part,))) is None
+
+
+@pytest.mark.parametrize("options", [{"bits": 1}, {"bits": 9}, {"group_size": 0}, {"group_size": 48}, {"group_size": -32}])
+def test_options_that_are_not_supported(options: dict[str, int]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(options))):
+        RtnOptions(**options)
 
 
 def test_narrow_layers_are_left_to_the_plain_method() -> None:
