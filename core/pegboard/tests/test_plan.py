@@ -10,12 +10,14 @@ from contextlib import nullcontext
 
 import pytest
 
-from pegboard.cli.main import main
+from pegboard.cli.main import command_setup
 from pegboard.config.sources import engine_settings
 from pegboard.errors import ConfigError, ModelError, PluginNotFound
 from pegboard.plan.engine_plan import make_tokenizer, max_model_len, resolve
 from pegboard.plugins import discovery
 from pegboard.plugins.registry import Registry
+from pegboard_doctor.check import Check
+from pegboard_doctor.explain import Why
 
 PLUGINS = """
 import json
@@ -230,20 +232,20 @@ def test_longest_length(config, length):
 
 
 def test_why_explains_what_was_chosen_for_a_model(model, capsys):
-    path = model()
-    assert main(["plugins", "why", "model", "--model", path]) == 1, "the toy model cannot be built"
+    path, why = model(), Why(None, command_setup("plugins-why")).run
+    assert why(["model", "--model", path]) == 1, "the toy model cannot be built"
     told = capsys.readouterr()
     assert "model ToyForCausalLM → ToyForCausalLM" in told.out
     assert "this model cannot run: " in told.out and "acme_plugins" in told.err
-    assert main(["plugins", "why", "attention", "--model", path]) == 1
+    assert why(["attention", "--model", path]) == 1
     assert "this model cannot run: " in capsys.readouterr().err
-    assert main(["plugins", "why", "tool_parser", "--model", path, "--json"]) == 0
+    assert why(["tool_parser", "--model", path, "--json"]) == 0
     (facts,) = json.loads(capsys.readouterr().out)
     assert (facts["winner"], facts["rank"]) == (None, "no installed family fits")
-    assert main(["plugins", "why", "sampler", "--model", path]) == 1
+    assert why(["sampler", "--model", path]) == 1
 
 
 def test_check_says_that_a_model_which_cannot_be_built_does_not_run(model, capsys):
-    assert main(["check", model()]) == 1
+    assert Check(None, command_setup("check")).run([model()]) == 1
     told = capsys.readouterr().out
     assert told.startswith("runs      no\nwhy       ") and "acme_plugins" in told
