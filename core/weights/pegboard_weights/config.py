@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from pegboard.errors import ModelError
@@ -70,11 +71,15 @@ class QuantConfig:
 
 def matches(module: str, patterns: Iterable[str]) -> bool:
     """Return whether one of the patterns means the module: a whole path, the last or any inner names of a path
-    ("self_attn.q_proj", "lm_head"), or "re:" and a regular expression for the beginning of the path."""
+    ("self_attn.q_proj", "lm_head"), a path with wildcards ("model.layers.0.*"), or "re:" and a regular expression for the
+    beginning of the path."""
     dotted = f".{module}."
     for pattern in patterns:
         if pattern.startswith("re:"):
             if _regex(pattern[3:]).match(module):
+                return True
+        elif "*" in pattern:
+            if fnmatchcase(module, pattern):
                 return True
         elif f".{pattern.strip('.')}." in dotted:
             return True

@@ -1,14 +1,27 @@
-"""Reads tensors of 8-bit and 4-bit floats as `FloatCodes`."""
+"""Matrices of small floats with scales, as most formats store them: one float8 per byte, or two FP4 per byte.
+
+Formats differ in the names of the tensors, and in how many rows and columns share a scale.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from pegboard.ops.float_codes import FloatCodes, float8_values
-from pegboard_weights.stored_weight import Pieces, code_form, tensor_of
+from pegboard.interfaces.quantization import Part
+from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
+from pegboard.ops.float_codes import E2M1, FloatCodes, float8_values
+from pegboard_weights.stored_weight import Form, Pieces, code_form, floats, module_of, stored_as, tensor_of
+
+READING = "small floats 1"
+"""Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+PLAIN = ("float32", "bfloat16", "float16")
 
 
 def float8_rows(pieces: Pieces, name: str, scale: Tensor, block: tuple[int, int]) -> FloatCodes | Tensor:
@@ -26,3 +39,94 @@ def packed_if_possible(codes: FloatCodes) -> FloatCodes | Tensor:
 def nibbles(packed: Tensor) -> Tensor:
     """Return the 4-bit codes in bytes, the low half of each byte first: uint8 [rows, n] → uint8 [rows, 2n]."""
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FloatReader:
+    """Reads W[r, c] = code · scale[r // R, c // C] · factor with R, C = block, where a code is a float8 or FP4 (E2M1).
+
+    bits: 8 = `weight` is float8 [rows, columns]; 4 = it is uint8 [rows, columns / 2] (or [rows, blocks, bytes of a block]), and
+    the low half of each byte is the even column. block: None = the shape of the scales says whether there is one for the tensor
+    or one per row. weight, scale, factor: endings of the tensors' names; of several, the one that the checkpoint has.
+    scale_type: "e8m0" may also be stored as the exponents, uint8.
+
+    A module whose weight has a plain type, and that has no scale, is plain.
+    """
+
+    bits: int = 8
+    block: tuple[int, int] | None = None
+    weight: tuple[str, ...] = ("weight",)
+    scale: tuple[str, ...] = ("weight_scale",)
+    factor: str | None = None
+    scale_type: Literal["float", "e4m3", "e8m0"] = "float"
+
+    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
+        module, rows = module_of(part), part.rows[1] - part.rows[0]
+        weight, scale = _first(module, self.weight, available), _first(module, self.scale, available)
+        if weight in available and available[weight].stored in PLAIN and scale not in available:
+            return [WantedWeight(weight, (rows, columns))]
+        shapes: list[tuple[int, ...]] = [(rows, columns * self.bits // 8)]
+        if self.bits == 4 and self.block is not None:
+            shapes.append((rows, columns // self.block[1], self.block[1] // 2))
+        wanted = [
+            stored_as(available, weight, *shapes),
+            stored_as(available, scale, *self._scale_shapes(rows, columns)),
+        ]
+        return wanted if self.factor is None else [*wanted, stored_as(available, f"{module}.{self.factor}", (), (1,))]
+
+    def _scale_shapes(self, rows: int, columns: int) -> list[tuple[int, ...]]:
+        """Return the shapes that the scales may have."""
+        if self.block is None:
+            return [(), (1,), (1, 1), (rows, 1), (rows,)]
+        high, wide = -(-rows // self.block[0]), -(-columns // self.block[1])
+        return [(high, wide), (high, 1, wide, 1)]
+
+    def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
+        if _stored(part, self.scale, pieces) is None:
+            return "float_weight"
+        return code_form(columns, columns if self.block is None else self.block[1])
+
+    def read(self, part: Part, columns: int, pieces: Pieces) -> FloatCodes | Tensor:
+        weight, scale = _stored(part, self.weight, pieces), _stored(part, self.scale, pieces)
+        assert weight is not None
+        if scale is None:
+            return floats(pieces, weight)
+        codes, values = self._codes(pieces, weight)
+        scales = self._scales(pieces, scale)
+        if self.block is None:
+            block = (1 if scales.numel() > 1 else len(codes), columns)
+            scales = scales.reshape(-1, 1)
+        else:
+            block = self.block
+            scales = scales.reshape(-1, -(-columns // block[1]))
+        return packed_if_possible(FloatCodes(codes, values, scales, block, self._factor(part, pieces)))
+
+    def _codes(self, pieces: Pieces, name: str) -> tuple[Tensor, Tensor]:
+        if self.bits == 4:
+            return nibbles(tensor_of(pieces, name, torch.uint8).flatten(1)), E2M1
+        stored = tensor_of(pieces, name, *FLOAT8)
+        return stored.view(torch.uint8), float8_values(stored.dtype)
+
+    def _scales(self, pieces: Pieces, name: str) -> Tensor:
+        if self.scale_type == "float":
+            return floats(pieces, name)
+        if self.scale_type == "e4m3":
+            return tensor_of(pieces, name, torch.float8_e4m3fn)
+        return tensor_of(pieces, name, torch.float8_e8m0fnu, torch.uint8).view(torch.float8_e8m0fnu)
+
+    def _factor(self, part: Part, pieces: Pieces) -> float:
+        return 1.0 if self.factor is None else floats(pieces, f"{module_of(part)}.{self.factor}").float().item()
+
+    def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
+        return [READING, *astuple(self)]
+
+
+def _first(module: str, endings: Sequence[str], available: Mapping[str, TensorEntry]) -> str:
+    names = [f"{module}.{ending}" for ending in endings]
+    return next((name for name in names if name in available), names[0])
+
+
+def _stored(part: Part, endings: Sequence[str], pieces: Pieces) -> str | None:
+    """Return the name of the piece with one of the endings, or None."""
+    names = (f"{module_of(part)}.{ending}" for ending in endings)
+    return next((name for name in names if name in pieces), None)

@@ -49,6 +49,10 @@ def test_odd_sizes_flags_and_lists(value: Any) -> None:
         ("visual.blocks.0.attn", "visual", True),
         ("model.layers.0.mlp.up_proj", r"re:model\.layers\.\d+\.mlp", True),
         ("a.model.layers.0.mlp", "re:model", False),
+        ("model.layers.0.mlp.up_proj", "model.layers.0.*", True),
+        ("model.layers.0.mlp.up_proj", "*.up_proj", True),
+        ("model.layers.0.mlp.up_proj", "*.up", False),
+        ("model.layers.10.mlp", "model.layers.1.*", False),
     ],
 )
 def test_which_modules_a_pattern_means(module: str, pattern: str, is_meant: bool) -> None:

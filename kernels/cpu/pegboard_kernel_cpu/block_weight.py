@@ -14,20 +14,12 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import RepackEntry
 from pegboard.ops.blocks import Blocks
 from pegboard_kernel_cpu.library import library
-from pegboard_kernel_cpu.repack import open_packed, store_packed
+from pegboard_kernel_cpu.packed_weight import GROUP, PackedWeight
 from pegboard_kernel_cpu.structures import Format, LinearBlocks, LookupBlocks
 from pegboard_kernel_cpu.values import Call, Value, new, quantize_call, refusal, rows_of, submit
 
-GROUP = 16
-"""Number of rows that are packed together."""
-
-CACHE_LINE = 64
-
 NO_SHIFT, MINIMUMS, ZEROS = range(3)
 """What a record has in addition to scales and codes, as in csrc/linear_blocks.c."""
-
-LAYOUT = "cpu blocks 2"
-"""Name of the packed layout in the repack cache. Change it whenever csrc/linear_blocks.c changes the layout it reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +33,41 @@ class Segment:
     order: Tensor | None
 
 
-class NativeBlockWeight:
-    """See `pegboard.ops.blocks.BlockWeight`. Neighboring rows of the same format are packed as one segment."""
+class Run(NamedTuple):
+    """See `packed_weight.Run`. order: number of the order of columns, -1 = in order."""
+
+    start: int
+    stop: int
+    bits: int
+    block_size: int
+    is_wide: bool
+    shift: int
+    zero: int
+    order: int
+
+    def is_computable(self, columns: int) -> bool:
+        if not all(isinstance(value, int) for value in self) or self.order < -1:
+            return False
+        is_half = self.block_size == 16 and self.bits == 8 and self.is_wide and self.shift == NO_SHIFT
+        is_whole = self.block_size > 0 and self.block_size % 32 == 0 and columns % self.block_size == 0
+        is_known = self.bits in (4, 8) and self.is_wide in (0, 1) and self.shift in (NO_SHIFT, MINIMUMS, ZEROS)
+        return is_known and (is_half or is_whole)
+
+    def format(self) -> Format:
+        scale_bytes = 4 if self.is_wide else 2
+        shift_bytes = (0, scale_bytes, 1)[self.shift]
+        record_bytes = GROUP * (scale_bytes + shift_bytes + self.block_size * self.bits // 8)
+        return Format(self.bits, self.block_size, self.is_wide, self.shift, self.zero, record_bytes)
+
+    def num_bytes(self, columns: int) -> int:
+        return -(-(self.stop - self.start) // GROUP) * (columns // self.block_size) * self.format().record_bytes
+
+
+class NativeBlockWeight(PackedWeight):
+    """See `pegboard.ops.blocks.BlockWeight`. A weight whose columns are in another order is not kept in the cache."""
+
+    LAYOUT = "cpu blocks 2"
+    RUN = Run
 
     def __init__(
         self,
@@ -52,62 +77,43 @@ class NativeBlockWeight:
         is_table: bool = False,
         cache: RepackEntry | None = None,
     ) -> None:
-        if dtype != torch.float32:
-            raise ValueError(f"native block weights compute in float32 only, not in {dtype}")
-        if shape[1] % 32:
-            raise ModelError(f"block weights need a multiple of 32 columns, not {shape[1]}")
-        self.shape, self.is_table, self.cache = shape, is_table, cache
-        self._written: list[tuple[int, Blocks]] = []
+        super().__init__(shape, dtype, device, is_table, cache)
         self._orders: list[Tensor] = []
-        self.segments: list[Segment] = []
 
-    def restore(self) -> bool:
-        """Map the weight from the file that an earlier start packed. Returns False if there is none."""
-        kept = open_packed(self.cache, LAYOUT) if self.cache is not None else None
-        runs = _checked(kept.facts.get("runs"), self.shape, len(kept.memory)) if kept is not None else None
-        if kept is None or runs is None:
-            return False
-        self.segments = self._segments(runs, _tensor(kept.memory))
-        return True
-
-    def write(self, start: int, blocks: Blocks) -> None:
-        if not self._runs([(start, blocks)])[0].is_computable(self.shape[1]):
+    def write(self, start: int, rows: Blocks) -> None:
+        if not self.run_of(start, rows).is_computable(self.shape[1]):
             raise ModelError(
-                f"blocks of {blocks.block_size} columns with {blocks.bits} bits are not computed for {self.shape[1]} columns"
+                f"blocks of {rows.block_size} columns with {rows.bits} bits are not computed for {self.shape[1]} columns"
             )
-        self._written.append((start, blocks))
+        super().write(start, rows)
 
-    def finish(self) -> None:
-        """Pack all blocks that were written. A second call packs into the same memory. A weight whose columns are in another
-        order is not kept in the cache."""
-        self._written.sort(key=lambda entry: entry[0])
-        is_first = not self.segments
-        runs = self._runs(self._written) if is_first else []
-        memory = _zeros(_offsets(runs, self.shape[1])[-1])
-        if is_first:
-            self.segments = self._segments(runs, memory)
-        for start, blocks in self._written:
-            segment = next(segment for segment in self.segments if segment.start <= start < segment.stop)
-            _pack(segment, start, blocks, self.shape[1])
-        self._written = []
-        if is_first and self.cache is not None and runs and not self._orders:
-            kept = store_packed(self.cache, LAYOUT, memoryview(memory.numpy()), {"runs": [list(run) for run in runs]})
-            self.segments = self._segments(runs, _tensor(kept.memory))
+    def run_of(self, start: int, rows: Blocks) -> Run:
+        """The order of columns is noted."""
+        has_zeros = isinstance(rows.zero, Tensor)
+        shift = ZEROS if has_zeros else NO_SHIFT if rows.minimum is None else MINIMUMS
+        is_wide, zero = rows.scale.dtype == torch.float32, 0 if isinstance(rows.zero, Tensor) else rows.zero
+        order = -1 if rows.order is None else self._number_of(rows.order)
+        return Run(start, start + rows.codes.shape[0], rows.bits, rows.block_size, is_wide, shift, zero, order)
 
-    def _runs(self, written: Sequence[tuple[int, Blocks]]) -> list[_Run]:
-        """Return the rows in one format each. The orders of columns are noted."""
-        runs: list[_Run] = []
-        for start, blocks in written:
-            has_zeros = isinstance(blocks.zero, Tensor)
-            shift = ZEROS if has_zeros else NO_SHIFT if blocks.minimum is None else MINIMUMS
-            is_wide, zero = blocks.scale.dtype == torch.float32, 0 if has_zeros else blocks.zero
-            order = -1 if blocks.order is None else self._number_of(blocks.order)
-            run = _Run(start, start + blocks.codes.shape[0], blocks.bits, blocks.block_size, is_wide, shift, zero, order)
-            if runs and runs[-1].stop == start and runs[-1][2:] == run[2:]:
-                runs[-1] = run._replace(start=runs[-1].start)
-            else:
-                runs.append(run)
-        return runs
+    def segment_of(self, run: Run, packed: Tensor) -> Segment:
+        order = self._orders[run.order] if run.order >= 0 else None
+        return Segment(run.start, run.stop, run.format(), packed, order)
+
+    def pack(self, segment: Segment, start: int, rows: Blocks) -> None:
+        codes, scale = rows.codes.contiguous(), rows.scale.contiguous()
+        shift = rows.zero if isinstance(rows.zero, Tensor) else rows.minimum
+        shift = None if shift is None else shift.contiguous()
+        library().pack_blocks(
+            codes.data_ptr(), scale.data_ptr(), None if shift is None else shift.data_ptr(),
+            start - segment.start, codes.shape[0], self.shape[1], byref(segment.format), segment.packed.data_ptr(),
+        )  # fmt: skip
+
+    def can_keep(self) -> bool:
+        return not self._orders
+
+    def checked(self, found: object, num_bytes: int) -> list[Run] | None:
+        runs = super().checked(found, num_bytes)
+        return None if runs is None or any(run.order >= 0 for run in runs) else runs
 
     def _number_of(self, order: Tensor) -> int:
         """Return the number of this order of columns. Equal orders, for example of merged parts, have the same number."""
@@ -118,13 +124,6 @@ class NativeBlockWeight:
             raise ModelError("a reload must not change the order of columns: load the checkpoint in a new engine")
         self._orders.append(order.contiguous())
         return len(self._orders) - 1
-
-    def _segments(self, runs: Sequence[_Run], memory: Tensor) -> list[Segment]:
-        offsets = _offsets(runs, self.shape[1])
-        return [
-            Segment(run.start, run.stop, run.format(), memory[first:last], self._orders[run.order] if run.order >= 0 else None)
-            for run, first, last in zip(runs, offsets, offsets[1:], strict=False)
-        ]
 
     def bind(self) -> "NativeBlockLinear":
         return NativeBlockLinear(self.segments, self.shape)
@@ -142,85 +141,6 @@ class NativeBlockWeight:
             order = torch.arange(self.shape[1]) if segment.order is None else segment.order
             dense[segment.start : segment.stop].index_copy_(1, order, rows)
         return dense
-
-    @property
-    def nbytes(self) -> int:
-        return sum(segment.packed.nbytes for segment in self.segments)
-
-
-class _Run(NamedTuple):
-    """Adjacent rows [start, stop) of the same format, before they are packed."""
-
-    start: int
-    stop: int
-    bits: int
-    block_size: int
-    is_wide: bool
-    shift: int
-    zero: int
-    order: int
-
-    def is_computable(self, columns: int) -> bool:
-        """True if csrc/linear_blocks.c computes with this format."""
-        is_half = self.block_size == 16 and self.bits == 8 and self.is_wide and self.shift == NO_SHIFT
-        is_whole = self.block_size > 0 and self.block_size % 32 == 0 and columns % self.block_size == 0
-        is_known = self.bits in (4, 8) and self.is_wide in (0, 1) and self.shift in (NO_SHIFT, MINIMUMS, ZEROS)
-        return is_known and (is_half or is_whole)
-
-    def format(self) -> Format:
-        scale_bytes = 4 if self.is_wide else 2
-        shift_bytes = (0, scale_bytes, 1)[self.shift]
-        record_bytes = GROUP * (scale_bytes + shift_bytes + self.block_size * self.bits // 8)
-        return Format(self.bits, self.block_size, self.is_wide, self.shift, self.zero, record_bytes)
-
-    def num_bytes(self, columns: int) -> int:
-        """Number of bytes of the packed rows, rounded up to a multiple of the cache line."""
-        size = -(-(self.stop - self.start) // GROUP) * (columns // self.block_size) * self.format().record_bytes
-        return -(-size // CACHE_LINE) * CACHE_LINE
-
-
-def _checked(found: object, shape: tuple[int, int], num_bytes: int) -> list[_Run] | None:
-    """Return the runs that a file names, or None if they are not runs of a weight of this shape that fill `num_bytes` bytes. The
-    kernels would read beyond such a weight."""
-    runs, end = [], 0
-    for values in found if isinstance(found, list) else ():
-        if not isinstance(values, list) or len(values) != 8 or not all(isinstance(value, int) for value in values):
-            return None
-        run = _Run(*values)
-        if not end <= run.start < run.stop <= shape[0] or run.order >= 0 or not run.is_computable(shape[1]):
-            return None
-        runs.append(run)
-        end = run.stop
-    return runs if runs and _offsets(runs, shape[1])[-1] == num_bytes else None
-
-
-def _offsets(runs: Sequence[_Run], columns: int) -> list[int]:
-    """Return the offset of each run's first byte, followed by the end of the last run."""
-    offsets = [0]
-    for run in runs:
-        offsets.append(offsets[-1] + run.num_bytes(columns))
-    return offsets
-
-
-def _zeros(size: int) -> Tensor:
-    """Return a zeroed buffer that is aligned to a cache line."""
-    raw = torch.zeros(size + CACHE_LINE, dtype=torch.uint8)
-    offset = -raw.data_ptr() % CACHE_LINE
-    return raw[offset : offset + size]
-
-
-def _tensor(memory: memoryview) -> Tensor:
-    return torch.frombuffer(memory, dtype=torch.uint8)
-
-
-def _pack(segment: Segment, start: int, blocks: Blocks, columns: int) -> None:
-    codes, scale = blocks.codes.contiguous(), blocks.scale.contiguous()
-    shift = blocks.zero if isinstance(blocks.zero, Tensor) else blocks.minimum
-    shift = None if shift is None else shift.contiguous()
-    library().pack_blocks(
-        codes.data_ptr(), scale.data_ptr(), None if shift is None else shift.data_ptr(),
-        start - segment.start, codes.shape[0], columns, byref(segment.format), segment.packed.data_ptr(),
-    )  # fmt: skip
 
 
 class NativeBlockLinear:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pegboard.errors import ConfigError
 from pegboard.log import get_logger
 from pegboard_kernel_cpu.build import best_compiled, compiled
-from pegboard_kernel_cpu.structures import Format, Instruction, InstructionList, Step
+from pegboard_kernel_cpu.structures import CodeFormat, Format, Instruction, InstructionList, Step
 
 log = get_logger(__name__)
 
@@ -42,9 +42,10 @@ class Library:
         sizes = (c_void_p, c_int64, c_int64, c_void_p)
         functions.pack_linear_float.argtypes = functions.unpack_linear_float.argtypes = sizes
         functions.pack_blocks.argtypes = (*(c_void_p,) * 3, *(c_int64,) * 3, ctypes.POINTER(Format), c_void_p)
+        functions.pack_codes.argtypes = (*(c_void_p,) * 2, *(c_int64,) * 3, ctypes.POINTER(CodeFormat), c_void_p)
         self.pack_linear_float = functions.pack_linear_float
         self.unpack_linear_float = functions.unpack_linear_float
-        self.pack_blocks = functions.pack_blocks
+        self.pack_blocks, self.pack_codes = functions.pack_blocks, functions.pack_codes
         self._run = functions.team_run
         self._team = functions.team_create(num_threads)
         if not self._team:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pegboard.ops.blocks import BlockWeight
+from pegboard.ops.float_codes import CodeWeight
 from pegboard.ops.linear import FloatWeight
 
 COPY_LIMIT_BYTES = 256 * 1024**2
@@ -64,6 +65,12 @@ class OneDNNFloatWeight(FloatWeight):
 
 class OneDNNBlockWeight(BlockWeight):
     """See `BlockWeight`. Like the reference, it dequantizes the weight in `finish`."""
+
+    FLOAT = OneDNNFloatWeight
+
+
+class OneDNNCodeWeight(CodeWeight):
+    """See `CodeWeight`. Like the reference, it expands the codes in `finish`."""
 
     FLOAT = OneDNNFloatWeight
 

@@ -36,8 +36,10 @@ ROPE = _compiled("elementwise:rope")
 SAMPLE_TOKENS = _compiled("sampling:sample_tokens")
 FLOAT_WEIGHT = _compiled("float_weight:NativeFloatWeight", "weight_format")
 BLOCK_WEIGHT = _compiled("block_weight:NativeBlockWeight", "weight_format")
+CODE_WEIGHT = _compiled("code_weight:NativeCodeWeight", "weight_format")
 FLOAT_WEIGHT_ONEDNN = _onednn("onednn_weight:OneDNNFloatWeight")
 BLOCK_WEIGHT_ONEDNN = _onednn("onednn_weight:OneDNNBlockWeight")
+CODE_WEIGHT_ONEDNN = _onednn("onednn_weight:OneDNNCodeWeight")
 REPLAY = _compiled("replay:NativeReplay", "replay")
 
 ATTENTION = AttentionSpec(

@@ -19,7 +19,7 @@ from pegboard_kernel_cpu.structures import Instruction, LookupFloat
 from pegboard_kernel_cpu.values import Buffer, Call, Turn, Value, quantize_call, refusal, set_place
 
 ALIGNMENT = 64
-LINEAR = ("linear_float", "linear_blocks")
+LINEAR = ("linear_float", "linear_blocks", "linear_codes")
 """Kernels that can add a bias."""
 
 

@@ -72,6 +72,43 @@ class LookupBlocks(Structure):
     )
 
 
+class CodeFormat(Structure):
+    _fields_ = (
+        ("bits", c_int32),
+        ("kind", c_int32),
+        ("scale_kind", c_int32),
+        ("block_size", c_int32),
+        ("factor", c_void_p),
+        ("values", c_void_p),
+    )
+
+
+class LinearCodes(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("format", CodeFormat),
+    )
+
+
+class LookupCodes(Structure):
+    _fields_ = (
+        ("ids", c_void_p),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("weight", c_void_p),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("format", CodeFormat),
+    )
+
+
 class RMSNorm(Structure):
     _fields_ = (
         ("x", c_void_p),

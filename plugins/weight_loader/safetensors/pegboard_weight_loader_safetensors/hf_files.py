@@ -40,6 +40,18 @@ def config_dtype(config: Mapping[str, Any]) -> str | None:
     return None
 
 
+def quantization_config(config: Mapping[str, Any], directory: Path) -> dict[str, Any] | None:
+    """Return the config's `quantization_config`, or else what NVIDIA's Model Optimizer wrote to hf_quant_config.json, or None.
+    Raises ModelError if the former is not an object."""
+    found = config.get("quantization_config")
+    if found is None:
+        written = read_optional(directory / "hf_quant_config.json")
+        return {"quant_method": "modelopt", **written} if written else None
+    if not isinstance(found, dict):
+        raise ModelError(f"{directory / 'config.json'} has quantization_config {found!r}, expected an object")
+    return found or None
+
+
 def chat_template(directory: Path) -> str | None:
     """Return the template in chat_template.jinja, otherwise in chat_template.json, otherwise in tokenizer_config.json. If there
     are several named templates, return the one with the name "default"."""

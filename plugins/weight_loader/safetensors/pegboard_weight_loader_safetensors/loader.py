@@ -23,6 +23,7 @@ from pegboard_weight_loader_safetensors.hf_files import (
     architectures,
     chat_template,
     config_dtype,
+    quantization_config,
     read_config,
     read_optional,
 )
@@ -46,9 +47,6 @@ class SafetensorsLoader:
         config = read_config(directory)
         headers, tensors = _read_index(files.root)
         check_config(directory / "config.json", config, tensors.values())
-        quantization = config.get("quantization_config")
-        if quantization is not None and not isinstance(quantization, dict):
-            raise ModelError(f"{directory / 'config.json'} has quantization_config {quantization!r}, expected an object")
         return Checkpoint(
             format="safetensors",
             path=directory,
@@ -56,7 +54,7 @@ class SafetensorsLoader:
             architectures=architectures(config, directory),
             tensors=tensors,
             tokenizer=TokenizerPayload("hf", directory=directory),
-            quantization=quantization or None,
+            quantization=quantization_config(config, directory),
             dtype=config_dtype(config) or _main_dtype(tensors),
             chat_template=chat_template(directory),
             generation_config=read_optional(directory / "generation_config.json"),

@@ -154,6 +154,15 @@ def test_huge_header_length_is_refused_without_reading(tmp_path: Path) -> None:
         read_header(path)
 
 
+def test_the_quantization_config_in_a_file_of_its_own(tmp_path: Path) -> None:
+    written = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    files = write_model(tmp_path, {"w": torch.ones(1)}, {})
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(written))
+    assert LOADER.describe(files).quantization == {"quant_method": "modelopt", **written}
+    files = write_model(tmp_path, {"w": torch.ones(1)}, {"quantization_config": {"quant_method": "gptq"}})
+    assert LOADER.describe(files).quantization == {"quant_method": "gptq"}, "config.json wins"
+
+
 def test_description(tmp_path: Path) -> None:
     config = {
         "architectures": ["Gemma3ForConditionalGeneration"],

@@ -1,0 +1,198 @@
+"""A matrix of codes that stand for floats, in the packed layout of csrc/linear_codes.c."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import byref
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pegboard.errors import ModelError
+from pegboard.ops.float_codes import FloatCodes, float8_values
+from pegboard_kernel_cpu.library import library
+from pegboard_kernel_cpu.packed_weight import GROUP, PackedWeight
+from pegboard_kernel_cpu.structures import CodeFormat, LinearCodes, LookupCodes
+from pegboard_kernel_cpu.values import Call, Value, new, refusal, rows_of, submit
+
+TABLE, E4M3, E5M2 = range(3)
+"""How codes are decoded: by a lookup, or by shifting them into a half, as in csrc/linear_codes.c."""
+FLOAT_SCALES, E4M3_SCALES, E8M0_SCALES = range(3)
+SCALE_KINDS = {torch.float8_e4m3fn: E4M3_SCALES, torch.float8_e8m0fnu: E8M0_SCALES}
+"""Scales that stay as they are stored. All others become float32."""
+
+E4M3_UNIT = 2.0**8
+"""What the shifted e4m3 codes are to be multiplied with."""
+_CODES = torch.arange(256, dtype=torch.int16)
+SHIFTED = {
+    E4M3: ((_CODES & 0x80) << 8 | (_CODES & 0x7F) << 7).view(torch.float16).float(),
+    E5M2: float8_values(torch.float8_e5m2),
+}
+"""What the kernels decode the 256 codes to."""
+ONE = {E4M3: 0x38, E5M2: 0x3C}
+
+
+class Run(NamedTuple):
+    """See `packed_weight.Run`. part: the first row if the rows have a factor of their own, which a reload may change, else -1.
+    values: the table of a format that has one, else ()."""
+
+    start: int
+    stop: int
+    bits: int
+    kind: int
+    scale_kind: int
+    block_size: int
+    part: int
+    factor: float
+    values: Sequence[float]
+
+    def is_computable(self, columns: int) -> bool:
+        if not all(isinstance(value, int) for value in self[:7]) or not isinstance(self.factor, int | float):
+            return False
+        if not isinstance(self.values, list | tuple) or not all(isinstance(value, int | float) for value in self.values):
+            return False
+        size = {(4, TABLE): 16, (8, TABLE): 256, (8, E4M3): 0, (8, E5M2): 0}.get((self.bits, self.kind))
+        is_whole = 0 < self.block_size <= columns and (self.block_size % 16 == 0 or self.block_size == columns)
+        return len(self.values) == size and is_whole and self.scale_kind in (FLOAT_SCALES, E4M3_SCALES, E8M0_SCALES)
+
+    def num_bytes(self, columns: int) -> int:
+        scale_bytes = 4 if self.scale_kind == FLOAT_SCALES else 1
+        per_row = -(-columns // self.block_size) * scale_bytes + columns * self.bits // 8
+        return -(-(self.stop - self.start) // GROUP) * GROUP * per_row
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive packed rows of the matrix, [start, stop), all in the same format. factor, values: see csrc/linear_codes.c."""
+
+    start: int
+    stop: int
+    format: CodeFormat
+    packed: Tensor
+    factor: Tensor
+    values: Tensor
+
+
+class NativeCodeWeight(PackedWeight):
+    """See `pegboard.ops.float_codes.CodeWeight`."""
+
+    LAYOUT = "cpu codes 1"
+    RUN = Run
+
+    def write(self, start: int, rows: FloatCodes) -> None:
+        if not self.run_of(start, rows).is_computable(self.shape[1]):
+            raise ModelError(f"scales of {rows.block[1]} columns are not computed for {self.shape[1]} columns")
+        super().write(start, rows)
+
+    def run_of(self, start: int, rows: FloatCodes) -> Run:
+        kind, unit, _ = _decoding(rows)
+        scale_kind = _scale_kind(rows)
+        factor = unit * (1.0 if scale_kind == FLOAT_SCALES else rows.factor) * (E4M3_UNIT if scale_kind == E4M3_SCALES else 1.0)
+        values = rows.values.tolist() if kind == TABLE else []
+        bits = 4 if kind == TABLE and len(values) <= 16 else 8
+        size = 16 if bits == 4 else 256 if kind == TABLE else 0
+        padded = tuple(values + [0.0] * (size - len(values)))
+        block_size = min(rows.block[1], self.shape[1])
+        part = -1 if scale_kind == FLOAT_SCALES else start
+        return Run(start, start + rows.codes.shape[0], bits, kind, scale_kind, block_size, part, factor, padded)
+
+    def segment_of(self, run: Run, packed: Tensor) -> Segment:
+        factor = torch.tensor([run.factor], dtype=torch.float32)
+        values = torch.tensor(run.values) if run.values else SHIFTED[run.kind]
+        form = CodeFormat(run.bits, run.kind, run.scale_kind, run.block_size, factor.data_ptr(), values.data_ptr())
+        return Segment(run.start, run.stop, form, packed, factor, values)
+
+    def pack(self, segment: Segment, start: int, rows: FloatCodes) -> None:
+        run, form = self.run_of(start, rows), segment.format
+        is_same = (run.bits, run.kind, run.scale_kind, run.block_size) == (form.bits, form.kind, form.scale_kind, form.block_size)
+        values = torch.tensor(run.values) if run.values else segment.values
+        if not is_same or not torch.equal(values.view(torch.int32), segment.values.view(torch.int32)):
+            raise ModelError("a reload must not change the format of codes and scales: load the checkpoint in a new engine")
+        segment.factor[0] = run.factor
+        codes = _decoding(rows)[2].contiguous()
+        if run.scale_kind == FLOAT_SCALES:
+            scales = rows.scales()
+        else:
+            scales = rows.scale.view(torch.uint8).repeat_interleave(rows.block[0], 0)[: len(codes)].contiguous()
+        library().pack_codes(
+            codes.data_ptr(), scales.data_ptr(), start - segment.start, len(codes), self.shape[1], byref(form),
+            segment.packed.data_ptr(),
+        )  # fmt: skip
+
+    def bind(self) -> NativeCodeLinear:
+        return NativeCodeLinear(self.segments, self.shape)
+
+    def bind_lookup(self) -> NativeCodeLookup:
+        if len(self.segments) != 1:
+            raise ModelError("an embedding table must be stored in a single format")
+        return NativeCodeLookup(self.segments[0], self.shape)
+
+    def dense(self) -> Tensor:
+        dense = torch.zeros(self.shape)
+        for segment in self.segments:
+            rows = NativeCodeLookup(segment, self.shape)(torch.arange(segment.stop - segment.start))
+            dense[segment.start : segment.stop] = rows
+        return dense
+
+
+def _decoding(rows: FloatCodes) -> tuple[int, float, Tensor]:
+    """Return how the codes are decoded, what the results are to be multiplied with, and the codes, which may be other codes for
+    the same values. Shifting cannot give e4m3's NaN, so a matrix that contains it has a table."""
+    values, codes = rows.values, rows.codes
+    if len(values) <= 16:
+        return TABLE, 1.0, codes
+    if len(values) < 256:  # 6 bits, all of whose values e4m3 has
+        same = values.unsqueeze(1) == SHIFTED[E4M3] * E4M3_UNIT
+        return (E4M3, E4M3_UNIT, same.int().argmax(1).byte()[codes.int()]) if bool(same.any(1).all()) else (TABLE, 1.0, codes)
+    used = codes.flatten().bincount(minlength=256) > 0
+    for kind, shifted in SHIFTED.items():
+        unit = (values[ONE[kind]] / shifted[ONE[kind]]).item()
+        if torch.equal((shifted * unit)[used], values[used]):
+            return kind, unit, codes
+    return TABLE, 1.0, codes
+
+
+def _scale_kind(rows: FloatCodes) -> int:
+    """Return how the scales are held. e4m3 scales that are NaN become float32."""
+    kind = SCALE_KINDS.get(rows.scale.dtype, FLOAT_SCALES)
+    return kind if kind == FLOAT_SCALES or not bool(rows.scale.float().isnan().any()) else FLOAT_SCALES
+
+
+class NativeCodeLinear:
+    """[T, in] → [T, out]."""
+
+    def __init__(self, segments: Sequence[Segment], shape: tuple[int, int]) -> None:
+        self.segments, self.shape = list(segments), shape
+        self.is_padded = sum(segment.stop - segment.start for segment in segments) != shape[0]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = rows_of(x)
+        if type(x) is Value and self.is_padded:
+            raise refusal("has rows without weights (a padded vocabulary)")
+        out, calls = new(x, self.shape[0]), []
+        if self.is_padded:
+            out.zero_()
+        for segment in self.segments:
+            arguments = LinearCodes(
+                weight=segment.packed.data_ptr(), rows=segment.stop - segment.start, columns=self.shape[1], format=segment.format
+            )
+            columns = out if len(self.segments) == 1 else out[:, segment.start : segment.stop]
+            calls.append(Call("linear_codes", arguments, {"x": x}, {"out": columns}, segment))
+        submit(x, *calls)
+        return out
+
+
+class NativeCodeLookup:
+    """[T] row indices → [T, width], from a table with one segment. Indices beyond the table give zeros."""
+
+    def __init__(self, segment: Segment, shape: tuple[int, int]) -> None:
+        self.segment, self.columns = segment, shape[1]
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        out, segment = new(ids, self.columns), self.segment
+        rows = segment.stop - segment.start
+        arguments = LookupCodes(weight=segment.packed.data_ptr(), rows=rows, columns=self.columns, format=segment.format)
+        submit(ids, Call("lookup_codes", arguments, {"ids": ids}, {"out": out}, segment))
+        return out

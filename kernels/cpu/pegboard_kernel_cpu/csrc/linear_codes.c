@@ -1,0 +1,303 @@
+/* y = x Wᵀ + b in float32, where W consists of codes of 8 or 4 bits that stand for floats, with a scale per row and block of columns.
+ *
+ * Codes are decoded in registers: float8 by shifting it into a half, 4 bits by a lookup in a table of 16 floats. For a few tokens the
+ * decoded weights are used at once. For more tokens a piece of 16 rows is decoded to the first-level cache and multiplied like any
+ * float matrix.
+ *
+ * Packed W consists of groups of 16 rows. A group has one record per block of columns: 16 scales, and then the codes. With 8 bits
+ * these are [column][16 rows]. With 4 bits they are [column / 8][16 rows] words of 32 bits, whose lowest bits are the first column.
+ * The last block of a row may have fewer columns. The numbers of columns are multiples of 16.
+ */
+#include "float_tiles.h"
+
+#if LANES > 4
+#define FEW 2 /* number of tokens up to which decoded weights are used at once */
+#else
+#define FEW 0
+#endif
+#define CHAINS 4
+
+enum { TABLE, E4M3, E5M2 };
+enum { FLOAT_SCALES, E4M3_SCALES, E8M0_SCALES };
+
+typedef struct {
+    int32_t bits, kind; /* kind: how 8-bit codes are decoded. 4-bit codes have a table. */
+    int32_t scale_kind, block_size;
+    const float *factor; /* of all scales. It is in memory, because a reload may change it. */
+    const float *values; /* what the 16 or 256 codes stand for */
+} CodeFormat;
+
+typedef struct {
+    const float *x; /* [tokens][columns] */
+    int64_t x_stride;
+    float *out; /* [tokens][rows] */
+    int64_t out_stride;
+    const uint8_t *weight; /* packed */
+    const float *bias;     /* [rows] or NULL */
+    int64_t rows, columns;
+    CodeFormat format;
+} LinearCodes;
+
+typedef struct {
+    vfloat part[16 / LANES];
+} Table;
+
+INLINE Table load_table(const float *values) {
+    Table table;
+    for (int i = 0; i < 16 / LANES; i++) table.part[i] = load(values + i * LANES);
+    return table;
+}
+
+INLINE int64_t scale_bytes(const CodeFormat *f) { return f->scale_kind == FLOAT_SCALES ? 4 * ROWS : ROWS; }
+
+INLINE int64_t group_bytes(const CodeFormat *f, int64_t columns) {
+    return (columns + f->block_size - 1) / f->block_size * scale_bytes(f) + columns * ROWS * f->bits / 8;
+}
+
+/* e4m3fn to 2^-8 of its value: its sign, 4 exponent bits and 3 mantissa bits are moved to their places in a half. */
+INLINE vfloat load_e4m3(const uint8_t *p) {
+#if LANES == 16
+    __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)), 7);
+    return (vfloat)_mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16((short)0xbfff)));
+#elif LANES == 8
+    __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7);
+    return (vfloat)_mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16((short)0xbfff)));
+#else
+    vfloat x;
+    for (int i = 0; i < LANES; i++) x[i] = half_to_float((uint16_t)((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7));
+    return x;
+#endif
+}
+
+/* e5m2 is the upper byte of a half. */
+INLINE vfloat load_e5m2(const uint8_t *p) {
+#if LANES == 16
+    return (vfloat)_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p)), 8));
+#elif LANES == 8
+    return (vfloat)_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)p)), 8));
+#else
+    vfloat x;
+    for (int i = 0; i < LANES; i++) x[i] = half_to_float((uint16_t)(p[i] << 8));
+    return x;
+#endif
+}
+
+/* 2^(code - 127). */
+INLINE vfloat load_e8m0(const uint8_t *p) {
+    vint bits;
+#if LANES == 16
+    bits = (vint)_mm512_cvtepu16_epi32(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p))) << 23;
+#else
+    for (int i = 0; i < LANES; i++) bits[i] = (int32_t)((uint32_t)p[i] << 23);
+#endif
+    return (vfloat)(bits | ((bits == 0) & 0x400000)); /* 2^-127 is denormal */
+}
+
+/* Return the values of LANES 4-bit codes: those at bit `shift` of the words. */
+INLINE vfloat look_up(vint words, int shift, const Table *table) {
+#if LANES == 16
+    return (vfloat)_mm512_permutexvar_ps((__m512i)(words >> shift), (__m512)table->part[0]); /* uses the lowest 4 bits */
+#elif LANES == 8
+    __m256i at = (__m256i)(words >> shift); /* the lookups use the lowest 3 bits, and the choice between them the fourth */
+    __m256 low = _mm256_permutevar8x32_ps((__m256)table->part[0], at);
+    __m256 high = _mm256_permutevar8x32_ps((__m256)table->part[1], at);
+    return (vfloat)_mm256_blendv_ps(low, high, (__m256)(words << (28 - shift)));
+#else
+    vfloat x;
+    for (int i = 0; i < LANES; i++) {
+        int code = words[i] >> shift & 15;
+        x[i] = table->part[code / LANES][code % LANES];
+    }
+    return x;
+#endif
+}
+
+/* Return LANES rows of a column, from row v * LANES on. */
+INLINE vfloat decode(const uint8_t *codes, int bits, int kind, int64_t column, int v, const Table *table, const float *values) {
+    if (bits == 4) {
+        const uint8_t *words = codes + column / 8 * (4 * ROWS) + v * (4 * LANES);
+        return look_up(*(const vint *)words, (int)(column % 8 * 4), table);
+    }
+    const uint8_t *p = codes + column * ROWS + v * LANES;
+    if (LANES > 4 && kind == E4M3) return load_e4m3(p);
+    if (LANES > 4 && kind == E5M2) return load_e5m2(p);
+    vfloat x;
+    for (int i = 0; i < LANES; i++) x[i] = values[p[i]];
+    return x;
+}
+
+INLINE void read_scales(const uint8_t *record, const CodeFormat *f, vfloat scale[VECTORS]) {
+    for (int v = 0; v < VECTORS; v++) {
+        if (f->scale_kind == FLOAT_SCALES) scale[v] = load((const float *)record + v * LANES);
+        else if (f->scale_kind == E4M3_SCALES) scale[v] = load_e4m3(record + v * LANES);
+        else scale[v] = load_e8m0(record + v * LANES);
+        scale[v] *= *f->factor;
+    }
+}
+
+#if FEW
+/* Compute `tokens` x 16 results. Each is the sum of several chains of additions, which need not wait for each other. */
+INLINE void few(const LinearCodes *a, int tokens, int64_t token, int64_t row, const uint8_t *record, int bits, int kind) {
+    const CodeFormat *f = &a->format;
+    const Table table = bits == 4 ? load_table(f->values) : (Table){0};
+    const float *x = a->x + token * a->x_stride;
+    const int chains = CHAINS / tokens;
+    vfloat sums[FEW][VECTORS];
+    for (int t = 0; t < tokens; t++)
+        for (int v = 0; v < VECTORS; v++) sums[t][v] = splat(0);
+    for (int64_t first = 0; first < a->columns; first += f->block_size) {
+        int64_t count = a->columns - first < f->block_size ? a->columns - first : f->block_size;
+        const uint8_t *codes = record + scale_bytes(f);
+        vfloat part[FEW][CHAINS][VECTORS], scale[VECTORS];
+        for (int t = 0; t < tokens; t++)
+            for (int i = 0; i < chains; i++)
+                for (int v = 0; v < VECTORS; v++) part[t][i][v] = splat(0);
+        for (int64_t c = 0; c < count; c += 8) {
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; j++)
+                for (int v = 0; v < VECTORS; v++) {
+                    vfloat w = decode(codes + c * ROWS * bits / 8, bits, kind, j, v, &table, f->values);
+                    for (int t = 0; t < tokens; t++) part[t][j % chains][v] += splat(x[t * a->x_stride + first + c + j]) * w;
+                }
+        }
+        read_scales(record, f, scale);
+        for (int t = 0; t < tokens; t++)
+            for (int v = 0; v < VECTORS; v++) {
+                for (int i = 1; i < chains; i++) part[t][0][v] += part[t][i][v];
+                sums[t][v] += part[t][0][v] * scale[v];
+            }
+        record = codes + count * ROWS * bits / 8;
+    }
+    int64_t width = a->rows - row < ROWS ? a->rows - row : ROWS;
+    for (int t = 0; t < tokens; t++) {
+        float *out = a->out + (token + t) * a->out_stride + row, edge[ROWS] ALIGNED;
+        for (int v = 0; v < VECTORS; v++) store((width == ROWS ? out : edge) + v * LANES, sums[t][v]);
+        if (width < ROWS) memcpy(out, edge, width * sizeof(float));
+        if (a->bias)
+            for (int64_t r = 0; r < width; r++) out[r] += a->bias[row + r];
+    }
+}
+#endif
+
+/* Decode the columns [first, last) of a group to [last - first][16]. Both are multiples of 16. */
+INLINE void expand(const LinearCodes *a, const uint8_t *group, int64_t first, int64_t last, int bits, int kind, float *to) {
+    const CodeFormat *f = &a->format;
+    const Table table = bits == 4 ? load_table(f->values) : (Table){0};
+    const int64_t block_bytes = scale_bytes(f) + f->block_size * ROWS * bits / 8;
+    while (first < last) {
+        int64_t offset = first % f->block_size, count = f->block_size - offset < last - first ? f->block_size - offset : last - first;
+        const uint8_t *record = group + first / f->block_size * block_bytes;
+        const uint8_t *codes = record + scale_bytes(f) + offset * ROWS * bits / 8;
+        vfloat scale[VECTORS];
+        read_scales(record, f, scale);
+        for (int64_t c = 0; c < count; c += 8)
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; j++, to += ROWS)
+                for (int v = 0; v < VECTORS; v++) {
+                    vfloat w = decode(codes + c * ROWS * bits / 8, bits, kind, j, v, &table, f->values);
+                    store(to + v * LANES, w * scale[v]);
+                }
+        first += count;
+    }
+}
+
+/* Compute the results of the tokens [start, end) for the groups [group, stop). */
+INLINE void groups_of(const LinearCodes *a, int64_t start, int64_t end, int64_t group, int64_t stop, int bits, int kind) {
+    const int64_t bytes = group_bytes(&a->format, a->columns);
+#if FEW
+    if (end - start <= FEW) {
+        for (int64_t g = group; g < stop; g++) {
+            const uint8_t *record = a->weight + g * bytes;
+            if (end - start == 1) few(a, 1, start, g * ROWS, record, bits, kind);
+            else few(a, 2, start, g * ROWS, record, bits, kind);
+        }
+        return;
+    }
+#endif
+    const LinearFloat floats = {a->x, a->x_stride, a->out, a->out_stride, NULL, a->bias, a->rows, a->columns};
+    float piece[COLUMNS * ROWS] ALIGNED;
+    for (int64_t first = 0; first < a->columns; first += COLUMNS) {
+        int64_t last = first + COLUMNS < a->columns ? first + COLUMNS : a->columns;
+        for (int64_t g = group; g < stop; g++) {
+            expand(a, a->weight + g * bytes, first, last, bits, kind, piece);
+            tiles(&floats, start, end, g * ROWS, piece, first, last);
+        }
+    }
+}
+
+EXPORT void linear_codes(const Step *step, Worker *worker, const void *arguments) {
+    const LinearCodes *a = arguments;
+    int64_t tokens = step->num_tokens, groups = (a->rows + ROWS - 1) / ROWS;
+    int64_t blocks = (tokens + TOKEN_BLOCK - 1) / TOKEN_BLOCK;
+    int64_t share = groups * blocks / (worker->num_threads * 8);
+    int64_t per_task = share < 1 ? 1 : share > 8 ? 8 : share;
+    int64_t pieces = (groups + per_task - 1) / per_task;
+    for (int64_t task; (task = next_task(worker, pieces * blocks)) < pieces * blocks;) {
+        int64_t start = task / pieces * TOKEN_BLOCK, end = start + TOKEN_BLOCK < tokens ? start + TOKEN_BLOCK : tokens;
+        int64_t group = task % pieces * per_task, stop = group + per_task < groups ? group + per_task : groups;
+        if (a->format.bits == 4) groups_of(a, start, end, group, stop, 4, TABLE);
+        else if (LANES > 4 && a->format.kind == E4M3) groups_of(a, start, end, group, stop, 8, E4M3);
+        else if (LANES > 4 && a->format.kind == E5M2) groups_of(a, start, end, group, stop, 8, E5M2);
+        else groups_of(a, start, end, group, stop, 8, TABLE);
+    }
+}
+
+/* Pack rows [start, start + count) of the matrix from codes [count][columns], one per byte, and scales [count][blocks]. */
+EXPORT void pack_codes(const uint8_t *codes, const uint8_t *scales, int64_t start, int64_t count, int64_t columns,
+                       const CodeFormat *f, uint8_t *packed) {
+    int64_t size = scale_bytes(f) / ROWS;
+    for (int64_t row = start; row < start + count; row++) {
+        uint8_t *record = packed + row / ROWS * group_bytes(f, columns), lane = (uint8_t)(row % ROWS);
+        for (int64_t first = 0; first < columns; first += f->block_size, scales += size) {
+            int64_t width = columns - first < f->block_size ? columns - first : f->block_size;
+            memcpy(record + lane * size, scales, size);
+            record += scale_bytes(f);
+            for (int64_t c = 0; c < width; c++, codes++) {
+                uint8_t *at = f->bits == 8 ? record + c * ROWS + lane : record + c / 8 * (4 * ROWS) + lane * 4 + c % 8 / 2;
+                if (f->bits == 8) *at = *codes;
+                else *at = (uint8_t)(c % 2 ? (*at & 15) | *codes << 4 : (*at & 0xf0) | *codes);
+            }
+            record += width * ROWS * f->bits / 8;
+        }
+    }
+}
+
+typedef struct {
+    const int64_t *ids; /* [tokens] */
+    float *out;         /* [tokens][columns] */
+    int64_t out_stride;
+    const uint8_t *weight;
+    int64_t rows, columns;
+    CodeFormat format;
+} LookupCodes;
+
+INLINE float scale_at(const uint8_t *record, const CodeFormat *f, int64_t lane) {
+    vfloat scale[VECTORS];
+    read_scales(record, f, scale);
+    return scale[lane / LANES][lane % LANES];
+}
+
+static void unpack_row(const LookupCodes *a, int64_t row, float *out) {
+    const CodeFormat *f = &a->format;
+    int64_t lane = row % ROWS;
+    const uint8_t *record = a->weight + row / ROWS * group_bytes(f, a->columns);
+    for (int64_t first = 0; first < a->columns; first += f->block_size) {
+        int64_t width = a->columns - first < f->block_size ? a->columns - first : f->block_size;
+        float scale = scale_at(record, f, lane);
+        record += scale_bytes(f);
+        for (int64_t c = 0; c < width; c++) {
+            uint8_t code = f->bits == 8 ? record[c * ROWS + lane] : record[c / 8 * (4 * ROWS) + lane * 4 + c % 8 / 2] >> c % 2 * 4 & 15;
+            *out++ = f->values[code] * scale;
+        }
+        record += width * ROWS * f->bits / 8;
+    }
+}
+
+EXPORT void lookup_codes(const Step *step, Worker *worker, const void *arguments) {
+    const LookupCodes *a = arguments;
+    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
+        float *out = a->out + t * a->out_stride;
+        if (a->ids[t] < a->rows) unpack_row(a, a->ids[t], out);
+        else memset(out, 0, a->columns * sizeof(float)); /* rows that pad the table */
+    }
+}

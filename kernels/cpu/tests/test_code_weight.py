@@ -1,0 +1,165 @@
+"""Packed float codes, compared with their reference: all codes, kinds of scales and blocks, few and many tokens."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pegboard_kernel_cpu.code_weight import NativeCodeWeight
+from torch import Tensor
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.quantization import RepackCache, RepackEntry
+from pegboard.ops.float_codes import E2M1, CodeWeight, FloatCodes, float8_values, minifloat_values
+
+pytestmark = pytest.mark.usefixtures("native")
+
+VALUES = {name: float8_values(getattr(torch, f"float8_{name}")) for name in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")}
+VALUES |= {"e2m1": E2M1, "e3m2": minifloat_values(3, 2), "e2m3": minifloat_values(2, 3)}
+VALUES |= {"nf4": torch.linspace(-1, 1, 16) ** 3 + 0.01, "table": torch.linspace(-3, 2, 256) ** 3}
+SCALES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e8m0fnu]
+BLOCKS = [(1, 16), (1, 32), (1, 64), (128, 128), (5, 48), (1, 10_000), (10_000, 10_000)]
+TOKENS = [1, 2, 3, 4, 7, 13, 97]
+
+
+def codes_of(values: str, scale: torch.dtype, block: tuple[int, int], rows: int, columns: int, seed: int) -> FloatCodes:
+    """Return random rows. All finite codes occur, if there are enough places."""
+    generator = torch.Generator().manual_seed(seed)
+    finite = VALUES[values].isfinite().nonzero().flatten().to(torch.uint8)
+    places = torch.randperm(rows * columns, generator=generator) % len(finite)
+    shape = math.ceil(rows / block[0]), math.ceil(columns / block[1])
+    scales = (torch.rand(shape, generator=generator) * 0.1 + 0.001).to(scale)
+    return FloatCodes(finite[places].view(rows, columns), VALUES[values], scales, block, 0.7)
+
+
+def filled(kind: type, shape: tuple[int, int], *parts: FloatCodes, **kwargs: object) -> NativeCodeWeight:
+    weight, start = kind(shape, torch.float32, "cpu", **kwargs), 0
+    for part in parts:
+        weight.write(start, part)
+        start += len(part.codes)
+    weight.finish()
+    return weight
+
+
+def check(found: Tensor, x: Tensor, matrix: Tensor) -> None:
+    bound = 1e-5 * float((x.abs() @ matrix.abs().T).max())  # additions are in another order
+    torch.testing.assert_close(found, x @ matrix.T, rtol=0, atol=bound)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sampled_from(sorted(VALUES)),
+    st.sampled_from(sorted(VALUES)),
+    st.sampled_from(SCALES),
+    st.sampled_from(SCALES),
+    st.sampled_from(BLOCKS),
+    st.integers(1, 70),
+    st.integers(1, 40),
+    st.sampled_from([32, 96, 288, 512]),
+    st.sampled_from(TOKENS),
+    st.integers(0, 99),
+)
+def test_products_and_values(
+    first: str,
+    second: str,
+    scale: torch.dtype,
+    other: torch.dtype,
+    block: tuple[int, int],
+    rows: int,
+    more: int,
+    columns: int,
+    count: int,
+    seed: int,
+) -> None:
+    parts = [codes_of(first, scale, block, rows, columns, seed), codes_of(second, other, block, more, columns, seed + 1)]
+    shape = (rows + more + 3, columns)  # and some rows that are not written
+    native, reference = filled(NativeCodeWeight, shape, *parts), filled(CodeWeight, shape, *parts)
+    matrix = reference.dense()
+    torch.testing.assert_close(native.dense(), matrix, rtol=1e-6, atol=0)
+    x = torch.randn(count, columns, generator=torch.Generator().manual_seed(seed))
+    check(native.bind()(x), x, matrix)
+
+
+@pytest.mark.parametrize("values", sorted(VALUES))
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_every_format_with_few_and_many_tokens(values: str, count: int) -> None:
+    codes = codes_of(values, torch.float8_e4m3fn, (1, 16), 40, 96, 1)
+    weight, x = filled(NativeCodeWeight, (40, 96), codes), torch.randn(count, 96)
+    check(weight.bind()(x), x, codes.dense())
+    packed = 40 * 96 * (8 if len(VALUES[values]) > 16 else 4) // 8 + 40 * 96 // 16
+    assert weight.nbytes <= 48 / 40 * packed + 64, "codes and scales stay as they are stored"
+
+
+@pytest.mark.parametrize("values", ["e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz"])
+def test_all_256_codes(values: str) -> None:
+    """NaN stays NaN and infinities stay infinite."""
+    rows = torch.arange(256, dtype=torch.uint8).view(8, 32)
+    codes = FloatCodes(rows, VALUES[values], torch.full((1, 1), 0.5), (8, 32))
+    weight = filled(NativeCodeWeight, (8, 32), codes)
+    torch.testing.assert_close(weight.dense(), codes.dense(), rtol=0, atol=0, equal_nan=True)
+    for column in range(32):
+        x = torch.zeros(1, 32)
+        x[0, column] = 2
+        finite = codes.dense().isfinite().all(1)
+        assert torch.equal(weight.bind()(x)[0][finite], VALUES[values].view(8, 32)[finite, column])
+        assert not weight.bind()(torch.ones(1, 32))[0][~finite].isfinite().any()
+
+
+def test_all_codes_of_a_scale() -> None:
+    for scale in (torch.float8_e4m3fn, torch.float8_e8m0fnu):
+        scales = torch.arange(256, dtype=torch.uint8).view(scale).view(16, 16)
+        codes = FloatCodes(torch.full((16, 256), 2, dtype=torch.uint8), E2M1, scales, (1, 16))
+        weight = filled(NativeCodeWeight, (16, 256), codes)
+        torch.testing.assert_close(weight.dense(), codes.dense(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("values", ["e4m3fn", "e2m1", "table"])
+def test_a_table_is_looked_up_and_multiplied(values: str) -> None:
+    codes = codes_of(values, torch.float32, (1, 64), 30, 64, 2)
+    table = filled(NativeCodeWeight, (40, 64), codes, is_table=True)
+    ids = torch.tensor([29, 0, 3, 3, 35])
+    expected = torch.zeros(40, 64)
+    expected[:30] = codes.dense()
+    torch.testing.assert_close(table.bind_lookup()(ids), expected[ids], rtol=1e-6, atol=0)
+    x = torch.randn(5, 64)
+    check(table.bind()(x), x, expected)
+
+
+@pytest.mark.parametrize(("values", "scale"), [("e2m1", torch.float8_e4m3fn), ("e4m3fn", torch.float32)])
+def test_a_reload_is_seen_by_what_was_bound(values: str, scale: torch.dtype) -> None:
+    """Also if the parts have other factors."""
+    weight = filled(NativeCodeWeight, (40, 64), *(codes_of(values, scale, (1, 16), 20, 64, seed) for seed in (0, 1)))
+    bound, x = weight.bind(), torch.randn(4, 64)
+    new = [codes_of(values, scale, (1, 16), 20, 64, seed) for seed in (2, 3)]
+    new[1] = FloatCodes(new[1].codes, new[1].values, new[1].scale, new[1].block, 0.2)
+    for start, part in zip((0, 20), new, strict=True):
+        weight.write(start, part)
+    weight.finish()
+    check(bound(x), x, torch.cat([part.dense() for part in new]))
+    with pytest.raises(ModelError, match="a reload must not change the format"):
+        weight.write(0, codes_of("nf4", scale, (1, 16), 20, 64, 0))
+        weight.finish()
+
+
+def test_a_kept_layout_is_the_weight(tmp_path: Path) -> None:
+    def entry() -> RepackEntry:  # as when the engine starts
+        return RepackCache(tmp_path, "sha256:1", 1 << 20).entry("layers.0", {})
+
+    parts = [codes_of("nf4", torch.float32, (1, 32), 17, 96, 0), codes_of("e4m3fn", torch.float8_e8m0fnu, (1, 32), 23, 96, 1)]
+    first = filled(NativeCodeWeight, (40, 96), *parts, cache=entry())
+    second = NativeCodeWeight((40, 96), torch.float32, "cpu", cache=entry())
+    assert second.restore() and torch.equal(first.dense(), second.dense())
+    x = torch.randn(7, 96)
+    assert torch.equal(first.bind()(x), second.bind()(x))
+
+
+def test_blocks_that_no_kernel_computes_are_refused() -> None:
+    weight = NativeCodeWeight((4, 96), torch.float32, "cpu")
+    with pytest.raises(ModelError, match="scales of 24 columns are not computed for 96 columns"):
+        weight.write(0, codes_of("e2m1", torch.float32, (1, 24), 4, 96, 0))
+    with pytest.raises(ModelError, match="multiple of 32 columns, not 48"):
+        NativeCodeWeight((4, 48), torch.float32, "cpu")

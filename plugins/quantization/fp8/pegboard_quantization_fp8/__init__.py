@@ -1,0 +1,1 @@
+"""Weights in 8-bit floats."""

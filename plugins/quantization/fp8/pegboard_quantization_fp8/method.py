@@ -1,0 +1,60 @@
+"""Checkpoints in float8, and plain checkpoints that become float8 while they are loaded.
+
+    weight         float8_e4m3fn (or another float8 type) [out, in]
+    weight_scale   [], [1]: of the tensor, or [out], [out, 1]: of each row
+    weight_scale_inv   in place of weight_scale: [out / 128, in / 128], both rounded up, if the config has weight_block_size
+                   [128, 128]. It is multiplied, in spite of its name.
+    input_scale    of the activations; not read
+
+W = weight · scale. Activations are not quantized here, so `activation_scheme`, `activation_scale_ub` and input scales have no
+effect.
+"""
+
+from __future__ import annotations
+
+from pegboard.errors import ConfigError
+from pegboard.interfaces.quantization import EmbeddingLayer, QuantizationSetup
+from pegboard_quantization_fp8.online import RowReader
+from pegboard_weights.config import QuantConfig, matches
+from pegboard_weights.small_floats import FloatReader
+from pegboard_weights.stored_weight import AnyLayer, FormatMethod, Reader
+
+METHODS = ("fp8", "ptpc_fp8", "fbgemm_fp8", "fp8_per_channel")
+
+
+class FP8(FormatMethod):
+    """Embeddings and the output head are plain."""
+
+    def __init__(self, options: None, setup: QuantizationSetup) -> None:
+        super().__init__(setup)
+        config = QuantConfig(setup.config, "FP8")
+        stored = setup.config.get("quant_method")
+        if setup.config and stored not in METHODS:
+            raise ConfigError(
+                f"the checkpoint is already quantized ({stored!r}), but FP8 needs plain weights or float8. Leave out "
+                "--quantization to use the checkpoint as it is"
+            )
+        config.one_of("fmt", ("e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"), "e4m3")
+        config.one_of("activation_scheme", ("dynamic", "static"), "dynamic")
+        self.excluded = (*config.names("modules_to_not_convert"), *config.names("ignored_layers"))
+        self.stored: Reader = RowReader()
+        if setup.config:
+            block = _block(config)
+            names = ("weight_scale", "weight_scale_inv") if block is None else ("weight_scale_inv", "weight_scale")
+            self.stored = FloatReader(block=block, scale=names)
+            config.say_activations_are_not_quantized()
+
+    def reader(self, module: str, layer: AnyLayer) -> Reader | None:
+        if isinstance(layer, EmbeddingLayer) or layer.is_head or matches(module, self.excluded):
+            return None
+        return self.stored
+
+
+def _block(config: QuantConfig) -> tuple[int, int] | None:
+    """Return how many rows and columns share a scale, or None if the config does not say it."""
+    value = config.values.get("weight_block_size")
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or len(value) != 2 or not all(type(each) is int and each > 0 for each in value):
+        raise config.error("weight_block_size", value, "needs two positive numbers")
+    return value[0], value[1]

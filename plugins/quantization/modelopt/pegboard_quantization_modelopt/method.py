@@ -1,0 +1,72 @@
+"""Checkpoints of NVIDIA's Model Optimizer (modelopt): float8, and FP4 with two levels of scales (NVFP4).
+
+The config is `quantization_config` of config.json, or hf_quant_config.json, which has its values in an object "quantization". A
+linear layer has these tensors:
+
+    FP8, FP8_PER_CHANNEL_PER_TOKEN   weight float8_e4m3fn [out, in]   weight_scale [], [out]
+    FP8_PB_WO                        weight float8_e4m3fn [out, in]   weight_scale [out / 128, in / 128] (or [… , 1, …, 1])
+    NVFP4, W4A16_NVFP4               weight uint8 [out, in / 2]       weight_scale float8_e4m3fn [out, in / 16], weight_scale_2 []
+    MXFP8                            weight float8_e4m3fn [out, in]   weight_scale uint8 [out, in / 32], exponents
+
+W = weight · (weight_scale · weight_scale_2). MIXED_PRECISION names the algorithm of each module in `quantized_layers`. Input
+scales and the scales of the KV cache are not read.
+"""
+
+from __future__ import annotations
+
+from pegboard.interfaces.quantization import EmbeddingLayer, QuantizationSetup
+from pegboard_weights.config import QuantConfig, matches
+from pegboard_weights.small_floats import FloatReader
+from pegboard_weights.stored_weight import AnyLayer, FormatMethod
+
+NAME = "ModelOpt"
+NVFP4 = FloatReader(bits=4, block=(1, 16), factor="weight_scale_2", scale_type="e4m3")
+READERS = {
+    "FP8": FloatReader(),
+    "FP8_PER_CHANNEL_PER_TOKEN": FloatReader(),
+    "FP8_PB_WO": FloatReader(block=(128, 128)),
+    "NVFP4": NVFP4,
+    "W4A16_NVFP4": NVFP4,
+    "MXFP8": FloatReader(block=(1, 32), scale_type="e8m0"),
+}
+MIXED = "MIXED_PRECISION"
+
+
+class ModelOpt(FormatMethod):
+    """Embeddings are plain, and so is every module without scales."""
+
+    def __init__(self, options: None, setup: QuantizationSetup) -> None:
+        super().__init__(setup)
+        whole = QuantConfig(setup.config, NAME)
+        config = whole.part("quantization") or whole
+        self.excluded = (*config.names("exclude_modules"), *config.names("ignore"))
+        self.by_module: dict[str, FloatReader] = {}
+        self.default: FloatReader | None = None
+        if _upper(config).one_of("quant_algo", (*READERS, MIXED)) == MIXED:
+            layers = config.part("quantized_layers") or QuantConfig({}, NAME)
+            for module in layers.values:
+                values = layers.part(module) or QuantConfig({}, NAME)
+                self.by_module[module] = _reader(values)
+        else:
+            self.default = _reader(config)
+        config.say_activations_are_not_quantized()
+
+    def reader(self, module: str, layer: AnyLayer) -> FloatReader | None:
+        if isinstance(layer, EmbeddingLayer) or matches(module, self.excluded):
+            return None
+        return self.by_module.get(module, self.default)
+
+
+def _upper(config: QuantConfig) -> QuantConfig:
+    """Return the config with its algorithm in capital letters, as some versions write it."""
+    algorithm = config.values.get("quant_algo")
+    upper = algorithm.upper() if isinstance(algorithm, str) else algorithm
+    return QuantConfig({**config.values, "quant_algo": upper}, config.method, config.place)
+
+
+def _reader(config: QuantConfig) -> FloatReader:
+    """Return the reader of a config's algorithm. Raises ModelError if its groups have another size than the format's."""
+    reader = READERS[_upper(config).one_of("quant_algo", tuple(READERS))]
+    if reader.block is not None:
+        config.one_of("group_size", (reader.block[1],), reader.block[1])
+    return reader

@@ -1,0 +1,1 @@
+"""Weights in micro-scaled floats (OCP MX)."""
