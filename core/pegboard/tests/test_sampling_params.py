@@ -48,6 +48,13 @@ def test_ranges(field: str, wrong: list[Any], right: list[Any]) -> None:
         assert caught.value.parameter == field
 
 
+def test_a_float_of_numpy_becomes_a_float() -> None:
+    params = SamplingParams(temperature=np.float64(0.5), top_p=np.float64(0.25))
+    assert (params.temperature, params.top_p) == (0.5, 0.25) and type(params.temperature) is type(params.top_p) is float
+    with pytest.raises(RequestError, match="top_p"):
+        SamplingParams(top_p=np.float64(1.5))
+
+
 def test_stop_strings_need_text() -> None:
     with pytest.raises(RequestError, match="detokenize"):
         SamplingParams(stop="a", detokenize=False)
@@ -117,6 +124,9 @@ def test_a_wrong_type_is_refused_and_everything_else_can_be_sent(made: Any, valu
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"n": 0}, "n has a wrong value: expected `int` at least 1, got 0"),
+        ({"top_p": 1.5}, "top_p has a wrong value: expected `float` at most 1.0, got 1.5"),
+        ({"temperature": 10**400}, "temperature has a wrong value: number out of range, got 1000"),
         ({"stop": [1]}, "stop has a wrong type: expected `str`, got `int`, got \\[1\\]"),
         ({"stop": 1}, "stop has a wrong type"),
         ({"bad_words": "word"}, "bad_words has a wrong type"),
@@ -124,10 +134,10 @@ def test_a_wrong_type_is_refused_and_everything_else_can_be_sent(made: Any, valu
         ({"logit_bias": {1: "x"}}, "logit_bias has a wrong type"),
         ({"ignore_eos": "false"}, "ignore_eos has a wrong type"),
         ({"extra_args": {1: 2}}, "extra_args has a wrong type"),
-        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs has a wrong type"),
+        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs has a wrong value: object contains unknown field"),
     ],
 )
-def test_the_message_of_a_wrong_type(fields: dict[str, Any], message: str) -> None:
+def test_the_message_of_a_wrong_value(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         SamplingParams(**fields)
 

@@ -7,13 +7,14 @@ Field names, defaults, validation order and normalisation are vLLM's. The class 
 from __future__ import annotations
 
 import json as json_module
-import math
 import re
+import sys
 from enum import IntEnum
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from pegboard.errors import RequestError, brief
 from pegboard.log import get_logger
@@ -28,6 +29,15 @@ MAX_JSON_DEPTH = 100
 """Maximum nesting depth of a JSON schema or structural tag."""
 MAX_CONSTRAINT_CHARACTERS = 256 * 1024
 """Maximum length of a constraint, as text. Backends have lower limits on what is in it."""
+
+
+BOUNDS = {" >= ": " at least ", " <= ": " at most ", " > ": " above "}
+"""A sign in an error of msgspec → what our error says."""
+MAX_INT = 2**63 - 1
+MAX_FLOAT = sys.float_info.max
+Count = Annotated[int, Meta(ge=1, le=MAX_INT)]
+CountOrAll = Annotated[int, Meta(ge=-1, le=MAX_INT)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class RequestOutputKind(IntEnum):
@@ -137,28 +147,28 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     k returns the k most likely tokens in addition to the chosen one, -1 the whole vocabulary. `max_tokens` None runs to
     `max_model_len`. Lengths are in tokens. Raises `RequestError`, which names the field, if a value is out of range."""
 
-    n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
+    n: Count = 1
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=MAX_FLOAT)] = 1.0
+    temperature: Annotated[float, Meta(ge=0, le=MAX_FLOAT)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: CountOrAll = 0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    seed: Annotated[int, Meta(ge=-(2**63), le=MAX_INT)] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    max_tokens: Count | None = 16
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_INT)] = 0
+    logprobs: CountOrAll | None = None
+    prompt_logprobs: CountOrAll | None = None
     flat_logprobs: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: CountOrAll | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     structured_outputs: StructuredOutputsParams | None = None
     logit_bias: dict[int, float] | None = None
@@ -190,39 +200,20 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             self.skip_reading_prefix_cache = self.prompt_logprobs is not None
 
     def _validate(self) -> None:
-        check = _Check(self)
-        check.integer("n", 1)
-        check.number("presence_penalty", -2, 2)
-        check.number("frequency_penalty", -2, 2)
-        check.number("repetition_penalty", 0, math.inf, above=True)
-        check.number("temperature", 0, math.inf)
-        check.number("top_p", 0, 1, above=True)
-        check.integer("top_k", -1)
-        check.number("min_p", 0, 1)
-        if self.seed is not None:
-            check.integer("seed", -(2**63), 2**63 - 1)
-        if self.max_tokens is not None:
-            check.integer("max_tokens", 1)
-        check.integer("min_tokens", 0)
+        _check_types(self)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            check.fail("min_tokens", f"must be at most max_tokens={self.max_tokens}")
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                check.integer(name, -1)
-        check.types()
+            _fail(self, "min_tokens", f"must be at most max_tokens={self.max_tokens}")
         for name in ("stop", "bad_words"):
             if "" in getattr(self, name):
-                check.fail(name, "must not contain an empty string")
+                _fail(self, name, "must not contain an empty string")
         if self.stop and not self.detokenize:
-            check.fail("stop", "needs detokenize=True: stop strings are found in the text")
+            _fail(self, "stop", "needs detokenize=True: stop strings are found in the text")
         if self.is_greedy and self.n > 1:
-            check.fail("n", "must be 1 with temperature 0 (greedy): all completions would be the same")
-        if self.truncate_prompt_tokens is not None:
-            check.integer("truncate_prompt_tokens", -1)
-            if self.truncate_prompt_tokens == 0:
-                check.fail("truncate_prompt_tokens", "must be at least 1, or -1 for max_model_len")
+            _fail(self, "n", "must be 1 with temperature 0 (greedy): all completions would be the same")
+        if self.truncate_prompt_tokens == 0:
+            _fail(self, "truncate_prompt_tokens", "must be at least 1, or -1 for max_model_len")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            check.fail("allowed_token_ids", "must not be empty")
+            _fail(self, "allowed_token_ids", "must not be empty")
 
     @property
     def is_greedy(self) -> bool:
@@ -248,52 +239,40 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
 
     def check_against_model(self, *, vocab_size: int, max_logprobs: int) -> None:
         """Raise `RequestError` if the model cannot serve these parameters: ids outside the vocabulary, or too many logprobs."""
-        check = _Check(self)
         for name in ("logprobs", "prompt_logprobs"):
             asked = getattr(self, name)
             wanted = vocab_size if asked == -1 else asked
             if wanted is not None and 0 <= max_logprobs < wanted:
-                check.fail(name, f"is over the limit of {max_logprobs} (raise --max-logprobs to allow it)")
+                _fail(self, name, f"is over the limit of {max_logprobs} (raise --max-logprobs to allow it)")
         for name in ("allowed_token_ids", "logit_bias", "stop_token_ids"):
             outside = [token for token in getattr(self, name) or () if not 0 <= token < vocab_size]
             if outside:
-                check.fail(name, f"has ids outside the vocabulary of {vocab_size}: {outside[:5]}")
+                _fail(self, name, f"has ids outside the vocabulary of {vocab_size}: {outside[:5]}")
 
 
-class _Check:
-    """Checks of ranges. Their errors name the field, the value and the expected range."""
+def _fail(params: Any, name: str, expected: str) -> None:
+    raise RequestError(f"{name} {expected}, got {brief(getattr(params, name), 200)}", parameter=name)
 
-    def __init__(self, params: Any) -> None:
-        self.params = params
 
-    def fail(self, name: str, expected: str) -> None:
-        raise RequestError(f"{name} {expected}, got {brief(getattr(self.params, name), 200)}", parameter=name)
-
-    def types(self) -> None:
-        """Convert all fields to their types, for example a tuple to a list. A value of a wrong type is refused here. The engine
-        would also find it, but could no longer tell which request it came from."""
-        try:
-            typed = msgspec.convert(self.params, _types_of(self.params.__class__), from_attributes=True)
-        except msgspec.ValidationError as error:
-            expected, _, path = str(error).partition(" - at ")
-            self.fail(re.findall(r"\$\.(\w+)", path)[0], f"has a wrong type: {expected[0].lower()}{expected[1:]}")
+def _check_types(params: Any) -> None:
+    """Convert all fields to their types, for example a tuple to a list. A value of a wrong type or out of range is refused here.
+    The engine would also find it, but could no longer tell which request it came from."""
+    try:
+        typed = msgspec.convert(params, _types_of(params.__class__), from_attributes=True)
+    except msgspec.ValidationError as error:
+        expected, _, path = str(error).partition(" - at ")
+        name = re.findall(r"\$\.(\w+)", path)[0]
+        value = getattr(params, name)
+        if not isinstance(value, float) or type(value) is float:
+            wrong = "type" if ", got" in expected else "value"
+            for sign, words in BOUNDS.items():
+                expected = expected.replace(sign, words)
+            _fail(params, name, f"has a wrong {wrong}: {expected[0].lower()}{expected[1:]}")
+        setattr(params, name, float(value))  # numpy's subclass of float is accepted, but msgspec does not know it
+        _check_types(params)
+    else:
         for name in typed.__struct_fields__:
-            setattr(self.params, name, getattr(typed, name))
-
-    def integer(self, name: str, low: int, high: int = 2**63 - 1) -> None:
-        value = getattr(self.params, name)
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            limit = f"at least {low}" if high == 2**63 - 1 and low > -high else f"in [{low}, {high}]"
-            self.fail(name, f"must be an integer {limit}")
-
-    def number(self, name: str, low: float, high: float, *, above: bool = False) -> None:
-        value = getattr(self.params, name)
-        ok = isinstance(value, int | float) and not isinstance(value, bool) and -1e308 < value < 1e308
-        if not ok or not (low < value if above else low <= value) or value > high:
-            bracket = "(" if above else "["
-            limit = f"{bracket}{low}, {high}]" if high != math.inf else f"{'above' if above else 'at least'} {low} and finite"
-            self.fail(name, f"must be a number {'in ' if high != math.inf else ''}{limit}")
-        setattr(self.params, name, float(value))  # numpy's subclass of float cannot be sent to the engine
+            setattr(params, name, getattr(typed, name))
 
 
 @cache
@@ -306,18 +285,13 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     """Parameters of beam search. The score is cumulative logprob / length ** length_penalty. Raises `RequestError`, which names
     the field, if a value is out of range."""
 
-    beam_width: int
-    max_tokens: int
+    beam_width: Count
+    max_tokens: Count
     ignore_eos: bool = False
-    temperature: float = 0.0
-    length_penalty: float = 1.0
+    temperature: Annotated[float, Meta(ge=0, le=MAX_FLOAT)] = 0.0
+    length_penalty: Annotated[float, Meta(ge=-MAX_FLOAT, le=MAX_FLOAT)] = 1.0
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        check = _Check(self)
-        check.integer("beam_width", 1)
-        check.integer("max_tokens", 1)
-        check.number("temperature", 0, math.inf)
-        check.number("length_penalty", -math.inf, math.inf)
-        check.types()
+        _check_types(self)

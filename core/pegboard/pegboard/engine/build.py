@@ -6,7 +6,7 @@ import hashlib
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -27,14 +27,11 @@ from pegboard.interfaces.spec import Need
 from pegboard.interfaces.structured_output import StructuredOutputNeed, StructuredOutputSetup
 from pegboard.log import get_logger
 from pegboard.plan.ambient import build_sinks, wants_records
-from pegboard.plan.engine_plan import read_vocabulary
+from pegboard.plan.engine_plan import EnginePlan, read_vocabulary
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.hooks import Hooks
 from pegboard.plugins.registry import Registry
 from pegboard.worker.worker import Worker, WorkerPlan
-
-if TYPE_CHECKING:
-    from pegboard.plan.engine_plan import EnginePlan
 
 log = get_logger(__name__)
 
@@ -42,14 +39,14 @@ MAX_FILL_THREADS = 4
 """The number of threads that fill token masks. This is little work, and more threads would cost more than they save."""
 
 
-def build_engine(plan: "EnginePlan") -> Engine:
+def build_engine(plan: EnginePlan) -> Engine:
     """Load the model and return an engine that is ready to step. Raises ConfigError, ModelError or PluginError."""
     registry = Registry.from_lock(plan.lock)
     with blame(None, registry.modules):
         return _build(registry, plan)
 
 
-def _build(registry: Registry, plan: "EnginePlan") -> Engine:
+def _build(registry: Registry, plan: EnginePlan) -> Engine:
     started = time.perf_counter()
     config = _with_platform_defaults(registry, plan)
     limits = _limits(plan, config, registry)
@@ -88,7 +85,7 @@ def _build(registry: Registry, plan: "EnginePlan") -> Engine:
     )
 
 
-def choose_for_model(plan: "EnginePlan", registry: Registry, num_weight_bytes: int = 0) -> KVPlan:
+def choose_for_model(plan: EnginePlan, registry: Registry, num_weight_bytes: int = 0) -> KVPlan:
     """Make, and record in `registry`, every choice of an engine: build the model without its weights, and divide the memory that
     they leave free. Return the plan of the KV cache. Raises ConfigError, ModelError or PluginError if the model cannot run."""
     config = _with_platform_defaults(registry, plan)
@@ -103,11 +100,11 @@ def choose_for_model(plan: "EnginePlan", registry: Registry, num_weight_bytes: i
     return plan_kv(worker.attention.kv_specs(), kv_bytes, limits, num_blocks_override=config.num_gpu_blocks_override)
 
 
-def _worker_plan(registry: Registry, plan: "EnginePlan", config: EngineConfig, limits: Limits) -> WorkerPlan:
+def _worker_plan(registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits) -> WorkerPlan:
     return WorkerPlan(config, limits, plan.checkpoint, partial(read_vocabulary, registry, plan))
 
 
-def _tell_hooks(registry: Registry, plan: "EnginePlan", weight_bytes: int, load_s: float) -> None:
+def _tell_hooks(registry: Registry, plan: EnginePlan, weight_bytes: int, load_s: float) -> None:
     if registry.enabled_hooks():
         architecture = plan.checkpoint.architectures[0] if plan.checkpoint.architectures else ""
         num_layers = plan.checkpoint.config.get("num_hidden_layers", 0)
@@ -115,7 +112,7 @@ def _tell_hooks(registry: Registry, plan: "EnginePlan", weight_bytes: int, load_
         Hooks(registry).call("pegboard_model_loaded", model)
 
 
-def _with_platform_defaults(registry: Registry, plan: "EnginePlan") -> EngineConfig:
+def _with_platform_defaults(registry: Registry, plan: EnginePlan) -> EngineConfig:
     """Return the engine's settings with the platform's value for every "auto". A value that the user set stays."""
     settings = plan.settings
     decision = registry.choose("platform", Need(), explicit=settings.engine.device)
@@ -138,7 +135,7 @@ def _with_platform_defaults(registry: Registry, plan: "EnginePlan") -> EngineCon
     return config
 
 
-def _executor(registry: Registry, plan: "EnginePlan", config: EngineConfig, limits: Limits) -> Any:
+def _executor(registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits) -> Any:
     world_size = config.tensor_parallel_size * config.pipeline_parallel_size
     if world_size > 1:  # every rank would run the whole model
         raise ConfigError(f"tensor_parallel_size × pipeline_parallel_size is {world_size}: this version runs a model on one rank")
@@ -155,7 +152,7 @@ def _policy(registry: Registry, config: EngineConfig, limits: Limits) -> tuple[A
     return registry.build(entry, SchedulingPolicySetup(limits)), "priority" in registry.spec(entry).flags
 
 
-def _limits(plan: "EnginePlan", config: EngineConfig, registry: Registry) -> Limits:
+def _limits(plan: EnginePlan, config: EngineConfig, registry: Registry) -> Limits:
     """Return the limits of the engine. This function alone decides what an unset setting means, after the platform has filled in
     its defaults."""
     assert config.max_num_seqs and config.max_num_batched_tokens and config.block_size
@@ -181,7 +178,7 @@ def _limits(plan: "EnginePlan", config: EngineConfig, registry: Registry) -> Lim
     )
 
 
-def _kv_identity(plan: "EnginePlan", config: EngineConfig, layout: str, kv_plan: KVPlan) -> str:
+def _kv_identity(plan: EnginePlan, config: EngineConfig, layout: str, kv_plan: KVPlan) -> str:
     """Return the identity of the blocks (see KVPlan). A checkpoint without a digest is equal to nothing, not even to itself."""
     checkpoint = plan.checkpoint
     weights = [checkpoint.digest or os.urandom(16).hex(), checkpoint.config, checkpoint.rope_style, checkpoint.quantization]
@@ -199,7 +196,7 @@ def _connectors(registry: Registry, config: EngineConfig, kv_plan: Any) -> dict[
     return connectors
 
 
-def make_grammars(registry: Registry, plan: "EnginePlan") -> Grammars:
+def make_grammars(registry: Registry, plan: EnginePlan) -> Grammars:
     """Return the grammars of an engine. They have no backend if there is no plugin or no tokenizer. Nothing is read or compiled
     before the first constraint arrives."""
     setup = structured_output_setup(registry, plan)
@@ -212,7 +209,7 @@ def make_grammars(registry: Registry, plan: "EnginePlan") -> Grammars:
     )
 
 
-def structured_output_setup(registry: Registry, plan: "EnginePlan") -> StructuredOutputSetup:
+def structured_output_setup(registry: Registry, plan: EnginePlan) -> StructuredOutputSetup:
     """Return the setup that every backend is built with. It reads no files yet."""
     num_threads = min(MAX_FILL_THREADS, plan.settings.engine.num_threads or os.cpu_count() or 1)
     return StructuredOutputSetup(plan.vocab_size, partial(read_vocabulary, registry, plan), plan.eos_token_ids, num_threads)
@@ -246,7 +243,7 @@ def _max_in_flight(config: EngineConfig, registry: Registry) -> int:
     return wanted
 
 
-def _metrics(registry: Registry, plan: "EnginePlan", config: EngineConfig, limits: Limits, kv_plan: KVPlan) -> StepMetrics:
+def _metrics(registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits, kv_plan: KVPlan) -> StepMetrics:
     chosen: dict[str, set[str]] = {"structured_output": set(registry.names("structured_output"))}
     for decision in registry.decisions.values():
         if decision.winner is not None:

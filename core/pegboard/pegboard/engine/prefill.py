@@ -104,11 +104,9 @@ class Prefill:
 
     def _is_ready(self, request: Request) -> bool:
         """Return whether the request waits only for a row. Raises PegboardError if its grammar cannot be compiled."""
-        if request.status is RequestStatus.LOADING:
+        if request.status is RequestStatus.LOADING or self._parent_is_busy(request):
             return False
-        if "parent" in request.waits_for and self._parent_is_busy(request):
-            return False
-        return "grammar" not in request.waits_for or self._grammars.take(request)
+        return request.compilation is None or self._grammars.take(request)
 
     def _parent_is_busy(self, request: Request) -> bool:
         """Return whether the parent has yet to finish computing the prompt. The child waits for that, because it can then share
@@ -124,7 +122,7 @@ class Prefill:
         """Start a completion of n > 1 from its parent's blocks, so that only the last prompt token must be computed. Return False
         if that is not possible; the request is then admitted normally."""
         parent = request.parent
-        if "parent" not in request.waits_for or parent is None or parent.status is not RequestStatus.RUNNING:
+        if parent is None or parent.status is not RequestStatus.RUNNING:
             return False
         num_prompt = request.num_prompt_tokens
         if self._kv.holds(request) or request.num_output_tokens or parent.num_confirmed_tokens < num_prompt:

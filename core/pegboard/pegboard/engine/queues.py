@@ -68,7 +68,6 @@ class Queues:
         self.requests[request.key] = request
         self.completions.setdefault(request.request_id, []).append(request)
         if request.parent is not None:
-            request.waits_for.add("parent")
             request.parent.num_waiting_children += 1
         self._wait(request)
 
@@ -174,9 +173,9 @@ class Queues:
 
     def _leave_parent(self, request: Request) -> None:
         """Record that the completion no longer waits for its parent's prompt blocks."""
-        if "parent" in request.waits_for and request.parent is not None:
+        if request.parent is not None:
             request.parent.num_waiting_children -= 1
-            request.waits_for.discard("parent")
+            request.parent = None
 
 
 class LoRASlots:

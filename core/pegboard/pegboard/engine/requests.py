@@ -24,9 +24,9 @@ class Request:
     num_in_flight_tokens: how many of those are scheduled but not yet confirmed. They are in num_in_flight_steps steps.
     num_loading_tokens: how many of those a KV connector loads within the first of these steps.
     block_hashes: the chain of hashes, one per KVPlan.hash_block_size confirmed tokens.
-    waits_for: a subset of "grammar" and "parent". A completion of n > 1 waits for its parent's prompt, which it will share;
-    num_waiting_children of the parent counts such completions. num_external_tokens: how many of num_cached_tokens KV connectors
-    loaded.
+    parent: the completion whose prompt this one will share, as long as it waits for that. num_waiting_children of the parent
+    counts such completions. compilation: the compilation of its grammar, as long as it waits for that.
+    num_external_tokens: how many of num_cached_tokens KV connectors loaded.
     uses_connectors: becomes False when a KV load has failed; the prefix is then computed here.
     key: the unique name in the engine, "<request_id>" for n = 1 and "<index>_<request_id>" otherwise.
     """
@@ -60,7 +60,6 @@ class Request:
     draft_token_ids: list[int] = field(default_factory=list)
     grammar: Any = None
     compilation: Any = None
-    waits_for: set[str] = field(default_factory=set)
     num_waiting_children: int = 0
     uses_connectors: bool = True
     finish_reason: str | None = None

@@ -22,7 +22,7 @@ def refusal(server: Any, path: str, body: Any, status: int = 400) -> dict[str, A
     ("fields", "param", "words"),
     [
         ({"temperature": "hot"}, "temperature", "expected a number, got 'hot' (a string)"),
-        ({"temperature": -1}, "temperature", "must be a number at least 0"),
+        ({"temperature": -1}, "temperature", "has a wrong value: expected `float` at least 0.0, got -1"),
         ({"temperatur": 1}, "temperatur", "unknown field 'temperatur'; did you mean 'temperature'?"),
         ({"max_tokens": True}, "max_tokens", "expected an integer, got True (a boolean)"),
         ({"max_tokens": 0}, "max_tokens", "at least 1, got 0"),

@@ -82,7 +82,6 @@ class Grammars:
         """Start to compile the constraint of the request, unless that is done or under way. The request waits for the result."""
         constraint = constraint_of(_wanted(request), self._config)
         request.compilation = self._compiler.start(constraint, lambda: not request.is_finished)
-        request.waits_for.add("grammar")
 
     def take(self, request: Request) -> bool:
         """Give the request its grammar and return True, or return False while it is being compiled. Raises PegboardError if the
@@ -108,7 +107,6 @@ class Grammars:
             blaming=self._blame,
         )
         request.compilation = None
-        request.waits_for.discard("grammar")
         return True
 
     def wait(self, timeout_s: float) -> None:

@@ -257,7 +257,7 @@ class _OpenRequest:
             last_token_s=max(each.last_token_s for each in ended),
             finished_s=now_s,
             num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=next(each.num_cached_tokens or 0 for each in ended if each.parent is None),
+            num_cached_tokens=next(each.num_cached_tokens or 0 for each in ended if each.index == 0),
             num_generated_tokens=sum(each.num_output_tokens for each in ended),
             finish_reasons=tuple(each.finish_reason or "abort" for each in ended),
             n=len(ended),
