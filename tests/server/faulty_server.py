@@ -149,7 +149,7 @@ class Faults:
         folder.mkdir()
         plan, registry = resolve(Settings(ENGINE, plugins=PluginConfig(enable=ENABLED)))
         engine = build_engine(plan)
-        engine._grammars._compiler._timeout_s = 0.2
+        engine._grammars.compiler._timeout_s = 0.2
         clock = Clock()
         watch = EngineWatch(folder / "heart", engine._plugin_modules, log_after_s=10, clock=clock)
         link = InProcess(engine, folder)

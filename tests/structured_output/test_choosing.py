@@ -37,7 +37,7 @@ def grammars(model: Path, **config: Any) -> Grammars:
     ],
 )
 def test_the_chain(smollm2_gguf: Path, config: dict[str, Any], expected: list[str]) -> None:
-    assert list(grammars(smollm2_gguf, **config)._chain) == expected
+    assert list(grammars(smollm2_gguf, **config).compiler.chain) == expected
 
 
 def test_what_cannot_be_is_said_at_the_start(smollm2_gguf: Path) -> None:

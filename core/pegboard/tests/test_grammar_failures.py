@@ -101,8 +101,7 @@ def test_what_a_backend_raises_ends_only_its_request(method: str, after: int, er
 def test_a_backend_that_failed_is_not_asked_again_for_that_constraint() -> None:
     first, second = Raising("fill", 1), FakeStructuredOutput(VOCAB, [EOS])
     engine = FakeEngine(structured_output=first)
-    engine.engine._grammars._chain["second"] = second  # type: ignore[index]
-    engine.engine._grammars._compiler._chain["second"] = second  # type: ignore[index]
+    engine.engine._grammars.compiler.chain["second"] = second  # type: ignore[index]
     engine.add("a", range(5), structured("3:0,1,2:9"))
     assert engine.run()["a", 0].finish_reason == "error"
     engine.add("b", range(5), structured("3:0,1,2:9"))

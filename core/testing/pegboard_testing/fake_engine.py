@@ -13,6 +13,7 @@ from pegboard.config.limits import Limits
 from pegboard.data.request import EngineRequest, RequestDelta
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.engine import Engine
+from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.plan import blocks_per_request, plan_kv
 from pegboard.engine.metrics.step import StepMetrics
@@ -128,7 +129,7 @@ class FakeEngine:
     def _grammars(self, backend: FakeStructuredOutput | None, timeout_s: float) -> Grammars | None:
         if backend is None:
             return None
-        return Grammars({"fake": backend}, vocab_size=self.limits.vocab_size, timeout_s=timeout_s)
+        return Grammars(GrammarCompiler({"fake": backend}, timeout_s=timeout_s), vocab_size=self.limits.vocab_size)
 
     def _plan(self, retains: Sequence[Retain], slot_bytes: Sequence[int], num_blocks: int | None, spare_blocks: int) -> KVPlan:
         limits = self.limits

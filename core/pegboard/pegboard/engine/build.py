@@ -13,6 +13,7 @@ import msgspec
 from pegboard.config.limits import NO_LIMIT, Limits
 from pegboard.config.schema import EngineConfig, check_engine, structured_outputs_config
 from pegboard.engine.engine import Engine
+from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.plan import num_tokens, plan_kv
 from pegboard.engine.metrics.step import StepMetrics
@@ -200,12 +201,12 @@ def make_grammars(registry: Registry, plan: EnginePlan) -> Grammars:
     """Return the grammars of an engine. They have no backend if there is no plugin or no tokenizer. Nothing is read or compiled
     before the first constraint arrives."""
     setup = structured_output_setup(registry, plan)
+    chain = {entry.name: registry.build(entry, setup) for entry in _structured_output_plugins(registry, plan.settings.engine)}
     return Grammars(
-        {entry.name: registry.build(entry, setup) for entry in _structured_output_plugins(registry, plan.settings.engine)},
+        GrammarCompiler(chain, blaming=partial(blame, modules=registry.modules)),
         vocab_size=plan.vocab_size,
         config=structured_outputs_config(plan.settings.engine),
         token_bytes=lambda: setup.vocabulary.token_bytes,
-        blaming=partial(blame, modules=registry.modules),
     )
 
 

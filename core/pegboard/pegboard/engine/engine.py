@@ -18,6 +18,7 @@ import msgspec
 from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, StepOutput
 from pegboard.data.request import AdapterRef, EngineRequest, RequestDelta
+from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.kv.connectors import KVConnectors
@@ -65,7 +66,7 @@ class Engine:
     ) -> None:
         self.limits = limits
         self._executor = executor
-        self._grammars = grammars or Grammars({}, vocab_size=limits.vocab_size)
+        self._grammars = grammars or Grammars(GrammarCompiler({}), vocab_size=limits.vocab_size)
         self._has_priority = has_priority
         self._clock = clock
         self._kv = KVCache(kv_plan, limits)
@@ -134,7 +135,7 @@ class Engine:
             if self._in_flight:
                 self._finish_oldest()
             elif not self._queues.deltas:
-                self._grammars.wait(GRAMMAR_NAP_S)
+                self._grammars.compiler.wait(GRAMMAR_NAP_S)
             self._publish()
             deltas, self._queues.deltas = self._queues.deltas, []
             return deltas
@@ -253,7 +254,7 @@ class Engine:
 
     def stop(self) -> None:
         """Drop all requests and stop the executor. A second call does nothing. The engine accepts no requests afterwards."""
-        self._grammars.stop()
+        self._grammars.compiler.stop()
         self._metrics.close()
         self._executor.stop()
         self._dead = self._dead or "it was stopped"

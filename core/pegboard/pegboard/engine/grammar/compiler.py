@@ -76,20 +76,18 @@ class _Lane:
 
 
 class GrammarCompiler:
-    """chain: backends by name, asked in order.
-
-    Only the engine's thread may call the public methods."""
+    """chain: backends by name, asked in order. Only the engine's thread may call the public methods."""
 
     def __init__(
         self,
         chain: Mapping[str, StructuredOutput],
         *,
-        timeout_s: float,
+        timeout_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
         blaming: Blaming = blame,
     ) -> None:
-        self._chain = chain
-        self._blame = blaming
+        self.chain = chain
+        self.blame = blaming
         self._timeout_s = timeout_s
         self._clock = clock
         self._threads: list[threading.Thread] = []
@@ -104,7 +102,7 @@ class GrammarCompiler:
         if len(constraint.text) > SMALL:
             return
         reasons = []
-        for name in self._chain:
+        for name in self.chain:
             if (reason := self._rejection(name, constraint)) is None:
                 return
             reasons.append(f"{name}: {reason}")
@@ -218,11 +216,11 @@ class GrammarCompiler:
     def _compile(self, constraint: Constraint) -> Compiled:
         started = time.perf_counter()
         reasons: list[str] = []
-        for name, backend in self._chain.items():
+        for name, backend in self.chain.items():
             reason = self._rejection(name, constraint)
             if reason is None:
                 try:
-                    with self._blame(name):
+                    with self.blame(name):
                         grammar = expect(backend.compile(constraint), Grammar, backend, "compile")
                 except PegboardError as error:  # another backend may be able to compile it
                     reason = _told(name, error)
@@ -239,8 +237,8 @@ class GrammarCompiler:
         if (failure := self._failures.get((constraint, name))) is not None:
             return failure
         try:
-            with self._blame(name):
-                reason: str | None = expect(self._chain[name].reject(constraint), str | None, self._chain[name], "reject")
+            with self.blame(name):
+                reason: str | None = expect(self.chain[name].reject(constraint), str | None, self.chain[name], "reject")
                 return reason
         except PegboardError as error:
             return _told(name, error)

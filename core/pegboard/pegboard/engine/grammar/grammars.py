@@ -20,10 +20,10 @@ from pegboard.config.schema import StructuredOutputsConfig
 from pegboard.data.batch import Array, Batch, TokenMasks
 from pegboard.data.sampling_params import CONSTRAINT_KINDS, StructuredOutputsParams
 from pegboard.engine.grammar.compiler import Compiled, GrammarCompiler
-from pegboard.engine.grammar.request_grammar import CALL_S, Blaming, ReasoningEnd, RequestGrammar
+from pegboard.engine.grammar.request_grammar import CALL_S, ReasoningEnd, RequestGrammar
 from pegboard.engine.requests import Request
-from pegboard.errors import PegboardError, RequestError, blame
-from pegboard.interfaces.structured_output import Constraint, StructuredOutput
+from pegboard.errors import PegboardError, RequestError
+from pegboard.interfaces.structured_output import Constraint
 from pegboard.plugins.names import to_install
 
 ROW_S = 0.01
@@ -47,51 +47,47 @@ def constraint_of(params: StructuredOutputsParams, config: StructuredOutputsConf
 
 
 class Grammars:
-    """All grammars of one engine. chain: backends by name, asked in order. token_bytes: returns the bytes of each token, which
-    are needed to find the end of reasoning. It is called when a request has reasoning, after a constraint has been compiled."""
+    """All grammars of one engine. compiler: has the backends; the engine stops it. token_bytes: returns the bytes of each token,
+    which are needed to find the end of reasoning. It is called for a request that has reasoning, after its constraint was
+    compiled."""
 
     def __init__(
         self,
-        chain: Mapping[str, StructuredOutput],
+        compiler: GrammarCompiler,
         *,
         vocab_size: int,
         config: StructuredOutputsConfig | None = None,
         token_bytes: Callable[[], Sequence[bytes]] = tuple,
-        timeout_s: float = 30.0,
-        clock: Callable[[], float] = time.monotonic,
-        blaming: Blaming = blame,
     ) -> None:
-        self._chain = chain
-        self._blame = blaming
+        self.compiler = compiler
         self._vocab_size = vocab_size
         self._config = config or StructuredOutputsConfig()
         self._token_bytes = token_bytes
-        self._compiler = GrammarCompiler(chain, timeout_s=timeout_s, clock=clock, blaming=blaming)
         self._slow: set[str] = set()  # the backends whose last fill was slow
 
     def check(self, params: StructuredOutputsParams) -> None:
         """Raise RequestError, with every backend's reason, if no backend can enforce the constraint."""
-        if not self._chain:
+        if not self.compiler.chain:
             advice = to_install("structured_output")
             message = f"{params.parameter} needs a structured output plugin, and none is active; {advice}"
             raise RequestError(message, parameter=params.parameter)
         with _blaming(params):
-            self._compiler.check(constraint_of(params, self._config))
+            self.compiler.check(constraint_of(params, self._config))
 
     def start(self, request: Request) -> None:
         """Start to compile the constraint of the request, unless that is done or under way. The request waits for the result."""
         constraint = constraint_of(_wanted(request), self._config)
-        request.compilation = self._compiler.start(constraint, lambda: not request.is_finished)
+        request.compilation = self.compiler.start(constraint, lambda: not request.is_finished)
 
     def take(self, request: Request) -> bool:
         """Give the request its grammar and return True, or return False while it is being compiled. Raises PegboardError if the
         compilation failed or took too long; only this request fails."""
         params, compilation = _wanted(request), request.compilation
         with _blaming(params):
-            compiled: Compiled | None = self._compiler.get(compilation)
+            compiled: Compiled | None = self.compiler.get(compilation)
         if compiled is None:
             return False
-        with self._blame(compiled.name):
+        with self.compiler.blame(compiled.name):
             grammar = compiled.grammar.fork()
         reasoning = None
         if params.reasoning_end_token_ids and not self._config.enable_in_reasoning:
@@ -100,18 +96,14 @@ class Grammars:
             compiled.name,
             compiled.backend,
             grammar,
-            on_failure=partial(self._compiler.distrust, compilation.constraint, compiled.name),
+            on_failure=partial(self.compiler.distrust, compilation.constraint, compiled.name),
             vocab_size=self._vocab_size,
             stop_token_ids=request.params.eos_token_ids,
             reasoning=reasoning,
-            blaming=self._blame,
+            blaming=self.compiler.blame,
         )
         request.compilation = None
         return True
-
-    def wait(self, timeout_s: float) -> None:
-        """Sleep until a compilation ends. The engine calls this when it has nothing else to do."""
-        self._compiler.wait(timeout_s)
 
     def trim(self, request: Request, draft_token_ids: list[int]) -> list[int]:
         """Return the drafts before the first one that the grammar forbids."""
@@ -142,10 +134,6 @@ class Grammars:
             bits=bits,
         )
 
-    def stop(self) -> None:
-        """Stop compiling."""
-        self._compiler.stop()
-
     def _fill_first(self, grammars: Sequence[RequestGrammar], bits: Array, starts: Array) -> None:
         """Fill the mask of the first position of every row. There is one call per backend, so that the backend can use threads.
         Usually there is one backend. After a slow call, its rows are filled one at a time, so that the slow one is known."""
@@ -162,8 +150,8 @@ class Grammars:
             started, is_filled = time.perf_counter(), False
             if len(chosen) > 1 and name not in self._slow:
                 try:
-                    with self._blame(name):
-                        self._chain[name].fill(inner, part)
+                    with self.compiler.blame(name):
+                        self.compiler.chain[name].fill(inner, part)
                     is_filled = True
                 except PegboardError:  # one at a time, only those that fail themselves fail
                     part[:] = 0
