@@ -21,9 +21,8 @@ from pegboard.data.request import AdapterRef, EngineRequest, RequestDelta
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import KVCache
-from pegboard.engine.kv.connectors import KVConnectors
 from pegboard.engine.metrics.step import StepMetrics
-from pegboard.engine.queues import Queues
+from pegboard.engine.queues import KVConnectors, Queues
 from pegboard.engine.requests import check_request, completions_of
 from pegboard.engine.scheduler import Scheduler
 from pegboard.errors import EngineDeadError, Overloaded, PegboardError, RequestError, blamed, expect

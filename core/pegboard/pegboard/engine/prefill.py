@@ -11,8 +11,7 @@ from pegboard.config.limits import Limits
 from pegboard.engine.batch_builder import Entry, StepPlan
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import PrefixHit
-from pegboard.engine.kv.connectors import External
-from pegboard.engine.queues import Queues
+from pegboard.engine.queues import External, Queues
 from pegboard.engine.requests import Request
 from pegboard.errors import EngineDeadError, PegboardError, expect
 from pegboard.interfaces.scheduling_policy import RequestStatus

@@ -1,1 +1,1 @@
-"""The KV cache: block tables, the pool of blocks, retention rules, block hashes, KV connectors."""
+"""The KV cache: block tables, the pool of blocks, retention rules, block hashes."""
