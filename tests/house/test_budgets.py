@@ -46,10 +46,10 @@ def test_import_time() -> None:
     assert min(float(run(code)) for _ in range(5)) < 0.15
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["plugins", "list"]], ids=" ".join)
-def test_command_line_answers_at_once(arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "pegboard.cli.main", *arguments]
-    assert min(processor_seconds(*command) for _ in range(5)) < 0.6
+@pytest.mark.parametrize(("words", "limit"), [("--help", 0.2), ("--version", 0.2), ("plugins list", 0.6)])
+def test_command_line_answers_at_once(words: str, limit: float) -> None:
+    command = [sys.executable, "-m", "pegboard.cli.main", *words.split()]
+    assert min(processor_seconds(*command) for _ in range(5)) < limit
 
 
 ENTRY_POINTS = [(member, kind, name, value) for member in plugins() for kind, name, value in member.entry_points]

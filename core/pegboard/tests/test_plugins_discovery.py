@@ -137,5 +137,5 @@ def test_zip_files_are_searched(tmp_path: Path) -> None:
     fakes.add("acme", {"sampler": {"s": "acme:S"}}, version="1.2")
     archive = shutil.make_archive(str(tmp_path / "archive"), "zip", fakes.root)
     (tmp_path / "none.txt").write_text("not an archive")
-    scan = scan_path([str(tmp_path / "none.txt"), str(tmp_path / "missing"), archive])
+    scan = scan_path([str(tmp_path / "none.txt"), str(tmp_path / "missing"), "", archive])
     assert scan == fakes.scan() and scan.entries[0].version == "1.2"

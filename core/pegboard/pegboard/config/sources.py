@@ -71,7 +71,7 @@ def settings_from(layers: list[tuple[Layer, str]]) -> Settings:
 
 
 def _environment_layers() -> Iterator[tuple[Layer, str]]:
-    """Yield a layer for each of vLLM's environment variables that is a setting here. Warn once about each other one that is set,
+    """Yield a layer for each of vLLM's environment variables that is a setting here. Warn once about every other one that is set,
     unless it asks for what Pegboard does anyway."""
     for name, value in env.vllm_variables().items():
         if name in ENVIRONMENT["sets"]:

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 
@@ -108,13 +109,13 @@ def distributions(folder: str) -> Iterator[tuple[dict[str, str], str]]:
     Folders are read here, because importing importlib.metadata takes longer than all the rest of `pegboard --help`.
     """
     readers: list[Callable[[str], str | None]] = []
-    if os.path.isdir(folder or "."):
-        found = sorted(name for name in os.listdir(folder or ".") if name.endswith((".dist-info", ".egg-info")))
-        readers += [partial(_text, os.path.join(folder, name)) for name in found]
-    elif os.path.isfile(folder):  # a zip file
+    if os.path.isfile(folder):  # a zip file
         from importlib.metadata import Distribution
 
         readers += [distribution.read_text for distribution in Distribution.discover(path=[folder])]
+    with suppress(OSError):  # sys.path may name folders that do not exist or cannot be read
+        found = sorted(name for name in os.listdir(folder or ".") if name.endswith((".dist-info", ".egg-info")))
+        readers += [partial(_text, os.path.join(folder, name)) for name in found]
     for read in readers:
         points = read("entry_points.txt") or ""
         if PREFIX in points:

@@ -16,8 +16,8 @@ from pegboard.plugins.registry import Registry
 class AttentionGroups:
     """The model's attention layers: the backend chosen for each, what each stores, and the bound callables.
 
-    need, setup: what all layers have in common. need.kv_dtype: the type that the user wants stored. If it is None, it is the one
-    that the checkpoint's quantization method asks for, or else the compute dtype. explicit: the backend that the user named.
+    need, setup: what all layers have in common. need.kv_dtype: the type that the user wants stored; None = the type that the
+    checkpoint's quantization method asks for, or else the compute dtype. explicit: the backend that the user named.
     """
 
     def __init__(
