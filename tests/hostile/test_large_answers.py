@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
-from collections.abc import Callable
+import time
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
-from hostile_routes import COMPLETION
+from hostile_routes import CHAT, COMPLETION, RESPONSES, USER
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pegboard.data.output import Logprob
+from pegboard.data.output import CompletionOutput, Logprob, RequestOutput
+from pegboard_chat.chats import read_outputs
+from pegboard_chat.parsing import Pipeline
 from pegboard_server.json_api import PIECE, in_pieces
 from pegboard_testing import fake_client
+from pegboard_testing.fake_parsers import FakeToolParser
 
 MAX_LAG_S = 0.05
 """Writing the largest answer takes 0.5 s of processor time."""
@@ -64,3 +69,74 @@ def test_the_loop_goes_on_while_a_large_answer_is_written(
 
     hostile.run(body)
     assert hostile.lag_s < MAX_LAG_S
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"stream": True}, {"background": True}, {"background": True, "stream": True}], ids=json.dumps
+)
+def test_the_loop_goes_on_while_a_large_response_is_written(make_hostile: Callable[..., Any], fields: dict[str, Any]) -> None:
+    """The text with its logprobs is in the last four events, in the response, and in what is stored."""
+    hostile = make_hostile()
+    hostile.client.script = "word " * 500
+    asked = {"input": "x", "max_output_tokens": 2600, "include": ["message.output_text.logprobs"], "top_logprobs": 20, **fields}
+
+    async def body(http: httpx.AsyncClient) -> None:
+        answer = await http.post(RESPONSES, json=asked)
+        assert answer.status_code == 200, answer.text[:200]
+        if fields.get("background"):
+            name = answer.content.partition(b'"id":"')[2].partition(b'"')[0].decode()
+            while b'"status":"completed","output"' not in (answer := await http.get(f"{RESPONSES}/{name}")).content:
+                await asyncio.sleep(0.05)
+        assert len(answer.content) > 2_000_000
+        await asyncio.sleep(0.01)
+
+    hostile.run(body)
+    assert hostile.lag_s < MAX_LAG_S
+
+
+@pytest.mark.parametrize("size", [200_000, 7_000_000], ids=["accepted", "refused"])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f0"}}], ids=["required", "named"])
+def test_the_loop_goes_on_while_the_schema_of_a_forced_call_is_written(
+    make_hostile: Callable[..., Any], choice: Any, size: int
+) -> None:
+    hostile = make_hostile()
+    names = [f"property {number}" for number in range(size // 40)]
+    function = {"name": "f0", "parameters": {"type": "object", "properties": {name: {"type": "string"} for name in names}}}
+    content = json.dumps(
+        {"messages": USER, "max_tokens": 2, "tools": [{"type": "function", "function": function}], "tool_choice": choice}
+    ).encode()
+    hostile.tokenizer._template = type(hostile.tokenizer._template)("{{ messages[0].content }}", {})  # does not show tools
+
+    async def body(http: httpx.AsyncClient) -> None:
+        answer = await http.post(CHAT, content=content, headers={"Content-Type": "application/json"})
+        assert answer.status_code == (200 if size < 256 * 1024 else 400), answer.text[:200]
+        await asyncio.sleep(0.01)
+
+    hostile.run(body)
+    assert hostile.lag_s < 0.1
+
+
+def test_the_loop_goes_on_while_many_completions_are_parsed() -> None:
+    text = '<call add>{"x": 1}</call> and so on' * 100
+    outputs = [CompletionOutput(index, text, [1], None, None, "stop", None) for index in range(128)]
+
+    async def given() -> AsyncGenerator[RequestOutput, None]:
+        yield RequestOutput("r", None, [1], outputs, True)
+
+    def pipeline(_: object) -> Pipeline:
+        return Pipeline(None, FakeToolParser())
+
+    async def run() -> float:
+        lag_s, last = 0.0, time.process_time()
+        parsed = asyncio.ensure_future(anext(read_outputs(given(), pipeline)))
+        while not parsed.done():
+            await asyncio.sleep(0.001)
+            lag_s, last = max(lag_s, time.process_time() - last), time.process_time()
+        assert len(parsed.result().events) == 128 and len(parsed.result().events[127]) > 200
+        return lag_s
+
+    gc.freeze()  # as the server does when it is ready
+    try:
+        assert asyncio.run(run()) < MAX_LAG_S
+    finally:
+        gc.unfreeze()

@@ -24,6 +24,9 @@ SEEN = []
 RELEASE = threading.Event()
 """Set: whoever hangs goes on."""
 
+SAYS = []
+"""Texts that the model writes instead of the next tokens."""
+
 def fault(here, call=lambda: None):
     """Make a call, which fails if it is meant to."""
     place, what = SWITCH
@@ -84,6 +87,17 @@ SPECIAL = {
         bound = super().bind(layer)
         return lambda *args: fault("attention/the bound call", lambda: bound(*args))
 """,
+    "structured_output": """
+    def compile(self, constraint):
+        return fault("structured_output/compile", lambda: Fork(super(Plugin, self).compile(constraint)))
+
+    def fill(self, grammars, masks):
+        return fault("structured_output/fill", lambda: super(Plugin, self).fill([fork.inner for fork in grammars], masks))
+""",
+    "builtin_tool": """
+    def session(self, *args):
+        return fault("builtin_tool/session", lambda: Session(super(Plugin, self).session(*args)))
+""",
     "tokenizer": """
     def stream(self, prompt_token_ids, *, skip_special_tokens):
         return Stream(skip_special_tokens)
@@ -103,12 +117,29 @@ class Weight:
         bound = self.inner.bind(kernels)
         return lambda x: fault("quantization/the bound call", lambda: bound(x))
 """,
+    "structured_output": """
+class Fork:
+    def __init__(self, inner): self.inner = inner
+    def accept(self, token_ids): return fault("structured_output/accept", lambda: self.inner.accept(token_ids))
+    def rollback(self, num_tokens): self.inner.rollback(num_tokens)
+    def fork(self): return Fork(self.inner.fork())
+""",
+    "builtin_tool": """
+from pegboard.interfaces.builtin_tool import ToolOutput
+
+class Session:
+    def __init__(self, inner): self.inner = inner
+    def functions(self): return self.inner.functions()
+    async def run(self, name, arguments): return fault("builtin_tool/run", lambda: ToolOutput("3"))
+    async def close(self): await self.inner.close()
+""",
     "tokenizer": """
+from acme_fault import SAYS
 from pegboard_testing.fake_client import ByteStream
 
 class Stream(ByteStream):
     def push(self, token_ids):
-        return fault("tokenizer/push", lambda: super(Stream, self).push(token_ids))
+        return fault("tokenizer/push", lambda: SAYS.pop() if SAYS else super(Stream, self).push(token_ids))
 """,
     "kv_connector": """
 from pegboard.data.batch import TransferReport
@@ -232,6 +263,9 @@ def op(*args, **more):
 ''',
     "acme_hooks": '''
 from acme_fault import fault
+
+def pegboard_amend_config(draft):
+    return fault("hooks/amend_config")
 
 def pegboard_model_loaded(model):
     return fault("hooks/model_loaded")

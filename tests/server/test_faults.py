@@ -31,10 +31,12 @@ FAULTS = ("raise", "wrong type", "slow", "hang", "exit")
 REQUEST, OFF, ENGINE, OK = "the request fails", "the sink is switched off", "the engine ends", "no effect"
 STALL, SERVER, START = "/health is 503, then the engine ends", "the server ends", "the server does not start"
 WAIT = "the server does not become ready"
+LEFT, TOLD = "the plugin is left out", "the model reads the error"
 
 IN_ENGINE = (ENGINE, ENGINE, OK, STALL, ENGINE)
 IN_API = (REQUEST, REQUEST, OK, REQUEST, SERVER)
 AT_START = (START, START, OK, WAIT, SERVER)
+HOOK = (LEFT, OK, OK, WAIT, SERVER)
 
 ROWS: dict[tuple[str, str], tuple[str, ...]] = {
     # (kind, call): the outcome of each of FAULTS
@@ -47,6 +49,8 @@ ROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("quantization", "accept"): (START, OK, OK, WAIT, SERVER),
     ("attention", "kv_spec"): AT_START,
     ("builtin_tool", "start"): AT_START,
+    ("hooks", "amend_config"): HOOK,
+    ("hooks", "model_loaded"): HOOK,
     ("executor", "submit"): IN_ENGINE,
     ("model", "forward"): IN_ENGINE,
     ("model", "logits"): IN_ENGINE,
@@ -66,6 +70,7 @@ ROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("structured_output", "reject"): (REQUEST, REQUEST, OK, STALL, ENGINE),
     ("structured_output", "compile"): (REQUEST, REQUEST, OK, REQUEST, ENGINE),
     ("structured_output", "fill"): (REQUEST, OK, OK, STALL, ENGINE),
+    ("structured_output", "accept"): (REQUEST, REQUEST, OK, STALL, ENGINE),
     ("metrics", "publish in the engine"): (OFF, OK, OK, STALL, ENGINE),
     ("metrics", "publish in the API process"): (OFF, OK, OK, OFF, SERVER),
     ("tokenizer", "render"): IN_API,
@@ -76,6 +81,7 @@ ROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("tool_parser", "finish"): IN_API,
     ("logits_processor", "validate"): IN_API,
     ("builtin_tool", "session"): IN_API,
+    ("builtin_tool", "run"): (TOLD, TOLD, OK, TOLD, SERVER),
     ("api", "a route"): IN_API,
 }
 
@@ -83,12 +89,17 @@ BLAMED_FOR = {("attention", "the bound call"), ("quantization", "the bound call"
 """What these return goes into other plugins, which fail. PEGBOARD_CHECK=1 names the right one (test_check_mode.py)."""
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<call calc_add>{"x": 1, "y": 2}</call>'
 REQUESTS: dict[str, dict[str, Any]] = {
     "tool_parser": {**WORDS, "tools": [TOOL]},
     "tokenizer/encode": {"path": "/v1/completions", "prompt": "Hi", "max_tokens": 2},
     "builtin_tool": {"path": "/v1/responses", "input": "Hi", "tools": [{"type": "mcp", "server_label": "calc"}]},
     "api": {"path": "/probe/stats"},
 }
+
+
+def is_at_start(row: tuple[str, ...]) -> bool:
+    return WAIT in row
 
 
 def request_of(place: str) -> dict[str, Any]:
@@ -108,6 +119,8 @@ async def outcome(served: Served, faults: Faults, place: str, fault: str) -> str
     """Make a call fail in one request, and return what comes of it. Everything but "no effect" must name the plugin in the
     answer, and in the log with a traceback."""
     seen, stall = faults.module.SEEN, ""
+    if place == "builtin_tool/run":
+        faults.module.SAYS.append(CALL)
     with faults.failing(place, fault):
         asked = asyncio.create_task(served.ask(**request_of(place)))
         await until(lambda: seen or asked.done(), f"{place} is called")
@@ -133,6 +146,9 @@ async def outcome(served: Served, faults: Faults, place: str, fault: str) -> str
             assert "File " in told, (place, fault, told)
     if served.client.errored:
         return ENGINE
+    if "calc_add failed" in answer.text:
+        assert answer.status_code == 200 and named(answer.text, place) and named(told, place) and "File " in told, told
+        return TOLD
     if "is off for the rest" in told:
         assert named(told, place) and answer.status_code == 200, told
         return OFF
@@ -145,7 +161,7 @@ def test_every_call_that_fails_while_serving(faults: Faults) -> None:  # noqa: F
     cases = [
         (f"{kind}/{call}", fault, row[FAULTS.index(fault)])
         for (kind, call), row in ROWS.items()
-        if row[0] != START
+        if not is_at_start(row)
         for fault in ("raise", "wrong type", "hang")
     ]
     cases.sort(key=lambda case: case[2] in (ENGINE, OFF))
@@ -175,7 +191,8 @@ def test_everything_slow_is_only_slow(faults: Faults) -> None:  # noqa: F811
     async def serve() -> set[tuple[str, bool]]:
         async with faults.server() as served:
             with faults.failing("*", "slow"):
-                for place in ("tool_parser/feed", "structured_output/fill", "builtin_tool/session", "tokenizer/encode"):
+                faults.module.SAYS.append(CALL)
+                for place in ("builtin_tool/run", "tool_parser/feed", "structured_output/fill", "tokenizer/encode"):
                     more = {"structured_outputs": {"grammar": "3:0:3"}} if place.startswith("structured") else {}
                     answer = await served.ask(**{**request_of(place), **more})
                     assert answer.status_code == 200, (place, answer.text)
@@ -183,13 +200,13 @@ def test_everything_slow_is_only_slow(faults: Faults) -> None:  # noqa: F811
                 return set(faults.module.SEEN)
 
     seen = {tuple(place.split("/")) for place, _ in asyncio.run(serve())}
-    assert seen == {place for place, row in ROWS.items() if row[0] != START}
+    assert seen == {place for place, row in ROWS.items() if not is_at_start(row)}
 
 
 def test_what_fails_at_the_start_is_named(faults: Faults) -> None:  # noqa: F811
     wrong: list[Any] = []
     for (kind, call), row in ROWS.items():
-        if row[0] != START:
+        if not is_at_start(row):
             continue
         for fault, expected in zip(("raise", "wrong type", "slow"), row, strict=False):
             found = OK
@@ -200,6 +217,9 @@ def test_what_fails_at_the_start_is_named(faults: Faults) -> None:  # noqa: F811
                     found = START
                     is_named = isinstance(error, PegboardError) and named(str(error), kind)
                     wrong.extend([] if is_named else [(kind, call, fault, repr(error))])
+                else:
+                    told = faults.told()
+                    found = LEFT if "is left out" in told and named(told, kind) and "File " in told else OK
                 wrong.extend([] if faults.module.SEEN else [(kind, call, "was not called")])
             wrong.extend([(kind, call, fault, found)] if found != expected else [])
     assert not wrong, "\n".join(map(str, wrong))
@@ -310,5 +330,6 @@ def test_the_page_shows_the_table() -> None:
 
 
 def test_the_table_has_every_kind() -> None:
-    """Kinds whose code runs in a server. Model families are data, commands are not servers, and nothing asks resolvers yet."""
-    assert {kind for kind, _ in ROWS} == set(KINDS) - {"model_family", "command", "lora_resolver"}
+    """Kinds whose code runs in a server, and hooks. Model families are data, commands are not servers, and nothing asks resolvers
+    yet."""
+    assert {kind for kind, _ in ROWS} == set(KINDS) - {"model_family", "command", "lora_resolver"} | {"hooks"}

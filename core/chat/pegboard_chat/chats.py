@@ -23,6 +23,7 @@ from pegboard.errors import MalformedRequest, PegboardError, RequestError, expec
 from pegboard.interfaces.api import EngineClient, Prompt, RequestOptions
 from pegboard.interfaces.output_parser import Content, Event, OutputParser, OutputParserSetup, Reasoning
 from pegboard.interfaces.tokenizer import Chat, Rendered, Tokenizer
+from pegboard_chat.off_loop import off_loop
 from pegboard_chat.parsing import Pipeline
 from pegboard_chat.parsing.forced_calls import NamedCall, RequiredCalls, fresh_id, named_schema, required_schema
 from pegboard_chat.parsing.special_tokens import with_special_tokens
@@ -103,7 +104,7 @@ class Chats:
 
     async def token_ids(self, request: ChatRequest) -> Sequence[int]:
         """Return the prompt. Raises RequestError for a mistake in the conversation."""
-        return await self._render(self._checked(request), is_cut=False)
+        return await asyncio.to_thread(self._render, self._checked(request), is_cut=False)
 
     async def answer(
         self, request: ChatRequest, params: SamplingParams | BeamSearchParams, options: RequestOptions
@@ -116,12 +117,17 @@ class Chats:
         PegboardError if the engine gave up a completion. Closing the iterator aborts the request.
         """
         checked = self._checked(request)
-        token_ids = await self._render(checked, is_cut=getattr(params, "truncate_prompt_tokens", None) is not None)
+
+        def prepare() -> tuple[Sequence[int], SamplingParams | BeamSearchParams]:
+            token_ids = self._render(checked, is_cut=getattr(params, "truncate_prompt_tokens", None) is not None)
+            return token_ids, params if isinstance(params, BeamSearchParams) else self._prepared(params, checked, token_ids)
+
+        token_ids, prepared = await asyncio.to_thread(prepare)
         prompt = Prompt(token_ids=token_ids, add_special_tokens=False, cache_salt=request.cache_salt, chat=checked.chat)
-        if isinstance(params, BeamSearchParams):
-            outputs = self._client.beam_search(prompt, params, options)
+        if isinstance(prepared, BeamSearchParams):
+            outputs = self._client.beam_search(prompt, prepared, options)
         else:
-            outputs = self._client.generate(prompt, self._prepared(params, checked, token_ids), options)
+            outputs = self._client.generate(prompt, prepared, options)
         hides_special = self._keeps_special(checked) and params.skip_special_tokens
         return read_outputs(
             outputs,
@@ -147,23 +153,19 @@ class Chats:
             chat = replace(chat, tools=None)
         return _Checked(chat, tools, choice, request)
 
-    async def _render(self, checked: _Checked, *, is_cut: bool) -> Sequence[int]:
-        """Render and encode the chat in a thread. is_cut: the prompt will be cut to a length, so it may be longer than the model
-        takes."""
-
-        def render() -> Sequence[int]:
-            factor, tokenizer = CUT_FACTOR if is_cut else 1, self._client.tokenizer()
-            rendered = tokenizer.render(replace(checked.chat, max_chars=factor * self._limit.max_chars))
-            token_ids: Sequence[int] = expect(rendered, Rendered, tokenizer, "render").token_ids
-            return token_ids
-
-        return await asyncio.to_thread(render)
+    def _render(self, checked: _Checked, *, is_cut: bool) -> Sequence[int]:
+        """Render and encode the chat. It may take long, so it is called in a thread. is_cut: the prompt will be cut to a length,
+        so it may be longer than the model takes."""
+        factor, tokenizer = CUT_FACTOR if is_cut else 1, self._client.tokenizer()
+        rendered = tokenizer.render(replace(checked.chat, max_chars=factor * self._limit.max_chars))
+        token_ids: Sequence[int] = expect(rendered, Rendered, tokenizer, "render").token_ids
+        return token_ids
 
     # --- generate ----------------------------------------------------------------------------------------------------------
 
     def _prepared(self, params: SamplingParams, checked: _Checked, prompt_token_ids: Sequence[int]) -> SamplingParams:
         """Return `params` with what the parsers need: a schema for forced or strict calls, and special tokens in the text if
-        markers are special tokens."""
+        markers are special tokens. Tools may be large, so it is called in a thread."""
         changes: dict[str, Any] = {}
         forced = self._forced(checked)
         if forced is not None and params.structured_outputs is not None:
@@ -287,18 +289,24 @@ async def read_outputs(
     Raises PegboardError if the engine gave up a completion.
     """
     readers: dict[int, _Completion] = {}
+
+    def read(output: RequestOutput) -> dict[int, list[Event]]:
+        events: dict[int, list[Event]] = {}
+        for completion in output.outputs:
+            if completion.finish_reason == "error":
+                raise PegboardError(f"request {output.request_id} failed in the engine; the log of the server says why")
+            reader = readers.get(completion.index)
+            if reader is None:
+                pipeline = make_pipeline(output.prompt_token_ids or ())
+                reader = readers[completion.index] = _Completion(pipeline, hidden, is_parallel=is_parallel)
+            is_last = completion.finish_reason is not None
+            events[completion.index] = reader.read(completion.text, completion.token_ids, is_last=is_last)
+        return events
+
     async with aclosing(outputs):  # type: ignore[type-var]
         async for output in outputs:
-            events: dict[int, list[Event]] = {}
-            for completion in output.outputs:
-                if completion.finish_reason == "error":
-                    raise PegboardError(f"request {output.request_id} failed in the engine; the log of the server says why")
-                reader = readers.get(completion.index)
-                if reader is None:
-                    pipeline = make_pipeline(output.prompt_token_ids or ())
-                    reader = readers[completion.index] = _Completion(pipeline, hidden, is_parallel=is_parallel)
-                is_last = completion.finish_reason is not None
-                events[completion.index] = reader.read(completion.text, completion.token_ids, is_last=is_last)
+            num_chars = sum(len(completion.text) for completion in output.outputs)
+            events = await off_loop(num_chars, partial(read, output))
             yield ParsedOutput(**{name: getattr(output, name) for name in _FIELDS}, events=events)
 
 

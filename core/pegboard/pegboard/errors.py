@@ -154,7 +154,10 @@ def blame(plugin: str | None, modules: Callable[[], Mapping[str, str]] = dict) -
         failure = blamed(error, modules, plugin)
         if failure is None or failure is error:
             raise
-        raise failure from failure.__cause__
+        try:
+            raise failure from failure.__cause__
+        finally:
+            del failure  # this frame is part of its traceback, so it would make a cycle
 
 
 def blamed(error: BaseException, modules: Callable[[], Mapping[str, str]], plugin: str | None = None) -> PluginFailure | None:
@@ -173,6 +176,13 @@ def blamed(error: BaseException, modules: Callable[[], Mapping[str, str]], plugi
     failure = PluginFailure(f"plugin {plugin} failed: {told}", plugin=plugin)
     failure.__cause__ = error
     return failure
+
+
+def bare(error: PegboardError) -> PegboardError:
+    """Return an error without its traceback and causes, so that it can be kept. They hold the frames that it passed, and so the
+    requests of that step."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def expect(value: Any, expected: type[Any] | UnionType, source: object, method: str) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import re
 import time
 from collections.abc import Callable
@@ -11,6 +13,8 @@ import numpy as np
 import pytest
 
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
+from pegboard.engine.grammar.request_grammar import RequestGrammar
+from pegboard.engine.requests import Request
 from pegboard.errors import RequestError
 from pegboard.interfaces.structured_output import Constraint
 from pegboard_testing.fake_engine import EOS, FakeEngine
@@ -96,6 +100,30 @@ def test_what_a_backend_raises_ends_only_its_request(method: str, after: int, er
     assert results["other", 0].finish_reason == "stop" and len(results["other", 0].token_ids) == 8
     assert len(results["free", 0].token_ids) == 12
     engine.check_idle()
+
+
+@pytest.mark.parametrize("method", ["compile", "fork", "fill", "accept", "nothing fits"])
+def test_a_request_that_failed_is_freed_at_once(method: str) -> None:
+    """The error of a constraint is kept for the next request with it. Through its traceback it would keep this request, those
+    that ran in the same step, and their grammars."""
+    backend = Raising(method, 0)
+    backend.error = ZeroDivisionError  # type: ignore[assignment]  # a new error each time
+    engine = FakeEngine(structured_output=backend)
+    gc.collect()
+    before = {id(item) for item in gc.get_objects()}
+    gc.disable()
+    logging.disable()  # pytest keeps the records of the log, with their tracebacks
+    try:
+        for number in range(3):
+            engine.add(f"bad {number}", range(5), structured(f"{3 + number}:0,1,2:9" if method != "nothing fits" else "nonsense"))
+            engine.add(f"other {number}", range(5), structured("3:0,1:7"))
+            results = engine.run()
+            assert results[f"bad {number}", 0].finish_reason == "error"
+        left = [item for item in gc.get_objects() if type(item) in (Request, RequestGrammar) and id(item) not in before]
+        assert not left
+    finally:
+        gc.enable()
+        logging.disable(logging.NOTSET)
 
 
 def test_a_backend_that_failed_is_not_asked_again_for_that_constraint() -> None:

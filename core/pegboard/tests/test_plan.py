@@ -9,10 +9,13 @@ import sys
 from contextlib import nullcontext
 
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 from pegboard.cli.main import command_setup
 from pegboard.config.sources import engine_settings
-from pegboard.errors import ConfigError, ModelError, PluginNotFound
+from pegboard.errors import ConfigError, ModelError, PegboardError, PluginNotFound
 from pegboard.plan.engine_plan import make_tokenizer, max_model_len, resolve
 from pegboard.plugins import discovery
 from pegboard.plugins.registry import Registry
@@ -75,6 +78,9 @@ CONFIG = {
     "eos_token_id": 2,
     "generation": {"temperature": 0.6, "top_k": 5, "eos_token_id": [2, 7], "max_new_tokens": 9, "do_sample": True},
 }
+
+ROPE = ("rope_type", "type", "factor", "original_max_position_embeddings", "rope_theta", "low_freq_factor", "long_factor")
+NESTED = ("rope_scaling", "rope_parameters")
 
 
 @pytest.fixture
@@ -139,6 +145,48 @@ def test_settings_change_the_plan(model):
     assert plan.model_names == ("a", "b")
     assert (plan.max_model_len, plan.vocab_size) == (64, 400)
     assert plan.default_params == {"top_p": 0.5} and plan.eos_token_ids == (2, 9)
+
+
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.integers(-2, 300) | st.floats() | st.text(max_size=3)
+    | st.sampled_from(["yarn", "linear", "dynamic", "llama3", "longrope", "ToyForCausalLM", "64", "nan"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(ROPE), inner, max_size=3),
+    max_leaves=5,
+)  # fmt: skip
+OVERRIDES = st.dictionaries(
+    st.sampled_from([*CONFIG, *ROPE, *NESTED, "model_type", "n_positions", "text_config"]), ODD, max_size=4
+)
+
+
+@examples(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    overrides=OVERRIDES | st.dictionaries(st.sampled_from(NESTED), st.dictionaries(st.sampled_from(ROPE), ODD, max_size=4)),
+    has_parameters=st.booleans(),
+)
+def test_odd_overrides_of_the_config_are_named(model, overrides, has_parameters):
+    """The plan can be used, or the error says which override, or which value of the config, is wrong."""
+    path = model(rope_parameters={"rope_theta": 5e5}) if has_parameters else model(rope_theta=5e5)
+    try:
+        plan, _ = resolve(engine_settings(path, {"hf_overrides": overrides}))
+    except PegboardError:
+        return
+    assert plan.max_model_len >= 1 and plan.vocab_size >= 1 and all(0 <= token < plan.vocab_size for token in plan.eos_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ({"rope_theta": [1]}, "hf_overrides={'rope_theta': \\[1\\]} \\(TypeError"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": {"a": 1}}}, "hf_overrides=.*factor.*TypeError"),
+        ({"rope_scaling": 5}, "hf_overrides={'rope_scaling': 5}"),
+        ({"max_position_embeddings": "many"}, "hf_overrides=.*ValueError"),
+        ({"max_position_embeddings": -3}, "maximum length of -3 tokens"),
+        ({"architectures": "ToyForCausalLM"}, "architectures is 'ToyForCausalLM', expected a list of names"),
+    ],
+)
+def test_what_is_wrong_with_an_override(model, overrides, told):
+    with pytest.raises((ConfigError, ModelError), match=told):
+        resolve(engine_settings(model(), {"hf_overrides": overrides}))
 
 
 def test_generation_config_of_another_folder(model, tmp_path):

@@ -50,9 +50,11 @@ async def serve_client(
     sends what this process measures to the other API processes."""
     from pegboard_server.app import open_app
     from pegboard_server.gateway import Traffic
+    from pegboard_server.memory import keep_little
     from pegboard_server.server import run_server
     from pegboard_server.watchdog import LoopGuard
 
+    keep_little()
     config = client.plan.settings.server
     traffic = Traffic(config.max_running_requests)
 

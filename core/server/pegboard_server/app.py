@@ -89,7 +89,7 @@ def build_apis(client: "AsyncLLM", tools: Tools) -> list[tuple[str, Any, Any]]:
     if not entries:
         raise PluginNotFound(f"nothing to serve: {to_install('api')}")
     config = client.plan.settings.server
-    setup = ApiSetup(logged(client, config), msgspec.structs.asdict(config), client.sinks, tools)
+    setup = ApiSetup(logged(client, config), msgspec.structs.asdict(config), client.sinks, tools, registry.modules)
     log.debug("api → %s", ", ".join(f"{entry.name} ({entry.distribution} {entry.version})" for entry in entries))
     return [(entry.name, registry.build(entry, setup), registry.spec(entry)) for entry in entries]
 

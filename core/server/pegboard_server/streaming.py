@@ -94,9 +94,9 @@ async def exhaust(items: AsyncGenerator[Any, None]) -> None:
             pass
 
 
-def named_event(event: Mapping[str, Any]) -> bytes:
+def named_event(event: Mapping[str, Any], encode: Callable[[Any], bytes] = _encode) -> bytes:
     """A server-sent event whose name is its `type`."""
-    return f"event: {event['type']}\ndata: ".encode() + _encode(event) + b"\n\n"
+    return f"event: {event['type']}\ndata: ".encode() + encode(event) + b"\n\n"
 
 
 class EventStream(Response):

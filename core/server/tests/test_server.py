@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Sequence
@@ -411,6 +413,35 @@ def test_memory_is_given_back_after_large_bodies() -> None:
 
     asyncio.run(asyncio.wait_for(main(), 20))
     assert given == [0]
+
+
+FREEING = """
+import threading
+from pathlib import Path
+from pegboard_server.memory import _library, keep_little
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
+
+keep_little()
+def work():
+    for size in (8 << 20, 1 << 20, 100_000, 5000):
+        blocks = [bytearray(size) for _ in range((16 << 20) // size)]
+threads = [threading.Thread(target=work) for _ in range(12)]
+before = resident()
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+_library("malloc_trim")(0)
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_freed_memory_of_threads_goes_back() -> None:
+    """12 threads allocate and free 16 MiB in blocks of different sizes, then `malloc_trim` is called. Without `keep_little`,
+    about 60 MiB stay."""
+    told = subprocess.run([sys.executable, "-c", FREEING], capture_output=True, text=True, timeout=60, check=True)
+    assert int(told.stdout) < 20
 
 
 def test_the_gateway_counts_the_bytes_of_bodies(monkeypatch: pytest.MonkeyPatch) -> None:

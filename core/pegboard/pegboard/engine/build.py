@@ -201,9 +201,10 @@ def make_grammars(registry: Registry, plan: EnginePlan) -> Grammars:
     """Return the grammars of an engine. They have no backend if there is no plugin or no tokenizer. Nothing is read or compiled
     before the first constraint arrives."""
     setup = structured_output_setup(registry, plan)
-    chain = {entry.name: registry.build(entry, setup) for entry in _structured_output_plugins(registry, plan.settings.engine)}
+    entries = {entry.name: entry for entry in _structured_output_plugins(registry, plan.settings.engine)}
+    chain = {name: registry.build(entry, setup) for name, entry in entries.items()}
     return Grammars(
-        GrammarCompiler(chain, blaming=partial(blame, modules=registry.modules)),
+        GrammarCompiler(chain, blaming=lambda name: blame(entries[name].id, registry.modules)),
         vocab_size=plan.vocab_size,
         config=structured_outputs_config(plan.settings.engine),
         token_bytes=lambda: setup.vocabulary.token_bytes,

@@ -54,7 +54,7 @@ class Prefill:
         or whose adapter cannot be loaded, fails."""
         queues = self._queues
         admitted: list[Request] = []
-        failed: list[tuple[Request, PegboardError]] = []
+        failed: list[tuple[Request, str, str | None]] = []  # not the error: it would make a cycle with this frame
         # The policy returns the objects that it was given.
         for request in cast("Iterator[Request]", expect(queues.policy.waiting(), Iterable, queues.policy, "waiting")):
             if plan.tokens_left <= 0 or not queues.free_rows:
@@ -66,10 +66,10 @@ class Prefill:
                 break
         for request in admitted:
             queues.stop_waiting(request)
-        for request, error in failed:
-            queues.fail(request, "error", str(error), getattr(error, "parameter", None))
+        for request, reason, parameter in failed:
+            queues.fail(request, "error", reason, parameter)
 
-    def _try(self, request: Request, plan: StepPlan, failed: list[tuple[Request, PegboardError]]) -> Verdict:
+    def _try(self, request: Request, plan: StepPlan, failed: list[tuple[Request, str, str | None]]) -> Verdict:
         loras, adapter = self._queues.loras, request.lora
         try:
             if not self._is_ready(request) or not (adapter is None or loras.assign(adapter)):
@@ -77,7 +77,7 @@ class Prefill:
         except EngineDeadError:
             raise
         except PegboardError as error:
-            failed.append((request, error))
+            failed.append((request, str(error), getattr(error, "parameter", None)))
             return Verdict.SKIPPED
         verdict = self._try_with_adapter(request, plan)
         if adapter is not None and verdict is not Verdict.ADMITTED:

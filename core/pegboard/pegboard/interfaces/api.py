@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -44,12 +44,13 @@ class ApiSetup:
     """client: the engine. settings: the server settings that an API may read, as plain values (see
     `pegboard.config.schema.ServerConfig`).
     sinks: the metrics sinks of this process, by plugin name. builtin_tools: the plugins that serve each type of tool, in the
-    order in which they are asked."""
+    order in which they are asked. modules: module → plugin, for `errors.blame`, to name a plugin that failed."""
 
     client: "EngineClient"
     settings: Mapping[str, Any] = field(default_factory=dict)
     sinks: Mapping[str, "MetricsSink"] = field(default_factory=dict)
     builtin_tools: Mapping[str, Sequence["BuiltinTool"]] = field(default_factory=dict)
+    modules: Callable[[], Mapping[str, str]] = dict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, Weig
 from pegboard.log import get_logger
 from pegboard.plan.ambient import with_enabled
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
-from pegboard.plan.model_config import eos_token_ids, max_model_len, overridden, vocab_size
+from pegboard.plan.model_config import eos_token_ids, max_model_len, overridden, overriding, vocab_size
 from pegboard.plugins.defaults import default_model, default_name
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.names import missing_providers, not_found, to_install, whole_sets
@@ -92,30 +92,31 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
         if engine.tokenizer is not None:
             payload = _tokenizer_payload(registry, settings, engine.tokenizer, report)
             checkpoint = replace(checkpoint, tokenizer=payload)
-    if engine.hf_overrides:
-        config = overridden(checkpoint.config, engine.hf_overrides)
-        checkpoint = replace(
-            checkpoint, config=config, architectures=tuple(config.get("architectures") or checkpoint.architectures)
+    with overriding(engine.hf_overrides):
+        if engine.hf_overrides:
+            config = overridden(checkpoint.config, engine.hf_overrides)
+            checkpoint = replace(
+                checkpoint, config=config, architectures=tuple(config.get("architectures") or checkpoint.architectures)
+            )
+        generation = _generation_config(settings, checkpoint)
+        _choose_model(registry, settings, checkpoint)
+        family = choose_family(registry, need_of(checkpoint))
+        tool_parser = choose_parser(registry, "tool_parser", engine.tool_call_parser, family)
+        reasoning_parser = choose_parser(registry, "reasoning_parser", engine.reasoning_parser, family)
+        num_tokens = vocab_size(checkpoint)
+        plan = EnginePlan(
+            settings=settings,
+            lock=registry.lock(),
+            checkpoint=checkpoint,
+            model_names=tuple(engine.served_model_name or [reference]),
+            max_model_len=max_model_len(checkpoint.config, engine.max_model_len),
+            vocab_size=num_tokens,
+            eos_token_ids=eos_token_ids(num_tokens, (checkpoint.config, generation, engine.override_generation_config or {})),
+            default_params=_default_params(settings, generation),
+            family=family,
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
         )
-    generation = _generation_config(settings, checkpoint)
-    _choose_model(registry, settings, checkpoint)
-    family = choose_family(registry, need_of(checkpoint))
-    tool_parser = choose_parser(registry, "tool_parser", engine.tool_call_parser, family)
-    reasoning_parser = choose_parser(registry, "reasoning_parser", engine.reasoning_parser, family)
-    num_tokens = vocab_size(checkpoint)
-    plan = EnginePlan(
-        settings=settings,
-        lock=registry.lock(),
-        checkpoint=checkpoint,
-        model_names=tuple(engine.served_model_name or [reference]),
-        max_model_len=max_model_len(checkpoint.config, engine.max_model_len),
-        vocab_size=num_tokens,
-        eos_token_ids=eos_token_ids(num_tokens, (checkpoint.config, generation, engine.override_generation_config or {})),
-        default_params=_default_params(settings, generation),
-        family=family,
-        tool_parser=tool_parser,
-        reasoning_parser=reasoning_parser,
-    )
     return plan, registry
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from pegboard.errors import ConfigError, ModelError
+from pegboard.errors import ConfigError, ModelError, PegboardError, brief
 from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard.log import get_logger
 
@@ -20,6 +21,9 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
     """Return the config with the user's overrides. Configs name rotary settings in one of two ways. An override in the other way
     is translated to the config's, because every reader takes only one. Raises ConfigError if it cannot be translated."""
     merged, rope = {**config, **overrides}, config.get("rope_parameters")
+    names = overrides.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"hf_overrides: architectures is {brief(names)}, expected a list of names")
     given = {"rope_theta", "rope_scaling"} & overrides.keys()
     if "rope_parameters" in overrides:
         merged.pop("rope_scaling", None)
@@ -32,6 +36,18 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
             scaling["rope_theta"] = overrides["rope_theta"]
         merged = {name: value for name, value in merged.items() if name not in given} | {"rope_parameters": scaling}
     return merged
+
+
+@contextmanager
+def overriding(overrides: Mapping[str, Any] | None) -> Iterator[None]:
+    """Read, in the block, a config that has the user's overrides, which may be of any type. Raises ConfigError if that fails."""
+    try:
+        yield
+    except Exception as error:  # no reader checks all types, and the config of a checkpoint was checked before
+        if isinstance(error, PegboardError) or not overrides:
+            raise
+        reason = f"{type(error).__name__}: {brief(str(error), 200)}"
+        raise ConfigError(f"the model's config cannot be read with hf_overrides={brief(overrides, 200)} ({reason})") from error
 
 
 def rope_parameters(config: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
@@ -66,6 +82,8 @@ def _config_limit(config: Mapping[str, Any]) -> int | None:
     if not lengths:
         return None
     limit = min(lengths)
+    if limit < 1:
+        raise ModelError(f"the model's config has a maximum length of {limit} tokens, expected at least 1")
     return stretched(rope_parameters(config)[1], limit)
 
 

@@ -91,7 +91,7 @@ class Hooks:
             if env.strict():
                 raise PluginFailure(f"{entry.id}: {reason} (PEGBOARD_STRICT=1)", plugin=entry.id) from error
             self.quarantined[entry.qualified] = reason
-            logger.warning("plugin %s is left out from now on: %s", entry.id, reason)
+            logger.warning("plugin %s is left out from now on: %s", entry.id, reason, exc_info=error)
 
     def amend_config(self, draft: MutableMapping[str, Any]) -> list[Amendment]:
         """Let each plugin change `draft` in place. Returns the changes of all plugins. If a plugin raises, its changes are

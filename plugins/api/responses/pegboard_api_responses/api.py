@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import MalformedRequest, PegboardError, RequestError
 from pegboard.interfaces.api import ApiSetup
 from pegboard.interfaces.tokenizer import Chat
@@ -32,7 +32,7 @@ from pegboard_chat.chats import ChatRequest, Chats
 from pegboard_chat.off_loop import off_loop
 from pegboard_chat.openai_format import TokenNames, template_kwargs
 from pegboard_chat.request_body import parse_body
-from pegboard_server.json_api import endpoint, error_body, error_event, json_response, served_model
+from pegboard_server.json_api import endpoint, error_body, error_event, in_pieces, json_response, served_model
 from pegboard_server.streaming import EventStream, closed_on_error, exhaust, while_connected
 
 log = get_logger(__name__)
@@ -46,6 +46,7 @@ class ResponsesApi:
         self._chats = Chats(setup.client, setup.settings)
         self._options = options
         self._builtin_tools = setup.builtin_tools
+        self._modules = setup.modules
         is_alone = int(setup.settings.get("api_server_count") or 1) == 1  # the next request may reach another API process
         self._store = ResponseStore(options, is_on=is_alone)
 
@@ -65,20 +66,25 @@ class ResponsesApi:
     async def _create(self, http: Request) -> Response:
         """A response to `input`: whole, with `stream` as server-sent events, or with `background` written later."""
         body = await http.body()
-        request = await off_loop(len(body), lambda: parse_body(body, ResponsesRequest))
-        self._check(request)
-        turns = await self._start(request, len(body))
+
+        def read() -> tuple[ResponsesRequest, SamplingParams, list[dict[str, Any]]]:
+            request = parse_body(body, ResponsesRequest)
+            self._check(request)
+            return request, response_params(request, self._client.default_params()), input_items(request.input)
+
+        request, params, items = await off_loop(len(body), read)
+        turns = await self._start(request, params, items, len(body))
         if request.background:
             kept = EventLog() if request.stream else None
-            response = self._in_background(turns, request, kept)
-            return json_response(response) if kept is None else EventStream(kept.read(), None, error_event)
+            self._in_background(turns, request, kept)
+            return await _whole(turns) if kept is None else EventStream(kept.read(), None, error_event)
         async with closed_on_error(turns):
             await while_connected(http.receive, turns.wait())
         events = self._events(turns, request)
         if request.stream:
-            return EventStream(_encoded(events), turns, error_event)
+            return EventStream(_encoded(events, turns), turns, error_event)
         await while_connected(http.receive, exhaust(events))
-        return json_response(turns.answer.whole())
+        return await _whole(turns)
 
     def _check(self, request: ResponsesRequest) -> None:
         if request.background and not (request.store and self._store.is_on):
@@ -130,14 +136,16 @@ class ResponsesApi:
             await tools.close()
         return json_response({"object": "response.input_tokens", "input_tokens": len(token_ids)})
 
-    async def _start(self, request: ResponsesRequest, num_bytes: int) -> Turns:
+    async def _start(
+        self, request: ResponsesRequest, params: SamplingParams, given: list[dict[str, Any]], num_bytes: int
+    ) -> Turns:
+        """Start to generate. given: the items of the request, as they are listed. num_bytes: the size of its body."""
         client = self._client
         model = served_model(client, request.model)
         name = request.request_id or f"resp_{uuid.uuid4().hex}"
-        tools = read_tools(request.tools, self._builtin_tools, self._options, name)
+        tools = read_tools(request.tools, self._builtin_tools, self._options, name, self._modules)
         before = self._before(request)
         chat_asked, messages = await self._chat(request, tools, before, num_bytes, request.cache_salt)
-        params = response_params(request, client.default_params())
         token_bytes = client.tokenizer().vocabulary().token_bytes if params.logprobs is not None else ()
         most = self._options.max_tool_calls
         items = Items(
@@ -147,8 +155,9 @@ class ResponsesApi:
         )
         names = TokenNames(as_ids=False, token_bytes=token_bytes)
         answer = ResponseAnswer(request, name, model, params, bool(chat_asked.tools), names, items)
-        listed = [*before.input_items, *before.response.get("output", ()), *input_items(request.input)]
-        turns = Turns(Plan(self._chats, request, messages, tools), answer, params, chat_asked, listed)
+        listed = [*before.input_items, *before.response.get("output", ()), *given]
+        plan = Plan(self._chats, request, messages, tools, num_bytes + before.num_bytes)
+        turns = Turns(plan, answer, params, chat_asked, listed)
         async with closed_on_error(turns):
             await turns.start()
         return turns
@@ -159,20 +168,17 @@ class ResponsesApi:
             async for news in events:
                 yield news
         if request.store and self._store.is_on and not request.background:  # the background task stores its response itself
-            self._keep(turns)
+            await self._keep(turns)
 
-    def _keep(self, turns: Turns, task: "asyncio.Task[None] | None" = None, events: EventLog | None = None) -> None:
-        answer = turns.answer
-        response = answer.whole()
-        history = turns.conversation() if task is None else []
-        stored = Stored(
-            response, history, task, answer.whole if task is not None else None, events, input_items=turns.input_items
-        )
-        num_bytes = len(msgspec.json.encode([stored.response, stored.messages, stored.input_items]))
+    async def _keep(self, turns: Turns, events: EventLog | None = None) -> None:
+        """Store a response that has ended."""
+        stored = Stored(turns.answer.whole(), turns.conversation(), events=events, input_items=turns.input_items)
+        parts = [stored.response, stored.messages, stored.input_items]
+        num_bytes = await off_loop(turns.num_bytes, lambda: len(in_pieces(parts)))
         self._store.put(stored, num_bytes + (events.num_bytes if events is not None else 0))
 
-    def _in_background(self, turns: Turns, request: ResponsesRequest, events: EventLog | None) -> dict[str, Any]:
-        """Write the response in a background task, which adds its events to `events`. Returns the response so far."""
+    def _in_background(self, turns: Turns, request: ResponsesRequest, events: EventLog | None) -> None:
+        """Write the response in a background task, which adds its events to `events`. It can be retrieved from now on."""
         answer = turns.answer
 
         async def write() -> None:
@@ -180,7 +186,7 @@ class ResponsesApi:
                 async with aclosing(turns), aclosing(self._events(turns, request)) as news:
                     async for more in news:
                         if events is not None:
-                            events.add(more)
+                            await events.add(more, turns.num_bytes)
             except asyncio.CancelledError:
                 answer.cancel()
                 raise
@@ -188,19 +194,19 @@ class ResponsesApi:
                 log.error("response %s failed: %s", answer.name, error, exc_info=not isinstance(error, PegboardError))
                 answer.fail(error)
             finally:
-                self._keep(turns, events=events)
+                await self._keep(turns, events)
                 if events is not None:
                     events.end()
 
-        self._keep(turns, asyncio.create_task(write()), events)
-        return answer.whole()
+        stored = Stored(answer.whole(), [], asyncio.create_task(write()), answer.whole, events, input_items=turns.input_items)
+        self._store.put(stored, turns.num_bytes)
 
     async def _retrieve(self, http: Request) -> Response:
         """A stored response. With `stream=true`, its events after number `starting_after`."""
         is_stream, after = read_query(http)
         stored = self._store.get(http.path_params["id"], "response_id")
         if not is_stream:
-            return json_response(stored.now())
+            return Response(await off_loop(stored.num_bytes, lambda: in_pieces(stored.now())), media_type="application/json")
         if stored.events is None:
             raise RequestError(
                 "only a response that was made with background: true and stream: true can be streamed again", parameter="stream"
@@ -233,13 +239,19 @@ class ResponsesApi:
         return json_response({"id": name, "object": "response", "deleted": True})
 
 
-async def _encoded(events: AsyncGenerator[list[StreamEvent], None]) -> AsyncGenerator[bytes, None]:
+async def _encoded(events: AsyncGenerator[list[StreamEvent], None], turns: Turns) -> AsyncGenerator[bytes, None]:
     """Yields server-sent events. Those of one output are sent together."""
-    encode = EventEncoder()
+    encoder = EventEncoder()
     async with aclosing(events):
         async for news in events:
             if news:
-                yield b"".join(encode(news))
+                yield b"".join(await encoder.encode(news, turns.num_bytes))
+
+
+async def _whole(turns: Turns) -> Response:
+    """The response as one object."""
+    response = turns.answer.whole()
+    return Response(await off_loop(turns.num_bytes, lambda: in_pieces(response)), media_type="application/json")
 
 
 STREAM, AFTER, OBFUSCATION = "stream", "starting_after", "include_obfuscation"

@@ -80,6 +80,11 @@ class ResponseAnswer:
         }
 
     @property
+    def num_bytes(self) -> int:
+        """About how many bytes the output has as JSON."""
+        return self.num_output_tokens * (10 if self._num_top is None else 100 * (2 + self._num_top))
+
+    @property
     def is_ended(self) -> bool:
         return self._status not in ("queued", "in_progress")
 

@@ -12,6 +12,8 @@ from typing import Any
 from pegboard.errors import RequestError
 from pegboard_api_responses.open_items import StreamEvent
 from pegboard_api_responses.options import ResponsesOptions
+from pegboard_chat.off_loop import SMALL_BYTES, off_loop
+from pegboard_server.json_api import in_pieces
 from pegboard_server.streaming import named_event
 
 
@@ -21,12 +23,14 @@ class EventEncoder:
     def __init__(self) -> None:
         self._number = 0
 
-    def __call__(self, events: Sequence[StreamEvent]) -> list[bytes]:
-        encoded = []
-        for event in events:
-            encoded.append(named_event({**event, "sequence_number": self._number}))
-            self._number += 1
-        return encoded
+    async def encode(self, events: Sequence[StreamEvent], num_bytes: int) -> list[bytes]:
+        """Return the encoded events. num_bytes: the size of the whole response, which all events repeat that are not deltas. If
+        it is large, they are encoded in a thread."""
+        numbered = [{**event, "sequence_number": number} for number, event in enumerate(events, self._number)]
+        self._number += len(events)
+        if num_bytes < SMALL_BYTES or all("delta" in event for event in events):
+            return [named_event(event) for event in numbered]
+        return await off_loop(num_bytes, lambda: [named_event(event, in_pieces) for event in numbered])
 
 
 class EventLog:
@@ -35,14 +39,14 @@ class EventLog:
 
     def __init__(self) -> None:
         self.num_bytes = 0
-        self._encode = EventEncoder()
+        self._encoder = EventEncoder()
         self._events: list[bytes] = []
         self._has_ended = False
         self._news = asyncio.Event()
 
-    def add(self, events: Sequence[StreamEvent]) -> None:
-        """Add events and wake the readers."""
-        encoded = self._encode(events)
+    async def add(self, events: Sequence[StreamEvent], num_bytes: int = 0) -> None:
+        """Add events and wake the readers. num_bytes: as for `EventEncoder.encode`."""
+        encoded = await self._encoder.encode(events, num_bytes)
         self._events += encoded
         self.num_bytes += sum(map(len, encoded))
         self._wake()

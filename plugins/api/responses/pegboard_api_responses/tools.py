@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pegboard.errors import MalformedRequest, PegboardError, expect
+from pegboard.errors import MalformedRequest, PegboardError, PluginFailure, blame, expect
 from pegboard.interfaces.builtin_tool import BuiltinTool, ToolFunction, ToolOutput, ToolSession
 from pegboard.log import get_logger
 from pegboard_api_responses.builtin_items import BuiltinCall
@@ -19,16 +19,20 @@ log = get_logger(__name__)
 Served = Mapping[str, Sequence[BuiltinTool]]
 """Maps a type of tool to the plugins that serve it, in the order in which they are asked."""
 
+Modules = Callable[[], Mapping[str, str]]
+
 
 class Tools:
     """All tools of one request. shapes: the functions in the form for the chat template and the parsers. builtin: the functions
-    that the server runs, by name. entries: for each of these names, the entry of the request's `tools` that it came from."""
+    that the server runs, by name. entries: for each of these names, the entry of the request's `tools` that it came from.
+    modules: module → plugin, to name the plugin whose call failed."""
 
-    def __init__(self, options: ResponsesOptions) -> None:
+    def __init__(self, options: ResponsesOptions, modules: Modules = dict) -> None:
         self.shapes: list[dict[str, Any]] = []
         self.builtin: dict[str, ToolFunction] = {}
         self.entries: dict[str, Mapping[str, Any]] = {}
         self._options = options
+        self._modules = modules
         self._names: set[str] = set()
         self._sessions: list[ToolSession] = []
         self._session_of: dict[str, ToolSession] = {}
@@ -81,21 +85,23 @@ class Tools:
         ]
 
     async def run(self, call: BuiltinCall) -> ToolOutput:
-        """Run a call. Never raises: errors are reported to the model."""
+        """Run a call. Never raises: errors are reported to the model, with the name of the plugin that failed."""
         name, arguments = call.function.name, call.arguments()
         if arguments is None:
             return ToolOutput(f"{name} was not run: its arguments are not a JSON object", is_error=True)
         timeout_s = self._options.tool_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                output = await self._session_of[name].run(name, arguments)
+                with blame(None, self._modules):
+                    session = self._session_of[name]
+                    output: ToolOutput = expect(await session.run(name, arguments), ToolOutput, session, "run")
         except TimeoutError:
             return ToolOutput(f"{name} gave no answer within {timeout_s:g} s", is_error=True)
-        except PegboardError as error:
-            return ToolOutput(f"{name} failed: {error}", is_error=True)
         except Exception as error:  # a plugin's bug in one call must not end the response
-            log.warning("built-in tool %s failed", name, exc_info=error)
-            return ToolOutput(f"{name} failed with {type(error).__name__}", is_error=True)
+            if isinstance(error, PluginFailure) or not isinstance(error, PegboardError):
+                log.warning("built-in tool %s failed: %s", name, error, exc_info=error)
+            told = f": {error}" if isinstance(error, PegboardError) else f" with {type(error).__name__}"
+            return ToolOutput(f"{name} failed{told}", is_error=True)
         limit = self._options.max_tool_output_chars
         if len(output.text) <= limit:
             return output
@@ -112,9 +118,15 @@ class Tools:
                 log.warning("a built-in tool could not be closed: %s", error, exc_info=error)
 
 
-def read_tools(given: Sequence[Mapping[str, Any]] | None, served: Served, options: ResponsesOptions, response_id: str) -> Tools:
-    """Reads the tools of a request. Raises MalformedRequest or RequestError naming `tools[i].field`."""
-    tools = Tools(options)
+def read_tools(
+    given: Sequence[Mapping[str, Any]] | None,
+    served: Served,
+    options: ResponsesOptions,
+    response_id: str,
+    modules: Modules = dict,
+) -> Tools:
+    """Reads the tools of a request. modules: see Tools. Raises MalformedRequest or RequestError naming `tools[i].field`."""
+    tools = Tools(options, modules)
     for index, tool in enumerate(given or ()):
         path, kind = f"tools[{index}]", tool.get("type")
         if kind == "function":

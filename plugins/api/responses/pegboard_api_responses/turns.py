@@ -23,12 +23,14 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The inputs that stay the same in all turns. messages: the conversation before this response."""
+    """The inputs that stay the same in all turns. messages: the conversation before this response. num_bytes: the size of the
+    request and of the stored response before it."""
 
     chats: Chats
     request: ResponsesRequest
     messages: Messages
     tools: Tools
+    num_bytes: int
 
 
 class Turns:
@@ -52,6 +54,11 @@ class Turns:
         self._first: ParsedOutput | None = None
         self._is_first_turn = True
         self._is_withdrawn = False
+
+    @property
+    def num_bytes(self) -> int:
+        """About how many bytes the request and the response have as JSON."""
+        return self._plan.num_bytes + self.answer.num_bytes
 
     def conversation(self) -> Messages:
         """All messages so far, without instructions."""

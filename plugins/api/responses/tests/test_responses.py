@@ -251,13 +251,13 @@ def test_a_background_stream_can_be_read_again():
 def test_whoever_leaves_a_background_stream_does_not_end_it():
     async def run() -> None:
         log = EventLog()
-        log.add([{"type": "a"}])
+        await log.add([{"type": "a"}])
         first, second = log.read(), log.read(0)
         assert b'"sequence_number":0' in await anext(first)
         await first.aclose()
         waiting = asyncio.ensure_future(anext(second))
         await asyncio.sleep(0)
-        log.add([{"type": "b"}, {"type": "c"}])
+        await log.add([{"type": "b"}, {"type": "c"}])
         log.end()
         news = await waiting
         assert news.count(b"event: ") == 2 and b'"sequence_number":2' in news

@@ -22,7 +22,7 @@ from pegboard.data.sampling_params import CONSTRAINT_KINDS, StructuredOutputsPar
 from pegboard.engine.grammar.compiler import Compiled, GrammarCompiler
 from pegboard.engine.grammar.request_grammar import CALL_S, ReasoningEnd, RequestGrammar
 from pegboard.engine.requests import Request
-from pegboard.errors import PegboardError, RequestError
+from pegboard.errors import PegboardError, RequestError, bare
 from pegboard.interfaces.structured_output import Constraint
 from pegboard.plugins.names import to_install
 
@@ -178,11 +178,12 @@ class Grammars:
 
 @contextmanager
 def _blaming(params: StructuredOutputsParams) -> Iterator[None]:
-    """Make the error name the field of this request. Requests share constraints, so the error may come from another request."""
+    """Make the error name the field of this request. Requests share constraints, so the error may come from another request, and
+    is kept for the next one."""
     try:
         yield
     except RequestError as error:
-        raise RequestError(str(error), parameter=params.parameter) from error
+        raise RequestError(str(error), parameter=params.parameter) from bare(error)
 
 
 def _wanted(request: Request) -> StructuredOutputsParams:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 import numpy as np
 
 from pegboard.data.batch import Array
-from pegboard.errors import PegboardError, RequestError, blame
+from pegboard.errors import PegboardError, RequestError, bare, blame
 from pegboard.interfaces.structured_output import Grammar, StructuredOutput
 
 CALL_S = 0.05
@@ -157,8 +157,8 @@ class RequestGrammar:
                 yield
             self._count(max(time.thread_time() - used, (time.perf_counter() - started) / BUSY))
         except PegboardError as error:
-            self.error = error
             self._on_failure(error)
+            self.error = bare(error)
 
     def _count(self, seconds: float) -> None:
         self._excess_s = max(0.0, self._excess_s + seconds - CALL_S)
