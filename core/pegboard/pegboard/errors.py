@@ -138,8 +138,8 @@ def _beginning(value: object, most: int, depth: int) -> object:
 
 
 def is_failure(error: BaseException) -> bool:
-    """True for exceptions, and for panics of libraries in Rust, which are no `Exception`. False for interrupts, exits and
-    cancellation."""
+    """Return True for exceptions, and for panics of Rust libraries, which do not inherit from Exception. Return False for
+    interrupts, exits and cancellation."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
@@ -163,9 +163,9 @@ def blame(plugin: str | None, modules: Callable[[], Mapping[str, str]] = dict) -
 def blamed(error: BaseException, modules: Callable[[], Mapping[str, str]], plugin: str | None = None) -> PluginFailure | None:
     """Return the PluginFailure for an error that came from a plugin's code or is about what a plugin returned. plugin: to blame
     if no plugin of `modules` is found. Return None for all other errors."""
-    told = f"{type(error).__name__}: {error}"
+    reason = f"{type(error).__name__}: {error}"
     if isinstance(error, PluginFailure):  # `expect` knows only the module
-        plugin, told = culprit(modules(), [error.plugin or ""]), str(error)
+        plugin, reason = culprit(modules(), [error.plugin or ""]), str(error)
     elif isinstance(error, PegboardError) or not is_failure(error):
         return None
     else:
@@ -173,7 +173,7 @@ def blamed(error: BaseException, modules: Callable[[], Mapping[str, str]], plugi
         plugin = culprit(modules(), frames[::-1]) or plugin
     if plugin is None:
         return error if isinstance(error, PluginFailure) else None
-    failure = PluginFailure(f"plugin {plugin} failed: {told}", plugin=plugin)
+    failure = PluginFailure(f"plugin {plugin} failed: {reason}", plugin=plugin)
     failure.__cause__ = error
     return failure
 
@@ -200,8 +200,8 @@ def expect(value: Any, expected: type[Any] | UnionType, source: object, method: 
 
 def culprit(modules: Mapping[str, str], names: Iterable[str]) -> str | None:
     """Return the plugin whose code runs or failed, or None if it is not a plugin's. modules: module or top-level package → id of
-    the plugin that it belongs to. names: the modules on the stack, innermost first. All steps run in the frames of an executor,
-    so it is the culprit only if no code of Pegboard is further in."""
+    the plugin that it belongs to. names: the modules on the stack, innermost first. Every step runs inside an executor's frames,
+    so an executor is the culprit only if no frame of Pegboard is further in."""
     in_core = False
     for name in names:
         owner = modules.get(name) or modules.get(name.partition(".")[0])
@@ -212,8 +212,8 @@ def culprit(modules: Mapping[str, str], names: Iterable[str]) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most similar to `name`, or None if no name is similar. Dashes before a flag do not count. A
-    name that begins with the other one is similar."""
+    """Return the known name that is most similar to `name`, or None if no name is similar. Leading dashes of a flag are
+    ignored. Two names are also similar if one begins with the other."""
     by_plain = {_plain(item): item for item in sorted(known, reverse=True)}
     given = _plain(name)
     found = get_close_matches(given, by_plain, n=1, cutoff=0.75)

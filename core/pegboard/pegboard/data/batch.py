@@ -89,7 +89,7 @@ class Batch(msgspec.Struct, kw_only=True):
     rows: [B] in execution order: rows with query_len ≤ 1 + max drafts first, then prefills.
     num_scheduled_tokens: [B] tokens to compute, including drafts to verify.
     num_computed_tokens: [B] tokens whose KV exists when this step starts. While an earlier step is in flight this is an upper
-    bound; the worker knows how many drafts were accepted, hence the exact number.
+    bound; the worker knows how many drafts were accepted, so it knows the exact number.
     num_draft_tokens: [B] how many of the scheduled tokens are drafts, which come last. The worker uses the first of the proposals
     that it kept, or `draft_token_ids` if the engine sends them (because E proposed them, or a grammar trimmed them).
     samples: bool[B], whether the step samples a new token for the row: its last scheduled token is its last known token.

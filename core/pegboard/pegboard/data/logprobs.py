@@ -63,7 +63,7 @@ class FlatLogprobs(Sequence[Any]):
         self.start_indices.append(len(self.token_ids))
         ids = position.token_ids
         repeated = ids[0] in ids[1:]
-        first = 1 if repeated else 0  # a dict keeps only the later entry of the chosen token; keep one here, too
+        first = 1 if repeated else 0  # a dict keeps only the later entry of the chosen token, and so does this
         self.token_ids += ids[first:]
         self.logprobs += position.values[first:]
         self.ranks += [*range(1, len(ids))] if repeated else [position.rank, *range(1, len(ids))]

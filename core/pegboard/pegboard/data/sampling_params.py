@@ -1,6 +1,6 @@
 """SamplingParams and related classes: how a request wants its output to be generated.
 
-Field names, defaults, validation order and normalisation are vLLM's. The class crosses the process boundary as it is
+Field names, defaults, ranges and normalisation are vLLM's. The class crosses the process boundary as it is
 (msgspec). `check_against_model` does the checks that need the model (vocabulary size, `max_logprobs`).
 """
 

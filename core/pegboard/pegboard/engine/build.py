@@ -87,8 +87,9 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
 
 
 def choose_for_model(plan: EnginePlan, registry: Registry, num_weight_bytes: int = 0) -> KVPlan:
-    """Make, and record in `registry`, every choice of an engine: build the model without its weights, and divide the memory that
-    they leave free. Return the plan of the KV cache. Raises ConfigError, ModelError or PluginError if the model cannot run."""
+    """Make every choice of an engine, and record it in `registry`. The model is built without its weights, and the memory that
+    they would leave free is divided. Return the plan of the KV cache. Raises ConfigError, ModelError or PluginError if the model
+    cannot run."""
     config = _with_platform_defaults(registry, plan)
     limits = _limits(plan, config, registry)
     _policy(registry, config, limits)

@@ -90,7 +90,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """is_alive: the engine answers. is_stalled: it has not died, but something in it has hung for long."""
+    """is_alive: the engine answers. is_stalled: its process runs, but a part of it has hung for a long time."""
 
     is_alive: bool
     reason: str = ""

@@ -112,8 +112,9 @@ class KVGroup(msgspec.Struct, frozen=True):
 
 class KVPlan(msgspec.Struct, frozen=True):
     """The KV cache of a rank. num_blocks: blocks in the one pool. block_bytes: bytes of a block. hash_block_size: tokens per
-    hashed block. identity: a digest of what decides the content of a block apart from its tokens and adapter: the checkpoint, its
-    config, the compute type, the parallel sizes, and what the attention backends store and how. All block hashes depend on it.
+    hashed block. identity: a digest of everything that determines the content of a block, except its tokens and adapter: the
+    checkpoint, its config, the compute type, the parallel sizes, and what the attention backends store and how. All block hashes
+    depend on it.
     """
 
     groups: tuple[KVGroup, ...]

@@ -44,8 +44,8 @@ class LogitsProcessorSetup:
 
 
 class LogitsProcessor(Protocol):
-    """One instance per rank. argmax_invariant: True if it never changes which token is the most likely one. host_tokens: as the
-    spec's flag."""
+    """One instance per rank. argmax_invariant: True if it never changes which token is the most likely one. host_tokens: the
+    same as the spec's flag."""
 
     argmax_invariant: bool
     host_tokens: bool = False

@@ -47,8 +47,8 @@ class Metric:
     histogram's buckets, ascending, without infinity. A summary is a histogram without buckets: it has only a count and a sum.
     labels: names of the metric's own labels; `series` names one combination of their values. initial: combinations that exist
     with value 0 before anything is measured. common: the labels of COMMON_LABELS that a sink adds. prefixed: False if the name
-    gets no prefix. latest: True for a gauge whose labels carry the information. Of all combinations of label values, only the one
-    that was published last then counts."""
+    gets no prefix. latest: True for a gauge whose labels carry the information. Then only the combination of label values that
+    was published last counts."""
 
     name: str
     type: Literal["counter", "gauge", "histogram", "summary"]

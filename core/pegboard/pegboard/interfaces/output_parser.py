@@ -96,8 +96,8 @@ class OutputParser(Protocol):
         reasoning. The engine also looks for them in the output, because a grammar starts after them."""
 
     def call_id(self, index: int, name: str) -> str:
-        """Return an id for a call that the request forces, because the model then writes none. The templates of some models
-        require ids of a certain form."""
+        """Return an id for a call that the request forces. The model writes no id for such a call, and the templates of some
+        models require ids of a certain form."""
 
 
 @dataclass(frozen=True, slots=True)

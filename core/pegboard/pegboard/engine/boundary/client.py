@@ -107,7 +107,7 @@ class EngineProcess(EngineLink):
     """One engine process and the socket to it. The constructor starts the process. Any thread may call it.
 
     The socket is in a new folder that only this user can open. `stop` removes the socket and the folder. It also runs when the
-    program exits. If this process is killed, the engine process removes them; if both are, the next EngineProcess does.
+    program exits. If this process is killed, the engine process removes them. If both are killed, the next EngineProcess does.
     """
 
     def __init__(self, builder: str = BUILDER) -> None:
@@ -175,7 +175,7 @@ def _new_folder() -> tuple[Path, int | None]:
         if (lock := _locked(left)) is not None:
             shutil.rmtree(left, ignore_errors=True)
             os.close(lock)
-    for _ in range(2):  # another process may take a folder that is not locked yet for one that is left
+    for _ in range(2):  # another process may remove a folder that is not locked yet, because it looks abandoned
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
         if (lock := _locked(folder)) is not None:
             return folder, lock

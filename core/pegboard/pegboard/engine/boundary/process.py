@@ -85,7 +85,8 @@ def _start(socket: zmq.Socket[bytes], builder: str) -> tuple[Any, SampleRelay | 
         if isinstance(message, Stop):
             return None, None
         assert isinstance(message, Start), message
-        signal.signal(END_NOW, _on_terminate)  # before, its default ends the process: nothing exists that needs an orderly end
+        # until now the signal ended the process at once, because nothing needed an orderly end
+        signal.signal(END_NOW, _on_terminate)
         engine = build(pickle.loads(message.plan))
         if message.wants_samples:
             relay = SampleRelay()
@@ -157,8 +158,8 @@ def _control(engine: Any, message: Control) -> bytes:
 def _log_failure(what: str, error: Exception) -> None:
     """Log the traceback of an error. For one of Pegboard's own errors, which the parent shows, log only a debug line, unless
     the failure of a plugin caused it."""
-    told = isinstance(error, PegboardError) and not isinstance(error, PluginFailure | EngineDeadError)
-    if told and not log.isEnabledFor(logging.DEBUG):
+    is_shown = isinstance(error, PegboardError) and not isinstance(error, PluginFailure | EngineDeadError)
+    if is_shown and not log.isEnabledFor(logging.DEBUG):
         log.debug("%s: %s", what, error)
     else:
         log.error("%s", what, exc_info=error)

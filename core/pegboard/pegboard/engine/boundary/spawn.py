@@ -28,15 +28,15 @@ BUILDER = "pegboard.engine.build:build_engine"
 """The function that builds an engine from its plan. Importing it takes seconds, because it imports torch."""
 
 END_NOW = signal.SIGUSR1
-"""What `Child.end` sends to a child that does not end when it is told to. SIGTERM may also come from outside, while running
-requests should still finish."""
+"""The signal that `Child.end` sends to a child that has not ended by itself. It is not SIGTERM, because that may also come from
+outside, while running requests should still finish."""
 
 END_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 
 _BOOT = (
     "import json, socket, sys; link = socket.socket(fileno=int(sys.argv[1])); "
-    "told = json.loads(link.makefile().readline()); sys.path[:] = told['path']; "
-    "from pegboard.engine.boundary.spawn import enter; enter(link, sys.argv[2], told)"
+    "start = json.loads(link.makefile().readline()); sys.path[:] = start['path']; "
+    "from pegboard.engine.boundary.spawn import enter; enter(link, sys.argv[2], start)"
 )
 
 
@@ -55,12 +55,12 @@ class Child:
         self, function: str, *, role: str, folder: str | None = None, pass_fds: Sequence[int] = (), **arguments: Any
     ) -> None:
         self._link, other = socket.socketpair()
-        told = {"path": sys.path, "role": role, "level": env.log_level(), "folder": folder, "arguments": arguments}
+        start = {"path": sys.path, "role": role, "level": env.log_level(), "folder": folder, "arguments": arguments}
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # as multiprocessing does
         with other:
             command = [sys.executable, *flags, "-c", _BOOT, str(other.fileno()), function]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[other.fileno(), *pass_fds])
-        self._link.sendall(json.dumps(told).encode() + b"\n")
+        self._link.sendall(json.dumps(start).encode() + b"\n")
         self.pid = self._process.pid
         self.kill = self._process.kill
 
@@ -137,15 +137,15 @@ def load_function(name: str) -> Callable[..., Any]:
     return found
 
 
-def enter(link: socket.socket, function: str, told: dict[str, Any]) -> None:
+def enter(link: socket.socket, function: str, start: dict[str, Any]) -> None:
     """The entry point of the new interpreter. It exits without tearing down its modules, because that takes long for large
     ones."""
     code: Any = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        threading.Thread(target=_leave_with_parent, args=(link, told["folder"]), name="watch-parent", daemon=True).start()
-        set_up_logging(told["level"], told["role"])
-        load_function(function)(**told["arguments"])
+        threading.Thread(target=_leave_with_parent, args=(link, start["folder"]), name="watch-parent", daemon=True).start()
+        set_up_logging(start["level"], start["role"])
+        load_function(function)(**start["arguments"])
         code = 0
     except SystemExit as error:
         code = error.code

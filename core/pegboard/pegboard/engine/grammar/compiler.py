@@ -2,9 +2,9 @@
 backend that can.
 
 Small constraints have a thread of their own, and shorter ones come first, so large ones do not delay them. A compilation that
-nobody waits for any more is not begun. A thread cannot be stopped; backends therefore refuse what would take long. A thread that
-nevertheless takes long gets the lowest priority and is replaced, and it ends when its compilation ends. Requests do not say which
-client they come from, so clients do not take turns; what one constraint can hold is limited instead.
+nobody waits for any more is not begun. A thread cannot be stopped, so backends refuse what would take long. A thread that takes
+long nevertheless gets the lowest priority and is replaced, and it ends when its compilation ends. Requests do not say which
+client they come from, so clients cannot take turns. Instead, the length of a constraint is limited.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class GrammarCompiler:
                     with self.blame(name):
                         grammar = expect(backend.compile(constraint), Grammar, backend, "compile")
                 except PegboardError as error:  # another backend may be able to compile it
-                    reason = _told(name, error)
+                    reason = _reason(name, error)
                 else:
                     why = f"; not {'; '.join(reasons)}" if reasons else ""
                     seconds = time.perf_counter() - started
@@ -244,7 +244,7 @@ class GrammarCompiler:
                 reason: str | None = expect(self.chain[name].reject(constraint), str | None, self.chain[name], "reject")
                 return reason
         except PegboardError as error:
-            return _told(name, error)
+            return _reason(name, error)
 
 
 def give_back_memory() -> None:
@@ -253,7 +253,7 @@ def give_back_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _told(name: str, error: PegboardError) -> str:
+def _reason(name: str, error: PegboardError) -> str:
     """Return the error as a reason. An error that the backend should not have raised is also logged."""
     if isinstance(error, PluginFailure):
         log.warning("structured_output %s cannot compile a constraint", name, exc_info=error)

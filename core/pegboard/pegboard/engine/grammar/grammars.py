@@ -136,7 +136,7 @@ class Grammars:
 
     def _fill_first(self, grammars: Sequence[RequestGrammar], bits: Array, starts: Array) -> None:
         """Fill the mask of the first position of every row. There is one call per backend, so that the backend can use threads.
-        Usually there is one backend. After a slow call, its rows are filled one at a time, so that the slow one is known."""
+        Usually there is one backend. After a slow call, its rows are filled one at a time, to find out which one is slow."""
         by_backend: dict[str, list[int]] = {}
         for i, grammar in enumerate(grammars):
             if grammar.fills_from_backend:
@@ -153,7 +153,7 @@ class Grammars:
                     with self.compiler.blame(name):
                         self.compiler.chain[name].fill(inner, part)
                     is_filled = True
-                except PegboardError:  # one at a time, only those that fail themselves fail
+                except PegboardError:  # filled one at a time below, so that only the rows that fail are affected
                     part[:] = 0
             if not is_filled:
                 for i, row in zip(chosen, part, strict=True):
@@ -169,7 +169,7 @@ class Grammars:
         num_accepted = 0
         for depth, token in enumerate(drafts):
             if grammar.accept([token]) != 1:
-                bits[depth:] = np.iinfo(np.uint32).max  # after trim(), only because the backend failed
+                bits[depth:] = np.iinfo(np.uint32).max  # drafts were trimmed, so this happens only if the backend failed
                 break
             num_accepted += 1
             grammar.fill(bits[depth])

@@ -20,7 +20,8 @@ EXCESS_S = 2.0
 """Seconds by which all calls for one completion together may exceed `CALL_S` each. The first mask of a state may take 0.2 s."""
 
 BUSY = 5
-"""A call counts with its processor time, and with its whole time divided by this: other programs may keep the processor busy."""
+"""The time of a call is its processor time, or its duration divided by this if that is more. Its whole duration would be unfair,
+because other programs may keep the processor busy."""
 
 
 Blaming = Callable[[str], AbstractContextManager[None]]
@@ -58,8 +59,8 @@ class ReasoningEnd:
 class RequestGrammar:
     """The value of `Request.grammar`. name: the name of the backend. stop_token_ids: tokens that are allowed where the text may
     end. After one of them only stop tokens are allowed; the output goes on only if the request ignores end of sequence.
-    on_failure: is told the first error that the backend raises, or that it is too slow for this completion. After it, `error`
-    holds the error, no token is accepted, and the backend is not called again."""
+    on_failure: called with the first error of the backend, or with an error which says that it is too slow for this completion.
+    Afterwards `error` holds the error, no token is accepted, and the backend is not called again."""
 
     def __init__(
         self,
