@@ -140,6 +140,23 @@ def as_nf4(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], T
     return tensors, (table[codes.int()].view(-1, 64) * absmax.unsqueeze(1)).view(weight.shape)
 
 
+def as_hqq(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
+    codes, zeros, scales, values = rounded(weight, bits, np.arange(weight.shape[1]) // GROUP)
+    groups = torch.from_numpy(codes.astype(np.uint8)).view(-1, GROUP)
+    half = len(groups) // 2
+    tensors = {
+        "W_q": groups[:half] << 4 | groups[half:],
+        "scale": torch.from_numpy(scales).view(-1, 1),
+        "zero": torch.from_numpy(zeros.astype(np.float16)).view(-1, 1),
+    }
+    return tensors, values
+
+
+def as_torchao(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
+    codes, scales, values = as_bytes(weight)
+    return {"_weight_qdata": codes, "_weight_scale": scales}, values
+
+
 def of_groups(format: str, strategy: str, **weights: Any) -> dict[str, Any]:
     """Return a config of compressed-tensors with one group."""
     weights = {"type": "int", "strategy": strategy, "group_size": GROUP if strategy == "group" else None, **weights}
@@ -165,6 +182,25 @@ CASES: dict[str, tuple[dict[str, Any], Store, int, bool]] = {
     "int-quantized": (of_groups("int-quantized", "channel", num_bits=8), as_w8a8, 8, False),
     "float-quantized": (of_groups("float-quantized", "channel", num_bits=8, type="float"), as_float8, 8, False),
     "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, as_nf4, 4, False),
+}
+CASES |= {
+    "hqq": (
+        {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": GROUP, "axis": 1}}},
+        as_hqq,
+        4,
+        False,
+    ),
+    "torchao": ({"quant_method": "torchao", "modules_to_not_convert": ["lm_head"]}, as_torchao, 8, False),
+    "quark": (
+        {
+            "quant_method": "quark",
+            "global_quant_config": {"weight": {"dtype": "int8", "qscheme": "per_channel"}},
+            "exclude": ["lm_head"],
+        },
+        as_w8a8,
+        8,
+        False,
+    ),
 }
 OTHER_NAMES = {"gptq with 8 bits": "gptq_marlin"}
 """Formats that are asked for under another name of the same plugin."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.ops.blocks import Blocks
-from pegboard_weights.stored_weight import Form, Pieces, tensor_of
+from pegboard_weights.stored_weight import Form, Pieces, scales_of, tensor_of
 
 
 def check_whole_groups(module: str, columns: int, group_size: int, method: str) -> None:
@@ -71,3 +73,27 @@ def grouped_rows(
         zero, minimum = 0, -scale * zero
     held = zero.to(torch.int8).contiguous() if isinstance(zero, Tensor) else zero
     return Blocks(8 if bits > 4 else 4, group_size, codes, scale.contiguous(), minimum, held, order)
+
+
+def signed_rows(pieces: Pieces, name: str, scale: str, zero: str | None, bits: int, group_size: int) -> Blocks | Tensor:
+    """Return the rows of an int8 tensor, which holds signed integers of `bits` bits. scale, zero: names of the tensors with the
+    scales and the signed int8 zero points, [rows, groups], [rows] or one value for all. zero None = 0. See `grouped_rows`."""
+    codes, half = tensor_of(pieces, name, torch.int8), 1 << (bits - 1)
+    if int(codes.min()) < -half or int(codes.max()) >= half:
+        raise ModelError(f"tensor {name} has integers that do not fit into {bits} bits")
+    rows = codes.shape[0]
+    zeros = half if zero is None else _per_row(tensor_of(pieces, zero, torch.int8), rows).int() + half
+    unsigned = (codes + -half).view(torch.uint8) if bits == 8 else (codes + half).to(torch.uint8)
+    return grouped_rows(unsigned, bits, _per_row(scales_of(pieces, scale), rows), zeros, group_size)
+
+
+def _per_row(values: Tensor, rows: int) -> Tensor:
+    """Return scales or zero points as [rows, groups]."""
+    return values.reshape(1, 1).expand(rows, 1) if values.numel() == 1 else values.reshape(rows, -1)
+
+
+def scales_of_rows(values: Tensor, rows: int, columns: int, block: int) -> tuple[Tensor, int]:
+    """Return one value for each `block` consecutive elements of a matrix, row after row, as values of groups of columns: [rows,
+    groups], and the columns of a group. A block may reach into the next row, so a group is a part of a block that no row cuts."""
+    size = math.gcd(columns, block)
+    return values[torch.arange(0, rows * columns, size) // block].view(rows, -1), size

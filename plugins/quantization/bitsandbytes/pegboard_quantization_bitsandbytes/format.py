@@ -26,7 +26,7 @@ from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightP
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.float_codes import FloatCodes
 from pegboard_weights.config import QuantConfig, matches
-from pegboard_weights.grouped import block_form, grouped_rows
+from pegboard_weights.grouped import block_form, grouped_rows, scales_of_rows
 from pegboard_weights.small_floats import packed_if_possible
 from pegboard_weights.stored_weight import (
     AnyLayer,
@@ -197,11 +197,9 @@ def _sized(data: Tensor, size: int, name: str) -> Tensor:
 
 
 def _rows(codes: Tensor, values: Tensor, absmax: Tensor, block: int) -> FloatCodes | Tensor:
-    """Return codes [rows, columns] as the table `values` and the scales of blocks of consecutive elements. A block may reach into
-    the next row, so scales are kept for the parts of blocks that no row cuts."""
+    """Return codes [rows, columns] as the table `values` and the scales of blocks of consecutive elements."""
     rows, columns = codes.shape
-    size = math.gcd(columns, block)
-    scale = absmax[torch.arange(0, rows * columns, size) // block].view(rows, -1)
+    scale, size = scales_of_rows(absmax, rows, columns, block)
     return packed_if_possible(FloatCodes(codes, values, scale, (1, size)))
 
 

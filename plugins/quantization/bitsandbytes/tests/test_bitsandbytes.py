@@ -19,7 +19,7 @@ from pegboard.ops import REFERENCES
 from pegboard.ops.blocks import BlockWeight
 from pegboard.ops.float_codes import CodeWeight
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.contract_quantization import QuantizationContract, stored_pieces, tensor_index
+from pegboard_testing.contract_quantization import QuantizationContract, load_pieces, stored_pieces
 
 
 def test_contract() -> None:
@@ -103,11 +103,7 @@ class TestOnline(TestEightBits):
 
 def load(contract: TestEightBits, tensors: dict[str, Tensor], columns: int, rows: int = 3) -> Any:
     weight = contract.linear(contract.layer((rows,), columns))
-    pieces = stored_pieces("model.part0", tensors)
-    weight.declare(tensor_index(pieces))
-    for piece in pieces:
-        weight.accept(piece)
-    weight.finish()
+    load_pieces(weight, stored_pieces("model.part0", tensors))
     return weight
 
 

@@ -27,7 +27,7 @@ from pegboard.interfaces.quantization import Part
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.float_codes import E2M1, FloatCodes
-from pegboard_weights.grouped import block_form, column_groups, grouped_rows
+from pegboard_weights.grouped import block_form, column_groups, grouped_rows, signed_rows
 from pegboard_weights.packed_integers import unpack
 from pegboard_weights.small_floats import float8_rows, nibbles, packed_if_possible
 from pegboard_weights.stored_weight import Form, Pieces, code_form, floats, module_of, scales_of, stored_as, tensor_of
@@ -94,21 +94,10 @@ class IntReader(SchemeReader):
         return block_form(columns, self.scheme.group(columns))
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
-        module, rows, bits = module_of(part), part.rows[1] - part.rows[0], self.scheme.bits
-        codes, half = tensor_of(pieces, part.name, torch.int8), 1 << (bits - 1)
-        if int(codes.min()) < -half or int(codes.max()) >= half:
-            raise ModelError(f"tensor {part.name} has integers that do not fit into {bits} bits")
-        zero: int | Tensor = half
-        if not self.scheme.is_symmetric:
-            zero = _per_row(tensor_of(pieces, f"{module}.weight_zero_point", torch.int8), rows).int() + half
-        scale = _per_row(scales_of(pieces, f"{module}.weight_scale"), rows)
-        unsigned = (codes + -half).view(torch.uint8) if bits == 8 else (codes + half).to(torch.uint8)
-        return grouped_rows(unsigned, bits, scale, zero, self.scheme.group(columns))
-
-
-def _per_row(values: Tensor, rows: int) -> Tensor:
-    """Return scales or zero points as [rows, groups]."""
-    return values.reshape(1, 1).expand(rows, 1) if values.numel() == 1 else values.reshape(rows, -1)
+        module = module_of(part)
+        zero = None if self.scheme.is_symmetric else f"{module}.weight_zero_point"
+        group = self.scheme.group(columns)
+        return signed_rows(pieces, part.name, f"{module}.weight_scale", zero, self.scheme.bits, group)
 
 
 class PackedReader(SchemeReader):

@@ -11,7 +11,7 @@ from pegboard_quantization_gptq.auto_round import AutoRound
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup
 from pegboard.ops import REFERENCES
-from pegboard_testing.contract_quantization import stored_pieces, tensor_index
+from pegboard_testing.contract_quantization import load_pieces, stored_pieces
 from pegboard_weights.awq_layout import AWQReader
 
 
@@ -80,11 +80,7 @@ def test_zero_points_are_stored_less_one() -> None:
         "qzeros": torch.full((1, 4), sevens, dtype=torch.int32),
         "scales": torch.ones(1, 32).half(),
     }
-    pieces = stored_pieces("up", tensors)
-    weight.declare(tensor_index(pieces))
-    for piece in pieces:
-        weight.accept(piece)
-    weight.finish()
+    load_pieces(weight, stored_pieces("up", tensors))
     assert not weight.dequantize().any()
 
 

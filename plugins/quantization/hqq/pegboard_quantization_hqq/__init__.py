@@ -1,0 +1,1 @@
+"""HQQ checkpoints."""

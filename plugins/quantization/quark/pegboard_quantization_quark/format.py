@@ -1,0 +1,153 @@
+"""AMD Quark: 8-bit integers or floats with a scale per tensor or row, and MXFP4.
+
+    int8       weight int8 [out, in]              weight_scale [out] or [1]    weight_zero_point int8 [out] or [1]
+    fp8_e4m3   weight float8 [out, in]            weight_scale [out] or [1]
+    fp4        weight uint8 [out, in / 2]         weight_scale uint8 (exponents of two) [out, in / 32]
+
+A module has the config of the first pattern of `layer_quant_config` that matches its path, and else `global_quant_config`.
+Modules in `exclude` are plain.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationSetup
+from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
+from pegboard.ops.blocks import Blocks
+from pegboard.ops.float_codes import E2M1, FloatCodes
+from pegboard_weights.config import QuantConfig, matches
+from pegboard_weights.grouped import block_form, check_whole_groups, signed_rows
+from pegboard_weights.small_floats import float8_rows, nibbles, packed_if_possible
+from pegboard_weights.stored_weight import (
+    AnyLayer,
+    Form,
+    FormatMethod,
+    Pieces,
+    Reader,
+    code_form,
+    columns_of,
+    floats,
+    module_of,
+    stored_as,
+    tensor_of,
+)
+
+READING = "quark 1"
+"""Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
+
+METHOD = "Quark"
+MX_GROUP = 32
+SCHEMES = {"int8": ("per_tensor", "per_channel"), "fp8_e4m3": ("per_tensor", "per_channel"), "fp4": ("per_group",)}
+"""Types of weights, and how their scales may be arranged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    type: str
+    is_per_tensor: bool
+    is_symmetric: bool
+
+
+class Quark(FormatMethod):
+    def __init__(self, options: None, setup: QuantizationSetup) -> None:
+        super().__init__(setup)
+        config = QuantConfig(setup.config, METHOD)
+        self.excluded = config.names("exclude")
+        of_types = config.part("layer_type_quant_config")
+        if of_types is not None and of_types.values:
+            raise config.error("layer_type_quant_config", of_types.values, "does not support schemes of layer types")
+        layers, default = config.part("layer_quant_config"), config.part("global_quant_config")
+        found = {name: layers.part(name) for name in layers.values} if layers is not None else {}
+        if default is None:
+            raise config.error("global_quant_config", None, "needs an object")
+        each = [default, *(part for part in found.values() if part is not None)]
+        self.layers = [(name, _scheme(part)) for name, part in found.items() if part is not None]
+        self.default = _scheme(default)
+        if any(part.values.get("input_tensors") for part in each):
+            config.say_activations_are_not_quantized()
+        export = config.part("export")
+        self.has_kv_scales = export is not None and bool(export.values.get("kv_cache_group"))
+
+    def reader(self, module: str, layer: AnyLayer) -> Reader | None:
+        if isinstance(layer, EmbeddingLayer) or _is_meant(module, self.excluded):
+            return None
+        scheme = next((scheme for name, scheme in self.layers if _is_meant(module, [name])), self.default)
+        if scheme is None:
+            return None
+        if scheme.type == "fp4":
+            check_whole_groups(module, columns_of(layer), MX_GROUP, METHOD)
+        return QuarkReader(scheme)
+
+    def kv_cache(self, layer: object) -> str | None:
+        if self.has_kv_scales:
+            raise ModelError(
+                "the checkpoint's kv_cache_group asks for a KV cache of 8-bit floats with stored scales, which is not supported; "
+                "choose the type of the KV cache yourself, for example --kv-cache-dtype bfloat16"
+            )
+        return None
+
+
+def _is_meant(module: str, patterns: Sequence[str]) -> bool:
+    return matches(module, [name for name in patterns if "*" not in name or name.startswith("re:")]) or any(
+        fnmatch.fnmatchcase(module, name) for name in patterns if "*" in name and not name.startswith("re:")
+    )
+
+
+def _scheme(config: QuantConfig) -> Scheme | None:
+    """Return how the weights are stored, None if they are plain."""
+    if isinstance(config.values.get("weight"), list):
+        raise config.error("weight", config.values["weight"], "does not support weights that were quantized twice")
+    weight = config.part("weight")
+    if weight is None:
+        return None
+    kind = weight.one_of("dtype", tuple(SCHEMES))
+    arranged = weight.one_of("qscheme", SCHEMES[kind])
+    if kind == "fp4":
+        weight.one_of("group_size", (MX_GROUP,))
+        weight.one_of("scale_format", ("e8m0",), "e8m0")
+    return Scheme(kind, arranged == "per_tensor", weight.flag("symmetric", True) if kind == "int8" else True)
+
+
+class QuarkReader:
+    def __init__(self, scheme: Scheme) -> None:
+        self.scheme = scheme
+
+    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
+        module, rows = module_of(part), part.rows[1] - part.rows[0]
+        scale = f"{module}.weight_scale"
+        if self.scheme.type == "fp4":
+            return [WantedWeight(part.name, (rows, columns // 2)), WantedWeight(scale, (rows, columns // MX_GROUP))]
+        shapes: list[tuple[int, ...]] = [(1,), ()] if self.scheme.is_per_tensor else [(rows,), (rows, 1)]
+        wanted = [WantedWeight(part.name, (rows, columns)), stored_as(available, scale, *shapes)]
+        if self.scheme.is_symmetric:
+            return wanted
+        return [*wanted, stored_as(available, f"{module}.weight_zero_point", *shapes)]
+
+    def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
+        if self.scheme.type == "int8":
+            return block_form(columns, columns)
+        return code_form(columns, MX_GROUP if self.scheme.type == "fp4" else columns)
+
+    def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | FloatCodes | Tensor:
+        module, rows = module_of(part), part.rows[1] - part.rows[0]
+        scale = f"{module}.weight_scale"
+        if self.scheme.type == "fp4":
+            exponents = tensor_of(pieces, scale, torch.uint8).view(torch.float8_e8m0fnu)
+            return packed_if_possible(
+                FloatCodes(nibbles(tensor_of(pieces, part.name, torch.uint8)), E2M1, exponents, (1, MX_GROUP))
+            )
+        if self.scheme.type == "int8":
+            zero = None if self.scheme.is_symmetric else f"{module}.weight_zero_point"
+            return signed_rows(pieces, part.name, scale, zero, 8, columns)
+        block = (rows, columns) if self.scheme.is_per_tensor else (1, columns)
+        return float8_rows(pieces, part.name, floats(pieces, scale).reshape(-1, 1), block)
+
+    def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
+        return [READING, self.scheme.type, self.scheme.is_per_tensor, self.scheme.is_symmetric]

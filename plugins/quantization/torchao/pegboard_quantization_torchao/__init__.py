@@ -1,0 +1,1 @@
+"""torchao checkpoints."""
