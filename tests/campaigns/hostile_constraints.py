@@ -93,13 +93,14 @@ class Campaign:
                     return time.perf_counter() - started
         raise AssertionError("no token")
 
-    def row(self, what: str, schemas: list[Any]) -> None:
-        """Send the schemas from clients that leave after a second, and measure first tokens meanwhile."""
+    def row(self, what: str, schemas: list[Any], num_first: int = 10) -> tuple[list[float], int]:
+        """Send the schemas from clients that leave after a second, and measure first tokens meanwhile. Returns the sorted times
+        of `num_first` first tokens, and how many MiB stay."""
         before = memory_mib(self.server.process.pid)
         clients = [threading.Thread(target=self.send, args=[{"json": schema}, 1.0]) for schema in schemas]
         for client in clients:
             client.start()
-        times = [self.first_token_s(i) for i in range(10)]
+        times = [self.first_token_s(i) for i in range(num_first)]
         highest = memory_mib(self.server.process.pid)
         for client in clients:
             client.join()
@@ -113,9 +114,10 @@ class Campaign:
             f"{highest} highest, {after} after",
             flush=True,
         )
+        return times, after - before
 
-    def slow(self, seconds: float) -> None:
-        """Generate from ambiguous grammars, and measure the gaps between the tokens of another stream."""
+    def slow(self, structures: list[Any], seconds: float) -> list[str]:
+        """Generate from ambiguous grammars, and measure the gaps between the tokens of another stream. Returns how each ended."""
         answers: list[str] = []
 
         def generate(structure: Any) -> None:
@@ -123,7 +125,7 @@ class Campaign:
             error = answer is not None and answer.json().get("error", {}).get("message")
             answers.append(f"  {json.dumps(structure)}: {error or 'ended'}"[:220])
 
-        clients = [threading.Thread(target=generate, args=[structure]) for structure in SLOW]
+        clients = [threading.Thread(target=generate, args=[structure]) for structure in structures]
         gaps, started, last = [], time.perf_counter(), 0.0
         for client in clients:
             client.start()
@@ -142,6 +144,7 @@ class Campaign:
         print("\n".join(sorted(answers)))
         gaps.sort()
         print(f"another stream: {len(gaps)} tokens, median {gaps[len(gaps) // 2]:.3f} s, slowest {gaps[-1]:.2f} s", flush=True)
+        return answers
 
 
 def main() -> None:
@@ -162,7 +165,7 @@ def main() -> None:
             campaign.row("no others", [])
             campaign.row("10 schemas of 20,000 properties", [refused(i) for i in range(10)])
             campaign.row("10 schemas of 1,500 properties", [large(i) for i in range(10)])
-            campaign.slow(arguments.seconds)
+            campaign.slow(SLOW, arguments.seconds)
         finally:
             server.process.kill()
             server.process.wait()

@@ -29,8 +29,9 @@ from pegboard.engine.boundary import process
 from pegboard.engine.build import build_engine
 from pegboard.errors import culprit
 from pegboard.log import get_logger
+from pegboard.plugins.registry import Registry
 from pegboard_server.memory import few_arenas
-from pegboard_server.watchdog import BEAT_S, HEART_BYTES, LOG_AFTER_S, SILENT_S, Beat, encode_beat, stacks_of
+from pegboard_server.watchdog import BEAT_S, HEART_BYTES, LOG_AFTER_S, SILENT_S, Beat, encode_beat, loading_watched, stacks_of
 
 if TYPE_CHECKING:
     from pegboard.engine.engine import Engine
@@ -43,7 +44,8 @@ def build_watched(watched: "tuple[EnginePlan, str]") -> "Engine":
     """Build the engine of a plan, and start the thread that watches it. The second value is the path of the heart."""
     plan, heart = watched
     few_arenas()
-    engine = build_engine(plan)
+    with loading_watched(lambda: Registry.from_lock(plan.lock).modules()):
+        engine = build_engine(plan)
     log_after_s = min(LOG_AFTER_S, plan.settings.server.engine_stall_s)
     EngineWatch(Path(heart), engine._plugin_modules, lambda: open_transfers(engine), log_after_s=log_after_s).start()
     return engine

@@ -154,6 +154,38 @@ async def watch_engine(engine: EngineLink, heart: Heart) -> None:
             return
 
 
+# --- loading ------------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def loading_watched(modules: Callable[[], Mapping[str, str]], log_after_s: float = LOG_AFTER_S) -> Iterator[None]:
+    """Log, while the block loads a model in this thread, the plugin whose call has not moved for `log_after_s` seconds, with its
+    stack. Nothing is ended, because only a person can tell whether loading hangs. modules: module → plugin; it is called in
+    another thread, once."""
+    is_over, loader = threading.Event(), threading.get_ident()
+
+    def watch() -> None:
+        owners = modules()
+        inner: FrameType | None = None
+        place, since, log_at_s = 0, 0.0, log_after_s
+        while not is_over.wait(BEAT_S):
+            stack = [frame for frame, _ in traceback.walk_stack(sys._current_frames().get(loader))]
+            plugin = culprit(owners, [str(frame.f_globals.get("__name__", "")) for frame in stack])
+            now = time.monotonic()
+            if plugin is None or stack[0] is not inner or inner.f_lasti != place:
+                inner, place, since, log_at_s = stack[0], stack[0].f_lasti, now, log_after_s
+            elif now - since >= log_at_s:
+                told = "".join(traceback.format_stack(stack[0])).rstrip()
+                log.warning("loading: plugin %s has been in the same call for %.0f s:\n%s", plugin, now - since, told)
+                log_at_s *= 2
+
+    threading.Thread(target=watch, name="pegboard-loading", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
+
+
 # --- the event loop -----------------------------------------------------------------------------------------------------------
 
 _CALLBACK = Handle._run.__code__

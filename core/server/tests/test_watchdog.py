@@ -16,7 +16,7 @@ import pytest
 from pegboard.config.schema import ServerConfig
 from pegboard.errors import PluginFailure, culprit
 from pegboard_server.engine_watch import EngineWatch
-from pegboard_server.watchdog import HEART_BYTES, Beat, Heart, LoopGuard, encode_beat, plugin_in, stacks_of
+from pegboard_server.watchdog import HEART_BYTES, Beat, Heart, LoopGuard, encode_beat, loading_watched, plugin_in, stacks_of
 
 CONFIG = ServerConfig(engine_stall_s=60, engine_end_s=300)
 
@@ -43,6 +43,27 @@ def test_a_call_that_hangs_is_told_and_then_ended(tmp_path: Path) -> None:
     assert reader.look() == ("it hangs for 300 s", True)
     path.write_bytes(encode_beat(Beat(10)))
     assert reader.look() == ("", False)
+
+
+def test_a_call_that_does_not_move_while_a_model_loads_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Not one that is slow and goes on."""
+    owners = {__name__: "weight_loader:x (acme 1.0)"}
+    with loading_watched(lambda: owners, log_after_s=1.0):
+        for _ in range(25):
+            _step()
+    assert not caplog.records
+    with loading_watched(lambda: owners, log_after_s=1.0):
+        time.sleep(2.5)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    told = caplog.records[0].getMessage()
+    assert "plugin weight_loader:x (acme 1.0) has been in the same call for 1 s" in told and "time.sleep(2.5)" in told
+
+
+def _step() -> None:
+    """A tenth of a second, at many places."""
+    end = time.monotonic() + 0.1
+    while time.monotonic() < end:
+        sum(range(100))
 
 
 def test_a_heart_that_stands_still_is_a_stopped_process(tmp_path: Path) -> None:
