@@ -11,8 +11,9 @@ import pytest
 
 from pegboard.errors import PluginNotFound
 from pegboard.interfaces import KINDS
-from pegboard.plugins.defaults import catalogue
+from pegboard.plugins.defaults import catalogue, default_name, provider
 from pegboard.plugins.discovery import Scan, normalized, scan_path
+from pegboard.plugins.names import to_install
 from pegboard.plugins.registry import Registry
 from pegboard_testing.fake_distributions import FakeDistributions
 
@@ -94,6 +95,13 @@ def test_without_plugins_errors_say_what_to_install() -> None:
                 registry.find(kind, name)
     with pytest.raises(PluginNotFound, match="did you mean 'attention'"):
         registry.find("attentoin", "x")
+
+
+@pytest.mark.parametrize("kind", ["quantization", "sampler", "tokenizer"])
+def test_the_distribution_with_the_default_is_named_first(kind: str) -> None:
+    """Only six are named."""
+    usual = provider(kind, default_name(kind) or "")
+    assert to_install(kind).partition("pip install ")[2].startswith(str(usual))
 
 
 def test_unknown_name_suggests_a_catalogued_one() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pegboard.errors import PluginNotFound, did_you_mean, nearest
 from pegboard.interfaces import KINDS
-from pegboard.plugins.defaults import catalogue, plugin_sets, provider
+from pegboard.plugins.defaults import catalogue, default_name, plugin_sets, provider
 
 
 def check_kind(kind: str) -> None:
@@ -34,8 +34,9 @@ def not_found(kind: str, name: str, installed: Iterable[str], *, typed: bool = T
 
 
 def to_install(kind: str) -> str:
-    """Say what to install if there is no plugin of `kind` at all."""
-    options = sorted(set(catalogue().get(kind, {}).values()))
+    """Say what to install if there is no plugin of `kind` at all. The distribution with the default plugin comes first."""
+    usual = provider(kind, default_name(kind) or "")
+    options = sorted(set(catalogue().get(kind, {}).values()), key=lambda distribution: (distribution != usual, distribution))
     if not options:
         return f"no plugin of kind {kind!r} is installed, and none is catalogued: install a distribution that provides one"
     provided = f"it is provided by {options[0]}: pip install {options[0]}" if len(options) == 1 else _commands(options)
