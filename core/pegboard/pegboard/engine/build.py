@@ -181,7 +181,7 @@ def _limits(plan: EnginePlan, config: EngineConfig, registry: Registry) -> Limit
 
 
 def _kv_identity(plan: EnginePlan, config: EngineConfig, layout: str, kv_plan: KVPlan) -> str:
-    """Return the identity of the blocks (see KVPlan). A checkpoint without a digest is equal to nothing, not even to itself."""
+    """Return the identity of the blocks (see KVPlan). A checkpoint without a digest never has the same identity twice."""
     checkpoint = plan.checkpoint
     weights = [checkpoint.digest or os.urandom(16).hex(), checkpoint.config, checkpoint.rope_style, checkpoint.quantization]
     computed = [config.quantization, config.dtype, config.tensor_parallel_size, config.pipeline_parallel_size]

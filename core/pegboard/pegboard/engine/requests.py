@@ -72,11 +72,9 @@ class Request:
     def of(cls, source: EngineRequest, *, index: int = 0, parent: "Request | None" = None) -> "Request":
         """Create completion `index` of a request. The first completion is the parent of the others."""
         request = cls(index=index, parent=parent, **msgspec.structs.asdict(source))
-        request.key = source.request_id
-        request.all_token_ids = list(source.prompt_token_ids)
         params = source.params
-        if params.n > 1:
-            request.key = f"{index}_{source.request_id}"
+        request.key = f"{index}_{source.request_id}" if params.n > 1 else source.request_id
+        request.all_token_ids = list(source.prompt_token_ids)
         request.seed = None if params.seed is None else params.seed + index
         request.stop_token_ids = params.all_stop_token_ids
         return request

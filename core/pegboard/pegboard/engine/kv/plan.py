@@ -100,7 +100,7 @@ def _layers_per_group(counts: Sequence[int]) -> int:
 
 
 def _block_bytes(parts: Sequence[tuple[tuple[int, ...], KVCacheSpec]], block_size: int) -> int:
-    """Return the bytes of a block: the maximum over all groups of what the smallest allowed block needs."""
+    """Return the bytes of a block. It is as large as the largest of the smallest blocks that the groups allow."""
     return max(
         len(layers) * spec.slot_bytes() * (1 if spec.unit == "request" else _round_up(block_size, spec.block_size_multiple))
         for layers, spec in parts
