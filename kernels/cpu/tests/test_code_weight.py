@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_kernel_cpu.code_weight import NativeCodeWeight
+from pegboard_kernel_cpu.replay import NativeReplay
 from torch import Tensor
 
 from pegboard.errors import ModelError
@@ -23,7 +24,7 @@ VALUES |= {"e2m1": E2M1, "e3m2": minifloat_values(3, 2), "e2m3": minifloat_value
 VALUES |= {"nf4": torch.linspace(-1, 1, 16) ** 3 + 0.01, "table": torch.linspace(-3, 2, 256) ** 3}
 SCALES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e8m0fnu]
 BLOCKS = [(1, 16), (1, 32), (1, 64), (128, 128), (5, 48), (1, 10_000), (10_000, 10_000)]
-TOKENS = [1, 2, 3, 4, 7, 13, 97]
+TOKENS = [1, 2, 3, 4, 5, 11, 12, 13, 97]
 
 
 def codes_of(values: str, scale: torch.dtype, block: tuple[int, int], rows: int, columns: int, seed: int) -> FloatCodes:
@@ -143,6 +144,16 @@ def test_a_reload_is_seen_by_what_was_bound(values: str, scale: torch.dtype) -> 
     with pytest.raises(ModelError, match="a reload must not change the format"):
         weight.write(0, codes_of("nf4", scale, (1, 16), 20, 64, 0))
         weight.finish()
+
+
+def test_a_recording_equals_the_eager_call() -> None:
+    """Also with a bias, which the kernels add to parts in several formats."""
+    parts = [codes_of("e4m3fn", torch.float32, (1, 96), 33, 96, 0), codes_of("e2m1", torch.float8_e4m3fn, (1, 16), 15, 96, 1)]
+    multiply, bias = filled(NativeCodeWeight, (48, 96), *parts).bind(), torch.randn(48)
+    x = torch.randn(20, 96)
+    program = NativeReplay().record(lambda hidden: (multiply(hidden).add_(bias),), [x])
+    for count in (1, 2, 20):
+        torch.testing.assert_close(program(count)[0], multiply(x[:count]) + bias)
 
 
 def test_a_kept_layout_is_the_weight(tmp_path: Path) -> None:

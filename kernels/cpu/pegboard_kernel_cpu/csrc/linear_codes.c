@@ -10,8 +10,12 @@
  */
 #include "float_tiles.h"
 
-#if LANES > 4
-#define FEW 2 /* number of tokens up to which decoded weights are used at once */
+#if LANES == 16
+#define MOST 8 /* tokens that are computed at once from decoded weights */
+#define FEW 12 /* number of tokens up to which that is faster than decoding to memory */
+#elif LANES == 8
+#define MOST 4
+#define FEW 4
 #else
 #define FEW 0
 #endif
@@ -141,14 +145,14 @@ INLINE void few(const LinearCodes *a, int tokens, int64_t token, int64_t row, co
     const CodeFormat *f = &a->format;
     const Table table = bits == 4 ? load_table(f->values) : (Table){0};
     const float *x = a->x + token * a->x_stride;
-    const int chains = CHAINS / tokens;
-    vfloat sums[FEW][VECTORS];
+    const int chains = tokens < CHAINS ? CHAINS / tokens : 1;
+    vfloat sums[MOST][VECTORS];
     for (int t = 0; t < tokens; t++)
         for (int v = 0; v < VECTORS; v++) sums[t][v] = splat(0);
     for (int64_t first = 0; first < a->columns; first += f->block_size) {
         int64_t count = a->columns - first < f->block_size ? a->columns - first : f->block_size;
         const uint8_t *codes = record + scale_bytes(f);
-        vfloat part[FEW][CHAINS][VECTORS], scale[VECTORS];
+        vfloat part[MOST][CHAINS][VECTORS], scale[VECTORS];
         for (int t = 0; t < tokens; t++)
             for (int i = 0; i < chains; i++)
                 for (int v = 0; v < VECTORS; v++) part[t][i][v] = splat(0);
@@ -208,8 +212,13 @@ INLINE void groups_of(const LinearCodes *a, int64_t start, int64_t end, int64_t 
     if (end - start <= FEW) {
         for (int64_t g = group; g < stop; g++) {
             const uint8_t *record = a->weight + g * bytes;
-            if (end - start == 1) few(a, 1, start, g * ROWS, record, bits, kind);
-            else few(a, 2, start, g * ROWS, record, bits, kind);
+            int64_t t = start;
+#if MOST == 8
+            for (; t + 8 <= end; t += 8) few(a, 8, t, g * ROWS, record, bits, kind);
+#endif
+            for (; t + 4 <= end; t += 4) few(a, 4, t, g * ROWS, record, bits, kind);
+            for (; t + 2 <= end; t += 2) few(a, 2, t, g * ROWS, record, bits, kind);
+            if (t < end) few(a, 1, t, g * ROWS, record, bits, kind);
         }
         return;
     }
