@@ -29,6 +29,7 @@ from pegboard_kernel_cpu.attention_structs import (
     QUANTIZED_BLOCK,
     SHARED_PIECES,
     TILE,
+    UNITS,
     AttendArguments,
     Cache,
     FloatAttendArguments,
@@ -119,8 +120,12 @@ class NativeAttention:
             setattr(cache, name, tensor.data_ptr())
             setattr(cache, f"{name}_stride", tensor.stride(0) * tensor.element_size())
         cache.num_kv_heads, cache.head_dim, cache.block_size = self.num_kv_heads, self.head_dim, self.block_size
-        cache.type = CACHE_TYPES[str(view["k"].dtype).removeprefix("torch.")]
+        cache.type = CACHE_TYPES[stored_type(view)]
         return cache
+
+
+def stored_type(view: KVView) -> str:
+    return str(view["k"].dtype).removeprefix("torch.")
 
 
 class NativeLayer:
@@ -131,6 +136,7 @@ class NativeLayer:
         self.is_owner = layer.shares_kv_with is None
         owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
         self.cache = backend.cache(owner)
+        self.stored = stored_type(backend.views[owner])
 
     def __call__(self, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         turn: Turn | None = None
@@ -164,11 +170,13 @@ class NativeLayer:
     def attend_arguments(self) -> AttendArguments | FloatAttendArguments:
         group = self.layer.num_heads // self.layer.num_kv_heads
         make = FloatAttendArguments if group * self.layer.head_dim % QUANTIZED_BLOCK else AttendArguments
+        unit = UNITS.get(self.stored, 1.0)
         return make(
             plan=addressof(self.backend.current),
             cache=self.cache,
             num_heads=self.layer.num_heads,
             window=self.layer.window or 0,
-            scale=self.layer.scale,
+            scale=self.layer.scale * unit,
             soft_cap=self.layer.soft_cap or 0.0,
+            value_unit=unit,
         )

@@ -10,7 +10,9 @@ TILE = 48
 PIECES_PER_THREAD = 4
 SHARED_PIECES = 32
 QUANTIZED_BLOCK = 32
-CACHE_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "float16": 3}
+CACHE_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "float16": 3, "float8_e4m3fn": 4, "float8_e5m2": 5}
+UNITS = {"float8_e4m3fn": 256.0}
+"""The kernels read numbers of these types divided by this."""
 
 
 class Item(Structure):
@@ -66,7 +68,7 @@ _ATTEND = [
     ("plan", c_void_p),
     ("cache", Cache),
     *((name, c_int32) for name in ("num_heads", "window")),
-    *((name, c_float) for name in ("scale", "soft_cap")),
+    *((name, c_float) for name in ("scale", "soft_cap", "value_unit")),
 ]
 
 

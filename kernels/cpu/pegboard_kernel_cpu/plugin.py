@@ -50,7 +50,7 @@ ATTENTION = AttentionSpec(
     tier="tuned",
     supports={
         "dtype": {"float32"},
-        "kv_dtype": {"float32", "bfloat16", "float16", "int8"},
+        "kv_dtype": {"float32", "bfloat16", "float16", "int8", "float8_e4m3fn", "float8_e5m2"},
         "head_dim": frozenset(range(8, 257, 8)),
         "window": True,
         "soft_cap": True,

@@ -106,10 +106,7 @@ static const char *stage_keys(Tile *t, const char *const *k) {
     for (int64_t d = 0; d < t->dim; d++)
         for (int j = 0; j < VECTORS; j++) {
             const char *from = k[j * LANES / RUN] + d * stride + j * LANES % RUN * bytes_of(t->a->cache.type);
-            store(t->staged_k + d * PANEL + j * LANES, t->a->cache.type == BFLOAT16 ? load_as(BFLOAT16, from)
-                                                       : t->a->cache.type == FLOAT16 ? load_as(FLOAT16, from)
-                                                       : t->a->cache.type == INT8   ? load_as(INT8, from)
-                                                                                    : load_as(FLOAT32, from));
+            store(t->staged_k + d * PANEL + j * LANES, load_as(t->a->cache.type, from));
         }
     return (const char *)t->staged_k;
 }
@@ -121,6 +118,8 @@ INLINE void widen(int type, const char *from, int n, float *to) {
         if (type == FLOAT32) to[d] = ((const float *)from)[d];
         else if (type == INT8) to[d] = (float)((const int8_t *)from)[d];
         else if (type == FLOAT16) to[d] = half_to_float(((const uint16_t *)from)[d]);
+        else if (type == E4M3) to[d] = half_to_float(e4m3_to_half(((const uint8_t *)from)[d]));
+        else if (type == E5M2) to[d] = half_to_float((uint16_t)(((const uint8_t *)from)[d] << 8));
         else {
             union { uint32_t bits; float value; } wide = {(uint32_t)((const uint16_t *)from)[d] << 16};
             to[d] = wide.value;
@@ -137,6 +136,8 @@ static void stage_values(Tile *t, int count) {
         if (type == FLOAT32) widen(FLOAT32, from, t->dim, to);
         else if (type == BFLOAT16) widen(BFLOAT16, from, t->dim, to);
         else if (type == FLOAT16) widen(FLOAT16, from, t->dim, to);
+        else if (type == E4M3) widen(E4M3, from, t->dim, to);
+        else if (type == E5M2) widen(E5M2, from, t->dim, to);
         else widen(INT8, from, t->dim, to);
         for (int d = t->dim; d < t->padded; d++) to[d] = 0;
     }
@@ -268,7 +269,7 @@ static void finish(Tile *t, const Item *item, int base) {
     for (int row = 0; row < t->num_rows; row++) {
         const float *from = t->out + row * t->padded;
         if (item->num_splits == 1) {
-            float *to = t->q + row * t->dim, inverse = t->total[row] > 0 ? 1 / t->total[row] : 0;
+            float *to = t->q + row * t->dim, inverse = t->total[row] > 0 ? t->a->value_unit / t->total[row] : 0;
             for (int d = 0; d < t->dim; d++) to[d] = from[d] * inverse;
         } else {
             int before = item->num_members && item->member >= 0 ? item->member * t->group : 0;
@@ -294,7 +295,7 @@ static void merge(Tile *t, const Item *item, int base) {
             total += from[dim + 1] * weight;
             for (int d = 0; d < dim; d++) to[d] += from[d] * weight;
         }
-        for (int d = 0; d < dim; d++) to[d] /= total;
+        for (int d = 0; d < dim; d++) to[d] = to[d] / total * t->a->value_unit;
     }
     deliver(t, item, base);
 }

@@ -15,7 +15,7 @@
 #define MAX_DIM 256
 #define KEY_STEP 32 /* tasks start at a multiple of this number of keys */
 
-enum { FLOAT32, BFLOAT16, INT8, FLOAT16, NUM_TYPES };
+enum { FLOAT32, BFLOAT16, INT8, FLOAT16, E4M3, E5M2, NUM_TYPES };
 
 /* The attention of query tokens [first, first + count) of a row to the keys [key_first, key_stop), which are one of num_splits
  * ranges. The thread that finishes last merges the results of all ranges.
@@ -74,6 +74,7 @@ typedef struct {
     Cache cache;
     int32_t num_heads, window; /* window 0 = none; it includes the token itself */
     float scale, soft_cap; /* soft_cap 0 = none */
+    float value_unit; /* what the products read of the values is multiplied by it */
     Quantized to; /* used only if the channels of a group's heads are a multiple of 32 */
 } AttendArguments;
 

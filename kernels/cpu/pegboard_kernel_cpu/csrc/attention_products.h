@@ -30,12 +30,14 @@ typedef void (*ScoreProduct)(const float *q, const char *const *k, int64_t strid
 typedef void (*ValueProduct)(const float *weights, const char *const *v, int64_t stride, int64_t skip, int span, int from,
                              int stop, const float *factor, float *out, int64_t out_stride);
 
-INLINE int bytes_of(int type) { return type == FLOAT32 ? 4 : type == INT8 ? 1 : 2; }
+INLINE int bytes_of(int type) { return type == FLOAT32 ? 4 : type == BFLOAT16 || type == FLOAT16 ? 2 : 1; }
 
 INLINE vfloat load_as(int type, const char *p) {
     if (type == FLOAT32) return load((const float *)p);
     if (type == BFLOAT16) return load_bfloat16((const uint16_t *)p);
     if (type == FLOAT16) return load_half((const uint16_t *)p);
+    if (type == E4M3) return load_e4m3((const uint8_t *)p);
+    if (type == E5M2) return load_e5m2((const uint8_t *)p);
     return load_int8((const int8_t *)p);
 }
 
@@ -113,15 +115,17 @@ INLINE void value_product(const int type, const int rows, const int vectors, con
 #endif
 #define SCORE_NAMES(type, rows) score_##type##_##rows,
 
-EACH_ROWS(SCORE, FLOAT32) EACH_ROWS(SCORE, BFLOAT16) EACH_ROWS(SCORE, INT8) EACH_ROWS(SCORE, FLOAT16)
-EACH_ROWS(VALUES, FLOAT32) EACH_ROWS(VALUES, BFLOAT16) EACH_ROWS(VALUES, INT8) EACH_ROWS(VALUES, FLOAT16)
+EACH_ROWS(SCORE, FLOAT32) EACH_ROWS(SCORE, BFLOAT16) EACH_ROWS(SCORE, INT8) EACH_ROWS(SCORE, FLOAT16) EACH_ROWS(SCORE, E4M3)
+EACH_ROWS(SCORE, E5M2)
+EACH_ROWS(VALUES, FLOAT32) EACH_ROWS(VALUES, BFLOAT16) EACH_ROWS(VALUES, INT8) EACH_ROWS(VALUES, FLOAT16) EACH_ROWS(VALUES, E4M3)
+EACH_ROWS(VALUES, E5M2)
 
 /* [type][rows - 1], and for values [log2 of the vectors of channels]. */
 static const ScoreProduct score_products[NUM_TYPES][ROWS] = {
     {EACH_ROWS(SCORE_NAMES, FLOAT32)}, {EACH_ROWS(SCORE_NAMES, BFLOAT16)}, {EACH_ROWS(SCORE_NAMES, INT8)},
-    {EACH_ROWS(SCORE_NAMES, FLOAT16)}};
+    {EACH_ROWS(SCORE_NAMES, FLOAT16)}, {EACH_ROWS(SCORE_NAMES, E4M3)}, {EACH_ROWS(SCORE_NAMES, E5M2)}};
 static const ValueProduct value_products[NUM_TYPES][ROWS][3] = {
     {EACH_ROWS(VALUE_NAMES, FLOAT32)}, {EACH_ROWS(VALUE_NAMES, BFLOAT16)}, {EACH_ROWS(VALUE_NAMES, INT8)},
-    {EACH_ROWS(VALUE_NAMES, FLOAT16)}};
+    {EACH_ROWS(VALUE_NAMES, FLOAT16)}, {EACH_ROWS(VALUE_NAMES, E4M3)}, {EACH_ROWS(VALUE_NAMES, E5M2)}};
 
 #endif

@@ -182,6 +182,58 @@ INLINE vfloat load_int8(const int8_t *p) {
 #endif
 }
 
+/* Floats of 8 bits (Micikevicius et al. 2022). E5M2 is the high byte of a half. E4M3 has the bits of a half's magnitude without its
+ * highest exponent bit and its lowest mantissa bits, so the half is the value divided by E4M3_UNIT. */
+#define E4M3_UNIT 256.0f
+#define E4M3_LARGEST 448.0f
+#define E5M2_LARGEST 57344.0f
+
+INLINE uint16_t e4m3_to_half(uint8_t code) { return (uint16_t)((code & 0x80) << 8 | (code & 0x7f) << 7); }
+
+INLINE vfloat load_e4m3(const uint8_t *p) { /* divided by E4M3_UNIT */
+#if defined(__AVX512F__)
+    __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)), 7);
+    return (vfloat)_mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16((short)0xbf80)));
+#elif defined(__F16C__) && LANES == 8
+    __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7);
+    return (vfloat)_mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16((short)0xbf80)));
+#else
+    vfloat x;
+    for (int i = 0; i < LANES; i++) x[i] = half_to_float(e4m3_to_half(p[i]));
+    return x;
+#endif
+}
+
+INLINE vfloat load_e5m2(const uint8_t *p) {
+#if defined(__AVX512F__)
+    return (vfloat)_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p)), 8));
+#elif defined(__F16C__) && LANES == 8
+    return (vfloat)_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)p)), 8));
+#else
+    vfloat x;
+    for (int i = 0; i < LANES; i++) x[i] = half_to_float((uint16_t)(p[i] << 8));
+    return x;
+#endif
+}
+
+/* Round to the nearest float of 8 bits, ties to even. What is larger than `largest` becomes `largest`; a NaN stays a NaN. */
+INLINE uint8_t to_float8(float x, int mantissa, int bias, float largest) {
+    union { float value; uint32_t bits; } u = {fabsf(x)}, least = {.bits = (uint32_t)(128 - bias) << 23};
+    uint8_t sign = signbit(x) ? 0x80 : 0;
+    if (x != x) return (uint8_t)(sign | 0x7f);
+    if (u.value > largest) u.value = largest;
+    if (u.value < least.value) { /* denormal: a multiple of the smallest number */
+        union { uint32_t bits; float value; } inverse = {(uint32_t)(126 + bias + mantissa) << 23};
+        return (uint8_t)(sign | (uint8_t)lrintf(u.value * inverse.value));
+    }
+    int dropped = 23 - mantissa;
+    u.bits += (1u << (dropped - 1)) - 1 + (u.bits >> dropped & 1);
+    return (uint8_t)(sign | (uint8_t)((u.bits >> dropped) - ((uint32_t)(127 - bias) << mantissa)));
+}
+
+INLINE uint8_t to_e4m3(float x) { return to_float8(x, 3, 7, E4M3_LARGEST); }
+INLINE uint8_t to_e5m2(float x) { return to_float8(x, 2, 15, E5M2_LARGEST); }
+
 /* exp(x) for x <= 0 and slightly above; 0 for very small x. It is 2^n times a polynomial on [-ln2/2, ln2/2] (Cody & Waite
  * reduction, minimax coefficients of degree 5; relative error below 2e-7). */
 INLINE vfloat exp_of(vfloat x) {
