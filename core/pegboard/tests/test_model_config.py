@@ -93,6 +93,20 @@ def test_files_of_a_checkpoint(tmp_path: Path, content: bytes, words: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("fp8", "float8_e4m3fn"),
+        ("fp8_e4m3", "float8_e4m3fn"),
+        ("fp8_inc", "float8_e4m3fn"),
+        ("fp8_e5m2", "float8_e5m2"),
+        ("int8", "int8"),
+    ],
+)
+def test_vllms_names_of_types_of_the_kv_cache(asked: str, meant: str) -> None:
+    assert engine_settings("m", {"kv_cache_dtype": asked}).engine.kv_cache_dtype == meant
+
+
+@pytest.mark.parametrize(
     ("asked", "meant"), [("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16"), ("auto", "auto")]
 )
 def test_names_of_compute_types(asked: str, meant: str) -> None:

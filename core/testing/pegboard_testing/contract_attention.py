@@ -38,6 +38,8 @@ from pegboard_testing.fake_limits import fake_limits
 
 FEATURES = ("window", "soft_cap")
 TOLERANCES = {"float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}
+STORED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+"""Types of the cache that only round. Others (int8 with scales) are for the backend's own tests."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +53,19 @@ class Piece:
 
 class Trial:
     """A backend whose new cache contains garbage, rows of random queries, keys and values in shuffled blocks, and the same data
-    in plain tensors for the reference."""
+    in plain tensors for the reference. stored: the type of the cache, which holds all keys and values exactly; None = dtype."""
 
     def __init__(self, contract: "AttentionContract", layers: Sequence[AttentionLayer], block_size: int, lengths: Sequence[int],
-                 seed: int, dtype: str = "float32") -> None:  # fmt: skip
+                 seed: int, dtype: str = "float32", stored: str | None = None) -> None:  # fmt: skip
         self.layers, self.block_size, self.lengths, self.device = tuple(layers), block_size, lengths, contract.device
         random = torch.Generator().manual_seed(seed)
         kind = getattr(torch, dtype)
 
         def values(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=random).to(kind).to(self.device)
+
+        def storable(*shape: int) -> Tensor:
+            return values(*shape).to(getattr(torch, stored or dtype)).to(kind)
 
         blocks_of = [-(-length // block_size) for length in lengths]
         self.num_blocks = 1 + sum(blocks_of) + 2  # block 0 belongs to no row, and two other blocks stay free
@@ -71,14 +76,14 @@ class Trial:
             index, width = layer.layer_index, layer.value_dim or layer.head_dim
             self.q[index] = [values(n, layer.num_heads, layer.head_dim) for n in lengths]
             if layer.shares_kv_with is None:
-                self.k[index] = [values(n, layer.num_kv_heads, layer.head_dim) for n in lengths]
-                self.v[index] = [values(n, layer.num_kv_heads, width) for n in lengths]
+                self.k[index] = [storable(n, layer.num_kv_heads, layer.head_dim) for n in lengths]
+                self.v[index] = [storable(n, layer.num_kv_heads, width) for n in lengths]
                 self.caches[index] = (self._reference_cache(self.k[index]), self._reference_cache(self.v[index]))
         limits = fake_limits(max_num_batched_tokens=sum(lengths), max_num_seqs=len(lengths), max_model_len=max(lengths))
         setup = AttentionSetup(self.layers, dtype, self.device, limits, torch.get_num_threads())
         self.backend = contract.backend(setup)
         owners = [layer for layer in self.layers if layer.shares_kv_with is None]
-        spec = self.backend.kv_spec(owners[0], dtype)
+        spec = self.backend.kv_spec(owners[0], stored or dtype)
         group = KVGroup(tuple(layer.layer_index for layer in owners), spec, block_size)
         plan = KVPlan((group,), self.num_blocks, spec.slot_bytes() * block_size * len(owners), block_size)
         self.views = memory.allocate(plan, self._zeros)
@@ -204,11 +209,11 @@ class AttentionContract:
         return [AttentionLayer(layer_index=i, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
                                scale=head_dim**-0.5 * (1 + i), **features) for i in range(2)]  # fmt: skip
 
-    def random_trial(self, seed: int, dtype: str = "float32") -> tuple[Trial, list[list[Piece]]]:
+    def random_trial(self, seed: int, dtype: str = "float32", stored: str | None = None) -> tuple[Trial, list[list[Piece]]]:
         rng = np.random.default_rng(seed)
         block_size = int(rng.choice(self.some("block_size", [1, 4, 16, 32])))
         lengths = [int(rng.choice([1, int(rng.integers(1, 12)), int(rng.integers(1, 90))])) for _ in range(rng.integers(1, 7))]
-        trial = Trial(self, self.random_layers(rng), block_size, lengths, seed, dtype)
+        trial = Trial(self, self.random_layers(rng), block_size, lengths, seed, dtype, stored)
         return trial, list(random_steps(rng, lengths))
 
     @pytest.mark.parametrize("seed", range(24))
@@ -227,6 +232,15 @@ class AttentionContract:
             outputs = trial.step(pieces)
             assert all(out.dtype == getattr(torch, dtype) for out in outputs.values())
             self.check(trial, pieces, outputs, TOLERANCES[dtype])
+
+    @pytest.mark.parametrize("stored", STORED)
+    def test_every_declared_type_of_the_cache(self, stored: str) -> None:
+        if not (self.can("dtype", "float32") and self.can("kv_dtype", stored)):
+            return
+        trial, steps = self.random_trial(150, "float32", stored)
+        assert {view.dtype for view in trial.views[0].values()} == {getattr(torch, stored)}
+        for pieces in steps:
+            self.check(trial, pieces, trial.step(pieces))
 
     def check(self, trial: Trial, pieces: Sequence[Piece], outputs: dict[int, Tensor], tolerance: float | None = None) -> None:
         for index, expected in trial.expected(pieces).items():

@@ -216,6 +216,15 @@ def test_shared_blocks_are_read_once_a_tile(num_rows: int) -> None:
         sharing.contract.check_all(trial, sharing.steps([1] * num_rows))
 
 
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_what_an_8_bit_float_cannot_hold_becomes_its_largest_number(kv_dtype: str) -> None:
+    trial = Stored(kv_dtype).trial([_layer()], 16, [1], 0)
+    values = torch.tensor([1e6, -1e6, 0.0, 2.0**-20, 1.0, -3.3, 447.0, 1e-3]).repeat(8)
+    trial.v[0] = [values.expand(1, 2, 64)]
+    found = trial.step([Piece(0, 0, 1)])[0].view(6, 64)  # attention to one token returns its values
+    assert torch.equal(found, Stored(kv_dtype).rounded(values).expand(6, 64))
+
+
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "float16"])
 def test_what_lies_in_unused_slots_does_not_matter(kv_dtype: str) -> None:
     contract = Stored(kv_dtype)

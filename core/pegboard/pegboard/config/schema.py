@@ -21,6 +21,11 @@ from msgspec import Meta
 from pegboard.errors import ConfigError, did_you_mean
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
+SHORT_DTYPES = {
+    "half": "float16", "float": "float32",
+    "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_inc": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2",
+}  # fmt: skip
+"""vLLM's short names of types."""
 
 
 def doc(text: str) -> Meta:
@@ -59,7 +64,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # KV cache
     block_size: Annotated[int | None, doc("Tokens per KV block; default: the platform's")] = None
     kv_cache_dtype: Annotated[
-        str, doc("Type in which keys and values are stored; auto = what the quantization method wants, else the compute type")
+        str,
+        doc(
+            "Type in which keys and values are stored: float32, bfloat16, float16, int8, fp8 (or fp8_e4m3), fp8_e5m2; "
+            "auto = what the quantization method wants, else the compute type"
+        ),
     ] = "auto"
     kv_cache_memory_bytes: Annotated[int | None, doc("Size of the KV cache in bytes; default: from measured free memory")] = None
     gpu_memory_utilization: Annotated[float, doc("Fraction of device memory to use if no KV cache size is given")] = 0.92
@@ -128,8 +137,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stream_interval: Annotated[int, doc("Number of tokens gathered before a chunk is streamed")] = 1
 
     def __post_init__(self) -> None:
-        if (full := {"half": "float16", "float": "float32"}.get(self.dtype)) is not None:  # vLLM's short names
-            msgspec.structs.force_setattr(self, "dtype", full)
+        msgspec.structs.force_setattr(self, "dtype", SHORT_DTYPES.get(self.dtype, self.dtype))
+        msgspec.structs.force_setattr(self, "kv_cache_dtype", SHORT_DTYPES.get(self.kv_cache_dtype, self.kv_cache_dtype))
 
 
 class StructuredOutputsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,6 +21,19 @@ from pegboard.interfaces.attention import (
 from pegboard_attention_cpu.plan import Bucket, Chunk, Plan, make_plan
 
 
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return x as the cache stores it. What an 8-bit float cannot hold becomes its largest number."""
+    if dtype.itemsize > 1:
+        return x.to(dtype)
+    largest = torch.finfo(dtype).max
+    return x.clamp(-largest, largest).to(dtype)
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """Return 8-bit floats as bytes: torch does not index them on a CPU. All else is returned unchanged."""
+    return x.view(torch.uint8) if x.dtype.itemsize == 1 else x
+
+
 class Scratch:
     """Memory that all layers of a step gather into. Its pages are already mapped, and are still in the CPU's cache when they are
     read. Allocating memory for every gather took longer than copying."""
@@ -30,10 +43,11 @@ class Scratch:
 
     def gather(self, cache: Tensor, blocks: Tensor) -> Tensor:
         """Return cache[blocks], which is valid until the next gather."""
+        cache, dtype = as_bytes(cache), cache.dtype
         size = len(blocks) * cache[0].numel()
         if self.memory.numel() < size or self.memory.dtype != cache.dtype:
             self.memory = torch.empty(size, dtype=cache.dtype)
-        return torch.index_select(cache, 0, blocks, out=self.memory[:size].view(len(blocks), *cache.shape[1:]))
+        return torch.index_select(cache, 0, blocks, out=self.memory[:size].view(len(blocks), *cache.shape[1:])).view(dtype)
 
 
 class CPUPagedAttention:
@@ -68,7 +82,7 @@ class CPUPagedAttention:
         """Return a closure over the layer's cache. See `AttentionBackend.bind`."""
         owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
         k_cache, v_cache = self.views[owner]["k"], self.views[owner]["v"]
-        k_slots, v_slots = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
+        stored, k_slots, v_slots = k_cache.dtype, as_bytes(k_cache).flatten(0, 1), as_bytes(v_cache).flatten(0, 1)
         bucket_attention = _bucket_attention(layer, self.key_scratch, self.value_scratch)
         chunk_attention = _chunk_attention(layer)
         width = layer.num_heads * (layer.value_dim or layer.head_dim)
@@ -78,11 +92,11 @@ class CPUPagedAttention:
             assert plan is not None, "call plan() before the forward"
             if k is not None and v is not None:
                 if plan.stored is not None:
-                    k_slots.index_copy_(0, plan.slots, k[plan.stored].to(k_slots.dtype))
-                    v_slots.index_copy_(0, plan.slots, v[plan.stored].to(v_slots.dtype))
+                    k_slots.index_copy_(0, plan.slots, as_bytes(rounded(k[plan.stored], stored)))
+                    v_slots.index_copy_(0, plan.slots, as_bytes(rounded(v[plan.stored], stored)))
                 else:
-                    k_slots.index_copy_(0, plan.slots, k.to(k_slots.dtype))
-                    v_slots.index_copy_(0, plan.slots, v.to(v_slots.dtype))
+                    k_slots.index_copy_(0, plan.slots, as_bytes(rounded(k, stored)))
+                    v_slots.index_copy_(0, plan.slots, as_bytes(rounded(v, stored)))
             out = torch.empty(q.shape[0], width, dtype=q.dtype)
             for bucket in plan.buckets:
                 result = bucket_attention(q, k_cache, v_cache, bucket)
@@ -150,8 +164,10 @@ def _chunk_attention(layer: AttentionLayer) -> Callable[..., Tensor]:
         if chunk.is_whole and k is not None and v is not None:
             keys, values = k[chunk.start : chunk.stop], v[chunk.start : chunk.stop]
         else:
-            keys = k_cache.index_select(0, chunk.blocks).flatten(0, 1)[: chunk.num_keys].to(q.dtype)
-            values = v_cache.index_select(0, chunk.blocks).flatten(0, 1)[: chunk.num_keys].to(q.dtype)
+            keys, values = (
+                as_bytes(cache).index_select(0, chunk.blocks).view(cache.dtype).flatten(0, 1)[: chunk.num_keys].to(q.dtype)
+                for cache in (k_cache, v_cache)
+            )
         keys = keys.transpose(0, 1).repeat_interleave(group, 0).unsqueeze(0)
         values = values.transpose(0, 1).repeat_interleave(group, 0).unsqueeze(0)
         bias = chunk.bias[window]

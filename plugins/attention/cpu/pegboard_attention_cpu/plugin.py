@@ -8,7 +8,7 @@ CPU_PAGED = AttentionSpec(
     platforms=frozenset({"cpu"}),
     supports={
         "dtype": {"float32", "bfloat16", "float16"},
-        "kv_dtype": {"float32", "bfloat16", "float16"},
+        "kv_dtype": {"float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"},
         "head_dim": True,
         "window": True,
         "soft_cap": True,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pegboard_attention_cpu.backend import CPUPagedAttention
+import pytest
+import torch
+from pegboard_attention_cpu.backend import CPUPagedAttention, rounded
 from pegboard_attention_cpu.plugin import CPU_PAGED
 
 from pegboard.interfaces.attention import AttentionSetup
@@ -19,3 +21,9 @@ class TestCPUPagedAttention(AttentionContract):
 
     def backend(self, setup: AttentionSetup) -> CPUPagedAttention:
         return CPUPagedAttention(None, setup)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_what_an_8_bit_float_cannot_hold_becomes_its_largest_number(dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    assert rounded(torch.tensor([1e6, -1e6, 1.0]), dtype).float().tolist() == [largest, -largest, 1.0]
