@@ -32,6 +32,9 @@ SHIFTED = {
 }
 """What the kernels decode the 256 codes to."""
 ONE = {E4M3: 0x38, E5M2: 0x3C}
+"""The code of 1.0."""
+MOST_NAN = 6
+"""The largest number of codes of a float8 type that mean NaN."""
 
 
 class Run(NamedTuple):
@@ -75,6 +78,14 @@ class Segment:
     values: Tensor
 
 
+class Prepared(NamedTuple):
+    """Rows as csrc/linear_codes.c packs them. scales: [rows, blocks], float32 or one byte each."""
+
+    run: Run
+    codes: Tensor
+    scales: Tensor
+
+
 class NativeCodeWeight(PackedWeight):
     """See `pegboard.ops.float_codes.CodeWeight`."""
 
@@ -82,21 +93,13 @@ class NativeCodeWeight(PackedWeight):
     RUN = Run
 
     def write(self, start: int, rows: FloatCodes) -> None:
-        if not self.run_of(start, rows).is_computable(self.shape[1]):
+        prepared = _prepare(start, rows, self.shape[1])
+        if not prepared.run.is_computable(self.shape[1]):
             raise ModelError(f"scales of {rows.block[1]} columns are not computed for {self.shape[1]} columns")
-        super().write(start, rows)
+        super().write(start, prepared)
 
-    def run_of(self, start: int, rows: FloatCodes) -> Run:
-        kind, unit, _ = _decoding(rows)
-        scale_kind = _scale_kind(rows)
-        factor = unit * (1.0 if scale_kind == FLOAT_SCALES else rows.factor) * (E4M3_UNIT if scale_kind == E4M3_SCALES else 1.0)
-        values = rows.values.tolist() if kind == TABLE else []
-        bits = 4 if kind == TABLE and len(values) <= 16 else 8
-        size = 16 if bits == 4 else 256 if kind == TABLE else 0
-        padded = tuple(values + [0.0] * (size - len(values)))
-        block_size = min(rows.block[1], self.shape[1])
-        part = -1 if scale_kind == FLOAT_SCALES else start
-        return Run(start, start + rows.codes.shape[0], bits, kind, scale_kind, block_size, part, factor, padded)
+    def run_of(self, start: int, rows: Prepared) -> Run:
+        return rows.run
 
     def segment_of(self, run: Run, packed: Tensor) -> Segment:
         factor = torch.tensor([run.factor], dtype=torch.float32)
@@ -104,20 +107,16 @@ class NativeCodeWeight(PackedWeight):
         form = CodeFormat(run.bits, run.kind, run.scale_kind, run.block_size, factor.data_ptr(), values.data_ptr())
         return Segment(run.start, run.stop, form, packed, factor, values)
 
-    def pack(self, segment: Segment, start: int, rows: FloatCodes) -> None:
-        run, form = self.run_of(start, rows), segment.format
+    def pack(self, segment: Segment, start: int, rows: Prepared) -> None:
+        run, form = rows.run, segment.format
         is_same = (run.bits, run.kind, run.scale_kind, run.block_size) == (form.bits, form.kind, form.scale_kind, form.block_size)
+        has_factor = run.part >= 0 or run.factor == segment.factor.item()
         values = torch.tensor(run.values) if run.values else segment.values
-        if not is_same or not torch.equal(values.view(torch.int32), segment.values.view(torch.int32)):
+        if not is_same or not has_factor or not torch.equal(values.view(torch.int32), segment.values.view(torch.int32)):
             raise ModelError("a reload must not change the format of codes and scales: load the checkpoint in a new engine")
         segment.factor[0] = run.factor
-        codes = _decoding(rows)[2].contiguous()
-        if run.scale_kind == FLOAT_SCALES:
-            scales = rows.scales()
-        else:
-            scales = rows.scale.view(torch.uint8).repeat_interleave(rows.block[0], 0)[: len(codes)].contiguous()
         library().pack_codes(
-            codes.data_ptr(), scales.data_ptr(), start - segment.start, len(codes), self.shape[1], byref(form),
+            rows.codes.data_ptr(), rows.scales.data_ptr(), start - segment.start, len(rows.codes), self.shape[1], byref(form),
             segment.packed.data_ptr(),
         )  # fmt: skip
 
@@ -137,6 +136,24 @@ class NativeCodeWeight(PackedWeight):
         return dense
 
 
+def _prepare(start: int, rows: FloatCodes, columns: int) -> Prepared:
+    kind, unit, codes = _decoding(rows)
+    scale_kind = SCALE_KINDS.get(rows.scale.dtype, FLOAT_SCALES)
+    if scale_kind != FLOAT_SCALES and bool(rows.scale.float().isnan().any()):
+        scale_kind = FLOAT_SCALES
+    if scale_kind == FLOAT_SCALES:
+        scales, factor, part = rows.scales(), unit, -1
+    else:
+        scales = rows.scale.view(torch.uint8).repeat_interleave(rows.block[0], 0)[: len(codes)]
+        factor, part = unit * rows.factor * (E4M3_UNIT if scale_kind == E4M3_SCALES else 1.0), start
+    values = rows.values.tolist() if kind == TABLE else []
+    bits = 4 if kind == TABLE and len(values) <= 16 else 8
+    size = 16 if bits == 4 else 256 if kind == TABLE else 0
+    padded = tuple(values + [0.0] * (size - len(values)))
+    run = Run(start, start + len(codes), bits, kind, scale_kind, min(rows.block[1], columns), part, factor, padded)
+    return Prepared(run, codes.contiguous(), scales.contiguous())
+
+
 def _decoding(rows: FloatCodes) -> tuple[int, float, Tensor]:
     """Return how the codes are decoded, what the results are to be multiplied with, and the codes, which may be other codes for
     the same values. Shifting cannot give e4m3's NaN, so a matrix that contains it has a table."""
@@ -146,18 +163,12 @@ def _decoding(rows: FloatCodes) -> tuple[int, float, Tensor]:
     if len(values) < 256:  # 6 bits, all of whose values e4m3 has
         same = values.unsqueeze(1) == SHIFTED[E4M3] * E4M3_UNIT
         return (E4M3, E4M3_UNIT, same.int().argmax(1).byte()[codes.int()]) if bool(same.any(1).all()) else (TABLE, 1.0, codes)
-    used = codes.flatten().bincount(minlength=256) > 0
     for kind, shifted in SHIFTED.items():
         unit = (values[ONE[kind]] / shifted[ONE[kind]]).item()
-        if torch.equal((shifted * unit)[used], values[used]):
+        different = (shifted * unit != values).nonzero().flatten().tolist()
+        if len(different) <= MOST_NAN and not any(bool((codes == code).any()) for code in different):
             return kind, unit, codes
     return TABLE, 1.0, codes
-
-
-def _scale_kind(rows: FloatCodes) -> int:
-    """Return how the scales are held. e4m3 scales that are NaN become float32."""
-    kind = SCALE_KINDS.get(rows.scale.dtype, FLOAT_SCALES)
-    return kind if kind == FLOAT_SCALES or not bool(rows.scale.float().isnan().any()) else FLOAT_SCALES
 
 
 class NativeCodeLinear:

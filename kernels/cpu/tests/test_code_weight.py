@@ -146,6 +146,14 @@ def test_a_reload_is_seen_by_what_was_bound(values: str, scale: torch.dtype) -> 
         weight.finish()
 
 
+def test_a_reload_as_another_float8_type_is_refused() -> None:
+    """The rows share a factor with others."""
+    weight = filled(NativeCodeWeight, (40, 64), *(codes_of("e4m3fn", torch.float32, (1, 64), 20, 64, seed) for seed in (0, 1)))
+    weight.write(20, codes_of("e4m3fnuz", torch.float32, (1, 64), 20, 64, 0))
+    with pytest.raises(ModelError, match="a reload must not change the format"):
+        weight.finish()
+
+
 def test_a_recording_equals_the_eager_call() -> None:
     """Also with a bias, which the kernels add to parts in several formats."""
     parts = [codes_of("e4m3fn", torch.float32, (1, 96), 33, 96, 0), codes_of("e2m1", torch.float8_e4m3fn, (1, 16), 15, 96, 1)]
