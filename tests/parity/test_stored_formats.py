@@ -257,6 +257,18 @@ FLOATS = {"float-quantized", "fp8", "fp8 in blocks", "modelopt", "modelopt_fp4",
 """Formats that are multiplied with activations as they are."""
 
 
+def check_logits(llm: LLM, reference: Any, limit: float) -> None:
+    """limit: of the standard deviation of the errors, relative to that of the logits."""
+    expected = torch.cat([reference.logprobs(prompt)[:-1] for prompt in PROMPTS])
+    rows = []
+    for output in llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], PARAMS, use_tqdm=False):
+        for row in (output.prompt_logprobs or [])[1:]:
+            assert row is not None
+            rows.append([row[token].logprob for token in sorted(row)])
+    off = ((torch.tensor(rows) - expected).std() / expected.std()).item()
+    assert off < limit
+
+
 @pytest.mark.parametrize(
     ("architecture", "case"), [("olmo2", "awq"), ("olmo2", "gptq in act order"), *(("llama", case) for case in CASES)]
 )
@@ -266,12 +278,20 @@ def test_the_logits_of_the_dequantized_model(
     reference = write(architecture, **SIZES)
     config, store, bits, order = CASES[case]
     quantize(reference, config, lambda weight: store(weight, bits, order))
-    expected = torch.cat([reference.logprobs(prompt)[:-1] for prompt in PROMPTS])
     with open_llm(reference.directory, download_dir=str(tmp_path / "cache"), quantization=OTHER_NAMES.get(case)) as llm:
-        rows = []
-        for output in llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], PARAMS, use_tqdm=False):
-            for row in (output.prompt_logprobs or [])[1:]:
-                assert row is not None
-                rows.append([row[token].logprob for token in sorted(row)])
-    off = ((torch.tensor(rows) - expected).std() / expected.std()).item()
-    assert off < (1e-4 if case in FLOATS else 0.05)
+        check_logits(llm, reference, 1e-4 if case in FLOATS else 0.05)
+
+
+def test_a_plain_checkpoint_is_rounded_to_nf4(write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path) -> None:
+    """The values of nf4 are those of bitsandbytes."""
+    positive = [0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.7230, 1.0]
+    table = torch.tensor([-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0, *positive])
+    reference = write("llama", **SIZES)
+    for name, module in reference.model.named_modules():
+        if name.endswith(LINEAR):
+            blocks = module.weight.data.reshape(-1, 64)
+            most = blocks.abs().amax(1, keepdim=True)
+            codes = ((blocks / most).unsqueeze(-1) - table).abs().argmin(-1)
+            module.weight.data.copy_((table[codes] * most).view(module.weight.shape))
+    with open_llm(reference.directory, download_dir=str(tmp_path / "cache"), quantization="bitsandbytes") as llm:
+        check_logits(llm, reference, 0.02)

@@ -5,6 +5,7 @@ Formats differ in the names of the tensors, and in how many rows and columns sha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Literal
@@ -12,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import Part
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.float_codes import E2M1, FloatCodes, float8_values
@@ -48,7 +50,7 @@ class FloatReader:
     bits: 8 = `weight` is float8 [rows, columns]; 4 = it is uint8 [rows, columns / 2] (or [rows, blocks, bytes of a block]), and
     the low half of each byte is the even column. block: None = the shape of the scales says whether there is one for the tensor
     or one per row. weight, scale, factor: endings of the tensors' names; of several, the one that the checkpoint has.
-    scale_type: "e8m0" may also be stored as the exponents, uint8.
+    scale_type: "e8m0" may also be stored as the exponents, uint8. is_divisor: the scales are divided by the factor.
 
     A module whose weight has a plain type, and that has no scale, is plain.
     """
@@ -58,6 +60,7 @@ class FloatReader:
     weight: tuple[str, ...] = ("weight",)
     scale: tuple[str, ...] = ("weight_scale",)
     factor: str | None = None
+    is_divisor: bool = False
     scale_type: Literal["float", "e4m3", "e8m0"] = "float"
 
     def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
@@ -115,7 +118,13 @@ class FloatReader:
         return tensor_of(pieces, name, torch.float8_e8m0fnu, torch.uint8).view(torch.float8_e8m0fnu)
 
     def _factor(self, part: Part, pieces: Pieces) -> float:
-        return 1.0 if self.factor is None else floats(pieces, f"{module_of(part)}.{self.factor}").float().item()
+        if self.factor is None:
+            return 1.0
+        name = f"{module_of(part)}.{self.factor}"
+        value: float = floats(pieces, name).float().item()
+        if self.is_divisor and not 0 < value < math.inf:
+            raise ModelError(f"tensor {name} is {value}; this format divides by it")
+        return 1 / value if self.is_divisor else value
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         return [READING, *astuple(self)]

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationSetup
@@ -45,6 +46,9 @@ READING = "bitsandbytes 1"
 """Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
 
 ONLINE_BLOCK = 64
+CHUNK_ELEMENTS = 1 << 22
+"""Number of elements that are rounded at a time, which limits the temporary memory."""
+
 NF4 = torch.tensor(
     [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334]
     + [-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224]
@@ -210,15 +214,21 @@ class OnlineReader(PlainReader):
         return code_form(columns, math.gcd(columns, ONLINE_BLOCK))
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> FloatCodes | Tensor:
-        values = floats(pieces, part.name).float()
-        if not values.isfinite().all():
-            raise ModelError(f"tensor {part.name} has values that are not finite, so it cannot be quantized")
-        flat = values.flatten()
-        blocks = torch.nn.functional.pad(flat, (0, -flat.numel() % ONLINE_BLOCK)).view(-1, ONLINE_BLOCK)
-        absmax = blocks.abs().amax(1)
-        scaled = blocks / absmax.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(1)
-        codes = torch.bucketize(scaled, (NF4[1:] + NF4[:-1]) / 2).to(torch.uint8).flatten()[: flat.numel()]
-        return _rows(codes.view(values.shape), NF4, absmax, ONLINE_BLOCK)
+        plain = floats(pieces, part.name)
+        flat = plain.flatten()
+        absmax, codes = torch.empty(-(-flat.numel() // ONLINE_BLOCK)), torch.empty(flat.numel(), dtype=torch.uint8)
+        borders = (NF4[1:] + NF4[:-1]) / 2
+        for start in range(0, flat.numel(), CHUNK_ELEMENTS):
+            values = flat[start : start + CHUNK_ELEMENTS].to("cpu", torch.float32)
+            blocks = functional.pad(values, (0, -values.numel() % ONLINE_BLOCK)).view(-1, ONLINE_BLOCK)
+            most = blocks.abs().amax(1)
+            if not most.isfinite().all():
+                raise ModelError(f"tensor {part.name} has values that are not finite, so it cannot be quantized")
+            scaled = blocks / most.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(1)
+            found = torch.bucketize(scaled, borders).flatten()[: values.numel()]
+            absmax[start // ONLINE_BLOCK : start // ONLINE_BLOCK + len(blocks)] = most
+            codes[start : start + values.numel()] = found.to(torch.uint8)
+        return _rows(codes.view(plain.shape), NF4, absmax, ONLINE_BLOCK)
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         return [READING, "online", pieces[part.name].stored]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, QuantizationSetup
-from pegboard_quantization_compressed_tensors.readers import HAVE_GROUPS, READERS, Scheme
+from pegboard_quantization_compressed_tensors.readers import FORMATS, HAVE_GROUPS, Scheme
 from pegboard_weights.config import QuantConfig, matches
 from pegboard_weights.grouped import check_whole_groups
 from pegboard_weights.stored_weight import AnyLayer, FormatMethod, Reader, columns_of
@@ -43,7 +43,7 @@ class CompressedTensors(FormatMethod):
             return None
         columns = columns_of(layer)
         check_whole_groups(module, columns, scheme.group(columns), METHOD)
-        return READERS[scheme.format, scheme.type](scheme)
+        return FORMATS[scheme.format, scheme.type].make(scheme)
 
     def kv_cache(self, layer: object) -> str | None:
         if self.kv_dtype == "float8":
@@ -80,15 +80,15 @@ def _scheme(config: QuantConfig, group: QuantConfig) -> Scheme | None:
     kind = weights.one_of("type", ("int", "float"), "int")
     if named.values.get("format") == "marlin-24":
         raise named.error("format", "marlin-24", "does not read the layout of this GPU kernel; take the model in another format")
-    format = named.one_of("format", [format for format, of_kind in READERS if of_kind == kind])
-    reader = READERS[format, kind]
+    format = named.one_of("format", [name for name, of_kind in FORMATS if of_kind == kind])
+    known = FORMATS[format, kind]
     size = None if weights.values.get("group_size") is None else weights.size("group_size")
     inferred = "tensor" if size is None else "channel" if size == -1 else "group"
-    strategy = weights.one_of("strategy", reader.STRATEGIES, inferred)
+    strategy = weights.one_of("strategy", known.strategies, inferred)
     return Scheme(
         format=format,
         type=kind,
-        bits=weights.one_of("num_bits", reader.BITS, 8),
+        bits=weights.one_of("num_bits", known.bits, 8),
         strategy=strategy,
         group_size=weights.size("group_size") if strategy in HAVE_GROUPS else -1,
         is_symmetric=weights.flag("symmetric", True),

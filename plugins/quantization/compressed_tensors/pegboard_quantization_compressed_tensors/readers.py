@@ -15,9 +15,8 @@ with 2^(bits − 1) added, as a stream of bits along the columns (codes) or the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,11 +25,10 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import Part
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
-from pegboard.ops.float_codes import E2M1, FloatCodes
 from pegboard_weights.grouped import block_form, column_groups, grouped_rows, signed_rows
 from pegboard_weights.packed_integers import unpack
-from pegboard_weights.small_floats import float8_rows, nibbles, packed_if_possible
-from pegboard_weights.stored_weight import Form, Pieces, code_form, floats, module_of, scales_of, stored_as, tensor_of
+from pegboard_weights.small_floats import FloatReader
+from pegboard_weights.stored_weight import Form, Pieces, Reader, module_of, scales_of, stored_as, tensor_of
 
 READING = "compressed-tensors 1"
 """Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
@@ -59,10 +57,7 @@ class Scheme:
 
 
 class SchemeReader:
-    """What the readers of this format share. A subclass says which values of a scheme it reads."""
-
-    BITS: ClassVar[Collection[int]]
-    STRATEGIES: ClassVar[tuple[str, ...]]
+    """What the readers of integers share."""
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
@@ -80,9 +75,6 @@ class SchemeReader:
 
 class IntReader(SchemeReader):
     """int-quantized: one code per byte."""
-
-    BITS = range(2, 9)
-    STRATEGIES = ("tensor", "channel", "group")
 
     def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
         module, rows = module_of(part), part.rows[1] - part.rows[0]
@@ -102,9 +94,6 @@ class IntReader(SchemeReader):
 
 class PackedReader(SchemeReader):
     """pack-quantized: codes in 32-bit words."""
-
-    BITS = range(2, 9)
-    STRATEGIES = ("channel", "group")
 
     def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
         module, rows, bits = module_of(part), part.rows[1] - part.rows[0], self.scheme.bits
@@ -137,82 +126,44 @@ class PackedReader(SchemeReader):
         return grouped_rows(codes, bits, scale, zero, self.scheme.group(columns), self._groups(part, columns, pieces))
 
 
-class Float8Reader(SchemeReader):
-    """float-quantized."""
-
-    BITS = (8,)
-    STRATEGIES = ("tensor", "channel", "group", "block")
-
-    def _block(self, rows: int, columns: int) -> tuple[int, int]:
-        if self.scheme.strategy == "block":
-            return self.scheme.block
-        return (rows, columns) if self.scheme.strategy == "tensor" else (1, self.scheme.group(columns))
-
-    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
-        rows, (height, width) = part.rows[1] - part.rows[0], self.scheme.block
-        blocks = (-(-rows // height), -(-columns // width))
-        shapes = [blocks] if self.scheme.strategy == "block" else self.scale_shapes(rows, columns)
-        scale = stored_as(available, f"{module_of(part)}.weight_scale", *shapes)
-        return [WantedWeight(part.name, (rows, columns)), scale]
-
-    def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
-        return code_form(columns, self._block(1, columns)[1])
-
-    def read(self, part: Part, columns: int, pieces: Pieces) -> FloatCodes | Tensor:
-        rows = part.rows[1] - part.rows[0]
-        scale = floats(pieces, f"{module_of(part)}.weight_scale")
-        scale = scale.reshape(1, 1) if scale.numel() == 1 else scale.reshape(scale.shape[0], -1)
-        return float8_rows(pieces, part.name, scale, self._block(rows, columns))
+def _float8(scheme: Scheme) -> FloatReader:
+    groups = (1, scheme.group_size) if scheme.strategy == "group" else None
+    return FloatReader(block=scheme.block if scheme.strategy == "block" else groups)
 
 
-class FP4Reader(SchemeReader):
-    """nvfp4-pack-quantized."""
-
-    BITS = (4,)
-    STRATEGIES = ("tensor_group",)
-    SCALE_TYPES: ClassVar[tuple[torch.dtype, ...]] = (torch.float8_e4m3fn,)
-    HAS_GLOBAL_SCALE = True
-
-    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
-        module, rows = module_of(part), part.rows[1] - part.rows[0]
-        wanted = [
-            WantedWeight(f"{module}.weight_packed", (rows, columns // 2)),
-            WantedWeight(f"{module}.weight_scale", (rows, columns // self.scheme.group_size)),
-        ]
-        if self.HAS_GLOBAL_SCALE:
-            wanted.append(stored_as(available, f"{module}.weight_global_scale", (1,), ()))
-        return wanted
-
-    def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
-        return code_form(columns, self.scheme.group_size)
-
-    def read(self, part: Part, columns: int, pieces: Pieces) -> FloatCodes | Tensor:
-        module = module_of(part)
-        codes = nibbles(tensor_of(pieces, f"{module}.weight_packed", torch.uint8))
-        scale = tensor_of(pieces, f"{module}.weight_scale", *self.SCALE_TYPES)
-        divisor = float(floats(pieces, f"{module}.weight_global_scale")) if self.HAS_GLOBAL_SCALE else 1.0
-        if not divisor > 0:
-            raise ModelError(f"tensor {module}.weight_global_scale is {divisor}; this format divides by it")
-        if scale.dtype == torch.uint8:  # exponents of two
-            scale = scale.view(torch.float8_e8m0fnu)
-        return packed_if_possible(FloatCodes(codes, E2M1, scale, (1, self.scheme.group_size), 1 / divisor))
+def _nvfp4(scheme: Scheme) -> FloatReader:
+    return FloatReader(
+        bits=4,
+        block=(1, scheme.group_size),
+        weight=("weight_packed",),
+        factor="weight_global_scale",
+        is_divisor=True,
+        scale_type="e4m3",
+    )
 
 
-class MXFP4Reader(FP4Reader):
-    """mxfp4-pack-quantized."""
-
-    STRATEGIES = ("group",)
-    SCALE_TYPES = (torch.uint8, torch.float8_e8m0fnu)
-    HAS_GLOBAL_SCALE = False
+def _mxfp4(scheme: Scheme) -> FloatReader:
+    return FloatReader(bits=4, block=(1, scheme.group_size), weight=("weight_packed",), scale_type="e8m0")
 
 
-READERS: dict[tuple[str, str], type[IntReader | PackedReader | Float8Reader | FP4Reader]] = {
-    ("pack-quantized", "int"): PackedReader,
-    ("int-quantized", "int"): IntReader,
-    ("naive-quantized", "int"): IntReader,
-    ("float-quantized", "float"): Float8Reader,
-    ("naive-quantized", "float"): Float8Reader,
-    ("nvfp4-pack-quantized", "float"): FP4Reader,
-    ("mxfp4-pack-quantized", "float"): MXFP4Reader,
+@dataclass(frozen=True, slots=True)
+class Format:
+    """bits, strategies: the values of a scheme that can be read. make: returns the reader of a scheme."""
+
+    make: Callable[[Scheme], Reader]
+    bits: Collection[int]
+    strategies: tuple[str, ...]
+
+
+_BYTES = Format(IntReader, range(2, 9), ("tensor", "channel", "group"))
+_FLOAT8 = Format(_float8, (8,), ("tensor", "channel", "group", "block"))
+FORMATS: Mapping[tuple[str, str], Format] = {
+    ("pack-quantized", "int"): Format(PackedReader, range(2, 9), ("channel", "group")),
+    ("int-quantized", "int"): _BYTES,
+    ("naive-quantized", "int"): _BYTES,
+    ("float-quantized", "float"): _FLOAT8,
+    ("naive-quantized", "float"): _FLOAT8,
+    ("nvfp4-pack-quantized", "float"): Format(_nvfp4, (4,), ("tensor_group",)),
+    ("mxfp4-pack-quantized", "float"): Format(_mxfp4, (4,), ("group",)),
 }
 """By format and type of the weights."""

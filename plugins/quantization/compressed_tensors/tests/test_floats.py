@@ -15,7 +15,7 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import WeightPiece
 from pegboard.ops.float_codes import CodeWeight
-from pegboard_testing.contract_quantization import QuantizationContract, stored_pieces
+from pegboard_testing.contract_quantization import QuantizationContract, load_pieces, stored_pieces
 
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
@@ -128,8 +128,5 @@ def test_broken_tensors_are_refused_by_name(contract: type[TestFloat8], name: st
     tensors, _ = made.tensors(np.zeros((1, 64), np.float32), np.random.default_rng(0))
     changed = {key: data for key, data in (tensors | {name: value}).items() if isinstance(data, Tensor)}
     weight = made.linear(made.layer((1,), 64))
-    weight.declare({})
     with pytest.raises(ModelError, match=told):
-        for piece in stored_pieces("model.part0", changed):
-            weight.accept(piece)
-        weight.finish()
+        load_pieces(weight, stored_pieces("model.part0", changed))

@@ -16,7 +16,7 @@ from pegboard.interfaces.quantization import Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import WeightPiece
 from pegboard.ops.blocks import BlockWeight
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.contract_quantization import QuantizationContract, stored_pieces
+from pegboard_testing.contract_quantization import QuantizationContract, load_pieces, stored_pieces
 
 
 def test_contract() -> None:
@@ -160,11 +160,9 @@ def broken(contract: TestPackedGroups, told: str, **changes: Tensor | None) -> N
     weight = contract.linear(layer)
     pieces, _ = contract.stored(layer.parts[0], contract.values(0, 1, 64), "float32")
     tensors = {piece.name.rpartition(".")[2]: piece.data for piece in pieces} | changes
-    weight.declare(dict.fromkeys([piece.name for piece in pieces if "shape" in piece.name]))
+    changed = {name: data for name, data in tensors.items() if isinstance(data, Tensor)}
     with pytest.raises(ModelError, match=told):
-        for piece in stored_pieces("model.part0", {name: data for name, data in tensors.items() if isinstance(data, Tensor)}):
-            weight.accept(piece)
-        weight.finish()
+        load_pieces(weight, stored_pieces("model.part0", changed))
 
 
 def test_broken_tensors_are_refused_by_name() -> None:

@@ -10,34 +10,19 @@ Modules in `exclude` are plain.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
-from pegboard.ops.float_codes import E2M1, FloatCodes
 from pegboard_weights.config import QuantConfig, matches
 from pegboard_weights.grouped import block_form, check_whole_groups, signed_rows
-from pegboard_weights.small_floats import float8_rows, nibbles, packed_if_possible
-from pegboard_weights.stored_weight import (
-    AnyLayer,
-    Form,
-    FormatMethod,
-    Pieces,
-    Reader,
-    code_form,
-    columns_of,
-    floats,
-    module_of,
-    stored_as,
-    tensor_of,
-)
+from pegboard_weights.small_floats import FloatReader
+from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, Reader, columns_of, module_of, stored_as
 
 READING = "quark 1"
 """Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
@@ -76,14 +61,17 @@ class Quark(FormatMethod):
         self.has_kv_scales = export is not None and bool(export.values.get("kv_cache_group"))
 
     def reader(self, module: str, layer: AnyLayer) -> Reader | None:
-        if isinstance(layer, EmbeddingLayer) or _is_meant(module, self.excluded):
+        if isinstance(layer, EmbeddingLayer) or matches(module, self.excluded):
             return None
-        scheme = next((scheme for name, scheme in self.layers if _is_meant(module, [name])), self.default)
+        scheme = next((scheme for name, scheme in self.layers if matches(module, [name])), self.default)
         if scheme is None:
             return None
-        if scheme.type == "fp4":
-            check_whole_groups(module, columns_of(layer), MX_GROUP, METHOD)
-        return QuarkReader(scheme)
+        if scheme.type == "int8":
+            return Int8Reader(scheme)
+        if scheme.type == "fp8_e4m3":
+            return FloatReader()
+        check_whole_groups(module, columns_of(layer), MX_GROUP, METHOD)
+        return FloatReader(bits=4, block=(1, MX_GROUP), scale_type="e8m0")
 
     def kv_cache(self, layer: object) -> str | None:
         if self.has_kv_scales:
@@ -92,12 +80,6 @@ class Quark(FormatMethod):
                 "choose the type of the KV cache yourself, for example --kv-cache-dtype bfloat16"
             )
         return None
-
-
-def _is_meant(module: str, patterns: Sequence[str]) -> bool:
-    return matches(module, [name for name in patterns if "*" not in name or name.startswith("re:")]) or any(
-        fnmatch.fnmatchcase(module, name) for name in patterns if "*" in name and not name.startswith("re:")
-    )
 
 
 def _scheme(config: QuantConfig) -> Scheme | None:
@@ -115,39 +97,25 @@ def _scheme(config: QuantConfig) -> Scheme | None:
     return Scheme(kind, arranged == "per_tensor", weight.flag("symmetric", True) if kind == "int8" else True)
 
 
-class QuarkReader:
+class Int8Reader:
+    """See the module."""
+
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
 
     def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
         module, rows = module_of(part), part.rows[1] - part.rows[0]
-        scale = f"{module}.weight_scale"
-        if self.scheme.type == "fp4":
-            return [WantedWeight(part.name, (rows, columns // 2)), WantedWeight(scale, (rows, columns // MX_GROUP))]
+        names = ["weight_scale"] if self.scheme.is_symmetric else ["weight_scale", "weight_zero_point"]
         shapes: list[tuple[int, ...]] = [(1,), ()] if self.scheme.is_per_tensor else [(rows,), (rows, 1)]
-        wanted = [WantedWeight(part.name, (rows, columns)), stored_as(available, scale, *shapes)]
-        if self.scheme.is_symmetric:
-            return wanted
-        return [*wanted, stored_as(available, f"{module}.weight_zero_point", *shapes)]
+        return [WantedWeight(part.name, (rows, columns)), *(stored_as(available, f"{module}.{name}", *shapes) for name in names)]
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
-        if self.scheme.type == "int8":
-            return block_form(columns, columns)
-        return code_form(columns, MX_GROUP if self.scheme.type == "fp4" else columns)
+        return block_form(columns, columns)
 
-    def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | FloatCodes | Tensor:
-        module, rows = module_of(part), part.rows[1] - part.rows[0]
-        scale = f"{module}.weight_scale"
-        if self.scheme.type == "fp4":
-            exponents = tensor_of(pieces, scale, torch.uint8).view(torch.float8_e8m0fnu)
-            return packed_if_possible(
-                FloatCodes(nibbles(tensor_of(pieces, part.name, torch.uint8)), E2M1, exponents, (1, MX_GROUP))
-            )
-        if self.scheme.type == "int8":
-            zero = None if self.scheme.is_symmetric else f"{module}.weight_zero_point"
-            return signed_rows(pieces, part.name, scale, zero, 8, columns)
-        block = (rows, columns) if self.scheme.is_per_tensor else (1, columns)
-        return float8_rows(pieces, part.name, floats(pieces, scale).reshape(-1, 1), block)
+    def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
+        module = module_of(part)
+        zero = None if self.scheme.is_symmetric else f"{module}.weight_zero_point"
+        return signed_rows(pieces, part.name, f"{module}.weight_scale", zero, 8, columns)
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
-        return [READING, self.scheme.type, self.scheme.is_per_tensor, self.scheme.is_symmetric]
+        return [READING, self.scheme.is_per_tensor, self.scheme.is_symmetric]

@@ -20,6 +20,7 @@ from pegboard.ops.blocks import BlockWeight
 from pegboard.ops.float_codes import CodeWeight
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_quantization import QuantizationContract, load_pieces, stored_pieces
+from pegboard_weights.small_floats import FloatReader
 
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 INT8 = {"dtype": "int8", "qscheme": "per_channel", "symmetric": True, "ch_axis": 0, "is_dynamic": False}
@@ -109,7 +110,9 @@ def type_of(found: Quark, module: str) -> str | None:
     if weight is None:
         return None
     [reader] = weight.readers.values()
-    return str(reader.scheme.type)  # type: ignore[attr-defined]
+    if isinstance(reader, FloatReader):
+        return "fp4" if reader.bits == 4 else "fp8_e4m3"
+    return "int8"
 
 
 def test_which_modules_have_which_scheme() -> None:
@@ -167,7 +170,7 @@ def test_odd_configs_are_refused(config: dict[str, Any], told: str) -> None:
         (INT8, "weight_scale", torch.ones(2), r"weight_scale has shape \(2,\)"),
         (INT8, "weight", torch.zeros(3, 64), "weight is stored as float32; this format needs int8"),
         (FP8, "weight", torch.zeros(3, 63).to(torch.float8_e4m3fn), r"weight has shape \(3, 63\)"),
-        (MXFP4, "weight_scale", torch.ones(3, 2), "weight_scale is stored as float32; this format needs uint8"),
+        (MXFP4, "weight_scale", torch.ones(3, 2), "weight_scale is stored as float32; this format needs float8_e8m0fnu or"),
     ],
 )
 def test_broken_tensors_are_refused_by_name(weight: dict[str, Any], name: str, value: Tensor | None, told: str) -> None:
