@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_kernel_cpu.code_weight import NativeCodeWeight
+from pegboard_kernel_cpu.repack import store_packed
 from pegboard_kernel_cpu.replay import NativeReplay
 from torch import Tensor
 
@@ -174,6 +175,23 @@ def test_a_kept_layout_is_the_weight(tmp_path: Path) -> None:
     assert second.restore() and torch.equal(first.dense(), second.dense())
     x = torch.randn(7, 96)
     assert torch.equal(first.bind()(x), second.bind()(x))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [(0, -1), (1, 41), (2, 5), (2, "8"), (3, 3), (4, 3), (5, 0), (5, 24), (5, 128), (7, "1"), (8, [0.0] * 15), (8, "x" * 16)],
+)
+def test_a_hostile_header_is_not_used(tmp_path: Path, field: int, value: object) -> None:
+    """Such a file has right checksums: only another program of the same user can have written it."""
+    cache = RepackCache(tmp_path, "sha256:1", 1 << 20)
+    run = [0, 40, 4, 0, 1, 16, 0, 1.0, [0.0] * 16]
+    memory = memoryview(bytes(48 * 96 // 2 + 48 * 6 + 32))
+    weight = NativeCodeWeight((40, 96), torch.float32, "cpu", cache=cache.entry("layers.0", {}))
+    store_packed(cache.entry("layers.0", {}), NativeCodeWeight.LAYOUT, memory, {"runs": [run]})
+    assert weight.restore(), "the test stores what the weight stores"
+    run[field] = value
+    store_packed(cache.entry("layers.0", {}), NativeCodeWeight.LAYOUT, memory, {"runs": [run]})
+    assert not weight.restore()
 
 
 def test_blocks_that_no_kernel_computes_are_refused() -> None:

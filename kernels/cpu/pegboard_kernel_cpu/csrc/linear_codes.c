@@ -28,7 +28,7 @@ typedef struct {
     int32_t bits, kind; /* kind: how 8-bit codes are decoded. 4-bit codes have a table. */
     int32_t scale_kind, block_size;
     const float *factor; /* of all scales. It is in memory, because a reload may change it. */
-    const float *values; /* what the 16 or 256 codes stand for */
+    const float *values; /* what the 16 or 256 codes stand for; for E4M3, 2^-8 of that */
 } CodeFormat;
 
 typedef struct {
@@ -56,34 +56,6 @@ INLINE int64_t scale_bytes(const CodeFormat *f) { return f->scale_kind == FLOAT_
 
 INLINE int64_t group_bytes(const CodeFormat *f, int64_t columns) {
     return (columns + f->block_size - 1) / f->block_size * scale_bytes(f) + columns * ROWS * f->bits / 8;
-}
-
-/* e4m3fn to 2^-8 of its value: its sign, 4 exponent bits and 3 mantissa bits are moved to their places in a half. */
-INLINE vfloat load_e4m3(const uint8_t *p) {
-#if LANES == 16
-    __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)), 7);
-    return (vfloat)_mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16((short)0xbfff)));
-#elif LANES == 8
-    __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7);
-    return (vfloat)_mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16((short)0xbfff)));
-#else
-    vfloat x;
-    for (int i = 0; i < LANES; i++) x[i] = half_to_float((uint16_t)((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7));
-    return x;
-#endif
-}
-
-/* e5m2 is the upper byte of a half. */
-INLINE vfloat load_e5m2(const uint8_t *p) {
-#if LANES == 16
-    return (vfloat)_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p)), 8));
-#elif LANES == 8
-    return (vfloat)_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)p)), 8));
-#else
-    vfloat x;
-    for (int i = 0; i < LANES; i++) x[i] = half_to_float((uint16_t)(p[i] << 8));
-    return x;
-#endif
 }
 
 /* 2^(code - 127). */
