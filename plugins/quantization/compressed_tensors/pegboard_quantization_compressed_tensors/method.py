@@ -49,7 +49,7 @@ class CompressedTensors(FormatMethod):
         if self.kv_dtype == "float8":
             raise ModelError(
                 "the checkpoint's kv_cache_scheme has 8-bit floats with stored scales, which are not supported; choose the type "
-                "of the KV cache yourself, for example --kv-cache-dtype bfloat16"
+                "of the KV cache yourself: --kv-cache-dtype bfloat16, int8, or fp8 (without scales)"
             )
         return self.kv_dtype
 

@@ -77,7 +77,7 @@ class Quark(FormatMethod):
         if self.has_kv_scales:
             raise ModelError(
                 "the checkpoint's kv_cache_group asks for a KV cache of 8-bit floats with stored scales, which is not supported; "
-                "choose the type of the KV cache yourself, for example --kv-cache-dtype bfloat16"
+                "choose the type of the KV cache yourself: --kv-cache-dtype bfloat16, int8, or fp8 (without scales)"
             )
         return None
 
