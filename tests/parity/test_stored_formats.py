@@ -295,3 +295,12 @@ def test_a_plain_checkpoint_is_rounded_to_nf4(write: Callable[..., Any], open_ll
             module.weight.data.copy_((table[codes] * most).view(module.weight.shape))
     with open_llm(reference.directory, download_dir=str(tmp_path / "cache"), quantization="bitsandbytes") as llm:
         check_logits(llm, reference, 0.02)
+
+
+def test_a_plain_checkpoint_is_rounded_to_fp8(write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path) -> None:
+    reference = write("llama", **SIZES)
+    for name, module in reference.model.named_modules():
+        if name.endswith(LINEAR):
+            module.weight.data.copy_(as_float8(module.weight.data, 8, False)[1])
+    with open_llm(reference.directory, download_dir=str(tmp_path / "cache"), quantization="fp8") as llm:
+        check_logits(llm, reference, 1e-4)
