@@ -113,12 +113,16 @@ def score(prompts: Sequence[list[int]], llm: LLM) -> Scores:
 
 def compare(model: str, num_tokens: int, **settings: Any) -> Comparison:
     """Compare `model` under `settings` with the same model in float32."""
+    return judge(measure(model, num_tokens, **FLOAT), measure(model, num_tokens, **settings))
+
+
+def measure(model: str, num_tokens: int, **settings: Any) -> Scores:
     base: dict[str, Any] = {"max_model_len": WINDOW + 8, "kv_cache_memory_bytes": 1 << 28, "enable_prefix_caching": False}
-    found = []
-    for chosen in (FLOAT, settings):
-        with LLM(model, **{**base, **chosen}) as llm:
-            found.append(score(windows(llm, num_tokens), llm))
-    exact, other = found
+    with LLM(model, **{**base, **settings}) as llm:
+        return score(windows(llm, num_tokens), llm)
+
+
+def judge(exact: Scores, other: Scores) -> Comparison:
     count = len(exact.choices)
     same = sum(a == b for a, b in zip(exact.choices, other.choices, strict=True))
     losses = [a - b for a, b in zip(exact.logprobs, other.logprobs, strict=True)]
