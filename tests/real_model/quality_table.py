@@ -1,5 +1,5 @@
-"""Measures what quantizing the default model costs: perplexity and greedy choices, for each way to quantize a plain checkpoint while
-it is loaded, and for each type of the KV cache.
+"""Measures what quantizing the default model costs in perplexity and greedy choices: each way to quantize a plain checkpoint while
+it loads, and each type of the KV cache.
 
     python tests/real_model/quality_table.py [--tokens 20000]
 

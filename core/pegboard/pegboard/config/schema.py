@@ -21,11 +21,13 @@ from msgspec import Meta
 from pegboard.errors import ConfigError, did_you_mean
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
-SHORT_DTYPES = {
-    "half": "float16", "float": "float32",
-    "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_inc": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2",
-}  # fmt: skip
-"""vLLM's short names of types."""
+_DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+NEEDS: Mapping[str, str] = _DATA["needs"]
+"""Setting → the setting without which it has no effect."""
+MOST_USED = frozenset(f"{section}.{name}" for section, names in _DATA["most_used"].items() for name in names)
+"""The settings that a command's short help shows, as section.name."""
+SHORT_DTYPES: Mapping[str, str] = _DATA["short_dtypes"]
+"""vLLM's short names of types → names of torch."""
 
 
 def doc(text: str) -> Meta:
@@ -66,7 +68,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_cache_dtype: Annotated[
         str,
         doc(
-            "Type in which keys and values are stored: float32, bfloat16, float16, int8, fp8 (or fp8_e4m3), fp8_e5m2; "
+            "Type in which keys and values are stored: a type of torch (float16, int8, float8_e4m3fn) or vLLM's name of one; "
             "auto = what the quantization method wants, else the compute type"
         ),
     ] = "auto"
@@ -247,12 +249,6 @@ class Settings:
         engine = build(EngineConfig, {**msgspec.structs.asdict(self.engine), **values}, source)
         return Settings(engine, self.server, self.plugins, {**self.sources, **dict.fromkeys(values, source)})
 
-
-_DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-NEEDS: Mapping[str, str] = _DATA["needs"]
-"""Setting → the setting without which it has no effect."""
-MOST_USED = frozenset(f"{section}.{name}" for section, names in _DATA["most_used"].items() for name in names)
-"""The settings that a command's short help shows, as section.name."""
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {"engine": EngineConfig, "server": ServerConfig, "plugins": PluginConfig}
 
