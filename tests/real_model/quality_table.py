@@ -1,4 +1,4 @@
-"""Measures what quantizing the default model costs in perplexity and greedy choices: each way to quantize a plain checkpoint while
+"""Measures what quantizing the default model costs in perplexity and greedy choices: each way to quantize a plain checkpoint when
 it loads, and each type of the KV cache.
 
     python tests/real_model/quality_table.py [--tokens 20000]
