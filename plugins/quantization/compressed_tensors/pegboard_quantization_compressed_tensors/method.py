@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, QuantizationSetup
 from pegboard_quantization_compressed_tensors.readers import FORMATS, HAVE_GROUPS, Scheme
 from pegboard_weights.config import QuantConfig, matches
@@ -46,11 +45,6 @@ class CompressedTensors(FormatMethod):
         return FORMATS[scheme.format, scheme.type].make(scheme)
 
     def kv_cache(self, layer: object) -> str | None:
-        if self.kv_dtype == "float8":
-            raise ModelError(
-                "the checkpoint's kv_cache_scheme has 8-bit floats with stored scales, which are not supported; choose the type "
-                "of the KV cache yourself: --kv-cache-dtype bfloat16, int8, or fp8 (without scales)"
-            )
         return self.kv_dtype
 
 
@@ -68,7 +62,10 @@ def _kv_dtype(config: QuantConfig) -> str | None:
     if scheme is None:
         return None
     scheme.one_of("num_bits", (8,))
-    return "int8" if scheme.one_of("type", ("int", "float"), "int") == "int" else "float8"
+    if scheme.one_of("type", ("int", "float"), "int") == "int":
+        return "int8"
+    config.say_kv_scales_are_not_used()
+    return None
 
 
 def _scheme(config: QuantConfig, group: QuantConfig) -> Scheme | None:

@@ -120,8 +120,13 @@ def test_columns_that_are_not_whole_groups_are_refused() -> None:
 def test_the_kv_cache() -> None:
     assert method(group(FOUR)).kv_cache(None) is None
     assert method(group(FOUR), kv_cache_scheme={"num_bits": 8, "type": "int"}).kv_cache(None) == "int8"
-    with pytest.raises(ModelError, match="kv_cache_scheme has 8-bit floats.*--kv-cache-dtype"):
-        method(group(FOUR), kv_cache_scheme={"num_bits": 8, "type": "float"}).kv_cache(None)
+
+
+def test_stored_scales_of_the_kv_cache_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert method(group(FOUR), kv_cache_scheme={"num_bits": 8, "type": "float"}).kv_cache(None) is None
+    [record] = caplog.records
+    assert "scales of the KV cache are not used" in record.getMessage()
 
 
 def test_quantized_activations_are_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -50,6 +50,8 @@ class ModelOpt(FormatMethod):
         else:
             self.default = _reader(config)
         config.say_activations_are_not_quantized()
+        if config.values.get("kv_cache_quant_algo") or config.values.get("kv_cache_scheme"):
+            config.say_kv_scales_are_not_used()
 
     def reader(self, module: str, layer: AnyLayer) -> FloatReader | None:
         if isinstance(layer, EmbeddingLayer) or matches(module, self.excluded):

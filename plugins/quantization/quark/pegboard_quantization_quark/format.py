@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
@@ -58,7 +57,8 @@ class Quark(FormatMethod):
         if any(part.values.get("input_tensors") for part in each):
             config.say_activations_are_not_quantized()
         export = config.part("export")
-        self.has_kv_scales = export is not None and bool(export.values.get("kv_cache_group"))
+        if export is not None and export.values.get("kv_cache_group"):
+            config.say_kv_scales_are_not_used()
 
     def reader(self, module: str, layer: AnyLayer) -> Reader | None:
         if isinstance(layer, EmbeddingLayer) or matches(module, self.excluded):
@@ -72,14 +72,6 @@ class Quark(FormatMethod):
             return FloatReader()
         check_whole_groups(module, columns_of(layer), MX_GROUP, METHOD)
         return FloatReader(bits=4, block=(1, MX_GROUP), scale_type="e8m0")
-
-    def kv_cache(self, layer: object) -> str | None:
-        if self.has_kv_scales:
-            raise ModelError(
-                "the checkpoint's kv_cache_group asks for a KV cache of 8-bit floats with stored scales, which is not supported; "
-                "choose the type of the KV cache yourself: --kv-cache-dtype bfloat16, int8, or fp8 (without scales)"
-            )
-        return None
 
 
 def _scheme(config: QuantConfig) -> Scheme | None:
