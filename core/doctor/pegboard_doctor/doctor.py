@@ -84,8 +84,8 @@ def _duplicates(path: Iterable[str]) -> Iterator[Finding]:
     """Find distributions that are installed again later on `path` (a stale .egg-info, an editable install). The first is used."""
     used: dict[str, tuple[str, str, str]] = {}
     for folder in dict.fromkeys(path):
-        for metadata, points in distributions(folder):
-            found = metadata["Version"], points, folder or os.getcwd()
+        for distribution, metadata in distributions(folder):
+            found = metadata["Version"], distribution.read_text("entry_points.txt") or "", folder or os.getcwd()
             first = used.setdefault(normalized(metadata["Name"]), found)
             if first is not found:
                 where = f"also found in {found[2]}, after {first[0]} in {first[2]}, which is used"

@@ -6,15 +6,18 @@ together with the reason, so that `pegboard plugins list` can show them.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
+from typing import TYPE_CHECKING, cast
 
 from pegboard.interfaces import HOOKS_GROUP, KINDS
+
+if TYPE_CHECKING:
+    from importlib_metadata import Distribution
 
 PREFIX = "pegboard."
 HOOKS_KIND = "hooks"
@@ -87,11 +90,11 @@ def scan_path(path: Sequence[str] | None) -> Scan:
     found: dict[str, list[Entry]] = {}
     summaries: dict[str, str] = {}
     for folder in sys.path if path is None else path:
-        for metadata, points in distributions(folder):
+        for distribution, metadata in distributions(folder):
             name = normalized(metadata["Name"])
-            entries = list(_entries_of(name, metadata["Version"], points))
+            entries = list(_entries_of(distribution, name, metadata["Version"]))
             if entries and name not in found:
-                found[name], summaries[name] = entries, metadata.get("Summary", "")
+                found[name], summaries[name] = entries, metadata.get("Summary") or ""
     every = sorted({entry for entries in found.values() for entry in entries}, key=lambda entry: entry.sort_key)
     unusable = [Unusable(entry, reason) for entry in every if (reason := unserved_group(entry.group, entry.distribution))]
     refused = {item.entry for item in unusable}
@@ -103,48 +106,25 @@ def scan_path(path: Sequence[str] | None) -> Scan:
     )
 
 
-def distributions(folder: str) -> Iterator[tuple[dict[str, str], str]]:
-    """Yield the metadata and the text of entry_points.txt of each distribution that has entry points of Pegboard.
+def distributions(folder: str) -> Iterator[tuple[Distribution, Mapping[str, str]]]:
+    """Yield each distribution in a folder or zip file that has entry points of Pegboard, and its metadata. Those whose metadata
+    cannot be read, or has no name or version, are left out."""
+    from importlib_metadata import Distribution, MetadataNotFound
 
-    Folders are read here, because importing importlib.metadata takes longer than all the rest of `pegboard --help`.
-    """
-    readers: list[Callable[[str], str | None]] = []
-    if os.path.isfile(folder):  # a zip file
-        from importlib.metadata import Distribution
-
-        readers += [distribution.read_text for distribution in Distribution.discover(path=[folder])]
-    with suppress(OSError):  # sys.path may name folders that do not exist or cannot be read
-        found = sorted(name for name in os.listdir(folder or ".") if name.endswith((".dist-info", ".egg-info")))
-        readers += [partial(_text, os.path.join(folder, name)) for name in found]
-    for read in readers:
-        points = read("entry_points.txt") or ""
-        if PREFIX in points:
-            header = (read("METADATA") or read("PKG-INFO") or "").partition("\n\n")[0]
-            metadata = dict(line.split(": ", 1) for line in header.splitlines() if ": " in line)
-            if "Name" in metadata and "Version" in metadata:
-                yield metadata, points
+    for distribution in Distribution.discover(path=[folder]):
+        if PREFIX in (distribution.read_text("entry_points.txt") or ""):  # reading all others would take most of the time
+            with suppress(MetadataNotFound, UnicodeError):
+                metadata = cast("Mapping[str, str]", distribution.metadata)
+                if metadata.get("Name") and metadata.get("Version"):
+                    yield distribution, metadata
 
 
-def _text(folder: str, name: str) -> str | None:
-    """Return a file's text, or None if there is no such file."""
-    try:
-        with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return None
-
-
-def _entries_of(distribution: str, version: str, points: str) -> Iterator[Entry]:
-    """Yield the entries in the text of an entry_points.txt."""
-    group = ""
-    for line in map(str.strip, points.splitlines()):
-        name, equals, value = (part.strip() for part in line.partition("="))
-        if line.startswith("["):
-            group = line.strip("[]")
-        elif equals and group.startswith(PREFIX) and not line.startswith("#"):
-            match = _GROUP.fullmatch(group)
-            kind = match.group(1) if match else group.removeprefix(PREFIX)
-            yield Entry(kind, name, distribution, version, value, group)
+def _entries_of(distribution: Distribution, name: str, version: str) -> Iterator[Entry]:
+    for point in distribution.entry_points:
+        if point.group.startswith(PREFIX):
+            match = _GROUP.fullmatch(point.group)
+            kind = match.group(1) if match else point.group.removeprefix(PREFIX)
+            yield Entry(kind, point.name, name, version, point.value, point.group)
 
 
 def unserved_group(group: str, distribution: str) -> str | None:
