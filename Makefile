@@ -37,7 +37,7 @@ serve: setup
 	$(BIN)/pegboard serve
 
 test: model
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python tests/run.py $(ARGS)
 
 compare: setup
 	PEGBOARD_TEST_VLLM=$(VLLM) PEGBOARD_TEST_VLLM_MODEL=$(VLLM_MODEL) \
