@@ -163,7 +163,7 @@ def test_the_extra_for_a_cpu_generates_and_checks(layers: Layers, checkpoint: Pa
     facts = json.loads(checked.stdout)
     assert (checked.returncode, facts["runs"]) == (0, "yes"), checked.stdout + checked.stderr
     assert "pegboard-kernel-cpu" in facts["plugins"] and facts["context"] == "64 tokens"
-    missing = layers.of([]).pegboard("check", str(checkpoint))
+    missing = layers.of(["pegboard-doctor"]).pegboard("check", str(checkpoint))
     assert missing.returncode == 1 and "runs      no" in missing.stdout
     assert all(f"pip install {name}" in missing.stdout for name in MINIMAL.values()), missing.stdout
 

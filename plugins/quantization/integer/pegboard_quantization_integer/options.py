@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -13,5 +11,5 @@ class RtnOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    bits: Literal[2, 3, 4, 5, 6, 7, 8] = 8
+    bits: int = Field(default=8, ge=2, le=8)
     group_size: int = Field(default=32, gt=0, multiple_of=32)
