@@ -1,6 +1,6 @@
 """Every test in this folder runs on every level that this CPU supports, compiled as on a CPU that supports no higher level. It
-also runs on the levels above AVX2 with their instructions emulated (see emulated/immintrin.h). Those are compiled with -O1, which takes
-a quarter of the time."""
+also runs on the levels above AVX2 with their instructions emulated (see emulated/immintrin.h). They are compiled with -O1, which
+takes a quarter of the time."""
 
 from __future__ import annotations
 
