@@ -11,6 +11,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PYPROJECTS := $(sort $(wildcard core/*/pyproject.toml)) $(sort $(wildcard plugins/*/*/pyproject.toml kernels/*/pyproject.toml contrib/*/*/pyproject.toml))
 MEMBERS    := $(patsubst %/pyproject.toml,%,$(PYPROJECTS))
+# In a terminal, pip shows how far the downloads are.
+QUIET      := $(shell test -t 2 || echo --quiet)
 EDITABLE   := $(foreach member,$(MEMBERS),--editable ./$(member))
 
 .PHONY: demo serve test compare bench lint docs setup model clean
@@ -19,7 +21,7 @@ setup: $(VENV)/.members
 
 $(VENV)/.third-party: requirements-dev.txt constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt --constraint constraints.txt
+	$(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --requirement requirements-dev.txt --constraint constraints.txt
 	touch $@
 
 $(VENV)/.members: $(VENV)/.third-party $(PYPROJECTS)
