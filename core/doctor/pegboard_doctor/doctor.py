@@ -89,9 +89,11 @@ def _duplicates(path: Iterable[str]) -> Iterator[Finding]:
             first = used.setdefault(normalized(metadata["Name"]), found)
             if first is not found:
                 where = f"also found in {found[2]}, after {first[0]} in {first[2]}, which is used"
-                is_same = first[:2] == found[:2]
-                level, advice = ("note", "both say the same") if is_same else ("problem", "they differ: remove the stale one")
-                yield Finding(level, f"{normalized(metadata['Name'])} {found[0]}", f"{where}; {advice}")  # type: ignore[arg-type]
+                subject = f"{normalized(metadata['Name'])} {found[0]}"
+                if first[:2] == found[:2]:
+                    yield Finding("note", subject, f"{where}; both say the same")
+                else:
+                    yield Finding("problem", subject, f"{where}; they differ: remove the stale one")
 
 
 def _conflicts(registry: Registry) -> Iterator[Finding]:

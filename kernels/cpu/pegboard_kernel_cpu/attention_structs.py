@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 
-from pegboard_kernel_cpu.structures import Quantized
+from pegboard_kernel_cpu.structures import E4M3_UNIT, Quantized
 
 TILE = 48
 PIECES_PER_THREAD = 4
 SHARED_PIECES = 32
 QUANTIZED_BLOCK = 32
 CACHE_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "float16": 3, "float8_e4m3fn": 4, "float8_e5m2": 5}
-UNITS = {"float8_e4m3fn": 256.0}
+UNITS = {"float8_e4m3fn": E4M3_UNIT}
 """The kernels read numbers of these types divided by this."""
 
 

@@ -14,7 +14,7 @@ from pegboard.errors import ModelError
 from pegboard.ops.float_codes import FloatCodes, float8_values
 from pegboard_kernel_cpu.library import library
 from pegboard_kernel_cpu.packed_weight import GROUP, PackedWeight
-from pegboard_kernel_cpu.structures import CodeFormat, LinearCodes, LookupCodes
+from pegboard_kernel_cpu.structures import E4M3_UNIT, CodeFormat, LinearCodes, LookupCodes
 from pegboard_kernel_cpu.values import Call, Value, new, refusal, rows_of, submit
 
 TABLE, E4M3, E5M2 = range(3)
@@ -23,8 +23,6 @@ FLOAT_SCALES, E4M3_SCALES, E8M0_SCALES = range(3)
 SCALE_KINDS = {torch.float8_e4m3fn: E4M3_SCALES, torch.float8_e8m0fnu: E8M0_SCALES}
 """Scales that stay as they are stored. All others become float32."""
 
-E4M3_UNIT = 2.0**8
-"""What the shifted e4m3 codes are to be multiplied with."""
 _CODES = torch.arange(256, dtype=torch.int16)
 SHIFTED = {
     E4M3: ((_CODES & 0x80) << 8 | (_CODES & 0x7F) << 7).view(torch.float16).float(),

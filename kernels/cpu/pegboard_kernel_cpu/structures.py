@@ -13,6 +13,10 @@ class Instruction(Structure):
     _fields_ = (("kernel", c_void_p), ("arguments", c_void_p))
 
 
+E4M3_UNIT = 2.0**8
+"""What the kernels read of E4M3 codes is to be multiplied with this (csrc/common.h)."""
+
+
 class Quantized(Structure):
     _fields_ = (("codes", c_void_p), ("scales", c_void_p), ("sums", c_void_p))
 
