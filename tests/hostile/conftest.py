@@ -64,12 +64,13 @@ def apis(setup: ApiSetup) -> Any:
 @dataclass
 class Hostile:
     """The application. `lag_s`: the longest time for which the event loop could do nothing else during `run`, in seconds of this
-    process's work, so that other programs on the machine do not count."""
+    process's work, so that other programs on the machine do not count. `work_s`: all work of this process during `run`."""
 
     client: FakeEngineClient
     tokenizer: CountingTokenizer
     app: Any
     lag_s: float = 0.0
+    work_s: float = 0.0
 
     def run(self, body: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
         """Call `body` with a client of the application."""
@@ -77,11 +78,12 @@ class Hostile:
 
     async def _run(self, body: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
         gc.freeze()  # as the server does when it is ready
-        beats = asyncio.create_task(self._beat())
+        beats, start = asyncio.create_task(self._beat()), time.process_time()
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://server", timeout=60) as http:
             await body(http)
         beats.cancel()
+        self.work_s = time.process_time() - start
         gc.unfreeze()
 
     async def _beat(self) -> None:
