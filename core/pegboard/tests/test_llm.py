@@ -77,6 +77,7 @@ def test_a_wrong_prompt_stops_everything_before_it_runs():
         (lambda llm: BeamSearchParams(beam_width=0, max_tokens=1), "beam_width"),
         (lambda llm: BeamSearchParams(beam_width=1, max_tokens="1"), "max_tokens"),
         (lambda llm: BeamSearchParams(beam_width=1, max_tokens=1, length_penalty=float("nan")), "length_penalty"),
+        (lambda llm: BeamSearchParams(beam_width=1, max_tokens=1, length_penalty=1e308), "length_penalty"),
     ],
 )
 def test_arguments_of_the_wrong_kind_are_named(call, parameter):

@@ -289,7 +289,7 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     max_tokens: Count
     ignore_eos: bool = False
     temperature: Annotated[float, Meta(ge=0, le=MAX_FLOAT)] = 0.0
-    length_penalty: Annotated[float, Meta(ge=-MAX_FLOAT, le=MAX_FLOAT)] = 1.0
+    length_penalty: Annotated[float, Meta(ge=-32, le=32)] = 1.0  # length ** 32 is a float for every length
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
 
