@@ -24,6 +24,7 @@ NEEDS_EXTRA = {
     ("pegboard", "torch"): ("pegboard.worker", "pegboard.layers", "pegboard.ops"),
     ("pegboard", "options"): ("pegboard.plugins.options",),  # only imported after a plugin has imported pydantic for its options
     ("pegboard-testing", "torch"): (
+        "pegboard_testing.authoring.formats_page",
         "pegboard_testing.contract_attention",
         "pegboard_testing.contract_float_weight",
         "pegboard_testing.contract_platform",

@@ -82,6 +82,16 @@ class TestNVFP4(TestFloat8):
         return tensors, FP4[codes] * (scale.float().numpy() / divisor).repeat(16, 1)
 
 
+class TestMXFP4(TestNVFP4):
+    format = "mxfp4-pack-quantized"
+    weights = {"num_bits": 4, "strategy": "group", "group_size": 32}
+
+
+class TestFloat8Blocks(TestFloat8):
+    weights = {"num_bits": 8, "strategy": "block", "block_structure": [4, 64]}
+    block = 64
+
+
 def dequantized(contract: TestFloat8, rows: tuple[int, ...], columns: int) -> tuple[Tensor, Tensor]:
     layer = contract.layer(rows, columns)
     weight = contract.linear(layer)

@@ -148,7 +148,7 @@ class TestOnline(QuantizationContract):
         return [piece(part.name, values)], torch.from_numpy(true).to(compute).float()
 
 
-class TestDeepSpeed6Bits(TestOnline):
+class TestDeepSpeedSixBits(TestOnline):
     spec = DEEPSPEED_FP
     config = {"quant_method": "deepspeedfp", "bits": 6, "group_size": 32}
 

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pegboard_quantization_gptq.auto_round import AutoRound
 from pegboard_quantization_gptq.format import GPTQ
+from pegboard_quantization_gptq.plugin import AUTO_ROUND
 from pegboard_quantization_gptq.plugin import GPTQ as SPEC
 from torch import Tensor
 
@@ -49,7 +51,7 @@ class TestFourBits(QuantizationContract):
         config = {"quant_method": "gptq", "bits": self.bits, "group_size": self.group_size}
         return {**config, "desc_act": self.act_order, "checkpoint_format": self.version}
 
-    def method(self, setup: QuantizationSetup) -> GPTQ:
+    def method(self, setup: QuantizationSetup) -> Any:
         return GPTQ(None, setup)
 
     def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
@@ -88,7 +90,7 @@ class TestFourBitsInActOrder(TestFourBits):
     act_order = True
 
 
-class TestFourBitsOfVersion2(TestFourBits):
+class TestFourBitsOfTheSecondVersion(TestFourBits):
     version = "gptq_v2"
 
 
@@ -116,6 +118,22 @@ class TestEightBits(TestFourBits):
 class TestEightBitsInActOrder(TestFourBits):
     bits = 8
     act_order = True
+
+
+class TestAutoRound(TestFourBits):
+    spec = AUTO_ROUND
+
+    @property
+    def config(self) -> dict[str, Any]:  # type: ignore[override]
+        config = {"quant_method": "auto-round", "bits": self.bits, "group_size": self.group_size}
+        return {**config, "packing_format": "auto_round:auto_gptq"}
+
+    def method(self, setup: QuantizationSetup) -> AutoRound:
+        return AutoRound(None, setup)
+
+
+class TestAutoRoundTwoBits(TestAutoRound):
+    bits = 2
 
 
 def method(**config: Any) -> GPTQ:

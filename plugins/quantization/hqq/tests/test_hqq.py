@@ -77,6 +77,23 @@ class TestHQQ(QuantizationContract):
         return tensors, ((codes - zero.astype(np.float32)) * scale.astype(np.float32)).astype(np.float32).reshape(shape)
 
 
+class TestWholeZeros(TestHQQ):
+    has_whole_zeros = True
+
+
+class TestEightBits(TestHQQ):
+    bits = 8
+
+
+class TestTwoBits(TestHQQ):
+    bits = 2
+    row_block = 4
+
+
+class TestGroupsOfRows(TestHQQ):
+    axis = 0
+
+
 def load(contract: TestHQQ, tensors: dict[str, Tensor], rows: int, columns: int) -> Any:
     layer = LinearLayer("model.merged", columns, rows, (Part("model.part0.weight", (0, rows)),))
     weight = contract.linear(layer)

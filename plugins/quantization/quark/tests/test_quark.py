@@ -69,8 +69,16 @@ class TestInt8(QuantizationContract):
         return tensors, (codes.astype(np.int32) - zeros[:, None]) * scale[:, None]
 
 
+class TestInt8WithZeros(TestInt8):
+    weight = {**INT8, "symmetric": False}
+
+
 class TestFloat8(TestInt8):
     weight = FP8
+
+
+class TestMXFP4(TestInt8):
+    weight = MXFP4
 
 
 def load(contract: TestInt8, tensors: dict[str, Tensor], rows: int, columns: int) -> Any:

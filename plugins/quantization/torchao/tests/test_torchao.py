@@ -26,9 +26,13 @@ def test_contract() -> None:
     check_entry(installed_entry("quantization", "torchao"))
 
 
+def config_of(name: str) -> dict[str, Any]:
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": name, "_data": {}}}}
+
+
 class TestInt8(QuantizationContract):
     spec = TORCHAO
-    config = {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}}}}
+    config = config_of("Int8WeightOnlyConfig")
     kind = "int8"
     size: tuple[int, int] | None = None
     """Rows and columns per scale; None = a row."""
@@ -74,8 +78,20 @@ class TestInt8(QuantizationContract):
 
 
 class TestInt4(TestInt8):
+    config = config_of("Int4WeightOnlyConfig")
     kind = "int4"
     size = (1, 32)
+
+
+class TestIntx(TestInt8):
+    config = config_of("IntxWeightOnlyConfig")
+    kind = "intx"
+    size = (1, 32)
+
+
+class TestFloat8(TestInt8):
+    config = config_of("Float8WeightOnlyConfig")
+    kind = "float8"
 
 
 def load(contract: TestInt8, tensors: dict[str, Tensor], rows: int, columns: int) -> Any:
