@@ -132,12 +132,44 @@ def _q6_k(blocks: Array, codes: Array, scales: Array) -> None:
         np.multiply(blocks["scales"].astype(np.float32), blocks["packed"], out=scales[:, 0])
 
 
+def _q8_k(blocks: Array, codes: Array, scales: Array) -> None:
+    _runs(codes)[:] = blocks["codes"]
+    scales[:, 0] = blocks["scales"]
+
+
+def _q1_0(blocks: Array, codes: Array, scales: Array) -> None:
+    """Bit i of the block is 1 for +scale and 0 for -scale, here as the codes 2 and 0."""
+    codes[:] = np.unpackbits(np.ascontiguousarray(blocks["bits"]), axis=1, bitorder="little") << 1
+    scales[:, 0] = blocks["scales"]
+
+
+def _tq1_0(blocks: Array, codes: Array, scales: Array) -> None:
+    """A byte holds five digits of base three as a fraction of 256: times 3**i, its upper part is digit i. Bytes come in runs of
+    32, 16 and 4; the last run holds four digits per byte."""
+    at = 0
+    for name, digits in (("first", 5), ("second", 5), ("last", 4)):
+        packed = np.ascontiguousarray(blocks[name])[:, None, :]
+        fractions = packed * (3 ** np.arange(digits)).astype(np.uint8)[:, None]
+        values = (fractions.astype(np.uint16) * 3 >> 8).reshape(len(blocks), -1)
+        codes[:, at : at + values.shape[1]] = values
+        at += values.shape[1]
+    scales[:, 0] = blocks["scales"]
+
+
+def _tq2_0(blocks: Array, codes: Array, scales: Array) -> None:
+    """Two runs of 32 bytes, each with four times 32 codes of two bits."""
+    packed = np.ascontiguousarray(blocks["codes"]).view(np.uint8).reshape(-1, 2, 1, 32)
+    codes[:] = (packed >> np.arange(0, 8, 2, dtype=np.uint8).reshape(4, 1) & 3).reshape(len(blocks), -1)
+    scales[:, 0] = blocks["scales"]
+
+
 def _fields(*fields: tuple[str, str, int]) -> np.dtype:
     return np.dtype([(name, kind, (count,)) if count > 1 or name == "scales" else (name, kind) for name, kind, count in fields])
 
 
 SCALE, SCALE_AND_MINIMUM, RUN = ("scales", "<f2", 1), ("scales", "<f2", 2), ("codes", "V16", 1)
 PACKED = ("packed", "u1", 12)
+RUNS_OF_DIGITS = (("first", "u1", 32), ("second", "u1", 16), ("last", "u1", 4))
 FORMATS = {
     "Q4_0": Format(_fields(SCALE, RUN), _q4, 4, np.float16, zero=8),
     "Q4_1": Format(_fields(SCALE_AND_MINIMUM, RUN), _q4, 4, np.float16, has_minimum=True),
@@ -151,5 +183,18 @@ FORMATS = {
     "Q6_K": Format(
         _fields(("codes", "V16", 8), ("high", "u1", 64), ("packed", "i1", 16), SCALE), _q6_k, 8, np.float32, block_size=16
     ),
+    "Q8_K": Format(
+        _fields(("scales", "<f4", 1), ("codes", "V16", 16), ("sums", "<i2", 16)), _q8_k, 8, np.float32, block_size=256
+    ),
+    "Q1_0": Format(_fields(SCALE, ("bits", "u1", 16)), _q1_0, 4, np.float16, block_size=128, zero=1),
+    "TQ1_0": Format(
+        _fields(("first", "u1", 32), ("second", "u1", 16), ("last", "u1", 4), SCALE),
+        _tq1_0,
+        4,
+        np.float16,
+        block_size=256,
+        zero=1,
+    ),
+    "TQ2_0": Format(_fields(("codes", "V16", 4), SCALE), _tq2_0, 4, np.float16, block_size=256, zero=1),
 }
-"""The forms by stored type. A code of five or six bits takes eight."""
+"""The forms by stored type. A code of one to three bits takes four, and a code of five or six bits takes eight."""

@@ -150,6 +150,15 @@ def _q6_k(blocks: Tensor, out: Tensor) -> None:
     out.view(-1, 16, 16).mul_(scales.unsqueeze(-1))
 
 
+def _q8_k(blocks: Tensor, out: Tensor) -> None:
+    out.copy_(blocks[:, 4:260].contiguous().view(torch.int8)).mul_(blocks[:, :4].contiguous().view(torch.float32))
+
+
+def _q1_0(blocks: Tensor, out: Tensor) -> None:
+    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)
+    out.copy_(((blocks[:, 2:].unsqueeze(-1) >> shifts) & 1).flatten(1)).mul_(2).sub_(1).mul_(_half(blocks, 0))
+
+
 def _from_package(name: str) -> Decoder:
     """Decodes with gguf.quants, which works in numpy, on the CPU."""
     import gguf
@@ -175,4 +184,6 @@ DECODERS: dict[str, Decoder] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "Q8_K": _q8_k,
+    "Q1_0": _q1_0,
 }

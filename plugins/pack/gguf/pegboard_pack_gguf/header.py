@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pegboard.errors import ModelError
-from pegboard_pack_gguf.ggml_types import GGML_TYPES, GGMLType
+from pegboard_pack_gguf.ggml_types import GGML_TYPES, NEVER_STORED, GGMLType
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -193,9 +193,11 @@ class _Reader:
         for name, dims, number, offset in raw:
             ggml_type = GGML_TYPES.get(number)
             if ggml_type is None:
+                told = NEVER_STORED.get(number)
+                known = f"unknown; known are {', '.join(known.name for known in GGML_TYPES.values())}"
                 raise ModelError(
-                    f"{self.path}: tensor {name!r} has type {number}, which is unknown; "
-                    f"known are {', '.join(known.name for known in GGML_TYPES.values())}"
+                    f"{self.path}: tensor {name!r} has type {number}, which is "
+                    + (known if told is None else f"{told}; convert the model again")
                 )
             num_elements = 1
             for dim in dims:

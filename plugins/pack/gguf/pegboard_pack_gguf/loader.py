@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 PAYLOAD_PREFIX = "tokenizer."
+FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
 class GGUFLoader:
@@ -142,13 +143,13 @@ def _tokenizer_data(header: GGUFHeader) -> dict[str, Any]:
 
 
 def _main_dtype(tensors: Mapping[str, TensorEntry]) -> str | None:
-    """Returns the type with the most bytes in matrices, or None when that is a block type."""
+    """Returns the type with the most bytes in matrices, or None when that is a block type or a type of integers."""
     sizes: dict[str, int] = {}
     for entry in tensors.values():
         if len(entry.shape) > 1:
             sizes[entry.stored] = sizes.get(entry.stored, 0) + entry.num_bytes
     main = max(sizes, key=lambda stored: sizes[stored], default="")
-    return main if main in PLAIN.values() else None
+    return {"float64": "float32"}.get(main, main) if main in FLOATS else None
 
 
 def _digest(headers: list[GGUFHeader], known: Mapping[str, str]) -> str:

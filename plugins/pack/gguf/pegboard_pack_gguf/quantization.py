@@ -1,5 +1,4 @@
-"""Quantization method `gguf`: weights stay in the blocks in which they are stored; weights without a block form are dequantized
-at load.
+"""Quantization method `gguf`: weights stay packed, as `Blocks` or `FloatCodes`; weights without such a form become floats.
 
 Pieces are views of the mapped file. It is decided per weight, whatever mix of GGUF types its parts are stored in. If an earlier
 start left the packed form in the repack cache, the file is not read at all.
@@ -7,22 +6,28 @@ start left the packed form in the repack cache, the file is not read at all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import Part, QuantizationSetup
+from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
+from pegboard.log import get_logger
 from pegboard.ops.blocks import Blocks
+from pegboard.ops.float_codes import FloatCodes
 from pegboard_pack_gguf.decode import decode, is_decodable
 from pegboard_pack_gguf.dequantize import dequantize_into
-from pegboard_pack_gguf.ggml_types import BY_STORED
+from pegboard_pack_gguf.float_codes import float_codes, is_codes
+from pegboard_pack_gguf.ggml_types import BY_STORED, PLAIN
 from pegboard_pack_gguf.options import GGUFOptions
-from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, PlainReader
+from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, PlainReader, floats, module_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+log = get_logger(__name__)
 
 DECODING = "gguf 1"
 """Part of the keys of the repack cache. Change it whenever the same file decodes to different values."""
@@ -31,7 +36,7 @@ DECODING = "gguf 1"
 class GGUFQuantization(FormatMethod):
     def __init__(self, options: GGUFOptions, setup: QuantizationSetup) -> None:
         super().__init__(setup)
-        self.options, self._reader = options, GGUFReader(is_native=options.compute == "native")
+        self.options, self._reader = options, GGUFReader(options.compute == "native", setup.dtype)
 
     def reader(self, module: str, layer: AnyLayer) -> GGUFReader:
         return self._reader
@@ -44,25 +49,52 @@ class GGUFQuantization(FormatMethod):
 
 
 class GGUFReader(PlainReader):
-    """is_native: blocks stay blocks."""
+    """is_native: weights stay packed. dtype: of weights that do not. expanded: the types of these, which were logged.
 
-    def __init__(self, is_native: bool) -> None:
-        self.is_native = is_native
+    A tensor "….scale" next to a weight is a factor of the whole matrix (NVFP4).
+    """
+
+    def __init__(self, is_native: bool, dtype: str) -> None:
+        self.is_native, self.dtype = is_native, dtype
+        self.expanded: set[str] = set()
+
+    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
+        scale = _scale_of(part)
+        return [*super().tensors(part, columns, available), *([WantedWeight(scale, (1,))] if scale in available else [])]
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
-        return "block_weight" if self.is_native and is_decodable(pieces[part.name].stored) else "float_weight"
+        stored = pieces[part.name].stored
+        if not self.is_native or stored in PLAIN.values():
+            return "float_weight"
+        if is_codes(stored):
+            return "code_weight"
+        if is_decodable(stored):
+            return "block_weight" if _scale_of(part) not in pieces else "float_weight"
+        if stored not in self.expanded:
+            self.expanded.add(stored)
+            log.info("weights of type %s have no packed form; they are held as %s", stored, self.dtype)
+        return "float_weight"
 
-    def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
+    def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | FloatCodes | Tensor:
         piece = pieces[part.name]
+        factor = floats(pieces, _scale_of(part)).float().item() if _scale_of(part) in pieces else 1.0
         if isinstance(piece.data, torch.Tensor):
-            return piece.data
+            return piece.data if factor == 1.0 else piece.data.float() * factor
         if piece.stored not in BY_STORED:
             raise ModelError(f"{piece.name!r} is stored as {piece.stored!r}, which is not a GGUF type")
-        if self.form(part, columns, pieces) == "block_weight":
+        form = self.form(part, columns, pieces)
+        if form == "block_weight":
             return decode(piece.data, piece.stored, piece.shape)
+        if form == "code_weight":
+            return float_codes(piece.data, piece.stored, piece.shape, factor)
         rows = torch.empty(tuple(piece.shape), dtype=torch.float32)
         dequantize_into(piece.data, piece.stored, rows)
-        return rows
+        return rows if factor == 1.0 else rows.mul_(factor)
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
-        return [DECODING, pieces[part.name].stored]
+        factor = ["factor"] if _scale_of(part) in pieces else []
+        return [DECODING, pieces[part.name].stored, *factor]
+
+
+def _scale_of(part: Part) -> str:
+    return f"{module_of(part)}.scale"

@@ -11,8 +11,32 @@ import numpy as np
 import pytest
 
 Writer = Callable[..., Path]
+HIDDEN_SCALES = {"MXFP4": (slice(0, 1), 0x7F), "NVFP4": (slice(0, 4), 0x3F)}
+"""Bytes of a block, and the bits that are used of them in the tests. The types of torch and ggml differ for codes above."""
 VOCAB, HIDDEN, FFN, HEADS, KV_HEADS, LAYERS = 64, 32, 64, 4, 2, 2
 HEAD_DIM = HIDDEN // HEADS
+
+
+def random_blocks(name: str, num_blocks: int, seed: int) -> np.ndarray:
+    """Random bytes: any bit pattern is a block, with all possible scales, including infinite ones and NaN."""
+    num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]][1]
+    blocks = np.random.default_rng(seed).integers(0, 256, (num_blocks, num_bytes), dtype=np.uint8)
+    if name in HIDDEN_SCALES:
+        where, mask = HIDDEN_SCALES[name]
+        blocks[:, where] &= mask
+    return blocks
+
+
+def block_values(blocks: np.ndarray, name: str) -> np.ndarray:
+    """Returns what the package says that blocks hold, or for types that it cannot decode, what the format says: [n, block]
+    float32."""
+    with np.errstate(all="ignore"):
+        if name == "Q8_K":
+            return blocks[:, 4:260].view(np.int8) * blocks[:, :4].copy().view(np.float32)
+        if name == "Q1_0":
+            bits = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little").astype(np.float32)
+            return (2 * bits - 1) * blocks[:, :2].copy().view(np.float16).astype(np.float32)
+        return gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[name]).astype(np.float32)
 
 
 def metadata_of(arch: str) -> dict[str, Any]:
@@ -69,6 +93,16 @@ def write_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
             writer.add_string(key, value)
         case list():
             writer.add_array(key, value)
+
+
+@pytest.fixture(name="random_blocks")
+def random_blocks_fixture() -> Callable[[str, int, int], np.ndarray]:
+    return random_blocks
+
+
+@pytest.fixture(name="block_values")
+def block_values_fixture() -> Callable[[np.ndarray, str], np.ndarray]:
+    return block_values
 
 
 @pytest.fixture

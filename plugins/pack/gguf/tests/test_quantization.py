@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pegboard_pack_gguf.dequantize import CHUNK_ELEMENTS, dequantize_into
 from pegboard_pack_gguf.ggml_types import BY_STORED, GGML_TYPES, GGMLType
 from pegboard_pack_gguf.loader import GGUFLoader
@@ -21,9 +19,10 @@ from pegboard_pack_gguf.quantization import GGUFQuantization
 from pegboard.errors import ModelError
 from pegboard.interfaces.model_source import LocalFiles
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup, RepackCache
-from pegboard.interfaces.weight_loader import WantedWeight, WeightLoaderSetup, WeightPiece
+from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightLoaderSetup, WeightPiece
 from pegboard.ops import REFERENCES
 from pegboard.ops.blocks import BlockWeight
+from pegboard.ops.float_codes import CodeWeight
 from pegboard.ops.linear import FloatWeight
 
 BLOCK_TYPES = [known for known in GGML_TYPES.values() if known.block_size > 1]
@@ -34,25 +33,19 @@ def quantization(dtype: str = "float32", compute: str = "native", **more: Any) -
     return GGUFQuantization(GGUFOptions(compute=compute), setup)
 
 
-def blocks_of(known: GGMLType, num_blocks: int, seed: int) -> np.ndarray:
-    """Random bytes: any bit pattern is a block, with all possible scales, including infinite ones and NaN."""
-    return np.random.default_rng(seed).integers(0, 256, (num_blocks, known.block_bytes), dtype=np.uint8)
-
-
 def oracle(blocks: np.ndarray, known: GGMLType) -> np.ndarray:
     with np.errstate(all="ignore"):
         return gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[known.name]).astype(np.float32)
 
 
 @pytest.mark.parametrize("known", BLOCK_TYPES, ids=lambda known: known.name)
-@settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 2**32), rows=st.integers(1, 40), per_row=st.integers(1, 3))
-def test_every_type_equals_the_package_bit_by_bit(known: GGMLType, seed: int, rows: int, per_row: int) -> None:
-    blocks = blocks_of(known, rows * per_row, seed)
-    out = torch.full((rows, per_row * known.block_size), 7.0)
-    with np.errstate(all="ignore"):
-        dequantize_into(memoryview(blocks.tobytes()), known.stored, out)
-    assert np.array_equal(out.numpy(), oracle(blocks, known).reshape(out.shape), equal_nan=True)
+def test_every_type_equals_the_package_bit_by_bit(known: GGMLType, random_blocks: Any, block_values: Any) -> None:
+    for seed, (rows, per_row) in enumerate([(1, 1), (2, 3), (40, 2)]):
+        blocks = random_blocks(known.name, rows * per_row, seed)
+        out = torch.full((rows, per_row * known.block_size), 7.0)
+        with np.errstate(all="ignore"):
+            dequantize_into(memoryview(blocks.tobytes()), known.stored, out)
+        assert np.array_equal(out.numpy(), block_values(blocks, known.name).reshape(out.shape), equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -126,10 +119,12 @@ def test_merged_linear_of_different_types(dtype: str, stored: tuple[str, str, st
         (MIXED, "native", FloatWeight),
         (IN_BLOCKS, "float", FloatWeight),
         (("IQ4_NL", "Q8_0", "Q4_0"), "native", FloatWeight),
+        (("IQ4_NL", "MXFP4", "NVFP4"), "native", CodeWeight),
+        (("IQ4_NL", "MXFP4", "NVFP4"), "float", FloatWeight),
     ],
 )
 def test_how_a_weight_is_held(stored: tuple[str, str, str], compute: str, held: type) -> None:
-    """The weight is held in blocks if all of it is stored in blocks and floats were not requested."""
+    """The weight is packed if all of it has the same packed form, and floats were not requested."""
     layer, _ = merged_layer()
     method = linear(layer, "float32", compute)
     for part, kind in zip(layer.parts, stored, strict=True):
@@ -301,3 +296,33 @@ def test_smollm2_layer_equals_the_package(smollm2_gguf: Path) -> None:
         method.accept(piece)
         method.finish()
         assert torch.equal(method.dequantize(), value_of(piece))
+
+
+def test_a_type_without_packed_form_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    method = quantization("bfloat16")
+    known = BY_STORED["Q2_K"]
+    with caplog.at_level("INFO"):
+        for path in ("a", "b"):
+            weight = method.linear(LinearLayer(path, 256, 2, (Part(path, (0, 2)),)))
+            assert weight is not None
+            weight.declare({})
+            weight.accept(WeightPiece(path, "Q2_K", (2, 256), memoryview(bytes(2 * known.block_bytes))))
+            weight.finish()
+            assert weight.weight().dense().abs().max() == 0
+    assert caplog.messages == ["weights of type Q2_K have no packed form; they are held as bfloat16"]
+
+
+@pytest.mark.parametrize("compute", ["native", "float"])
+def test_a_factor_next_to_the_weight(random_blocks: Any, block_values: Any, compute: str) -> None:
+    """NVFP4 has a scale of the whole matrix, in a tensor of its own."""
+    blocks = random_blocks("NVFP4", 6, 0)
+    layer = LinearLayer("layer", 128, 3, (Part("layer.weight", (0, 3)),))
+    weight = quantization(compute=compute).linear(layer)
+    assert weight is not None
+    index = {"layer.scale": TensorEntry("layer.scale", (1,), "float32", "f", 0, 4)}
+    assert [wanted.name for wanted in weight.declare(index)] == ["layer.weight", "layer.scale"]
+    weight.accept(WeightPiece("layer.weight", "NVFP4", (3, 128), memoryview(blocks.tobytes())))
+    weight.accept(WeightPiece("layer.scale", "float32", (1,), torch.tensor([0.375])))
+    weight.finish()
+    expected = block_values(blocks, "NVFP4").reshape(3, 128) * np.float32(0.375)
+    assert np.allclose(weight.dequantize().numpy(), expected, rtol=1e-6)
