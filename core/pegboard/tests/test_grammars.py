@@ -105,9 +105,9 @@ def test_a_thread_that_overruns_is_replaced_and_its_result_used_later() -> None:
     slow = Stepwise()
     compiler = GrammarCompiler({"slow": slow}, timeout_s=10, clock=lambda: now[0])
     first = compiler.start(GOOD)
-    wait_until(lambda: first.started_s is not None)
+    wait_until(lambda: first.thread > 0)
     assert compiler.get(first) is None
-    now[0] = 11.0
+    now[0] = 51.0  # of which the compilation may have had a fifth
     for _ in range(2):
         with pytest.raises(RequestError, match="took over 10 s"):
             compiler.get(first)
@@ -125,14 +125,32 @@ def test_the_time_limit_starts_with_the_compilation() -> None:
     slow = Stepwise()
     compiler = GrammarCompiler({"slow": slow}, timeout_s=10, clock=lambda: now[0])
     first, second = compiler.start(GOOD), compiler.start(of_length(20))
-    wait_until(lambda: first.started_s is not None)
+    wait_until(lambda: first.thread > 0)
     now[0] = 9.0
     slow.go.release()
-    wait_until(lambda: second.started_s is not None)
+    wait_until(lambda: second.thread > 0)
     now[0] = 18.0
     assert compiler.get(first) is not None and compiler.get(second) is None
     slow.go.release()
     assert result_of(compiler, of_length(20)).name == "slow"
+    compiler.stop()
+
+
+def test_the_time_limit_counts_processor_time() -> None:
+    class Busy(Stepwise):
+        def compile(self, constraint: Constraint) -> FakeGrammar:
+            start = time.thread_time()
+            while time.thread_time() < start + 0.3:
+                pass
+            return super().compile(constraint)
+
+    slow = Busy()
+    compiler = GrammarCompiler({"slow": slow}, timeout_s=0.2, clock=lambda: 1.0)
+    compilation = compiler.start(GOOD)
+    wait_until(lambda: bool(slow.begun))
+    with pytest.raises(RequestError, match="took over 0.2 s"):
+        compiler.get(compilation)
+    slow.go.release()
     compiler.stop()
 
 
@@ -142,7 +160,7 @@ def test_a_long_compilation_does_not_hold_up_others(monkeypatch: pytest.MonkeyPa
     slow = Stepwise()
     compiler = GrammarCompiler({"slow": slow}, timeout_s=30, clock=lambda: now[0])
     first, second = compiler.start(of_length(20)), compiler.start(of_length(22))
-    wait_until(lambda: first.started_s is not None)
+    wait_until(lambda: first.thread > 0)
     now[0] = grammar_compiler.PATIENCE_S - 0.1
     assert compiler.get(second) is None and not lowered and len(slow.begun) == 1
     now[0] = grammar_compiler.PATIENCE_S + 0.1
@@ -158,9 +176,9 @@ def test_overdue_threads_are_replaced_without_a_client_and_are_limited() -> None
     slow = Stepwise()
     compiler = GrammarCompiler({"slow": slow}, timeout_s=10, clock=lambda: now[0])
     for i in range(grammar_compiler.MAX_OVERDUE + 1):
-        gone = compiler.start(of_length(20 + i))
-        wait_until(lambda gone=gone: gone.started_s is not None)
-        now[0] += 11.0
+        gone = compiler.start(of_length(20 + i), client=f"{i}")
+        wait_until(lambda gone=gone: gone.thread > 0)
+        now[0] += 51.0
     last = compiler.start(GOOD)
     with pytest.raises(RequestError, match=r"over 10 s; try later"):
         compiler.get(last)
@@ -169,11 +187,44 @@ def test_overdue_threads_are_replaced_without_a_client_and_are_limited() -> None
     compiler.stop()
 
 
+def test_no_client_takes_all_threads() -> None:
+    now = [0.0]
+    slow = Stepwise()
+    compiler = GrammarCompiler({"slow": slow}, timeout_s=30, clock=lambda: now[0])
+    greedy = [compiler.start(of_length(20 + i), client="greedy") for i in range(6)]
+    for i in range(grammar_compiler.MAX_OVERDUE):
+        wait_until(lambda i=i: len(slow.begun) == i + 1)
+        now[0] += grammar_compiler.PATIENCE_S + 1
+        assert compiler.get(greedy[5]) is None  # overdue threads are replaced
+    last = compiler.start(of_length(40), client="other")
+    wait_until(lambda: len(slow.begun) == 4)
+    assert slow.begun[3] == last.constraint, "the greedy client asked before"
+    slow.go.release(10)
+    wait_until(lambda: all(entry.future.done() for entry in (*greedy, last)))
+    compiler.stop()
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(10, 60)), min_size=1, max_size=12),
+    st.lists(st.sampled_from("abc"), max_size=4),
+)
+def test_the_next_compilation_is_the_fairest(waiting: list[tuple[str, int]], running: list[str]) -> None:
+    lane = grammar_compiler._Lane()
+    lane.waiting = [grammar_compiler.Compilation(of_length(size), client, [lambda: True]) for client, size in waiting]
+    lane.running = [grammar_compiler.Compilation(GOOD, client) for client in running]
+    chosen = lane.next()
+    able = [entry for entry in lane.waiting if running.count(entry.client) < grammar_compiler.MAX_OVERDUE]
+    assert (chosen is None) == (not able)
+    for other in able:
+        mine, its = running.count(chosen.client), running.count(other.client)
+        assert mine < its or mine == its and len(chosen.constraint.text) <= len(other.constraint.text)
+
+
 def test_what_nobody_waits_for_is_not_compiled() -> None:
     slow = Stepwise()
     compiler = GrammarCompiler({"slow": slow}, timeout_s=60)
     first = compiler.start(GOOD)
-    wait_until(lambda: first.started_s is not None)
+    wait_until(lambda: first.thread > 0)
     wanted = [True, True, False]
     abandoned = [compiler.start(of_length(20 + i), lambda i=i: wanted[i]) for i in range(3)]
     shared = compiler.start(abandoned[2].constraint, lambda: True)

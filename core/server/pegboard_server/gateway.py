@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pegboard import env
 from pegboard.config.schema import ServerConfig
 from pegboard.errors import EngineDeadError, Overloaded, PegboardError, PluginFailure, RequestError, blamed, culprit
-from pegboard.interfaces.api import TRACE_HEADERS, Api, ApiSpec, EngineClient
+from pegboard.interfaces.api import CLIENT, TRACE_HEADERS, Api, ApiSpec, EngineClient
 from pegboard.log import get_logger
 from pegboard_server.connections import SlowRequest, timed
 from pegboard_server.json_api import shortened
@@ -225,8 +225,11 @@ class Gateway:
         method, path = scope["method"], get_route_path(scope)
         if path in self._public or method == "OPTIONS":
             return
-        if self._key_digests and not self._has_key(headers):
+        key = self._key(headers)
+        if self._key_digests and key is None:
             raise Unauthorized("Unauthorized: send one of the server's API keys as 'Authorization: Bearer <key>' or 'x-api-key'")
+        host, _ = scope.get("client") or ("", 0)
+        CLIENT.set(f"{host} {key}")
         health = self._client.health()
         if health.is_stalled:
             raise Overloaded(f"the engine does not answer: {health.reason}", retry_after_s=10.0)
@@ -238,15 +241,15 @@ class Gateway:
         if length.isdigit() and int(length) > self._max_body_bytes:
             raise self._too_large(f"{int(length)} bytes")
 
-    def _has_key(self, headers: dict[bytes, bytes]) -> bool:
-        """Check the key, given as a bearer token or in the header x-api-key. Compares the digests of all keys, so that the time
-        taken tells nothing about them."""
+    def _key(self, headers: dict[bytes, bytes]) -> int | None:
+        """Return which of the server's keys was given, as a bearer token or in the header x-api-key. Compares the digests of all
+        keys, so that the time taken tells nothing about them."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         given = [key.strip()] if scheme.lower() == b"bearer" else []
         given += [headers[b"x-api-key"].strip()] if b"x-api-key" in headers else []
         digests = [hashlib.sha256(text).digest() for text in given]
-        found = [secrets.compare_digest(digest, known) for digest in digests for known in self._key_digests]
-        return any(found)
+        found = [[secrets.compare_digest(digest, known) for digest in digests] for known in self._key_digests]
+        return next((number for number, equal in enumerate(found) if any(equal)), None)
 
     def _check_content_type(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         owner = owner_of(self._mounted, scope)

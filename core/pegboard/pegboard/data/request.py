@@ -21,7 +21,8 @@ class AdapterRef(msgspec.Struct, frozen=True):
 
 
 class EngineRequest(msgspec.Struct, kw_only=True):
-    """A request, sent from A to E. The engine expands `params.n` > 1 into n completions with indices 0 … n-1."""
+    """A request, sent from A to E. The engine expands `params.n` > 1 into n completions with indices 0 … n-1. client:
+    who asks; clients take turns where one could hold up the others."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -32,6 +33,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     lora: AdapterRef | None = None
     kv_transfer_params: dict[str, Any] | None = None
     trace_headers: dict[str, str] | None = None
+    client: str = ""
 
 
 class PositionLogprobs(msgspec.Struct):

@@ -42,6 +42,7 @@ class Request:
     lora: AdapterRef | None
     kv_transfer_params: dict[str, Any] | None
     trace_headers: dict[str, str] | None
+    client: str
     key: str = ""
     seed: int | None = None
     stop_token_ids: set[int] = field(default_factory=set)

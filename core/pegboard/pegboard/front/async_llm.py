@@ -39,7 +39,7 @@ from pegboard.errors import EngineDeadError, PegboardError, RequestError, blamed
 from pegboard.front.beam_search import beam_search_online
 from pegboard.front.output_stream import OutputStream
 from pegboard.front.prompts import PromptInput, RequestBuilder, as_prompt
-from pegboard.interfaces.api import TRACE_HEADERS, Health, Prompt, RequestOptions, ServedModel
+from pegboard.interfaces.api import CLIENT, TRACE_HEADERS, Health, Prompt, RequestOptions, ServedModel
 from pegboard.interfaces.metrics import Metric, Sample
 from pegboard.interfaces.output_parser import Parsers
 from pegboard.log import get_logger
@@ -306,6 +306,7 @@ class AsyncLLM:
         request = await asyncio.to_thread(build) if is_long else build()
         if headers := options.trace_headers or TRACE_HEADERS.get():
             request.trace_headers = dict(headers)
+        request.client = CLIENT.get()
         self._refuse_if_dead()
         if options.request_id in self._streams:
             raise RequestError(f"request id {options.request_id!r} is in use by a running request", parameter="request_id")

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 TRACE_HEADERS: ContextVar[Mapping[str, str] | None] = ContextVar("trace_headers", default=None)
 """The trace headers of the HTTP request that is being answered. The server sets it."""
 
+CLIENT: ContextVar[str] = ContextVar("client", default="")
+"""Who sent the HTTP request that is being answered: its address and API key. The server sets it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSpec(Spec):

@@ -1,10 +1,10 @@
 """Compiles constraints in threads, outside the engine's loop. Each constraint is compiled once, within a time limit, by the first
 backend that can.
 
-Small constraints have a thread of their own, and shorter ones come first, so large ones do not delay them. A compilation that
-nobody waits for any more is not begun. A thread cannot be stopped, so backends refuse what would take long. A thread that takes
-long nevertheless gets the lowest priority and is replaced, and it ends when its compilation ends. Requests do not say which
-client they come from, so clients cannot take turns. Instead, the length of a constraint is limited.
+Small constraints have a thread of their own, so large ones do not delay them. Clients take turns, with the shortest constraint
+first. A compilation that nobody waits for any more is not begun. A thread cannot be stopped, so backends refuse what
+would take long. A thread that takes long nevertheless gets the lowest priority and is replaced, and it ends when its compilation
+ends. One client cannot take all threads.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ import ctypes
 import os
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
-from queue import PriorityQueue
 
-from pegboard.engine.grammar.request_grammar import Blaming
+from pegboard.engine.grammar.request_grammar import BUSY, Blaming
 from pegboard.errors import PegboardError, PluginFailure, RequestError, blame, expect
 from pegboard.interfaces.structured_output import Constraint, Grammar, StructuredOutput
 from pegboard.log import get_logger
@@ -43,6 +41,9 @@ PATIENCE_S = 5.0
 MAX_OVERDUE = 3
 """The number of threads that may be replaced, for small and for large constraints."""
 
+_clock_of_thread: Callable[[int], int] = getattr(time, "pthread_getcpuclockid", lambda _: time.CLOCK_MONOTONIC)
+"""Without such clocks, as on macOS, the whole time counts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
@@ -56,24 +57,41 @@ class Compiled:
 @dataclass(slots=True, eq=False)
 class Compilation:
     """A constraint that waits for a thread, is being compiled, or is compiled. users: say whether those who asked for it still
-    want it. started_s: on the compiler's clock. thread: its native id. is_overdue: the time limit is exceeded. is_replaced:
-    another thread took over."""
+    want it. client: the first of them. started_s: on the compiler's clock. thread: its native id. thread_clock: that of its
+    processor time. used_s: what that showed at the start. is_overdue: the time limit is exceeded. is_replaced: another thread
+    took over."""
 
     constraint: Constraint
+    client: str
     users: list[Callable[[], bool]] = field(default_factory=list)
     future: Future[Compiled] = field(default_factory=Future)
-    started_s: float | None = None
+    started_s: float = 0.0
     thread: int = 0
+    thread_clock: int = 0
+    used_s: float = 0.0
     is_overdue: bool = False
     is_replaced: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class _Lane:
-    """A queue of (length, number, compilation) and what its threads compile now."""
+    """What waits for the threads of this lane, oldest first, and what they compile now. changed: guards both lists, and tells the
+    threads about new work."""
 
-    queue: PriorityQueue[tuple[int, int, Compilation | None]] = field(default_factory=PriorityQueue)
+    waiting: list[Compilation] = field(default_factory=list)
     running: list[Compilation] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    is_stopped: bool = False
+
+    def next(self) -> Compilation | None:
+        """Return what to compile next, or None if there is nothing for now: first for the client with the fewest running
+        compilations, then the shortest. The last thread is for a client that has none of the others."""
+        for compilation in [entry for entry in self.waiting if not any(wants() for wants in entry.users)]:
+            self.waiting.remove(compilation)
+            compilation.future.cancel()
+        running = Counter(entry.client for entry in self.running)
+        able = [entry for entry in self.waiting if running[entry.client] < MAX_OVERDUE]
+        return min(able, key=lambda entry: (running[entry.client], len(entry.constraint.text)), default=None)
 
 
 class GrammarCompiler:
@@ -92,8 +110,7 @@ class GrammarCompiler:
         self._timeout_s = timeout_s
         self._clock = clock
         self._threads: list[threading.Thread] = []
-        self._lanes: tuple[_Lane, ...] = ()
-        self._numbers = count()
+        self._lanes = (_Lane(), _Lane())
         self._cache: OrderedDict[Constraint, Compilation] = OrderedDict()
         self._failures: dict[tuple[Constraint, str], str] = {}
 
@@ -109,11 +126,11 @@ class GrammarCompiler:
             reasons.append(f"{name}: {reason}")
         raise _cannot(constraint, reasons)
 
-    def start(self, constraint: Constraint, is_wanted: Callable[[], bool] = lambda: True) -> Compilation:
-        """Start to compile the constraint, unless that is done or under way. `get` returns the result."""
+    def start(self, constraint: Constraint, is_wanted: Callable[[], bool] = lambda: True, client: str = "") -> Compilation:
+        """Start to compile the constraint, unless that is done or under way. `get` returns the result. client: who asks."""
         compilation = self._cache.get(constraint)
         if compilation is None or compilation.future.cancelled():
-            compilation = self._cache[constraint] = Compilation(constraint, [is_wanted])
+            compilation = self._cache[constraint] = Compilation(constraint, client, [is_wanted])
             self._put(compilation)
         elif not compilation.future.done():
             compilation.users.append(is_wanted)
@@ -134,7 +151,8 @@ class GrammarCompiler:
         kind, limit = compilation.constraint.kind, f"took over {self._timeout_s:g} s"
         if compilation.is_overdue:
             raise RequestError(f"compiling the {kind} constraint {limit}; simplify it", parameter="structured_outputs")
-        if sum(entry.is_overdue for entry in self._lane(compilation).running) > MAX_OVERDUE:
+        clients = [entry.client for entry in self._lane(compilation).running if entry.is_overdue]
+        if len(clients) > MAX_OVERDUE or clients.count(compilation.client) == MAX_OVERDUE:
             raise RequestError(f"the {kind} constraint waits for others that {limit}; try later", parameter="structured_outputs")
         return None
 
@@ -156,8 +174,9 @@ class GrammarCompiler:
         """End the threads. Idle threads end now, the others when their compilation ends. The call waits for one second at
         most."""
         for lane in self._lanes:
-            for _ in self._threads:
-                lane.queue.put((-1, next(self._numbers), None))
+            with lane.changed:
+                lane.is_stopped = True
+                lane.changed.notify_all()
         give_up_s = time.monotonic() + 1.0
         for thread in self._threads:
             if thread is not threading.current_thread():  # garbage collection in such a thread can stop the engine
@@ -166,8 +185,7 @@ class GrammarCompiler:
     def _put(self, compilation: Compilation) -> None:
         """Queue the compilation. Drop results that have not been used for long if there are too many."""
         compilation.future = Future()
-        if not self._lanes:
-            self._lanes = (_Lane(), _Lane())
+        if not self._threads:
             for lane in self._lanes:
                 self._add_thread(lane)
         size = sum(len(constraint.text) for constraint in self._cache)
@@ -176,21 +194,26 @@ class GrammarCompiler:
                 del self._cache[constraint]
                 size -= len(constraint.text)
         self._replace_overdue()
-        self._lane(compilation).queue.put((len(compilation.constraint.text), next(self._numbers), compilation))
+        lane = self._lane(compilation)
+        with lane.changed:
+            lane.waiting.append(compilation)
+            lane.changed.notify()
 
     def _lane(self, compilation: Compilation) -> _Lane:
         return self._lanes[len(compilation.constraint.text) > SMALL]
 
     def _replace_overdue(self) -> None:
         for lane in self._lanes:
-            for entry in lane.running:
-                seconds = self._clock() - entry.started_s if entry.started_s is not None else 0.0
-                entry.is_overdue = seconds > self._timeout_s
-                if seconds > min(PATIENCE_S, self._timeout_s) and not entry.is_replaced and len(lane.running) <= MAX_OVERDUE:
-                    entry.is_replaced = True
-                    with suppress(OSError):  # it has just ended
-                        os.setpriority(os.PRIO_PROCESS, entry.thread, 19)  # on Linux, a priority belongs to a thread
-                    self._add_thread(lane)
+            with lane.changed:  # so no thread ends meanwhile
+                for entry in lane.running:
+                    seconds = self._clock() - entry.started_s
+                    used_s = time.clock_gettime(entry.thread_clock) - entry.used_s
+                    entry.is_overdue = max(used_s, seconds / BUSY) > self._timeout_s
+                    if seconds > min(PATIENCE_S, self._timeout_s) and not entry.is_replaced and len(lane.running) <= MAX_OVERDUE:
+                        entry.is_replaced = True
+                        with suppress(OSError):  # not on every system
+                            os.setpriority(os.PRIO_PROCESS, entry.thread, 19)  # on Linux, a priority belongs to a thread
+                        self._add_thread(lane)
 
     def _add_thread(self, lane: _Lane) -> None:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
@@ -198,19 +221,30 @@ class GrammarCompiler:
         self._threads.append(thread)
         thread.start()
 
+    def _take(self, lane: _Lane) -> Compilation | None:
+        """Wait for a compilation and begin it. Returns None when the compiler stops."""
+        with lane.changed:
+            while not lane.is_stopped:
+                if (compilation := lane.next()) is not None:
+                    compilation.thread_clock = clock = _clock_of_thread(threading.get_ident())
+                    compilation.started_s, compilation.used_s = self._clock(), time.clock_gettime(clock)
+                    compilation.thread = threading.get_native_id()
+                    lane.waiting.remove(compilation)
+                    lane.running.append(compilation)
+                    return compilation
+                lane.changed.wait()
+        return None
+
     def _work(self, lane: _Lane) -> None:
-        while (compilation := lane.queue.get()[2]) is not None:
-            if not any(wants() for wants in compilation.users):
-                compilation.future.cancel()
-                continue
-            compilation.thread, compilation.started_s = threading.get_native_id(), self._clock()
-            lane.running.append(compilation)
+        while (compilation := self._take(lane)) is not None:
             try:
                 compilation.future.set_result(self._compile(compilation.constraint))
             except BaseException as error:  # noqa: BLE001 - `get` raises it
                 compilation.future.set_exception(error)
             compilation.users.clear()
-            lane.running.remove(compilation)
+            with lane.changed:
+                lane.running.remove(compilation)
+                lane.changed.notify()  # the client may have waited for its turn
             if lane is self._lanes[1]:
                 give_back_memory()
             if compilation.is_replaced:

@@ -77,7 +77,7 @@ class Grammars:
     def start(self, request: Request) -> None:
         """Start to compile the constraint of the request, unless that is done or under way. The request waits for the result."""
         constraint = constraint_of(_wanted(request), self._config)
-        request.compilation = self.compiler.start(constraint, lambda: not request.is_finished)
+        request.compilation = self.compiler.start(constraint, lambda: not request.is_finished, request.client)
 
     def take(self, request: Request) -> bool:
         """Give the request its grammar and return True, or return False while it is being compiled. Raises PegboardError if the
