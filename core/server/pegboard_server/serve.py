@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -91,6 +92,7 @@ def serve(settings: "Settings") -> int:
             return _serve_in_children(settings, engine, listener, loading.close)
         finally:
             loading.close()
+            listener.close()
     finally:
         engine.stop()
 
@@ -100,7 +102,8 @@ def _serve_here(settings: "Settings", engine: "EngineProcess", listener: "socket
     from pegboard_server.api_process import serve_client
     from pegboard_server.http_metrics import HTTP_METRICS
 
-    client = AsyncLLM.from_settings(settings, engine=engine, metrics=HTTP_METRICS)
+    with _watched(settings):
+        client = AsyncLLM.from_settings(settings, engine=engine, metrics=HTTP_METRICS)
     return asyncio.run(serve_client(client, listener, engine, on_ready=partial(_announce, client.plan), on_loaded=on_loaded))
 
 
@@ -110,13 +113,22 @@ def _serve_in_children(
     from pegboard.front.async_llm import start_engine
     from pegboard_server.api_processes import ApiProcesses
 
-    plan, _ = start_engine(settings, engine)
+    with _watched(settings):
+        plan, _ = start_engine(settings, engine)
     on_loaded()
 
     async def run() -> int:
         return await ApiProcesses(plan, engine, listener, partial(_announce, plan)).run()
 
     return asyncio.run(run())
+
+
+def _watched(settings: "Settings") -> AbstractContextManager[None]:
+    """Log plugins that hang while the model is found and fetched. The engine process watches itself."""
+    from pegboard.plugins.registry import Registry
+    from pegboard_server.watchdog import loading_watched
+
+    return loading_watched(lambda: Registry.discover(settings.plugins).modules())
 
 
 def _announce(plan: "EnginePlan", address: str) -> None:

@@ -161,24 +161,24 @@ async def watch_engine(engine: EngineLink, heart: Heart) -> None:
 def loading_watched(modules: Callable[[], Mapping[str, str]], log_after_s: float = LOG_AFTER_S) -> Iterator[None]:
     """Log, while the block loads a model in this thread, the plugin whose call has not moved for `log_after_s` seconds, with its
     stack. Nothing is ended, because only a person can tell whether loading hangs. modules: module → plugin; it is called in
-    another thread, once."""
+    another thread, when a call has not moved for so long."""
     is_over, loader = threading.Event(), threading.get_ident()
 
     def watch() -> None:
-        owners = modules()
         inner: FrameType | None = None
         place, since, log_at_s = 0, 0.0, log_after_s
         while not is_over.wait(BEAT_S):
             stack = [frame for frame, _ in traceback.walk_stack(sys._current_frames().get(loader))]
-            names = [str(frame.f_globals.get("__name__", "")) for frame in stack]
-            plugin = culprit(owners, names) if "subprocess" not in names else None  # a compiler, which has its own limit
             now = time.monotonic()
-            if plugin is None or stack[0] is not inner or inner.f_lasti != place:
+            if stack[0] is not inner or inner.f_lasti != place:
                 inner, place, since, log_at_s = stack[0], stack[0].f_lasti, now, log_after_s
             elif now - since >= log_at_s:
+                log_at_s *= 2
+                names = [str(frame.f_globals.get("__name__", "")) for frame in stack]
+                if "subprocess" in names or (plugin := culprit(modules(), names)) is None:  # compilers have their own limit
+                    continue
                 told = "".join(traceback.format_stack(stack[0])).rstrip()
                 log.warning("loading: plugin %s has been in the same call for %.0f s:\n%s", plugin, now - since, told)
-                log_at_s *= 2
 
     threading.Thread(target=watch, name="pegboard-loading", daemon=True).start()
     try:

@@ -6,14 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from pegboard.config.schema import ServerConfig, Settings
 from pegboard.config.sources import engine_settings
 from pegboard.errors import ConfigError
+from pegboard.front import async_llm
 from pegboard.interfaces.command import Command, CommandSetup
-from pegboard_server import serve
+from pegboard.plugins.registry import Registry
+from pegboard_server import serve, watchdog
 from pegboard_testing.contract_command import CommandContract, command_setup
 from pegboard_testing.contract_generic import check_entry, installed_entry
 
@@ -55,6 +60,36 @@ def test_terminated_while_starting_leaves_nothing(tmp_path: Path) -> None:
     assert program.returncode == 143
     assert "Traceback" not in errors
     assert not os.path.exists(folder) and not os.path.exists(f"/proc/{pid}")
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_plugin_that_hangs_before_the_engine_loads_is_told(
+    num_processes: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model is found and fetched in the server's own process."""
+
+    class Source:
+        @staticmethod
+        def fetch(*_: object, **__: object) -> None:
+            while not caplog.records:
+                time.sleep(0.05)
+            raise ConfigError("enough")
+
+    monkeypatch.setattr(async_llm, "start_engine", Source.fetch)
+    monkeypatch.setattr(watchdog, "loading_watched", partial(watchdog.loading_watched, log_after_s=0.5))
+    monkeypatch.setattr(Registry, "modules", lambda self: {__name__: "model_source:x (acme 1.0)"})
+    monkeypatch.setattr(watchdog, "WatchedEngine", FakeEngineProcess)
+    settings = Settings(server=ServerConfig(port=0, host="127.0.0.1", api_server_count=num_processes))
+    with pytest.raises(ConfigError, match="enough"):
+        serve.serve(settings)
+    assert "plugin model_source:x (acme 1.0) has been in the same call" in caplog.text and "def fetch" not in caplog.text
+
+
+class FakeEngineProcess:
+    folder = ""
+
+    def stop(self) -> None:
+        pass
 
 
 def test_a_server_bounds_its_queue_and_llm_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
