@@ -74,7 +74,7 @@ def quantize(reference: Any, config: dict[str, Any], store: Callable[[Tensor], t
     modules = dict(reference.model.named_modules())
     for name, tensor in load_file(path).items():
         module = name.removesuffix(".weight")
-        if module.endswith(LINEAR):
+        if module.endswith(LINEAR) and not module.endswith(tuple(config.get("modules_to_not_convert", ()))):
             stored, values = store(tensor)
             tensors |= {f"{module}.{part}": value for part, value in stored.items()}
             modules[module].weight.data.copy_(values)
@@ -233,6 +233,7 @@ CASES: dict[str, tuple[dict[str, Any], Store, int, bool]] = {
     "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, as_nf4, 4, False),
 }
 CASES |= {
+    "awq next to plain parts": ({**classic("awq", 4), "modules_to_not_convert": ["k_proj", "up_proj"]}, as_awq, 4, False),
     "hqq": (
         {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": GROUP, "axis": 1}}},
         as_hqq,

@@ -23,6 +23,8 @@ def unpack(words: Tensor, bits: int, dim: int) -> Tensor:
     else:  # 8 integers take `bits` bytes
         stream = functional.pad(stream, (0, -(num_words * 4) % bits))
         groups = stream.reshape(*outer, -1, bits).long()
-        joined = sum(groups[..., i] << (8 * i) for i in range(bits))
+        joined = groups[..., 0]
+        for i in range(1, bits):
+            joined = joined | groups[..., i] << (8 * i)
         found = torch.stack([joined >> (bits * i) & ((1 << bits) - 1) for i in range(8)], dim=-1).to(torch.uint8)
     return found.reshape(*outer, -1).movedim(-1, dim)

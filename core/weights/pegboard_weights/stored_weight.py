@@ -1,14 +1,15 @@
 """The life of a weight that a checkpoint stores in several tensors: scales, zero points and packed integers.
 
 A format plugin has a `FormatMethod`, which gives each module a `Reader`. A reader says which tensors a part of a weight is read
-from, and turns them into `Blocks`, `FloatCodes` or floats. Parts of a merged weight may have different readers: if their forms
-differ, the whole weight is held as floats.
+from, and turns them into `Blocks`, `FloatCodes` or floats. Parts of a merged weight may have different readers: parts of another
+form, or with another transform of the activations, are held side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,8 +19,8 @@ from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, 
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.float_codes import FloatCodes
+from pegboard_weights.composed import Bound, SideBySide, Transform, Transformed
 
-Bound = Callable[[Tensor], Tensor]
 Kernels = Mapping[str, Callable[..., Any]]
 Pieces = Mapping[str, WeightPiece]
 AnyLayer = LinearLayer | EmbeddingLayer
@@ -43,6 +44,14 @@ class Reader(Protocol):
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         """Return JSON values that determine, together with the checkpoint, what `read` returns. They include a number that
         changes whenever the same tensors are read as other values."""
+
+
+@runtime_checkable
+class TransformReader(Protocol):
+    """An optional addition to a Reader: the part was quantized for activations that are transformed."""
+
+    def transform(self, part: Part, columns: int, pieces: Pieces) -> Transform | None:
+        """Return the transform, on the CPU. None = there is none. It is not kept in the repack cache."""
 
 
 class PlainReader:
@@ -134,6 +143,18 @@ def columns_of(layer: AnyLayer) -> int:
     return layer.width if isinstance(layer, EmbeddingLayer) else layer.in_features
 
 
+@dataclass(slots=True)
+class Span:
+    """Adjacent rows [start, stop) of a weight that are held in one op. readers: of the parts in these rows."""
+
+    start: int
+    stop: int
+    form: Form
+    transform: Transform | None
+    readers: dict[Part, Reader]
+    op: Any = None
+
+
 class StoredWeight:
     """One matrix [rows, columns]. See `pegboard.interfaces.quantization.WeightMethod`. Pieces are kept until `finish`. Rows
     without a part (of a padded vocabulary) stay zero."""
@@ -144,8 +165,7 @@ class StoredWeight:
         self.path, self.shape, self.readers, self.setup = path, shape, dict(readers), setup
         self.wanted: list[WantedWeight] = []
         self.pieces: dict[str, WeightPiece] = {}
-        self._weight: Any = None
-        self._form: Form = "float_weight"
+        self.spans: list[Span] = []
 
     def declare(self, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
         self.wanted = [
@@ -168,41 +188,62 @@ class StoredWeight:
         if missing:
             raise ModelError(f"{self.path}: the checkpoint did not contain {', '.join(missing)}")
         pieces, self.pieces = self.pieces, {}
-        columns = self.shape[1]
-        if self._weight is None:
-            forms = {reader.form(part, columns, pieces) for part, reader in self.readers.items()}
-            self._form = forms.pop() if len(forms) == 1 else "float_weight"
-            self._weight = self._make(pieces)
-            if self._form != "float_weight" and self._weight.restore():
-                return
+        is_first = not self.spans
+        if is_first:
+            self.spans = self._split(pieces)
+        for span in self.spans:
+            if is_first:
+                span.op = self._make(span, pieces)
+                if span.form != "float_weight" and span.op.restore():
+                    continue
+            elif span.transform is not None:
+                span.transform.replace(self._transform(*next(iter(span.readers.items())), pieces), self.path)
+            self._fill(span, pieces)
+
+    def _split(self, pieces: Pieces) -> list[Span]:
+        """Return the spans of the weight, without their ops. Parts of the same form and transform are one span."""
+        spans: list[Span] = []
         for part, reader in self.readers.items():
-            rows = reader.read(part, columns, pieces)
-            if self._form == "float_weight":
-                self._weight.plain()[part.rows[0] : part.rows[1]] = rows if isinstance(rows, Tensor) else rows.dense()
-            elif isinstance(rows, FORMS[self._form]):
-                self._weight.write(part.rows[0], rows)
+            form, transform = reader.form(part, self.shape[1], pieces), self._transform(part, reader, pieces)
+            if spans and spans[-1].form == form and _are_equal(spans[-1].transform, transform):
+                spans[-1].readers[part], spans[-1].stop = reader, part.rows[1]
+            else:
+                spans.append(Span(part.rows[0], part.rows[1], form, transform, {part: reader}))
+        spans[-1].stop = self.shape[0]
+        return spans
+
+    def _transform(self, part: Part, reader: Reader, pieces: Pieces) -> Transform | None:
+        found = reader.transform(part, self.shape[1], pieces) if isinstance(reader, TransformReader) else None
+        return None if found is None else Transform(found.values.to(self.setup.device, getattr(torch, self.setup.dtype)))
+
+    def _make(self, span: Span, pieces: Pieces) -> Any:
+        setup, shape = self.setup, (span.stop - span.start, self.shape[1])
+        more = {} if span.form == "float_weight" else {"cache": self._cache_entry(span, shape, pieces)}
+        return setup.kernels[span.form](shape, getattr(torch, setup.dtype), setup.device, is_table=self.IS_TABLE, **more)
+
+    def _fill(self, span: Span, pieces: Pieces) -> None:
+        for part, reader in span.readers.items():
+            rows, start = reader.read(part, self.shape[1], pieces), part.rows[0] - span.start
+            if span.form == "float_weight":
+                span.op.plain()[start : part.rows[1] - span.start] = rows if isinstance(rows, Tensor) else rows.dense()
+            elif isinstance(rows, FORMS[span.form]):
+                span.op.write(start, rows)
             else:
                 raise ModelError(f"{part.name} comes in another form than it was first loaded in; load it in a new engine")
-        self._weight.finish()
+        span.op.finish()
 
-    def _make(self, pieces: Pieces) -> Any:
-        setup = self.setup
-        arguments = (self.shape, getattr(torch, setup.dtype), setup.device)
-        if self._form == "float_weight":
-            return setup.kernels[self._form](*arguments, is_table=self.IS_TABLE)
-        return setup.kernels[self._form](*arguments, is_table=self.IS_TABLE, cache=self._cache_entry(pieces))
-
-    def _cache_entry(self, pieces: Pieces) -> RepackEntry | None:
+    def _cache_entry(self, span: Span, shape: tuple[int, int], pieces: Pieces) -> RepackEntry | None:
         cache = self.setup.repack_cache
         if cache is None:
             return None
-        parts = [[part.name, *part.rows, *reader.key(part, pieces)] for part, reader in self.readers.items()]
-        return cache.entry(self.path, [self.shape, self.IS_TABLE, parts])
+        parts = [[part.name, *part.rows, *reader.key(part, pieces)] for part, reader in span.readers.items()]
+        return cache.entry(self.path, [shape, self.IS_TABLE, parts])
 
     def weight(self) -> Any:
-        """Return the op that holds the matrix. It exists after the first `finish`."""
-        assert self._weight is not None, "call finish() before the weight is used"
-        return self._weight
+        """Return what holds the matrix: an op, or ops that are composed. It exists after the first `finish`."""
+        assert self.spans, "call finish() before the weight is used"
+        held = [span.op if span.transform is None else Transformed(span.op, span.transform) for span in self.spans]
+        return held[0] if len(held) == 1 else SideBySide(held)
 
     def bind(self, kernels: Kernels) -> Bound:
         return self.weight().bind()
@@ -212,6 +253,12 @@ class StoredWeight:
 
     def num_bytes(self) -> int:
         return int(self.weight().nbytes)
+
+
+def _are_equal(one: Transform | None, other: Transform | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one.values, other.values)
 
 
 class StoredTable(StoredWeight):

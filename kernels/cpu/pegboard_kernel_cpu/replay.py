@@ -95,6 +95,8 @@ class Recorder:
                 return self._rows_of_table(table, index)
         if name in ("add_", "__iadd__") and self._add_bias(*args[:2]):
             return args[0]  # type: ignore[no-any-return]
+        if name == "cat" and args[1:] in ((1,), (-1,)) and (joined := self._joined(args[0])) is not None:
+            return joined
         raise refusal(f"computes {name}")
 
     def _rows_of_table(self, table: Tensor, index: Value) -> Value:
@@ -103,14 +105,37 @@ class Recorder:
         self.emit(Call("lookup_float", arguments, {"ids": index}, {"out": out}, table))
         return out
 
+    def _makers(self, y: Any) -> list[Call]:
+        """Return the linear kernels that wrote y, [] if others wrote it too or if it was read already."""
+        if type(y) is not Value or not y.is_whole:
+            return []
+        if any(value.buffer is y.buffer for call in self.calls for value in call.reads.values()):
+            return []
+        makers = [call for call in self.calls if any(value.buffer is y.buffer for value in call.writes.values())]
+        return [] if any(call.kernel not in LINEAR for call in makers) else makers
+
+    def _joined(self, parts: Sequence[Any]) -> Value | None:
+        """Let the linear kernels that wrote the parts [T, width] write them next to each other. Returns None if a part was not
+        written by such kernels alone."""
+        makers = [self._makers(part) for part in parts]
+        if not all(makers) or any(part.dim() != 2 for part in parts) or len({id(part.buffer) for part in parts}) < len(parts):
+            return None
+        joined: Value = self.value(sum(part.shape[1] for part in parts))
+        start = 0
+        for part, calls in zip(parts, makers, strict=True):
+            for call in calls:
+                out = call.writes["out"]
+                first = start + out.offset // out.element_size()
+                call.writes["out"] = joined[:, first : first + out.shape[1]]
+            start += part.shape[1]
+        return joined
+
     def _add_bias(self, y: Any, bias: Any) -> bool:
         """Let the linear kernels that wrote y add the bias. Returns False if y was not written by such kernels alone."""
-        if type(y) is not Value or type(bias) is Value or not y.is_whole or bias.shape != y.shape[1:] or not bias.is_contiguous():
+        makers = self._makers(y)
+        if not makers or type(bias) is Value or bias.shape != y.shape[1:] or not bias.is_contiguous():
             return False
-        makers = [call for call in self.calls if any(value.buffer is y.buffer for value in call.writes.values())]
-        if not makers or any(call.kernel not in LINEAR or call.arguments.bias for call in makers):
-            return False
-        if any(value.buffer is y.buffer for call in self.calls for value in call.reads.values()):
+        if any(call.arguments.bias for call in makers):
             return False
         self.keep.append(bias)
         for call in makers:

@@ -81,6 +81,49 @@ def test_a_recording_equals_the_eager_calls(in_blocks: bool, layers: int, has_bi
         assert torch.allclose(found, run(given), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_products_side_by_side_are_written_next_to_each_other(has_bias: bool) -> None:
+    """Parts of a weight in different forms. No call copies them."""
+    parts = [_weight(rows, 64, in_blocks, rows).bind() for rows, in_blocks in ((32, True), (16, False), (24, True))]
+    down, bias, x = _weight(64, 72, False, 9).bind(), torch.randn(72), torch.zeros(20, 64)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        y = torch.cat([part(x) for part in parts], -1)
+        return down(y.add_(bias) if has_bias else y)
+
+    recording = _record(run, x)
+    assert [call.kernel for call in recording.calls] == [
+        "quantize",
+        "linear_blocks",
+        "linear_float",
+        "linear_blocks",
+        "linear_float",
+    ]
+    for count in (1, 20, 7):
+        given = x[:count].normal_().clone()
+        (found,) = recording(count)
+        assert torch.allclose(found, run(given), atol=1e-5, rtol=1e-4)
+
+
+def test_what_cannot_be_written_next_to_each_other_is_refused() -> None:
+    weight, x = _weight(64, 64, False, 1).bind(), torch.zeros(4, 64)
+
+    def of_an_input(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([weight(x), x], -1)
+
+    def read_before(x: torch.Tensor) -> torch.Tensor:
+        y = weight(x)
+        return torch.cat([weight(y), y], -1)
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        y = weight(x)
+        return torch.cat([y, y], -1)
+
+    for run in (of_an_input, read_before, twice):
+        with pytest.raises(CannotRecord, match="cat"):
+            _record(run, x)
+
+
 @pytest.mark.parametrize("in_blocks", [False, True])
 def test_from_token_ids_to_logits_in_one_call(in_blocks: bool) -> None:
     run, look_up, head = _feed_forward(in_blocks, 2), _table(in_blocks).bind_lookup(), _weight(77, 64, in_blocks, 99).bind()

@@ -24,6 +24,7 @@ from pegboard.ops import REFERENCES
 from pegboard.ops.blocks import BlockWeight
 from pegboard.ops.float_codes import CodeWeight
 from pegboard.ops.linear import FloatWeight
+from pegboard_weights.composed import SideBySide
 
 BLOCK_TYPES = [known for known in GGML_TYPES.values() if known.block_size > 1]
 
@@ -116,15 +117,15 @@ def test_merged_linear_of_different_types(dtype: str, stored: tuple[str, str, st
     ("stored", "compute", "held"),
     [
         (IN_BLOCKS, "native", BlockWeight),
-        (MIXED, "native", FloatWeight),
+        (MIXED, "native", SideBySide),
         (IN_BLOCKS, "float", FloatWeight),
-        (("IQ4_NL", "Q8_0", "Q4_0"), "native", FloatWeight),
+        (("IQ4_NL", "Q8_0", "Q4_0"), "native", SideBySide),
         (("IQ4_NL", "MXFP4", "NVFP4"), "native", CodeWeight),
         (("IQ4_NL", "MXFP4", "NVFP4"), "float", FloatWeight),
     ],
 )
 def test_how_a_weight_is_held(stored: tuple[str, str, str], compute: str, held: type) -> None:
-    """The weight is packed if all of it has the same packed form, and floats were not requested."""
+    """Parts of the same packed form are held together, and parts of other forms next to them, unless floats were requested."""
     layer, _ = merged_layer()
     method = linear(layer, "float32", compute)
     for part, kind in zip(layer.parts, stored, strict=True):

@@ -1,0 +1,116 @@
+"""Weights whose parts differ: side by side, each in its own form, and with transforms of the activations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.quantization import LinearLayer, Part, QuantizationSetup
+from pegboard.ops import REFERENCES
+from pegboard.ops.blocks import Blocks, BlockWeight
+from pegboard.ops.linear import FloatWeight
+from pegboard_testing.contract_quantization import load_pieces, stored_pieces
+from pegboard_weights.composed import SideBySide, Transform
+from pegboard_weights.stored_weight import FormatMethod, PlainReader, Reader
+
+COLUMNS = 64
+HADAMARD = torch.tensor([[1.0, 1.0], [1.0, -1.0]]) / 2**0.5
+
+
+class EightBits(PlainReader):
+    def form(self, *arguments: Any) -> Any:
+        return "block_weight"
+
+    def read(self, part: Part, columns: int, pieces: Any) -> Blocks:
+        codes = pieces[part.name].data.to(torch.int8)
+        return Blocks(8, 32, codes, torch.ones(len(codes), columns // 32))
+
+
+class Turned(EightBits):
+    """For activations that are multiplied by `values`."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+    def transform(self, part: Part, columns: int, pieces: Any) -> Transform:
+        return Transform(self.values)
+
+
+class Method(FormatMethod):
+    def __init__(self, readers: list[Reader | None]) -> None:
+        super().__init__(QuantizationSetup({}, "float32", "cpu", REFERENCES))
+        self.by_module = {f"m.{index}": reader for index, reader in enumerate(readers)}
+
+    def reader(self, module: str, layer: Any) -> Reader | None:
+        return self.by_module[module]
+
+
+def load(weight: Any, rows: tuple[int, ...], seed: int) -> Tensor:
+    """Fill the parts with whole numbers. Returns them."""
+    values = torch.randint(-9, 9, (sum(rows), COLUMNS), generator=torch.Generator().manual_seed(seed)).float()
+    pieces = [stored_pieces(f"m.{index}", {"weight": part})[0] for index, part in enumerate(values.split(rows))]
+    load_pieces(weight, pieces)
+    return values
+
+
+def made(rows: tuple[int, ...], *readers: Reader | None) -> Any:
+    starts = [sum(rows[:index]) for index in range(len(rows))]
+    parts = tuple(Part(f"m.{index}.weight", (start, start + rows[index])) for index, start in enumerate(starts))
+    weight = Method(list(readers)).linear(LinearLayer("m", COLUMNS, sum(rows), parts))
+    assert weight is not None
+    return weight
+
+
+def test_parts_of_other_forms_are_held_side_by_side() -> None:
+    rows = (3, 5, 2, 4)
+    weight = made(rows, EightBits(), EightBits(), None, EightBits())
+    values = load(weight, rows, 1)
+    assert [(span.start, span.stop, type(span.op)) for span in weight.spans] == [
+        (0, 8, BlockWeight),
+        (8, 10, FloatWeight),
+        (10, 14, BlockWeight),
+    ]
+    assert isinstance(weight.weight(), SideBySide) and torch.equal(weight.dequantize(), values)
+    call, x = weight.bind({}), torch.randn(7, COLUMNS)
+    torch.testing.assert_close(call(x), x @ values.T)
+    assert weight.num_bytes() == 4 * values.numel()
+    values = load(weight, rows, 2)
+    torch.testing.assert_close(call(x), x @ values.T)
+
+
+@pytest.mark.parametrize("values", [torch.rand(COLUMNS) + 0.5, HADAMARD, torch.randn(32, 32)])
+def test_activations_are_transformed(values: Tensor) -> None:
+    rows = (3, 5)
+    weight = made(rows, Turned(values), Turned(values))
+    stored = load(weight, rows, 1)
+    x = torch.randn(7, COLUMNS)
+    turned = x * values if values.dim() == 1 else x @ torch.block_diag(*[values] * (COLUMNS // len(values)))
+    torch.testing.assert_close(weight.bind({})(x), turned @ stored.T, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(x @ weight.dequantize().T, turned @ stored.T, rtol=1e-5, atol=1e-4)
+    assert len(weight.spans) == 1, "both parts take the same transformed activations"
+
+
+def test_parts_may_have_their_own_transforms() -> None:
+    rows, scale = (3, 5, 2), torch.rand(COLUMNS) + 0.5
+    weight = made(rows, Turned(scale), Turned(HADAMARD), EightBits())
+    stored, x = load(weight, rows, 1), torch.randn(7, COLUMNS)
+    turned = x @ torch.block_diag(*[HADAMARD] * (COLUMNS // 2))
+    expected = torch.cat([(x * scale) @ stored[:3].T, turned @ stored[3:8].T, x @ stored[8:].T], 1)
+    torch.testing.assert_close(weight.bind({})(x), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_reload_brings_its_own_transform() -> None:
+    reader = Turned(torch.rand(COLUMNS))
+    weight = made((3,), reader)
+    load(weight, (3,), 1)
+    call, x = weight.bind({}), torch.randn(2, COLUMNS)
+    reader.values = torch.rand(COLUMNS)
+    stored = load(weight, (3,), 2)
+    torch.testing.assert_close(call(x), (x * reader.values) @ stored.T, rtol=1e-5, atol=1e-4)
+    reader.values = HADAMARD
+    with pytest.raises(ModelError, match="m comes with another transform than it was first loaded with"):
+        load(weight, (3,), 3)
