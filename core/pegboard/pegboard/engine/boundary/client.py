@@ -28,6 +28,9 @@ log = get_logger(__name__)
 STOP_PATIENCE_S = (1.5, 5.0, 5.0)
 """Seconds to wait for the engine process to exit: after the `Stop` message, then after END_NOW, then after SIGKILL."""
 
+LAST_WORDS_S = 0.3
+"""Seconds that the last message of a process may take to arrive after the process has ended."""
+
 
 class EngineLink:
     """A socket to the engine. After `attach`, the running event loop calls back for every message and when the engine dies."""
@@ -131,10 +134,11 @@ class EngineProcess(EngineLink):
         asyncio.get_running_loop().add_reader(self._process.sentinel, self._exited)
 
     def _exited(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._process.sentinel)
-        self._receive()  # its last messages may still be in the socket
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._process.sentinel)
         self._process.join(1)
-        self._died(f"the engine process exited ({self._process.how_it_ended()})")
+        # its last message, which may still be on its way, says more
+        loop.call_later(LAST_WORDS_S, self._died, f"the engine process exited ({self._process.how_it_ended()})")
 
     def _died(self, reason: str) -> None:
         if self._on_death is not None:
