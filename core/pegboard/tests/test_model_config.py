@@ -106,6 +106,11 @@ def test_vllms_names_of_types_of_the_kv_cache(asked: str, meant: str) -> None:
     assert engine_settings("m", {"kv_cache_dtype": asked}).engine.kv_cache_dtype == meant
 
 
+def test_the_layout_of_latent_attention_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'fp8_ds_mla' cannot be used: .*latent attention"):
+        check_engine(engine_settings("m", {"kv_cache_dtype": "fp8_ds_mla"}).engine)
+
+
 @pytest.mark.parametrize(
     ("asked", "meant"), [("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16"), ("auto", "auto")]
 )

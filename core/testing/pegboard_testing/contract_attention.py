@@ -6,14 +6,14 @@
         def backend(self, setup: AttentionSetup) -> AttentionBackend:
             return MyBackend(None, setup)
 
-Every declared capability is exercised on random steps and compared with `pegboard.ops.paged_attention`. Selection must refuse
-every other capability. Only the backend reads and writes the cache, so it may use any layout.
+Every declared capability is exercised on random steps and compared with `paged_attention`. Selection must refuse every other
+capability. Only the backend reads and writes the cache, so it may use any layout.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,6 @@ from pegboard.interfaces.attention import (
     Window,
 )
 from pegboard.interfaces.spec import Multiple, unmet
-from pegboard.ops.attention import paged_attention
 from pegboard.worker import memory
 from pegboard_testing.fake_limits import fake_limits
 
@@ -40,6 +39,59 @@ FEATURES = ("window", "soft_cap")
 TOLERANCES = {"float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}
 STORED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 """Types of the cache that only round. Others (int8 with scales) are for the backend's own tests."""
+
+
+FLOAT8 = {"float8_e4m3fn": (3, 7, 448.0), "float8_e5m2": (2, 15, 57344.0)}
+"""8-bit floats: bits of the mantissa, bias of the exponent, and the largest number (Micikevicius et al. 2022)."""
+
+
+def nearest(x: np.ndarray, mantissa: int, bias: int, largest: float) -> np.ndarray:
+    """Round x to the nearest number of an 8-bit float, ties to the even code."""
+    exponent = np.floor(np.log2(np.maximum(np.abs(x.astype(np.float64)), 2.0 ** (1 - bias))))
+    step = 2.0 ** (exponent - mantissa)
+    return np.clip(np.round(x.astype(np.float64) / step) * step, -largest, largest)
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """The reference, slow and readable: compute causal attention of each row's newest tokens over its whole history.
+
+    q: [T, H, D], with the rows one after another, as `query_start_loc` [B+1] says. k_cache, v_cache: [blocks, block_size, K, D or
+    Dv]. block_table: [B, max_blocks]. seq_lens: [B], including the new tokens, whose KV is already in the cache. Query token i of
+    a row with n new tokens is at position seq_len − n + i. window: in tokens, including the token itself. Heads are grouped: H is
+    a multiple of K (Ainslie et al. 2023). Returns [T, H, Dv].
+    """
+    out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[-1])
+    block_size = k_cache.shape[1]
+    for row in range(len(seq_lens)):
+        start, stop, length = int(query_start_loc[row]), int(query_start_loc[row + 1]), int(seq_lens[row])
+        if start == stop:
+            continue
+        blocks = block_table[row, : -(-length // block_size)].long()
+        keys = k_cache[blocks].flatten(0, 1)[:length].float()
+        values = v_cache[blocks].flatten(0, 1)[:length].float()
+        group = q.shape[1] // keys.shape[1]
+        keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,khd->hqk", q[start:stop].float(), keys) * scale
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        query_positions = torch.arange(length - (stop - start), length, device=q.device)[:, None]
+        key_positions = torch.arange(length, device=q.device)[None, :]
+        hidden = key_positions > query_positions
+        if window is not None:
+            hidden |= key_positions <= query_positions - window
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        out[start:stop] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+    return out
 
 
 @dataclass(frozen=True)
@@ -51,21 +103,51 @@ class Piece:
     stop: int
 
 
+def with_scales(
+    layers: Sequence[AttentionLayer], dtype: str | None, seed: int, device: str = "cpu"
+) -> tuple[AttentionLayer, ...]:
+    """Return the layers as core hands them over for a cache of this type: with a scale per KV head for 8-bit floats. The scales
+    are between 1/16 and 16, and layers that share a cache have the same."""
+    if dtype is None or not dtype.startswith("float8"):
+        return tuple(layers)
+    made = {}
+    for layer in layers:
+        owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
+        scales = (
+            torch.rand(2, layer.num_kv_heads, generator=torch.Generator().manual_seed(seed + owner))
+            .mul(8)
+            .sub(4)
+            .exp2()
+            .to(device)
+        )
+        made[layer.layer_index] = replace(layer, k_scale=scales[0], v_scale=scales[1])
+    return tuple(made.values())
+
+
+def as_stored(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
+    """Return x [..., K, D] as a cache of this type gives it back. scale: [K], of 8-bit floats."""
+    if scale is None:
+        return x.to(dtype).to(x.dtype)
+    wide, largest = x.float() / scale.unsqueeze(-1), torch.finfo(dtype).max  # larger numbers would become NaN or infinity
+    return (wide.clamp(-largest, largest).to(dtype).float() * scale.unsqueeze(-1)).to(x.dtype)
+
+
 class Trial:
     """A backend whose new cache contains garbage, rows of random queries, keys and values in shuffled blocks, and the same data
     in plain tensors for the reference. stored: the type of the cache, which holds all keys and values exactly; None = dtype."""
 
     def __init__(self, contract: "AttentionContract", layers: Sequence[AttentionLayer], block_size: int, lengths: Sequence[int],
                  seed: int, dtype: str = "float32", stored: str | None = None) -> None:  # fmt: skip
-        self.layers, self.block_size, self.lengths, self.device = tuple(layers), block_size, lengths, contract.device
+        self.layers, self.block_size = with_scales(layers, stored, seed, contract.device), block_size
+        self.lengths, self.device = lengths, contract.device
         random = torch.Generator().manual_seed(seed)
         kind = getattr(torch, dtype)
 
         def values(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=random).to(kind).to(self.device)
 
-        def storable(*shape: int) -> Tensor:
-            return values(*shape).to(getattr(torch, stored or dtype)).to(kind)
+        def storable(scale: Tensor | None, *shape: int) -> Tensor:
+            return as_stored(values(*shape), getattr(torch, stored or dtype), scale if stored else None)
 
         blocks_of = [-(-length // block_size) for length in lengths]
         self.num_blocks = 1 + sum(blocks_of) + 2  # block 0 belongs to no row, and two other blocks stay free
@@ -76,8 +158,8 @@ class Trial:
             index, width = layer.layer_index, layer.value_dim or layer.head_dim
             self.q[index] = [values(n, layer.num_heads, layer.head_dim) for n in lengths]
             if layer.shares_kv_with is None:
-                self.k[index] = [storable(n, layer.num_kv_heads, layer.head_dim) for n in lengths]
-                self.v[index] = [storable(n, layer.num_kv_heads, width) for n in lengths]
+                self.k[index] = [storable(layer.k_scale, n, layer.num_kv_heads, layer.head_dim) for n in lengths]
+                self.v[index] = [storable(layer.v_scale, n, layer.num_kv_heads, width) for n in lengths]
                 self.caches[index] = (self._reference_cache(self.k[index]), self._reference_cache(self.v[index]))
         limits = fake_limits(max_num_batched_tokens=sum(lengths), max_num_seqs=len(lengths), max_model_len=max(lengths))
         setup = AttentionSetup(self.layers, dtype, self.device, limits, torch.get_num_threads())
@@ -241,6 +323,25 @@ class AttentionContract:
         assert {view.dtype for view in trial.views[0].values()} == {getattr(torch, stored)}
         for pieces in steps:
             self.check(trial, pieces, trial.step(pieces))
+
+    @pytest.mark.parametrize("stored", FLOAT8)
+    @pytest.mark.parametrize("seed", range(3))
+    def test_8_bit_floats_are_rounded_to_the_nearest(self, stored: str, seed: int) -> None:
+        """Attention to a single token returns its value: the code nearest to value / scale, times the scale. What is larger than
+        all codes becomes the largest."""
+        if not (self.can("dtype", "float32") and self.can("kv_dtype", stored)):
+            return
+        rng = np.random.default_rng(700 + seed)
+        layer = self.random_layers(rng)[0]
+        trial = Trial(self, [layer], self.some("block_size", [4, 16])[0], [1], seed, "float32", stored)
+        values = np.exp(rng.normal(0, 5, (1, layer.num_kv_heads, layer.head_dim))).astype(np.float32)
+        values *= rng.choice([-1, 0, 1], values.shape)
+        trial.v[0] = [torch.from_numpy(values).to(self.device)]
+        found = trial.step([Piece(0, 0, 1)])[0].view(layer.num_kv_heads, -1, layer.head_dim)
+        scale = trial.layers[0].v_scale
+        assert scale is not None
+        expected = nearest(values[0] / scale.cpu().numpy()[:, None], *FLOAT8[stored]) * scale.cpu().numpy()[:, None]
+        np.testing.assert_allclose(found.cpu().numpy(), expected[:, None].repeat(found.shape[1], 1), rtol=1e-6)
 
     def check(self, trial: Trial, pieces: Sequence[Piece], outputs: dict[int, Tensor], tolerance: float | None = None) -> None:
         for index, expected in trial.expected(pieces).items():

@@ -68,13 +68,6 @@ class QuantConfig:
         """Tell in the log that the checkpoint asks for quantized activations. Called once, while the method is built."""
         log.info("%s: the activations are not quantized; the weights are used exactly as they are stored", self.method)
 
-    def say_kv_scales_are_not_used(self) -> None:
-        """Tell in the log that the checkpoint has scales for a KV cache of 8-bit floats. Called once, while the method is
-        built."""
-        log.info(
-            "%s: the checkpoint's scales of the KV cache are not used; --kv-cache-dtype chooses how it is stored", self.method
-        )
-
 
 def matches(module: str, patterns: Iterable[str]) -> bool:
     """Return whether one of the patterns means the module: a whole path, the last or any inner names of a path

@@ -106,7 +106,10 @@ def _checked(piece: WeightPiece, fits: Callable[[Tensor], bool], expected: str) 
 
 
 class FormatMethod:
-    """A quantization method whose weights have readers. A subclass defines `reader`."""
+    """A quantization method whose weights have readers. A subclass defines `reader`. kv_dtype: torch name of the type in which
+    the checkpoint wants keys and values stored; None = it does not say."""
+
+    kv_dtype: str | None = None
 
     def __init__(self, setup: QuantizationSetup) -> None:
         self.setup = setup
@@ -123,7 +126,7 @@ class FormatMethod:
         return self._weight(layer, (layer.part,), (layer.num_rows, layer.width))
 
     def kv_cache(self, layer: object) -> str | None:
-        return None
+        return self.kv_dtype
 
     def _weight(self, layer: AnyLayer, parts: Sequence[Part], shape: tuple[int, int]) -> StoredWeight | None:
         found = {part: self.reader(module_of(part), layer) for part in parts}

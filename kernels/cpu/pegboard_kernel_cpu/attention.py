@@ -136,6 +136,8 @@ class NativeLayer:
         self.is_owner = layer.shares_kv_with is None
         owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
         self.cache = backend.cache(owner)
+        if layer.k_scale is not None and layer.v_scale is not None:
+            self.cache.k_scale, self.cache.v_scale = layer.k_scale.data_ptr(), layer.v_scale.data_ptr()
         self.stored = stored_type(backend.views[owner])
 
     def __call__(self, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Compiled attention, compared with `pegboard.ops.paged_attention` on every level and with teams of several sizes."""
+"""Compiled attention, compared with the contract's reference on every level and with teams of several sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from pegboard.errors import CannotRecord, ModelError
 from pegboard.interfaces.attention import AttentionLayer, AttentionSetup, KVCacheSpec
 from pegboard.ops.rope import rope
-from pegboard_testing.contract_attention import AttentionContract, Piece, Trial, random_steps
+from pegboard_testing.contract_attention import AttentionContract, Piece, Trial, as_stored, random_steps, with_scales
 from pegboard_testing.contract_generic import check_entry, installed_entry
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -53,20 +53,19 @@ class Stored(AttentionContract):
 
         return Backend(None, setup)
 
-    def rounded(self, x: Tensor) -> Tensor:
-        """Return x [..., D] rounded as the cache stores it."""
+    def rounded(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        """Return x [..., K, D] rounded as the cache stores it. scale: [K], of 8-bit floats."""
         if self.kv_dtype == "int8":
             largest = x.abs().amax(-1, keepdim=True)
             inverse = torch.where(largest > 0, torch.tensor(127.0) / largest, 0)  # 127 / largest would round twice
             return torch.round(x * inverse) * (largest / 127)
-        dtype = getattr(torch, self.kv_dtype)
-        largest = torch.finfo(dtype).max  # larger numbers would become NaN or infinity
-        return x.clamp(-largest, largest).to(dtype).float()
+        return as_stored(x, getattr(torch, self.kv_dtype), scale)
 
     def trial(self, layers: list[AttentionLayer], block_size: int, lengths: list[int], seed: int) -> Trial:
-        trial = Trial(self, layers, block_size, lengths, seed)
+        trial = Trial(self, with_scales(layers, self.kv_dtype, seed), block_size, lengths, seed)
         for index, (k, v) in trial.caches.items():
-            trial.caches[index] = (self.rounded(k), self.rounded(v))
+            layer = trial.layers[index]
+            trial.caches[index] = (self.rounded(k, layer.k_scale), self.rounded(v, layer.v_scale))
         return trial
 
     def check_all(self, trial: Trial, steps: list[list[Piece]]) -> None:
@@ -157,14 +156,16 @@ class Sharing:
     def trial(self) -> Trial:
         size = self.block_size
         lengths = [self.prefixes[family] * size + own for family, own in zip(self.families, self.owned, strict=True)]
-        trial = Trial(self.contract, self.layers, size, lengths, self.seed)
+        trial = Trial(self.contract, with_scales(self.layers, self.contract.kv_dtype, self.seed), size, lengths, self.seed)
         for row, family in enumerate(self.families):
             first, count = self.families.index(family), self.prefixes[family]
             trial.tables[row][:count] = trial.tables[first][:count]
             for values in (*trial.k.values(), *trial.v.values()):
                 values[row][: count * size] = values[first][: count * size]
         for index in trial.caches:
-            trial.caches[index] = tuple(self.contract.rounded(trial._reference_cache(x[index])) for x in (trial.k, trial.v))  # type: ignore[assignment]
+            layer = trial.layers[index]
+            k, v = (trial._reference_cache(x[index]) for x in (trial.k, trial.v))
+            trial.caches[index] = (self.contract.rounded(k, layer.k_scale), self.contract.rounded(v, layer.v_scale))
         return trial
 
     def steps(self, num_last: list[int]) -> list[list[Piece]]:
@@ -219,10 +220,11 @@ def test_shared_blocks_are_read_once_a_tile(num_rows: int) -> None:
 @pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2"])
 def test_what_an_8_bit_float_cannot_hold_becomes_its_largest_number(kv_dtype: str) -> None:
     trial = Stored(kv_dtype).trial([_layer()], 16, [1], 0)
-    values = torch.tensor([1e6, -1e6, 0.0, 2.0**-20, 1.0, -3.3, 447.0, 1e-3]).repeat(8)
-    trial.v[0] = [values.expand(1, 2, 64)]
-    found = trial.step([Piece(0, 0, 1)])[0].view(6, 64)  # attention to one token returns its values
-    assert torch.equal(found, Stored(kv_dtype).rounded(values).expand(6, 64))
+    values = torch.tensor([1e7, -1e7, 0.0, 2.0**-20, 1.0, -3.3, 447.0, 1e-3]).repeat(8).expand(1, 2, 64)
+    trial.v[0] = [values]
+    found = trial.step([Piece(0, 0, 1)])[0].view(2, 3, 64)  # attention to one token returns its values
+    expected = Stored(kv_dtype).rounded(values, trial.layers[0].v_scale)
+    torch.testing.assert_close(found, expected.view(2, 1, 64).expand(2, 3, 64), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "float16"])

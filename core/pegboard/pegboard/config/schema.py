@@ -28,6 +28,8 @@ MOST_USED = frozenset(f"{section}.{name}" for section, names in _DATA["most_used
 """The settings that a command's short help shows, as section.name."""
 SHORT_DTYPES: Mapping[str, str] = _DATA["short_dtypes"]
 """vLLM's short names of types → names of torch."""
+REFUSED_KV_DTYPES: Mapping[str, str] = _DATA["refused_kv_dtypes"]
+"""vLLM's types of the KV cache that the engine does not have → why."""
 
 
 def doc(text: str) -> Meta:
@@ -72,6 +74,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "auto = what the quantization method wants, else the compute type"
         ),
     ] = "auto"
+    calculate_kv_scales: Annotated[bool, doc("Take the scales of an fp8 KV cache from random tokens; deprecated in vLLM")] = False
     kv_cache_memory_bytes: Annotated[int | None, doc("Size of the KV cache in bytes; default: from measured free memory")] = None
     gpu_memory_utilization: Annotated[float, doc("Fraction of device memory to use if no KV cache size is given")] = 0.92
     num_gpu_blocks_override: Annotated[int | None, doc("Exact number of KV blocks, for tests")] = None
@@ -317,6 +320,8 @@ def check_engine(config: EngineConfig) -> None:
         raise ConfigError(
             f"dtype {config.dtype!r} is not known{did_you_mean(config.dtype, DTYPES)}; expected {', '.join(DTYPES)}"
         )
+    if reason := REFUSED_KV_DTYPES.get(config.kv_cache_dtype):
+        raise ConfigError(f"kv_cache_dtype {config.kv_cache_dtype!r} cannot be used: {reason}")
     if config.target_itl_ms is not None and not config.target_itl_ms > 0:
         raise ConfigError(f"target_itl_ms must be above 0, got {config.target_itl_ms}")
     if not 0 < config.gpu_memory_utilization <= 1:

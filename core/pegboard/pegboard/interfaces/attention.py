@@ -130,7 +130,12 @@ class KVPlan(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayer:
     """One attention layer of the model. scale: factor of q·k. window: in tokens, including the current one. shares_kv_with: the
-    layer whose cache this layer reads; it then writes none. value_dim: channels of a value; None = head_dim."""
+    layer whose cache this layer reads; it then writes none. value_dim: channels of a value; None = head_dim.
+
+    k_scale, v_scale: float32 [K], positive, given exactly if the cache stores 8-bit floats. The cache stores k / k_scale, rounded
+    to the nearest code, and the largest code for what is larger; a code means code · k_scale. Values likewise. They are written
+    in place when weights are loaded, so a backend keeps the tensors and not their numbers.
+    """
 
     layer_index: int
     num_heads: int
@@ -141,6 +146,8 @@ class AttentionLayer:
     soft_cap: float | None = None
     shares_kv_with: int | None = None
     value_dim: int | None = None
+    k_scale: "Tensor | None" = field(default=None, compare=False)
+    v_scale: "Tensor | None" = field(default=None, compare=False)
 
 
 KVView = Mapping[str, Any]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, as_tensor
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import AttentionLayer
+from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
 from pegboard.layers.build import Build, Layer
 from pegboard.layers.rope import Rope, Rotation
 
@@ -48,6 +52,29 @@ class Attention(Layer):
             value_dim=value_dim,
         )
         build.declared.attention[layer_index] = self.spec
+
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        """Find the checkpoint's scales of the KV cache, if the cache has scales. The checkpoint's format decides how they are
+        named."""
+        layer, path = self.build.declared.attention[self.spec.layer_index], self.build.path
+        self.scales: dict[str, list[Tensor]] = {}
+        for kind, scale in (("k", layer.k_scale), ("v", layer.v_scale)):
+            known = (f"{kind}_scale", f"{kind}_proj.{kind}_scale", f"{kind}_proj.output_scale", "kv_scale")
+            name = next((name for last in known if (name := f"{path}.{last}") in available), None)
+            if scale is not None and name is not None:
+                self.scales.setdefault(name, []).append(scale)
+        if sum(map(len, self.scales.values())) == 1:
+            raise ModelError(f"{path}: the checkpoint has {next(iter(self.scales))}, but needs scales for keys and values")
+        return [WantedWeight(name) for name in self.scales]
+
+    def accept(self, piece: WeightPiece) -> None:
+        """Set the scales that this tensor is for. Raises ModelError if it is not one positive number, or one per KV head."""
+        numbers, num_heads = as_tensor(piece.data).float().flatten(), self.spec.num_kv_heads
+        if numbers.numel() not in (1, num_heads) or not bool(((numbers > 0) & numbers.isfinite()).all()):
+            needed = f"a scale of the KV cache is one positive number, or one for each of {num_heads} KV heads"
+            raise ModelError(f"tensor {piece.name} {list(piece.shape)} holds {numbers[:4].tolist()}; {needed}")
+        for scale in self.scales[piece.name]:
+            scale.copy_(numbers)
 
     def bind(self) -> None:
         attend = self.build.attention[self.spec.layer_index]

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from pegboard.ops.activation import gelu_tanh_mul, silu_mul
-from pegboard.ops.attention import paged_attention
 from pegboard.ops.blocks import BlockWeight
 from pegboard.ops.float_codes import CodeWeight
 from pegboard.ops.linear import FloatWeight
@@ -27,7 +26,6 @@ OPS: dict[str, Callable[..., Any]] = {
         rope,
         silu_mul,
         gelu_tanh_mul,
-        paged_attention,
         lora_shrink,
         lora_expand,
         sample_tokens,

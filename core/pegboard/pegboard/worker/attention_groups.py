@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from pegboard.errors import expect
 from pegboard.interfaces.attention import AttentionBackend, AttentionLayer, AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan
@@ -12,9 +16,14 @@ from pegboard.interfaces.quantization import QuantizationMethod
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.registry import Registry
 
+K_RANGE, V_RANGE = 200.0, 100.0
+"""The codes that the largest key and value become if scales are calculated. They are vLLM's. What is 2.2 or 4.5 times larger can
+still be stored as 8-bit floats with 4 bits of exponent."""
+
 
 class AttentionGroups:
-    """The model's attention layers: the backend chosen for each, what each stores, and the bound callables.
+    """The model's attention layers: the backend chosen for each, what each stores, and the bound callables. Layers that store
+    8-bit floats get their scales here. They are 1 until weights are loaded or `setting_scales` is called.
 
     need, setup: what all layers have in common. need.kv_dtype: the type that the user wants stored; None = the type that the
     checkpoint's quantization method asks for, or else the compute dtype. explicit: the backend that the user named.
@@ -23,7 +32,7 @@ class AttentionGroups:
     def __init__(
         self,
         registry: Registry,
-        layers: Mapping[int, AttentionLayer],
+        layers: dict[int, AttentionLayer],
         quantization: QuantizationMethod,
         need: AttentionNeed,
         setup: AttentionSetup,
@@ -31,6 +40,10 @@ class AttentionGroups:
     ) -> None:
         self.registry, self.layers, self.need, self.setup = registry, layers, need, setup
         self.stored = {i: need.kv_dtype or quantization.kv_cache(layer) or setup.dtype for i, layer in layers.items()}
+        for index, layer in layers.items():
+            if self.stored[index].startswith("float8"):
+                scales = torch.ones(2, layer.num_kv_heads, device=setup.device)
+                layers[index] = replace(layer, k_scale=scales[0], v_scale=scales[1])
         self.entries = {index: self._choose(layer, explicit) for index, layer in layers.items()}
         self.backends: list[tuple[int, AttentionBackend]] = []
 
@@ -59,10 +72,12 @@ class AttentionGroups:
         return specs
 
     def layout(self) -> str:
-        """Name the backends, with their versions: one for all layers, or one per layer. Each has its own arrangement of
-        the cache."""
+        """Name what the bytes of the cache mean: the backends with their versions (one for all layers, or one per layer), each
+        of which has its own arrangement of the cache, and a digest of the scales."""
         names = [f"{entry.name} ({entry.distribution} {entry.version})" for entry in self.entries.values()]
-        return names[0] if len(set(names)) == 1 else ", ".join(names)
+        scales = [s for layer in self.layers.values() for s in (layer.k_scale, layer.v_scale) if s is not None]
+        digest = [f"scales {hashlib.sha256(repr([s.tolist() for s in scales]).encode()).hexdigest()}"] if scales else []
+        return ", ".join([*(names[:1] if len(set(names)) == 1 else names), *digest])
 
     def not_replayed(self) -> str:
         """Return why steps of this model cannot be recorded; "" if they can."""
@@ -77,10 +92,27 @@ class AttentionGroups:
             for index, layer in self.layers.items():
                 owner = index if layer.shares_kv_with is None else layer.shares_kv_with
                 if owner in group.layers:
-                    members.setdefault(self.entries[index], []).append(layer)
+                    kept = self.layers[owner]
+                    scaled = replace(layer, k_scale=kept.k_scale, v_scale=kept.v_scale)
+                    members.setdefault(self.entries[index], []).append(scaled)
             for entry, own in members.items():
                 backend = self.registry.build(entry, replace(self.setup, layers=tuple(own)))
                 backend.attach(views, group.block_size)
                 self.backends.append((group_index, backend))
                 bound.update({layer.layer_index: backend.bind(layer) for layer in own})
         return bound
+
+    def setting_scales(self, bound: Mapping[int, Callable[..., Any]]) -> dict[int, Callable[..., Any]]:
+        """Return the bound attention of all layers with scales. Each call first sets its layer's scales by the keys and values
+        that it is about to store."""
+
+        def wrap(layer: AttentionLayer, attend: Callable[..., Any]) -> Callable[..., Any]:
+            def call(q: Tensor, k: Tensor | None, v: Tensor | None) -> Any:
+                for new, scale, code in ((k, layer.k_scale, K_RANGE), (v, layer.v_scale, V_RANGE)):
+                    if new is not None and scale is not None:
+                        scale.fill_(float(new.abs().max()) / code or 1.0)
+                return attend(q, k, v)
+
+            return call
+
+        return {index: wrap(layer, bound[index]) for index, layer in self.layers.items() if layer.k_scale is not None}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -65,6 +66,16 @@ def largest_batch(limits: Limits, num_groups: int) -> Batch:
     counts[: limits.max_num_batched_tokens % num_rows] += 1
     counts = np.minimum(counts, limits.max_model_len).tolist()
     return _step([(row, count, 0) for row, count in enumerate(counts)], num_groups)
+
+
+def random_prompt(specs: Mapping[int, KVCacheSpec], limits: Limits) -> tuple[KVPlan, Batch]:
+    """Return a step that computes a prompt of random tokens, the same in every call, and the plan of a cache that holds it."""
+    plan, length = null_plan(specs, limits.block_size), min(512, limits.max_model_len, limits.max_num_batched_tokens)
+    count, num_groups = -(-length // limits.block_size), len(plan.groups)
+    batch = _step([(0, length, 0)], num_groups)
+    batch.new[0].token_ids = np.random.default_rng(0).integers(limits.vocab_size, size=length).astype(np.int32)
+    batch.new[0].block_ids = tuple(np.arange(count * num_groups, dtype=np.int32).reshape(num_groups, count))
+    return msgspec.structs.replace(plan, num_blocks=count * num_groups), batch
 
 
 def trial_steps(limits: Limits, num_groups: int) -> Iterator[Batch]:

@@ -77,6 +77,8 @@ class Worker:
         weights = [layer.method for layer in self.build.declared.layers if isinstance(layer, WeightLayer)]
         weight_bytes = sum(method.num_bytes() for method in weights if method is not None)
         specs = self.attention.kv_specs()
+        if self.config.calculate_kv_scales:
+            self._calculate_kv_scales(specs)
         return WorkerReady(self.rank, specs, self._kv_memory_bytes(specs), weight_bytes, self.attention.layout())
 
     def declare(self) -> None:
@@ -154,6 +156,18 @@ class Worker:
         numbers = self.platform.memory()
         others = numbers.total_bytes - numbers.free_bytes - numbers.used_bytes
         return max(0, int(numbers.total_bytes * self.config.gpu_memory_utilization) - others - numbers.peak_bytes)
+
+    def _calculate_kv_scales(self, specs: Mapping[int, KVCacheSpec]) -> None:
+        """Set the scales of the KV cache by a prompt of random tokens."""
+        if all(layer.k_scale is None for layer in self.attention.layers.values()):
+            log.warning("calculate_kv_scales has no effect: the KV cache does not store 8-bit floats")
+            return
+        plan, prompt = memory.random_prompt(specs, self.limits)
+        self.runner = ModelRunner(self._parts(plan, memory.allocate(plan, self.platform.zeros)))
+        self.build.attention.update(self.attention.setting_scales(self.build.attention))
+        bind_layers(self.build.declared.layers)
+        self.runner.run(prompt)()
+        self.runner = None
 
     def allocate(self, kv_plan: KVPlan) -> None:
         """Take the KV memory, bind every layer and make the runner. Earlier recordings are discarded."""

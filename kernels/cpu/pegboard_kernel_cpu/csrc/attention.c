@@ -10,6 +10,7 @@
 typedef struct {
     const AttendArguments *a;
     int kv_head, group, dim;
+    float unit; /* what the products read of the values is multiplied by it */
     int padded, type; /* padded: dim rounded up to whole vectors; type: of the elements that the products read */
     const int32_t *members; /* the row of each token; NULL = all tokens belong to one row */
     int num_rows, num_blocks; /* blocks of at most ROWS rows, rows [start[i], start[i + 1]) */
@@ -42,7 +43,7 @@ INLINE int position_of(const Tile *t, const Item *item, int64_t token, int index
 
 static void load_queries(Tile *t, const Item *item, int base) {
     const AttendArguments *a = t->a;
-    float scale = a->scale * LOG2E;
+    float scale = a->scale * LOG2E * (is_float8(t->type) ? a->cache.k_scale[t->kv_head] : 1.0f);
     t->num_blocks = (t->num_rows + ROWS - 1) / ROWS;
     for (int i = 0; i <= t->num_blocks; i++) t->start[i] = i * t->num_rows / t->num_blocks;
     for (int i = 0; i < t->num_blocks; i++) {
@@ -269,7 +270,7 @@ static void finish(Tile *t, const Item *item, int base) {
     for (int row = 0; row < t->num_rows; row++) {
         const float *from = t->out + row * t->padded;
         if (item->num_splits == 1) {
-            float *to = t->q + row * t->dim, inverse = t->total[row] > 0 ? t->a->value_unit / t->total[row] : 0;
+            float *to = t->q + row * t->dim, inverse = t->total[row] > 0 ? t->unit / t->total[row] : 0;
             for (int d = 0; d < t->dim; d++) to[d] = from[d] * inverse;
         } else {
             int before = item->num_members && item->member >= 0 ? item->member * t->group : 0;
@@ -295,7 +296,7 @@ static void merge(Tile *t, const Item *item, int base) {
             total += from[dim + 1] * weight;
             for (int d = 0; d < dim; d++) to[d] += from[d] * weight;
         }
-        for (int d = 0; d < dim; d++) to[d] = to[d] / total * t->a->value_unit;
+        for (int d = 0; d < dim; d++) to[d] = to[d] / total * t->unit;
     }
     deliver(t, item, base);
 }
@@ -314,6 +315,7 @@ EXPORT void attend(const Step *step, Worker *worker, const void *arguments) {
         int rows = item->count * group;
         t.members = item->member < 0 ? members : NULL;
         t.kv_head = (int)(task % num_kv_heads);
+        t.unit = a->value_unit * (is_float8(t.type) ? a->cache.v_scale[t.kv_head] : 1.0f);
         for (int base = 0; base < rows; base += TILE) {
             t.num_rows = minimum(TILE, rows - base);
             t.k_is_staged = t.type != FLOAT32 && t.num_rows > ROWS;

@@ -2,6 +2,7 @@
  *
  * Layout of a cache block, per KV head: keys [head_dim][block_size], so that one query value is multiplied with the neighboring
  * values of neighboring keys; values [block_size][head_dim]. An int8 cache also has scales [block_size] for keys and for values.
+ * A cache of 8-bit floats has a scale of the keys and one of the values per KV head, outside the blocks.
  */
 #ifndef PEGBOARD_ATTENTION_H
 #define PEGBOARD_ATTENTION_H
@@ -46,7 +47,7 @@ typedef struct {
     atomic_int *finished; /* [merge][KV head], zero between steps */
 } Plan;
 
-/* The cache of one layer. Strides are bytes from block to block. */
+/* The cache of one layer. Strides are bytes from block to block. Scales of 8-bit floats: [KV head]. */
 typedef struct {
     char *k, *v;
     float *k_scale, *v_scale;
@@ -79,6 +80,7 @@ typedef struct {
 } AttendArguments;
 
 INLINE int minimum(int a, int b) { return a < b ? a : b; }
+INLINE int is_float8(int type) { return type == E4M3 || type == E5M2; }
 INLINE int maximum(int a, int b) { return a > b ? a : b; }
 
 #endif

@@ -55,12 +55,14 @@ static void store_head(const Cache *cache, const float *k, const float *v, int64
         for (int d = 0; d < dim; d++) v_to[d] = to_half(v[d]);
     } else if (cache->type == E4M3) {
         uint8_t *to = (uint8_t *)k_block + k_first, *v_to = (uint8_t *)v_block + v_first;
-        for (int d = 0; d < dim; d++) to[(int64_t)d * size] = to_e4m3(k[d]);
-        for (int d = 0; d < dim; d++) v_to[d] = to_e4m3(v[d]);
+        const float k_scale = cache->k_scale[head], v_scale = cache->v_scale[head];
+        for (int d = 0; d < dim; d++) to[(int64_t)d * size] = to_e4m3(k[d] / k_scale);
+        for (int d = 0; d < dim; d++) v_to[d] = to_e4m3(v[d] / v_scale);
     } else if (cache->type == E5M2) {
         uint8_t *to = (uint8_t *)k_block + k_first, *v_to = (uint8_t *)v_block + v_first;
-        for (int d = 0; d < dim; d++) to[(int64_t)d * size] = to_e5m2(k[d]);
-        for (int d = 0; d < dim; d++) v_to[d] = to_e5m2(v[d]);
+        const float k_scale = cache->k_scale[head], v_scale = cache->v_scale[head];
+        for (int d = 0; d < dim; d++) to[(int64_t)d * size] = to_e5m2(k[d] / k_scale);
+        for (int d = 0; d < dim; d++) v_to[d] = to_e5m2(v[d] / v_scale);
     } else {
         int8_t *to = (int8_t *)k_block + k_first, *v_to = (int8_t *)v_block + v_first;
         float *k_scale = (float *)((char *)cache->k_scale + block * cache->k_scale_stride) + (int64_t)head * size + offset;

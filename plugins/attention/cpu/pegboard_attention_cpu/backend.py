@@ -21,12 +21,13 @@ from pegboard.interfaces.attention import (
 from pegboard_attention_cpu.plan import Bucket, Chunk, Plan, make_plan
 
 
-def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x as the cache stores it. What an 8-bit float cannot hold becomes its largest number."""
-    if dtype.itemsize > 1:
+def rounded(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
+    """Return x [T, K, D] as the cache stores it. scale: [K], of 8-bit floats; what they cannot hold becomes their largest
+    number."""
+    if scale is None:
         return x.to(dtype)
     largest = torch.finfo(dtype).max
-    return x.clamp(-largest, largest).to(dtype)
+    return (x / scale.unsqueeze(1)).clamp(-largest, largest).to(dtype)
 
 
 def as_bytes(x: Tensor) -> Tensor:
@@ -91,12 +92,9 @@ class CPUPagedAttention:
             plan = self.current
             assert plan is not None, "call plan() before the forward"
             if k is not None and v is not None:
-                if plan.stored is not None:
-                    k_slots.index_copy_(0, plan.slots, as_bytes(rounded(k[plan.stored], stored)))
-                    v_slots.index_copy_(0, plan.slots, as_bytes(rounded(v[plan.stored], stored)))
-                else:
-                    k_slots.index_copy_(0, plan.slots, as_bytes(rounded(k, stored)))
-                    v_slots.index_copy_(0, plan.slots, as_bytes(rounded(v, stored)))
+                own_k, own_v = (k, v) if plan.stored is None else (k[plan.stored], v[plan.stored])
+                k_slots.index_copy_(0, plan.slots, as_bytes(rounded(own_k, stored, layer.k_scale)))
+                v_slots.index_copy_(0, plan.slots, as_bytes(rounded(own_v, stored, layer.v_scale)))
             out = torch.empty(q.shape[0], width, dtype=q.dtype)
             for bucket in plan.buckets:
                 result = bucket_attention(q, k_cache, v_cache, bucket)
@@ -134,29 +132,39 @@ def _attention(layer: AttentionLayer) -> Callable[[Tensor, Tensor, Tensor, Tenso
     return capped
 
 
+def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
+    """Return x [n, K, …] times the scale [K], in the type of x."""
+    return x if scale is None else (x * scale.view(-1, *(1,) * (x.dim() - 2))).to(x.dtype)
+
+
 def _bucket_attention(
     layer: AttentionLayer, key_scratch: Scratch, value_scratch: Scratch
 ) -> Callable[[Tensor, Tensor, Tensor, Bucket], Tensor]:
     """Return the attention of decode rows. The query heads that share a KV head are treated as queries of one head, so keys and
     values are read once."""
-    attend, window = _attention(layer), layer.window
+    attend, window, k_scale, v_scale = _attention(layer), layer.window, layer.k_scale, layer.v_scale
     num_kv_heads, group = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads
 
     def run(q: Tensor, k_cache: Tensor, v_cache: Tensor, bucket: Bucket) -> Tensor:
         n, length = bucket.num_rows, bucket.num_keys
         queries = q[:n] if bucket.tokens is None else q[bucket.tokens]
-        queries = queries.reshape(n, num_kv_heads, group, -1)
+        queries = _scaled(queries.reshape(n, num_kv_heads, group, -1), k_scale)
         keys = key_scratch.gather(k_cache, bucket.blocks).view(n, length, num_kv_heads, -1).transpose(1, 2).to(q.dtype)
         values = value_scratch.gather(v_cache, bucket.blocks).view(n, length, num_kv_heads, -1).transpose(1, 2).to(q.dtype)
         bias = bucket.bias[window].to(q.dtype)
-        return attend(queries, keys, values, bias, False).reshape(n, -1)
+        return _scaled(attend(queries, keys, values, bias, False), v_scale).reshape(n, -1)
 
     return run
 
 
+def _kept(cache: Tensor, chunk: Chunk) -> Tensor:
+    """Return the chunk's keys or values as they are stored: [num_keys, K, D]."""
+    return as_bytes(cache).index_select(0, chunk.blocks).view(cache.dtype).flatten(0, 1)[: chunk.num_keys]
+
+
 def _chunk_attention(layer: AttentionLayer) -> Callable[..., Tensor]:
     """Return the attention of one row's prompt, or of a chunk of it that follows cached tokens."""
-    attend, window = _attention(layer), layer.window
+    attend, window, k_scale, v_scale = _attention(layer), layer.window, layer.k_scale, layer.v_scale
     group = layer.num_heads // layer.num_kv_heads
 
     def run(q: Tensor, k: Tensor | None, v: Tensor | None, k_cache: Tensor, v_cache: Tensor, chunk: Chunk) -> Tensor:
@@ -165,8 +173,7 @@ def _chunk_attention(layer: AttentionLayer) -> Callable[..., Tensor]:
             keys, values = k[chunk.start : chunk.stop], v[chunk.start : chunk.stop]
         else:
             keys, values = (
-                as_bytes(cache).index_select(0, chunk.blocks).view(cache.dtype).flatten(0, 1)[: chunk.num_keys].to(q.dtype)
-                for cache in (k_cache, v_cache)
+                _scaled(_kept(cache, chunk).to(q.dtype), scale) for cache, scale in ((k_cache, k_scale), (v_cache, v_scale))
             )
         keys = keys.transpose(0, 1).repeat_interleave(group, 0).unsqueeze(0)
         values = values.transpose(0, 1).repeat_interleave(group, 0).unsqueeze(0)

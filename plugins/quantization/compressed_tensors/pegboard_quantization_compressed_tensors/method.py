@@ -44,9 +44,6 @@ class CompressedTensors(FormatMethod):
         check_whole_groups(module, columns, scheme.group(columns), METHOD)
         return FORMATS[scheme.format, scheme.type].make(scheme)
 
-    def kv_cache(self, layer: object) -> str | None:
-        return self.kv_dtype
-
 
 def _refuse_what_is_not_computed(config: QuantConfig) -> None:
     sparsity = config.part("sparsity_config")
@@ -64,8 +61,9 @@ def _kv_dtype(config: QuantConfig) -> str | None:
     scheme.one_of("num_bits", (8,))
     if scheme.one_of("type", ("int", "float"), "int") == "int":
         return "int8"
-    config.say_kv_scales_are_not_used()
-    return None
+    scheme.one_of("strategy", ("tensor", "attn_head"), "tensor")
+    scheme.one_of("symmetric", (True,), True)
+    return "float8_e4m3fn"
 
 
 def _scheme(config: QuantConfig, group: QuantConfig) -> Scheme | None:

@@ -105,6 +105,8 @@ def test_odd_weights_are_refused(weights: Any, told: str) -> None:
         ({"transform_config": {"config_groups": {"u": {}}}}, "transform_config=.*does not compute transforms"),
         ({"kv_cache_scheme": {"num_bits": 4, "type": "float"}}, "kv_cache_scheme.num_bits=4"),
         ({"kv_cache_scheme": {"num_bits": 8, "type": "nf"}}, "kv_cache_scheme.type='nf'"),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "symmetric": False}}, "kv_cache_scheme.symmetric=False"),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "channel"}}, "strategy='channel'.*'attn_head'"),
     ],
 )
 def test_odd_configs_are_refused(config: dict[str, Any], told: str) -> None:
@@ -120,13 +122,8 @@ def test_columns_that_are_not_whole_groups_are_refused() -> None:
 def test_the_kv_cache() -> None:
     assert method(group(FOUR)).kv_cache(None) is None
     assert method(group(FOUR), kv_cache_scheme={"num_bits": 8, "type": "int"}).kv_cache(None) == "int8"
-
-
-def test_stored_scales_of_the_kv_cache_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    assert method(group(FOUR), kv_cache_scheme={"num_bits": 8, "type": "float"}).kv_cache(None) is None
-    [record] = caplog.records
-    assert "scales of the KV cache are not used" in record.getMessage()
+    for more in ({}, {"strategy": "tensor", "symmetric": True}, {"strategy": "attn_head"}):
+        assert method(group(FOUR), kv_cache_scheme={"num_bits": 8, "type": "float", **more}).kv_cache(None) == "float8_e4m3fn"
 
 
 def test_quantized_activations_are_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,10 +9,12 @@ linear layer has these tensors:
     MXFP8                            weight float8_e4m3fn [out, in]   weight_scale uint8 [out, in / 32], exponents
 
 W = weight · (weight_scale · weight_scale_2). MIXED_PRECISION names the algorithm of each module in `quantized_layers`. Input
-scales and the scales of the KV cache are not read.
+scales are not read.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from pegboard.interfaces.quantization import EmbeddingLayer, QuantizationSetup
 from pegboard_weights.config import QuantConfig, matches
@@ -50,13 +52,19 @@ class ModelOpt(FormatMethod):
         else:
             self.default = _reader(config)
         config.say_activations_are_not_quantized()
-        if config.values.get("kv_cache_quant_algo") or config.values.get("kv_cache_scheme"):
-            config.say_kv_scales_are_not_used()
+        self.kv_dtype = _kv_dtype(config)
 
     def reader(self, module: str, layer: AnyLayer) -> FloatReader | None:
         if isinstance(layer, EmbeddingLayer) or matches(module, self.excluded):
             return None
         return self.by_module.get(module, self.default)
+
+
+def _kv_dtype(config: QuantConfig) -> str | None:
+    """Return the type of the KV cache, None if the config wants none that is supported."""
+    algorithm, scheme = config.values.get("kv_cache_quant_algo"), config.values.get("kv_cache_scheme")
+    is_fp8 = isinstance(scheme, Mapping) and (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
+    return "float8_e4m3fn" if is_fp8 or algorithm == "FP8" else None
 
 
 def _upper(config: QuantConfig) -> QuantConfig:

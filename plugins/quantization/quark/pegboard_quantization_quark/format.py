@@ -56,9 +56,6 @@ class Quark(FormatMethod):
         self.default = _scheme(default)
         if any(part.values.get("input_tensors") for part in each):
             config.say_activations_are_not_quantized()
-        export = config.part("export")
-        if export is not None and export.values.get("kv_cache_group"):
-            config.say_kv_scales_are_not_used()
 
     def reader(self, module: str, layer: AnyLayer) -> Reader | None:
         if isinstance(layer, EmbeddingLayer) or matches(module, self.excluded):

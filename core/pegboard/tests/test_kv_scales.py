@@ -1,0 +1,97 @@
+"""Scales of a KV cache of 8-bit floats: where checkpoints keep them, what is refused, and what they change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.attention import AttentionLayer
+from pegboard.interfaces.weight_loader import WeightPiece
+from pegboard.layers.attention import Attention
+from pegboard_testing.fake_build import fake_build
+
+PATH = "model.layers.0.self_attn"
+
+
+def attention(scales: Tensor | None) -> Attention:
+    """Return a layer with 4 KV heads whose cache has these scales [2, 4]."""
+    build = fake_build()
+    layer = Attention(build.at(PATH), 0, 8, 4, 16)
+    if scales is not None:
+        known = build.declared.attention[0]
+        build.declared.attention[0] = AttentionLayer(
+            layer_index=0, num_heads=8, num_kv_heads=4, head_dim=16, scale=known.scale, k_scale=scales[0], v_scale=scales[1]
+        )
+    return layer
+
+
+def load(layer: Attention, tensors: dict[str, Any]) -> list[str]:
+    """Load tensors, named without the layer's path. Returns the names that the layer asks for."""
+    stored = {f"{PATH}.{name}": torch.as_tensor(value) for name, value in tensors.items()}
+    wanted = layer.declare(stored)
+    for weight in wanted:
+        tensor = stored[weight.name]
+        layer.accept(WeightPiece(weight.name, str(tensor.dtype), tuple(tensor.shape), tensor))
+    return [weight.name.removeprefix(f"{PATH}.") for weight in wanted]
+
+
+@pytest.mark.parametrize(
+    ("k", "v"),
+    [
+        ("k_scale", "v_scale"),
+        ("k_proj.k_scale", "v_proj.v_scale"),
+        ("k_proj.output_scale", "v_proj.output_scale"),
+        ("kv_scale", "kv_scale"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_names_of_scales(k: str, v: str, dtype: torch.dtype) -> None:
+    scales = torch.ones(2, 4)
+    other = {"q_scale": torch.tensor(9.0), "k_proj.weight_scale": torch.tensor(9.0)}
+    asked = load(
+        attention(scales), {v: torch.tensor(0.25, dtype=dtype), k: torch.tensor(0.25 if k == v else 3.0, dtype=dtype), **other}
+    )
+    assert asked == list(dict.fromkeys([k, v]))
+    assert scales.tolist() == [[0.25 if k == v else 3.0] * 4, [0.25] * 4]
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 1, 1), (1, 4, 1, 1)])
+def test_scales_per_head(shape: tuple[int, ...]) -> None:
+    scales, stored = torch.ones(2, 4), torch.tensor([0.5, 1.0, 2.0, 4.0])
+    load(attention(scales), {"k_scale": stored.view(shape), "v_scale": torch.tensor([7.0])})
+    assert scales.tolist() == [stored.tolist(), [7.0] * 4]
+
+
+def test_a_reload_writes_to_the_same_place() -> None:
+    scales = torch.ones(2, 4)
+    layer, address = attention(scales), scales.data_ptr()
+    load(layer, {"kv_scale": torch.tensor(2.0)})
+    load(layer, {"kv_scale": torch.tensor(5.0)})
+    assert scales.data_ptr() == address and scales.unique().tolist() == [5.0]
+
+
+def test_a_cache_without_scales_reads_none() -> None:
+    assert load(attention(None), {"k_scale": torch.tensor(float("nan")), "v_scale": torch.zeros(3)}) == []
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf"), [1.0, 2.0], [1.0, 2.0, 0.0, 1.0], [[1.0] * 4] * 4, []])
+def test_a_wrong_scale_is_refused(wrong: Any) -> None:
+    with pytest.raises(ModelError, match=r"self_attn.v_scale .*one positive number, or one for each of 4 KV heads"):
+        load(attention(torch.ones(2, 4)), {"k_scale": torch.tensor(1.0), "v_scale": torch.tensor(wrong)})
+
+
+def test_bytes_in_place_of_a_scale_are_refused() -> None:
+    layer = attention(torch.ones(2, 4))
+    layer.declare({f"{PATH}.kv_scale": None})
+    with pytest.raises(ModelError, match="kv_scale"):
+        layer.accept(WeightPiece(f"{PATH}.kv_scale", "Q4_0", (32,), memoryview(bytes(18))))
+
+
+@pytest.mark.parametrize("name", ["k_scale", "v_proj.v_scale"])
+def test_a_scale_alone_is_refused(name: str) -> None:
+    with pytest.raises(ModelError, match=f"has {PATH}.{name}, but needs scales for keys and values"):
+        load(attention(torch.ones(2, 4)), {name: torch.tensor(1.0)})
