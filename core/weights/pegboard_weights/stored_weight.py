@@ -174,7 +174,7 @@ class StoredWeight:
         self.wanted = [
             wanted for part, reader in self.readers.items() for wanted in reader.tensors(part, self.shape[1], available)
         ]
-        return self.wanted
+        return list(self.wanted)
 
     def accept(self, piece: WeightPiece) -> None:
         wanted = next((wanted for wanted in self.wanted if wanted.name == piece.name), None)

@@ -54,7 +54,7 @@ class Linear(WeightLayer):
         if self.wants_bias:
             rows = {part.name.removesuffix("weight") + "bias": part.rows for part in parts}
             self.bias = PlainTensor(rows, (self.out_features,), self.build)
-            wanted += [WantedWeight(name, (stop - start,)) for name, (start, stop) in rows.items()]
+            wanted = [*wanted, *(WantedWeight(name, (stop - start,)) for name, (start, stop) in rows.items())]
         return wanted
 
     def bind(self) -> None:

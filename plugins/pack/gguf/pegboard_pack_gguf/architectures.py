@@ -1,153 +1,132 @@
-"""Translates GGUF architectures into Hugging Face terms: model classes and tensor names.
-
-GGUF names come from llama.cpp's tensor table, Hugging Face names from the checkpoints of the models. `Architecture.rope_style`
-is "pairs" if the converter permuted the rows of Q and K (Llama and its descendants), otherwise "halves".
-"""
+"""Translates the tensors of GGUF architectures into Hugging Face terms, with the tables in `tables`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import TensorEntry
+from pegboard_pack_gguf.ggml_types import PLAIN
 from pegboard_pack_gguf.header import GGUFHeader, GGUFTensor
-
-TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-"""Names outside the layers, without ".weight"."""
-
-LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
-GEMMA_LAYER = {
-    **LAYER,
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-
-PHI3_LAYER = {**LAYER, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-
-MIXTRAL_EXPERTS = {
-    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
-    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
-    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
-}
-
-QWEN_EXPERTS = {
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-}
-
-QWEN_MOE_LAYER = {
-    **LAYER,
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
+from pegboard_pack_gguf.tables import ARCHITECTURES, MIXTRAL, OLMO3, Architecture, Change
+from pegboard_pack_gguf.unserved import UNSERVED
 
 READ_INTO_CONFIG = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 """Tensors that become part of the configuration and are not in the index."""
 
 MAX_EXPERTS = 10_000
 
-_LAYER_NAME = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
-_TOP_NAME = re.compile(r"(\w+)\.(weight|bias)")
+_LAYER_NAME = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias|scale)")
+_TOP_NAME = re.compile(r"(\w+)\.(weight|bias|scale)")
+_UNUSED = re.compile(r"blk\.\d{1,5}\.(rope_freqs|attn_rot_embd|\w+\.input_scale)(\.weight)?")
+"""Tensors that change no result: frequencies that follow from the configuration, and scales for activations in 4 bits."""
 
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """One architecture. experts: GGUF stacks them into one tensor, but Hugging Face names each one; `{}` is the expert's number.
-    norm_offset: the number that the converter added to every norm weight (Gemma stores 1 + w)."""
-
-    class_name: str
-    model_type: str
-    rope_style: Literal["halves", "pairs"] = "halves"
-    layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
-    experts: Mapping[str, str] = field(default_factory=dict)
-    norm_offset: float = 0.0
-
-
-LLAMA = Architecture("LlamaForCausalLM", "llama", "pairs")
-MIXTRAL = Architecture(
-    "MixtralForCausalLM", "mixtral", "pairs", {**LAYER, "ffn_gate_inp": "block_sparse_moe.gate"}, MIXTRAL_EXPERTS
-)
-ARCHITECTURES = {
-    "llama": LLAMA,
-    "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
-    "qwen2moe": Architecture("Qwen2MoeForCausalLM", "qwen2_moe", layer=QWEN_MOE_LAYER, experts=QWEN_EXPERTS),
-    "qwen3moe": Architecture("Qwen3MoeForCausalLM", "qwen3_moe", layer=QWEN_MOE_LAYER, experts=QWEN_EXPERTS),
-    "gemma": Architecture("GemmaForCausalLM", "gemma", norm_offset=1.0),
-    "gemma2": Architecture("Gemma2ForCausalLM", "gemma2", layer=GEMMA_LAYER, norm_offset=1.0),
-    "gemma3": Architecture("Gemma3ForCausalLM", "gemma3_text", layer=GEMMA_LAYER, norm_offset=1.0),
-    "phi3": Architecture("Phi3ForCausalLM", "phi3", layer=PHI3_LAYER),
-}
-BY_MODEL_TYPE = {architecture.model_type: architecture for architecture in (*ARCHITECTURES.values(), MIXTRAL)}
+BY_MODEL_TYPE = {architecture.model_type: architecture for architecture in (*ARCHITECTURES.values(), MIXTRAL, OLMO3)}
+"""Any architecture of the model type. All of them have the same names and changes."""
 
 
 def architecture_of(header: GGUFHeader) -> tuple[str, Architecture]:
     """Returns the name that the file uses (also the prefix of its metadata keys) and the architecture that it means."""
+    kind = header.metadata.get("general.type", "model")
+    if kind != "model":
+        raise ModelError(f"{header.path} contains no model: its general.type is {kind!r}")
     name = header.metadata.get("general.architecture")
+    if isinstance(name, str) and name in UNSERVED:
+        raise ModelError(f"{header.path}: models of the GGUF architecture {name!r} cannot be served: {UNSERVED[name]}")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ModelError(
             f"{header.path}: GGUF architecture {name!r} is not supported; supported are {', '.join(sorted(ARCHITECTURES))}"
         )
-    if name == "llama" and header.metadata.get("llama.expert_count"):
+    if header.metadata.get(f"{name}.expert_count") and not ARCHITECTURES[name].experts:
+        if name != "llama":
+            raise ModelError(f"{header.path}: models of the GGUF architecture {name!r} with experts are not supported")
         return name, MIXTRAL
+    if name == "olmo2" and header.metadata.get("olmo2.attention.sliding_window"):
+        return name, OLMO3
     return name, ARCHITECTURES[name]
 
 
-def tensor_entries(header: GGUFHeader, architecture: Architecture, num_layers: int) -> Iterator[TensorEntry]:
+def tensor_entries(header: GGUFHeader, architecture: Architecture, config: Mapping[str, Any]) -> Iterator[TensorEntry]:
     """Yields the file's tensors by their Hugging Face names. Raises ModelError for an unknown tensor, because without it, a
     different model would be computed."""
+    num_layers = config["num_hidden_layers"]
     for tensor in header.tensors:
-        if tensor.name in READ_INTO_CONFIG:
+        if tensor.name in READ_INTO_CONFIG or _UNUSED.fullmatch(tensor.name):
             continue
         found = _LAYER_NAME.fullmatch(tensor.name)
         if found is not None and int(found[1]) < num_layers:
-            prefix, name, ending = f"model.layers.{int(found[1])}.", found[2], found[3]
+            prefix, name, ending = f"{architecture.layers}.{int(found[1])}.", found[2], found[3]
             if name in architecture.experts and ending == "weight" and len(tensor.shape) == 3:
                 yield from _expert_entries(header, tensor, f"{prefix}{architecture.experts[name]}.weight")
                 continue
+            if name in architecture.split:
+                yield from _split_entries(
+                    header, tensor, [f"{prefix}{part}.{ending}" for part in architecture.split[name]], config
+                )
+                continue
             if name in architecture.layer:
-                yield _entry(header, tensor, f"{prefix}{architecture.layer[name]}.{ending}")
+                change = architecture.changes.get(name)
+                yield _entry(
+                    header, tensor, f"{prefix}{architecture.layer[name]}.{ending}", change if ending != "scale" else None
+                )
                 continue
         found = _TOP_NAME.fullmatch(tensor.name)
-        if found is None or found[1] not in TOP:
+        if found is None or found[1] not in architecture.top:
             raise ModelError(
                 f"{header.path}: tensor {tensor.name!r} has no place in a {architecture.class_name} of {num_layers} layers"
             )
-        yield _entry(header, tensor, f"{TOP[found[1]]}.{found[2]}")
+        yield _entry(header, tensor, f"{architecture.top[found[1]]}.{found[2]}", None)
 
 
-def _entry(header: GGUFHeader, tensor: GGUFTensor, name: str) -> TensorEntry:
+def change_of(architecture: Architecture, name: str) -> Change | None:
+    """Returns what is done to the tensor with this Hugging Face name before it is delivered."""
+    module, _, ending = name.rpartition(".")
+    if ending == "scale":
+        return None
+    for part, change in architecture.changes.items():
+        if architecture.top.get(part) == module:
+            return change
+        path = architecture.layer.get(part)
+        if path is not None and re.fullmatch(rf"{re.escape(architecture.layers)}\.\d+\.{re.escape(path)}", module):
+            return change
+    return None
+
+
+def _entry(header: GGUFHeader, tensor: GGUFTensor, name: str, change: Change | None) -> TensorEntry:
     shape = tensor.shape
     if name.endswith("shared_expert_gate.weight") and len(shape) == 1:
         shape = (1, *shape)  # GGUF drops the dimension of one
+    if change == "transpose" and len(shape) == 2:
+        shape = shape[::-1]
     return TensorEntry(name, shape, tensor.type.stored, header.path.name, tensor.offset, tensor.num_bytes)
+
+
+def _split_entries(header: GGUFHeader, tensor: GGUFTensor, names: list[str], config: Mapping[str, Any]) -> Iterator[TensorEntry]:
+    """Yields Q, K and V, which are stored in one tensor one after the other."""
+    heads = (config["num_attention_heads"], config["num_key_value_heads"], config["num_key_value_heads"])
+    rows = [count * config["head_dim"] for count in heads]
+    if sum(rows) != tensor.shape[0]:
+        raise ModelError(
+            f"{header.path}: tensor {tensor.name!r} has {tensor.shape[0]} rows, expected {' + '.join(map(str, rows))}"
+        )
+    row_bytes = tensor.num_bytes // tensor.shape[0]
+    offset = tensor.offset
+    for name, count in zip(names, rows, strict=True):
+        yield TensorEntry(name, (count, *tensor.shape[1:]), tensor.type.stored, header.path.name, offset, count * row_bytes)
+        offset += count * row_bytes
 
 
 def _expert_entries(header: GGUFHeader, tensor: GGUFTensor, pattern: str) -> Iterator[TensorEntry]:
     num_experts, *shape = tensor.shape
     if num_experts > MAX_EXPERTS:
         raise ModelError(f"{header.path}: tensor {tensor.name!r} contains {num_experts} experts, expected at most {MAX_EXPERTS}")
+    if tensor.type.name not in PLAIN:
+        raise ModelError(
+            f"{header.path}: the experts are stored as {tensor.type.name}. Pegboard has no layer for packed experts yet; use a "
+            "file with experts of F32, F16 or BF16"
+        )
     size = tensor.num_bytes // num_experts
     for expert in range(num_experts):
         offset = tensor.offset + expert * size

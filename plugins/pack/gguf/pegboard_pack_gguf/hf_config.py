@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pegboard.errors import ModelError
-from pegboard_pack_gguf.architectures import Architecture
 from pegboard_pack_gguf.header import GGUFHeader
 from pegboard_pack_gguf.metadata import Metadata
 from pegboard_pack_gguf.rope_scaling import rope_config
+from pegboard_pack_gguf.tables import COPIES, REQUIRED, Architecture, Has, Key
 
 MAX_LAYERS = 10_000
 
@@ -42,23 +43,62 @@ def hf_config(header: GGUFHeader, prefix: str, architecture: Architecture) -> di
         "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
         "hidden_act": "silu",
-        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": metadata.count("context_length"),
         "tie_word_embeddings": "output.weight" not in shapes,
-        **rope_config(header, metadata, head_dim),
+        "pad_token_id": None,
+        **rope_config(header, metadata, head_dim, architecture.is_partly_rotary),
         **token_ids(header),
     }
-    if architecture.model_type in ("llama", "qwen3"):
-        config["attention_bias"] = "blk.0.attn_q.bias" in shapes
-    if architecture.model_type == "llama":
-        config["mlp_bias"] = "blk.0.ffn_down.bias" in shapes
-    if architecture.experts:
-        config |= _moe_config(metadata, architecture)
-    if architecture.norm_offset:
-        config |= _gemma_config(metadata, architecture, config)
-    elif prefix == "phi3" and metadata.get("attention.sliding_window"):  # 0 means none
-        config["sliding_window"] = metadata.count("attention.sliding_window")
-    return config
+    config |= {name: _value(metadata, value, shapes) for name, value in architecture.config.items()}
+    config |= {name: config[known] for name, known in COPIES.get(architecture.model_type, {}).items()}
+    if config.get("sliding_window") and architecture.full_every:
+        config["layer_types"] = _layer_types(metadata, architecture.full_every, num_layers)
+    return config | _computed(architecture, config)
+
+
+def _value(metadata: Metadata, value: Any, shapes: Mapping[str, Any]) -> Any:
+    """Returns a value of the configuration. value: as in `Architecture.config`."""
+    if isinstance(value, Has):
+        return any(tensor in shapes for tensor in value.tensors)
+    if not isinstance(value, Key):
+        return value
+    found = metadata.get(value.name)
+    if isinstance(found, bool):
+        return found
+    if value.default is not REQUIRED and found in (None, 0):  # 0 means none
+        return value.default
+    return metadata.count(value.name) if value.kind == "count" else metadata.number(value.name)
+
+
+def _layer_types(metadata: Metadata, full_every: int, num_layers: int) -> list[str]:
+    """Returns "sliding_attention" or "full_attention" for each layer. The file may have a flag for each layer, or a number that
+    replaces `full_every`."""
+    found = metadata.get("attention.sliding_window_pattern")
+    if isinstance(found, list):
+        if len(found) != num_layers:
+            raise metadata.fail("attention.sliding_window_pattern", f"has {len(found)} values for {num_layers} layers")
+        slides = [bool(flag) for flag in found]
+    else:
+        every = full_every if found is None else metadata.count("attention.sliding_window_pattern")
+        slides = [(index + 1) % every != 0 for index in range(num_layers)]
+    return ["sliding_attention" if flag else "full_attention" for flag in slides]
+
+
+GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
+
+
+def _computed(architecture: Architecture, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what follows from other values. Gemma scales queries by head_dim, except the 27B models, which use hidden_size /
+    num_heads; files do not contain this."""
+    kind = architecture.model_type
+    if kind in GEMMA_27B_LAYERS:
+        is_27b = GEMMA_27B_LAYERS[kind] == config["num_hidden_layers"]
+        return {"query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"] if is_27b else config["head_dim"]}
+    if kind == "granite" and config["attention_multiplier"] is None:
+        return {"attention_multiplier": config["head_dim"] ** -0.5}
+    if kind == "gpt_bigcode":
+        return {"multi_query": config["num_key_value_heads"] == 1}
+    return {}
 
 
 def token_ids(header: GGUFHeader) -> dict[str, int]:
@@ -67,46 +107,3 @@ def token_ids(header: GGUFHeader) -> dict[str, int]:
     names = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
     found = {name: metadata.token_id(key) for name, key in names.items()}
     return {name: token_id for name, token_id in found.items() if token_id is not None}
-
-
-def _moe_config(metadata: Metadata, architecture: Architecture) -> dict[str, Any]:
-    num_experts = metadata.count("expert_count")
-    chosen = metadata.count("expert_used_count")
-    if architecture.model_type == "mixtral":
-        return {"num_local_experts": num_experts, "num_experts_per_tok": chosen}
-    config = {
-        "num_experts": num_experts,
-        "num_experts_per_tok": chosen,
-        "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
-        "norm_topk_prob": architecture.model_type == "qwen3_moe",
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
-    if architecture.model_type == "qwen2_moe":
-        config["shared_expert_intermediate_size"] = metadata.count("expert_shared_feed_forward_length")
-    return config
-
-
-GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
-
-
-def _gemma_config(metadata: Metadata, architecture: Architecture, config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings of Gemma. It scales queries by head_dim, except the 27B models, which use hidden_size / num_heads.
-    Files do not contain this."""
-    kind, num_layers = architecture.model_type, config["num_hidden_layers"]
-    found: dict[str, Any] = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
-    if kind == "gemma":
-        return found
-    is_27b = GEMMA_27B_LAYERS[kind] == num_layers
-    found["query_pre_attn_scalar"] = config["hidden_size"] // config["num_attention_heads"] if is_27b else config["head_dim"]
-    found["sliding_window"] = metadata.count("attention.sliding_window")
-    if kind == "gemma2":
-        found["attn_logit_softcapping"] = metadata.number("attn_logit_softcapping", 50.0)
-        found["final_logit_softcapping"] = metadata.number("final_logit_softcapping", 30.0)
-        every = 2
-    else:
-        found["rope_theta"] = metadata.number("rope.freq_base", 1_000_000.0)
-        found["rope_local_base_freq"] = 10000.0
-        every = 6
-    found["layer_types"] = ["full_attention" if (index + 1) % every == 0 else "sliding_attention" for index in range(num_layers)]
-    return found

@@ -19,10 +19,11 @@ from pegboard.interfaces.weight_loader import (
     WeightLoaderSetup,
     WeightPiece,
 )
-from pegboard_pack_gguf.architectures import BY_MODEL_TYPE, Architecture, architecture_of, tensor_entries
+from pegboard_pack_gguf.architectures import BY_MODEL_TYPE, architecture_of, change_of, tensor_entries
 from pegboard_pack_gguf.ggml_types import PLAIN
 from pegboard_pack_gguf.header import GGUFHeader, read_header
 from pegboard_pack_gguf.hf_config import hf_config, token_ids
+from pegboard_pack_gguf.tables import Architecture
 from pegboard_pack_gguf.vocabulary import end_token_ids
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class GGUFLoader:
         whole = replace(header, tensors=tuple(tensor for part in headers for tensor in part.tensors))
         prefix, architecture = architecture_of(header)
         config = hf_config(whole, prefix, architecture)
-        tensors = _index(headers, architecture, config["num_hidden_layers"])
+        tensors = _index(headers, architecture, config)
         template = header.metadata.get("tokenizer.chat_template")
         generation_config: dict[str, Any] = dict(token_ids(header))
         tokenizer_data = _tokenizer_data(header)
@@ -68,8 +69,9 @@ class GGUFLoader:
         )
 
     def tensors(self, checkpoint: Checkpoint, wanted: Iterable[WantedWeight]) -> Iterator[WeightPiece]:
-        """Yields blocks as read-only views of the mapped file, and plain types as tensors over private mappings."""
-        offset = BY_MODEL_TYPE[checkpoint.config["model_type"]].norm_offset
+        """Yields blocks as read-only views of the mapped file, and plain types as tensors over private mappings. Tensors that the
+        converter changed are changed back, in new memory."""
+        architecture = BY_MODEL_TYPE[checkpoint.config["model_type"]]
         maps: dict[str, mmap.mmap] = {}
         chosen = [_entry(checkpoint, name) for name in dict.fromkeys(weight.name for weight in wanted)]
         for entry in sorted(chosen, key=lambda entry: (entry.file, entry.offset)):
@@ -81,12 +83,13 @@ class GGUFLoader:
                 raise ModelError(f"{path} has shrunk since it was described: {entry.name!r} is past its end")
             if entry.stored in PLAIN.values():
                 tensor = _plain_tensor(path, entry)
-                if offset and entry.name.endswith("norm.weight"):
-                    tensor = tensor - offset
-                yield WeightPiece(entry.name, entry.stored, entry.shape, tensor)
+                if architecture.norm_offset and entry.name.endswith("norm.weight"):
+                    tensor = tensor - architecture.norm_offset
+                piece = WeightPiece(entry.name, entry.stored, entry.shape, tensor)
             else:
                 view = memoryview(data)[entry.offset : entry.offset + entry.num_bytes]
-                yield WeightPiece(entry.name, entry.stored, entry.shape, view)
+                piece = WeightPiece(entry.name, entry.stored, entry.shape, view)
+            yield _delivered(piece, architecture, checkpoint)
 
 
 def find_file(root: Path) -> Path:
@@ -125,10 +128,10 @@ def _other_shards(first: GGUFHeader) -> list[GGUFHeader]:
     return headers
 
 
-def _index(headers: list[GGUFHeader], architecture: Architecture, num_layers: int) -> dict[str, TensorEntry]:
+def _index(headers: list[GGUFHeader], architecture: Architecture, config: Mapping[str, Any]) -> dict[str, TensorEntry]:
     index: dict[str, TensorEntry] = {}
     for header in headers:
-        for entry in tensor_entries(header, architecture, num_layers):
+        for entry in tensor_entries(header, architecture, config):
             if entry.name in index:
                 raise ModelError(f"{header.path}: {entry.name!r} occurs twice")
             index[entry.name] = entry
@@ -167,6 +170,15 @@ def _entry(checkpoint: Checkpoint, name: str) -> TensorEntry:
     if entry is None:
         raise ModelError(f"{checkpoint.path} has no tensor {name!r}")
     return entry
+
+
+def _delivered(piece: WeightPiece, architecture: Architecture, checkpoint: Checkpoint) -> WeightPiece:
+    change = change_of(architecture, piece.name) if architecture.changes else None
+    if change is None:
+        return piece
+    from pegboard_pack_gguf.delivery import changed
+
+    return changed(piece, change, checkpoint.config)
 
 
 def _map_file(path: Path) -> mmap.mmap:

@@ -24,12 +24,13 @@ ORIGINAL_CONTEXT = 8192
 MAX_FREQUENCIES = 4096
 
 
-def rope_config(header: GGUFHeader, metadata: Metadata, head_dim: int) -> dict[str, Any]:
-    """Returns `rope_theta`, and `rope_scaling` when the frequencies are changed."""
+def rope_config(header: GGUFHeader, metadata: Metadata, head_dim: int, is_partly_rotary: bool) -> dict[str, Any]:
+    """Returns `rope_theta`, `rope_scaling` when the frequencies are changed, and `partial_rotary_factor` if `is_partly_rotary` or
+    if not all of each head is rotated."""
     theta = metadata.number("rope.freq_base", 10000.0)
     config: dict[str, Any] = {"rope_theta": theta}
     rotary_dim = metadata.count("rope.dimension_count", head_dim)
-    if rotary_dim != head_dim:
+    if rotary_dim != head_dim or is_partly_rotary:
         config["partial_rotary_factor"] = rotary_dim / head_dim
     context = metadata.count("context_length")
     kind = metadata.text("rope.scaling.type")

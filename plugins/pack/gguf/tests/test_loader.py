@@ -197,8 +197,12 @@ def test_senseless_metadata(write_gguf, metadata: dict, message: str) -> None:
 
 
 def test_unknown_architecture_and_tensor(write_gguf) -> None:
-    with pytest.raises(ModelError, match="architecture 'mamba' is not supported; supported are gemma,"):
+    with pytest.raises(ModelError, match="architecture 'teapot' is not supported; supported are arcee,"):
+        describe(write_gguf("teapot"))
+    with pytest.raises(ModelError, match="architecture 'mamba' cannot be served: it has recurrent layers"):
         describe(write_gguf("mamba"))
+    with pytest.raises(ModelError, match="contains no model: its general.type is 'adapter'"):
+        describe(write_gguf(metadata={"general.type": "adapter"}))
     tensors = stored_values(write_gguf(name="plain.gguf"))
     with pytest.raises(ModelError, match="ssm_conv1d"):
         describe(write_gguf(tensors=tensors | {"blk.0.ssm_conv1d.weight": np.ones(4, np.float32)}))
@@ -224,6 +228,39 @@ def test_gemma_norms_lose_the_one_that_was_added(write_gguf) -> None:
     found = describe(path)
     (piece,) = LOADER.tensors(found, [WantedWeight("model.norm.weight")])
     assert np.array_equal(piece.data.numpy(), stored_values(path)["output_norm.weight"] - 1)
+
+
+def test_merged_queries_keys_and_values_are_taken_apart(write_gguf) -> None:
+    tensors = stored_values(write_gguf("qwen2", name="plain.gguf"))
+    for layer in (0, 1):
+        for ending in ("weight", "bias"):
+            parts = [tensors.pop(f"blk.{layer}.attn_{part}.{ending}", None) for part in ("q", "k", "v")]
+            if parts[0] is not None:
+                tensors[f"blk.{layer}.attn_qkv.{ending}"] = np.concatenate(parts)
+    path = write_gguf("qwen2", tensors=tensors, types={"blk.1.attn_qkv.weight": "Q8_0"})
+    found, plain = describe(path), describe(path.with_name("plain.gguf"))
+    names = list(plain.tensors)
+    assert list(found.tensors) != names and set(found.tensors) == set(names)
+    pieces = {piece.name: piece for piece in LOADER.tensors(found, map(WantedWeight, names))}
+    for piece in LOADER.tensors(plain, map(WantedWeight, names)):
+        other = pieces[piece.name]
+        assert other.shape == piece.shape
+        if other.stored == "float32":
+            assert torch.equal(other.data, piece.data)
+        else:
+            packed = gguf.quants.quantize(piece.data.numpy(), gguf.GGMLQuantizationType.Q8_0)
+            assert bytes(other.data) == packed.tobytes()
+    with pytest.raises(ModelError, match="has 64 rows, expected 64 \\+ 16 \\+ 16"):
+        describe(write_gguf("qwen2", tensors=tensors, metadata={"attention.key_length": 16, "attention.head_count_kv": 1}))
+
+
+def test_experts_in_blocks_are_refused(write_gguf) -> None:
+    tensors = stored_values(write_gguf("qwen3", name="plain.gguf"))
+    tensors["blk.0.ffn_up_exps.weight"] = np.ones((4, 64, 32), np.float32)
+    metadata = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 64}
+    path = write_gguf("qwen3moe", tensors=tensors, types={"blk.0.ffn_up_exps.weight": "Q8_0"}, metadata=metadata)
+    with pytest.raises(ModelError, match="experts are stored as Q8_0. Pegboard has no layer for packed experts yet"):
+        describe(path)
 
 
 def test_split_files(write_gguf) -> None:

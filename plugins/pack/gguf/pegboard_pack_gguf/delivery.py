@@ -1,0 +1,58 @@
+"""Brings tensors of a file into the form that models on Hugging Face have. See `tables.Change`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.weight_loader import WeightPiece
+from pegboard_pack_gguf.dequantize import dequantize_into
+from pegboard_pack_gguf.tables import Change
+
+
+def changed(piece: WeightPiece, change: Change, config: Mapping[str, Any]) -> WeightPiece:
+    """Returns the piece, changed, in new memory. config: the checkpoint's. Raises ModelError if the shape does not fit."""
+    if change in ("transpose", "float"):
+        return _as_floats(piece, is_transposed=change == "transpose" and len(piece.shape) == 2)
+    rows = piece.shape[0]
+    if change == "by_head":
+        order = _rows(piece.name, rows, 3, config["num_attention_heads"]).swapaxes(0, 1)
+    else:
+        is_query = piece.name.rpartition(".")[0].endswith("q_proj")
+        heads = config["num_attention_heads" if is_query else "num_key_value_heads"]
+        order = _rows(piece.name, rows, heads, -1, 2).swapaxes(1, 2)
+    return replace(piece, data=_reordered(piece.data, order.reshape(-1)))
+
+
+def _rows(name: str, count: int, *shape: int) -> np.ndarray:
+    """Returns the numbers 0…count - 1 in this shape (-1 = what is left); by_head adds a dimension for what is left."""
+    shape = shape if -1 in shape else (*shape, -1)
+    known = int(np.prod([size for size in shape if size > 0]))
+    if count % known:
+        raise ModelError(f"tensor {name} has {count} rows, which cannot be divided into {known} equal parts")
+    return np.arange(count).reshape(shape)
+
+
+def _reordered(data: Tensor | memoryview, order: np.ndarray) -> Tensor | memoryview:
+    if isinstance(data, Tensor):
+        return data[torch.from_numpy(np.ascontiguousarray(order))]
+    rows = np.frombuffer(data, np.uint8).reshape(len(order), -1)
+    return memoryview(rows[order].reshape(-1))
+
+
+def _as_floats(piece: WeightPiece, is_transposed: bool) -> WeightPiece:
+    if isinstance(piece.data, Tensor):
+        if not is_transposed:
+            return piece
+        stored = piece.data.view(piece.shape[::-1])
+        return replace(piece, data=stored.T.contiguous())
+    shape = piece.shape[::-1] if is_transposed else piece.shape
+    floats = torch.empty(shape, dtype=torch.float32)
+    dequantize_into(piece.data, piece.stored, floats)
+    return replace(piece, stored="float32", data=floats.T.contiguous() if is_transposed else floats)

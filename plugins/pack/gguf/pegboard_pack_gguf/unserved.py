@@ -1,0 +1,29 @@
+"""Architectures that the format has and that cannot be served, with the reason."""
+
+from __future__ import annotations
+
+_NAMES = {
+    "it has layers of experts, which Pegboard does not have yet": (
+        "afmoe arctic bailingmoe bailingmoe2 dbrx deepseek deepseek2 dots1 ernie4_5-moe exaone-moe glm-dsa glm4moe "
+        "gpt-oss granitemoe grok grovemoe hunyuan-moe llada-moe llama4 mimo2 minimax-m2 mistral4 olmoe phimoe "
+        "smallthinker step35"
+    ),
+    "it has recurrent layers, whose states Pegboard does not keep yet": (
+        "arwkv7 falcon-h1 granitehybrid jamba kimi-linear lfm2 lfm2moe mamba mamba2 nemotron_h nemotron_h_moe plamo2 "
+        "qwen35 qwen35moe qwen3next rwkv6 rwkv6qwen2 rwkv7"
+    ),
+    "it is not a model that generates text one token after the other": (
+        "bert dream eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llada llama-embed modern-bert neo-bert nomic-bert "
+        "nomic-bert-moe rnd1 t5 t5encoder wavtokenizer-dec"
+    ),
+    "it reads images or sound, or is the part of a model that does": (
+        "chameleon clip cogvlm deepseek2-ocr hunyuan_vl paddleocr qwen2vl qwen3vl qwen3vlmoe"
+    ),
+    "its attention adds a bias by distance (ALiBi), which Pegboard's attention does not": ("baichuan bloom jais mpt refact"),
+    "no model plugin computes it": (
+        "apertus codeshell deci falcon gemma3n gemma4 gptj jais2 maincoder minicpm3 mistral3 openelm orion pangu-embedded "
+        "plamo plamo3 plm qwen stablelm"
+    ),
+}
+UNSERVED = {name: reason for reason, names in _NAMES.items() for name in names.split()}
+"""The reason by name of the architecture."""

@@ -1,0 +1,259 @@
+"""Tiny models of transformers, converted to GGUF as the format defines it: the loader gives back their configurations and
+tensors, and the tokens are those of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from pegboard_pack_gguf.dequantize import dequantize_into
+from pegboard_pack_gguf.loader import GGUFLoader
+from pegboard_pack_gguf.tables import ARCHITECTURES
+from pegboard_pack_gguf.unserved import UNSERVED
+from safetensors.torch import load_file
+from transformers import AutoConfig
+
+from pegboard.interfaces.model_source import LocalFiles
+from pegboard.interfaces.weight_loader import WantedWeight, WeightLoaderSetup
+
+LOADER = GGUFLoader(None, WeightLoaderSetup())
+RMS, LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_inner": 96,
+        **dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+                         "max_position_embeddings"))}  # fmt: skip
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model. config: of transformers. metadata: GGUF keys beyond those that all models have, by attribute of the config.
+    permuted: the converter permutes Q and K. norm_offset: it adds this to norm weights. by_head: it takes Q, K and V of the heads
+    apart. transposed: it transposes all matrices but the embeddings. names: of tensors that the package's table of the
+    architecture lacks."""
+
+    model_type: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=lambda: {"rms_norm_eps": RMS})
+    rotated: float | None = None
+    permuted: bool = False
+    norm_offset: float = 0.0
+    by_head: bool = False
+    transposed: bool = False
+
+
+WINDOWS = {"sliding_window": 9, "num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
+WINDOW = {"rms_norm_eps": RMS, "sliding_window": "attention.sliding_window"}
+SCALES = {
+    "rms_norm_eps": RMS,
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+MULTIPLIERS = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2}
+CASES = {
+    "llama": Case("llama", permuted=True),
+    "qwen2": Case("qwen2"),
+    "qwen3": Case("qwen3", {"head_dim": 32}),
+    "gemma": Case("gemma", {"head_dim": 16}, norm_offset=1.0),
+    "gemma2": Case(
+        "gemma2",
+        {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 9, "attn_logit_softcapping": 5.0},
+        {**WINDOW, "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"},
+        norm_offset=1.0,
+    ),
+    "gemma3": Case(
+        "gemma3_text",
+        {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 9, "num_hidden_layers": 6},
+        WINDOW,
+        norm_offset=1.0,
+    ),
+    "phi2": Case("phi", {"partial_rotary_factor": 0.5}, {"layer_norm_eps": LAYER_NORM}, rotated=0.5),
+    "phi3": Case("phi3", {"sliding_window": 13}, WINDOW),
+    "gpt2": Case("gpt2", GPT2, {"layer_norm_epsilon": LAYER_NORM}, transposed=True),
+    "starcoder": Case("gpt_bigcode", GPT2, {"layer_norm_epsilon": LAYER_NORM}),
+    "starcoder2": Case("starcoder2", {}, {"norm_epsilon": LAYER_NORM}),
+    "gptneox": Case(
+        "gpt_neox",
+        {"partial_rotary_factor": 0.25, "num_key_value_heads": None, "use_parallel_residual": False},
+        {"layer_norm_eps": LAYER_NORM, "use_parallel_residual": "use_parallel_residual"},
+        rotated=0.25,
+        by_head=True,
+    ),
+    "command-r": Case("cohere", {"use_qk_norm": True}, {"layer_norm_eps": LAYER_NORM, "logit_scale": "logit_scale"}),
+    "cohere2": Case(
+        "cohere2", WINDOWS,
+        {"layer_norm_eps": LAYER_NORM, "logit_scale": "logit_scale", "sliding_window": "attention.sliding_window"},
+    ),
+    "granite": Case("granite", MULTIPLIERS, SCALES, permuted=True),
+    "olmo": Case("olmo", {"clip_qkv": 2.0}, {"clip_qkv": "attention.clamp_kqv"}, permuted=True),
+    "olmo2": Case("olmo2"),
+    "olmo2 with windows": Case("olmo3", WINDOWS, WINDOW),
+    "nemotron": Case(
+        "nemotron", {"partial_rotary_factor": 0.5}, {"norm_eps": LAYER_NORM}, rotated=0.5, norm_offset=1.0
+    ),
+    "smollm3": Case("smollm3", {"num_hidden_layers": 4}, permuted=True),
+    "glm4": Case("glm4", {"head_dim": 16}, rotated=0.5),
+    "chatglm": Case("glm", {"head_dim": 16}, rotated=0.5),
+    "exaone4": Case("exaone4", WINDOWS, WINDOW),
+    "arcee": Case("arcee", permuted=True),
+    "ernie4_5": Case("ernie4_5", {"head_dim": 16}),
+    "seed_oss": Case("seed_oss", {"head_dim": 16}),
+    "hunyuan-dense": Case("hunyuan_v1_dense", {"head_dim": 16}),
+    "bitnet": Case("bitnet", {"tie_word_embeddings": True}),
+    "llama with experts": Case("mixtral", {"num_local_experts": 4}, {"rms_norm_eps": RMS, "num_local_experts": "expert_count",
+                               "num_experts_per_tok": "expert_used_count"}, permuted=True),
+    "qwen3moe": Case("qwen3_moe", {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+                     "norm_topk_prob": True},
+                     {"rms_norm_eps": RMS, "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+                      "moe_intermediate_size": "expert_feed_forward_length"}),
+}  # fmt: skip
+NAMES = {".attn_sub_norm.": ".inner_attn_ln.", ".ffn_sub_norm.": ".ffn_layernorm."}
+"""Names in transformers that the package knows by the names of another program."""
+SAME_TABLE = {"internlm2", "xverse", "exaone", "minicpm", "qwen2moe"}
+"""Architectures without a case: transformers has no model of this name, or the table is that of another one."""
+
+
+def stored_order(name: str, values: np.ndarray, case: Case, heads: tuple[int, int]) -> np.ndarray:
+    """Returns the values as the converter of the architecture stores them."""
+    count, kv_count = heads
+    if case.norm_offset and name.endswith("norm.weight"):
+        return values + np.float32(case.norm_offset)
+    if case.permuted and ".q_proj." in name or case.permuted and ".k_proj." in name:
+        number = count if ".q_proj." in name else kv_count
+        return values.reshape(number, 2, len(values) // number // 2, -1).swapaxes(1, 2).reshape(values.shape)
+    if case.by_head and ".query_key_value." in name:
+        return values.reshape(count, 3, len(values) // 3 // count, -1).swapaxes(0, 1).reshape(values.shape)
+    if case.transposed and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
+        return values.T
+    return values
+
+
+def write_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    kind = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    kind[type(value)](key, value)
+
+
+def convert(reference: Any, name: str, case: Case, path: Path, stored: str = "F32") -> dict[str, torch.Tensor]:
+    """Writes the model to `path`. Returns the values by the names of the checkpoint. stored: the type of its matrices."""
+    arch, config = name.partition(" ")[0], reference.model.config
+    tensors = {key: value.float() for key, value in load_file(reference.directory / "model.safetensors").items()}
+    kind = gguf.GGMLQuantizationType[stored]
+    table = gguf.get_tensor_name_map(
+        next(number for number, known in gguf.MODEL_ARCH_NAMES.items() if known == arch), config.num_hidden_layers
+    )
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = (config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    if getattr(config, "multi_query", False):
+        heads = (heads[0], 1)
+    writer = gguf.GGUFWriter(path, arch)
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope = rope.get("full_attention", rope)
+    ffn = getattr(config, "intermediate_size", None) or config.n_inner
+    metadata = {"block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings,
+                "embedding_length": config.hidden_size, "feed_forward_length": ffn, "attention.head_count": heads[0],
+                "attention.head_count_kv": heads[1], "attention.key_length": head_dim, "attention.value_length": head_dim,
+                "rope.dimension_count": int(head_dim * (case.rotated or 1.0)),
+                **({"rope.freq_base": float(rope["rope_theta"])} if rope else {}),
+                **{key: getattr(config, known) for known, key in case.metadata.items()}}  # fmt: skip
+    for key, value in metadata.items():
+        write_value(writer, f"{arch}.{key}", value)
+    values: dict[str, torch.Tensor] = {}
+    stacked: dict[str, list[np.ndarray]] = {}
+    for hf_name, tensor in tensors.items():
+        is_matrix = tensor.dim() == 2 and "wpe" not in hf_name and tensor.shape[-1] % 32 == 0 and "mlp.gate.weight" not in hf_name
+        order = stored_order(hf_name, tensor.numpy(), case, heads)
+        known = hf_name
+        if ".experts." in hf_name:
+            before, _, after = hf_name.partition(".experts.")
+            known = f"{before}.experts.{after.partition('.')[2]}"
+        for own, of_package in NAMES.items():
+            known = known.replace(own, of_package)
+        found = table.get_name(known, try_suffixes=(".weight", ".bias"))
+        assert found is not None, f"the package has no name for {known}"
+        values[hf_name] = tensor
+        if ".experts." in hf_name:
+            stacked.setdefault(found, []).append(order)
+            continue
+        if is_matrix and stored != "F32":
+            packed = gguf.quants.quantize(np.ascontiguousarray(order), kind)
+            writer.add_tensor(found, packed, raw_dtype=kind)
+        else:
+            writer.add_tensor(found, np.ascontiguousarray(order))
+    for found, parts in stacked.items():
+        writer.add_tensor(found, np.stack(parts))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return values
+
+
+IGNORED = {"architectures", "dtype", "transformers_version", "_name_or_path", "hidden_act", "initializer_range", "use_cache",
+           "bos_token_id", "eos_token_id", "pad_token_id", "head_dim", "intermediate_size", "hidden_size", "attn_implementation",
+           "_sliding_window_pattern", "sliding_window_pattern", "max_window_layers", "embd_pdrop", "summary_type",
+           "num_key_value_heads", "multi_query", "is_decoder"}  # fmt: skip
+"""Settings that a model does not use, or that follow from others that are compared."""
+
+
+def described(path: Path) -> tuple[Any, Any]:
+    checkpoint = LOADER.describe(LocalFiles(path))
+    config = {key: value for key, value in checkpoint.config.items() if key != "model_type"}
+    return checkpoint, AutoConfig.for_model(checkpoint.config["model_type"], **config)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_config_tensors_and_tokens(
+    write: Callable[..., Any], check_parity: Callable[..., None], tmp_path: Path, name: str
+) -> None:
+    case = CASES[name]
+    reference = write(case.model_type, **{**SIZES, **case.config})
+    values = convert(reference, name, case, tmp_path / "model.gguf")
+    checkpoint, found = described(tmp_path / "model.gguf")
+    expected = reference.model.config.to_dict()
+    differing = {key: (value, found.to_dict().get(key)) for key, value in expected.items()
+                 if key not in IGNORED and found.to_dict().get(key) != value}  # fmt: skip
+    assert not differing
+    assert checkpoint.architectures == (type(reference.model).__name__,)
+    assert set(checkpoint.tensors) == set(values)
+    for piece in LOADER.tensors(checkpoint, [WantedWeight(key) for key in values]):
+        assert isinstance(piece.data, torch.Tensor)
+        assert piece.data.shape == values[piece.name].shape == checkpoint.tensors[piece.name].shape
+        if checkpoint.rope_style == "halves" or "_proj" not in piece.name:
+            torch.testing.assert_close(piece.data, values[piece.name], rtol=0, atol=1e-6 if case.norm_offset else 0.0)
+    check_parity(replace(reference, directory=tmp_path / "model.gguf"), (20,), kv_cache_dtype="float32")
+
+
+@pytest.mark.parametrize("name", ["granite", "gptneox", "gpt2", "starcoder", "olmo2"])
+def test_rows_of_blocks(write: Callable[..., Any], tmp_path: Path, name: str) -> None:
+    """Blocks are moved by rows as they are, or dequantized where the model stores columns."""
+    case = CASES[name]
+    reference = write(case.model_type, **{**SIZES, **case.config})
+    values = convert(reference, name, case, tmp_path / "model.gguf", "Q8_0")
+    checkpoint, _ = described(tmp_path / "model.gguf")
+    kind = gguf.GGMLQuantizationType.Q8_0
+    num_packed = 0
+    for piece in LOADER.tensors(checkpoint, [WantedWeight(key) for key in values]):
+        expected, is_turned = values[piece.name].numpy(), case.transposed and ".c_" in piece.name
+        if checkpoint.tensors[piece.name].stored == "Q8_0":
+            expected = np.ascontiguousarray(expected.T if is_turned else expected)
+            expected = gguf.quants.dequantize(gguf.quants.quantize(expected, kind), kind)
+            expected = expected.T if is_turned else expected
+        found = torch.empty(piece.shape) if isinstance(piece.data, memoryview) else piece.data
+        if isinstance(piece.data, memoryview):
+            dequantize_into(piece.data, "Q8_0", found)
+            num_packed += 1
+        assert np.array_equal(found.numpy(), expected), piece.name
+    assert num_packed >= (1 if case.transposed else 8)
+
+
+def test_every_architecture_is_served_or_refused_with_a_reason() -> None:
+    known = set(gguf.MODEL_ARCH_NAMES.values())
+    assert not known - set(ARCHITECTURES) - set(UNSERVED) and not set(ARCHITECTURES) & set(UNSERVED)
+    assert {name.partition(" ")[0] for name in CASES} == set(ARCHITECTURES) - SAME_TABLE
