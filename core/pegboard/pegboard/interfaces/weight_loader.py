@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class WeightLoaderSpec(Spec):
     """Entry-point name: the format, chosen by `--load-format` or by the files.
     file_patterns: fnmatch patterns of the weight files that it reads. magic: first bytes of such a file, if the format has any. A
-    directory matches if it contains such a file. adapters: path of a function that reads a LoRA adapter in W: its folder → (the
-    factor of its products, {module path: (A [rank, in], B [out, rank])}). It raises ModelError; None = it reads none."""
+    directory matches if it contains such a file. adapters: path of a function that reads a LoRA adapter in W: its folder and the
+    Checkpoint of the base model → (the factor of its products, {module path: (A [rank, in], B [out, rank])}), with rows of B in
+    the order of the base model. It raises ModelError; None = it reads none."""
 
     file_patterns: tuple[str, ...] = ()
     magic: bytes | None = None

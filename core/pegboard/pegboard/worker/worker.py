@@ -271,21 +271,21 @@ class Worker:
         """Copy an adapter into a slot of every layer. Return None, or why that is not possible: it cannot be read, or does not
         fit the model."""
         try:
-            scaling, weights = self._adapter_reader()(Path(adapter.path))
+            scaling, weights = self._adapter_reader(Path(adapter.path))(Path(adapter.path), self.plan.checkpoint)
             load_adapter(self.build.declared.layers, slot, scaling, weights)
         except (PegboardError, OSError, ValueError, TypeError) as error:
             return f"adapter {adapter.name!r}: {error}"
         return None
 
-    def _adapter_reader(self) -> Callable[[Path], Any]:
-        """Return the function of the first weight loader that reads adapters."""
+    def _adapter_reader(self, folder: Path) -> Callable[[Path, Checkpoint], Any]:
+        """Return the function of the first weight loader that reads adapters in files like those in the folder."""
         for entry in self.registry.entries("weight_loader"):
             spec = self.registry.spec(entry)
             assert isinstance(spec, WeightLoaderSpec)
-            if spec.adapters is not None:
-                reader: Callable[[Path], Any] = import_part(entry, spec.adapters, "adapters")
+            if spec.adapters is not None and any(next(folder.glob(pattern), None) for pattern in spec.file_patterns):
+                reader: Callable[[Path, Checkpoint], Any] = import_part(entry, spec.adapters, "adapters")
                 return reader
-        raise ModelError("no installed weight loader reads adapters")
+        raise ModelError(f"no installed weight loader reads the adapter in {folder}")
 
     def profile(self, path: str | None) -> None:
         """Start the profiler, which writes below `path`. If `path` is None, stop it."""

@@ -82,7 +82,7 @@ class GGUFLoader:
             if entry.offset + entry.num_bytes > len(data):
                 raise ModelError(f"{path} has shrunk since it was described: {entry.name!r} is past its end")
             if entry.stored in PLAIN.values():
-                tensor = _plain_tensor(path, entry)
+                tensor = plain_tensor(path, entry)
                 if architecture.norm_offset and entry.name.endswith("norm.weight"):
                     tensor = tensor - architecture.norm_offset
                 piece = WeightPiece(entry.name, entry.stored, entry.shape, tensor)
@@ -189,9 +189,9 @@ def _map_file(path: Path) -> mmap.mmap:
         raise ModelError(f"cannot map {path}: {error}") from error
 
 
-def _plain_tensor(path: Path, entry: TensorEntry) -> "Tensor":
-    """Returns a tensor over its own private mapping. Torch needs writable memory, and a writable mapping of the whole file would
-    count against the memory that the system can commit."""
+def plain_tensor(path: Path, entry: TensorEntry) -> "Tensor":
+    """Returns a tensor of a plain type over its own private mapping. Torch needs writable memory, and a writable mapping of the
+    whole file would count against the memory that the system can commit."""
     import torch
 
     start = entry.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY

@@ -11,6 +11,7 @@ WEIGHT_LOADER = WeightLoaderSpec(
     implementation="pegboard_pack_gguf.loader:GGUFLoader",
     file_patterns=("*.gguf",),
     magic=b"GGUF",
+    adapters="pegboard_pack_gguf.adapters:read_adapter",
 )
 
 QUANTIZATION = QuantizationSpec(

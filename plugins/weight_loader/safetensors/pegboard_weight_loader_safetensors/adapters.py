@@ -8,22 +8,37 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from pegboard.errors import ModelError
+from pegboard.interfaces.weight_loader import Checkpoint
 
 PREFIX = "base_model.model."
 A, B = ".lora_A.weight", ".lora_B.weight"
 
 
-def read_adapter(folder: Path) -> tuple[float, dict[str, tuple[Tensor, Tensor]]]:
-    """Return the factor of the adapter's products, and {module path: (A, B)}. Raises ModelError for a file that is missing or
-    damaged."""
-    return _scaling(folder / "adapter_config.json"), _matrices(folder / "adapter_model.safetensors")
+def read_adapter(folder: Path, checkpoint: Checkpoint) -> tuple[float, dict[str, tuple[Tensor, Tensor]]]:
+    """Return the factor of the adapter's products, and {module path: (A, B)}. checkpoint: of the base model. Raises ModelError
+    for a file that is missing or damaged."""
+    found = _matrices(folder / "adapter_model.safetensors")
+    if checkpoint.rope_style == "pairs":
+        found = {name: (a, _in_pairs(name, b, checkpoint.config)) for name, (a, b) in found.items()}
+    return _scaling(folder / "adapter_config.json"), found
+
+
+def _in_pairs(name: str, b: Tensor, config: Mapping[str, Any]) -> Tensor:
+    """Return B with the rows of Q and K in the order of a base model that stores rotary channels in pairs."""
+    sizes = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+    heads = config.get(sizes.get(name.rpartition(".")[2], ""))
+    if not heads or b.ndim != 2 or len(b) % (2 * heads):
+        return b
+    return b.view(heads, 2, -1, b.shape[1]).transpose(1, 2).reshape(b.shape)
 
 
 def _scaling(path: Path) -> float:

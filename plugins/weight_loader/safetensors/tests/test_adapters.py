@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pegboard_weight_loader_safetensors.adapters import read_adapter
 from safetensors.torch import save_file
 
 from pegboard.data.request import AdapterRef
+from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
 from pegboard.layers import Linear
 from pegboard.layers.build import LoRALimits
 from pegboard.plugins.discovery import Scan
@@ -25,6 +28,7 @@ from pegboard_testing.fake_build import fake_build, load_layers
 
 CONFIG = {"r": 2, "lora_alpha": 4}
 NAME = "base_model.model.m.lora_"
+BASE = Checkpoint(format="f", path=Path("f"), config={}, architectures=(), tensors={}, tokenizer=TokenizerPayload("hf"))
 
 
 def tensors(**changes: Any) -> dict[str, torch.Tensor]:
@@ -50,14 +54,16 @@ def linear() -> Linear:
 
 def load_adapter(layers: list[Linear], slot: int, adapter: AdapterRef, registry: Registry | None = None) -> str | None:
     """Let a worker with these layers load an adapter. Return why it is not possible."""
-    worker = Worker(registry or Registry.discover(), SimpleNamespace(config=None, limits=None, vocabulary=dict), 0)
+    worker = Worker(
+        registry or Registry.discover(), SimpleNamespace(config=None, limits=None, vocabulary=dict, checkpoint=BASE), 0
+    )
     worker.build = SimpleNamespace(declared=SimpleNamespace(layers=layers))
     return worker.load_adapter(slot, adapter)
 
 
 def test_without_a_loader_that_reads_adapters_there_is_a_reason(tmp_path: Path) -> None:
     reason = load_adapter([linear()], 1, write(tmp_path), Registry(Scan()))
-    assert reason == "adapter 'poet': no installed weight loader reads adapters"
+    assert reason == f"adapter 'poet': no installed weight loader reads the adapter in {tmp_path}"
 
 
 def test_a_good_adapter_is_scaled_by_alpha_over_rank(tmp_path: Path) -> None:
@@ -67,6 +73,20 @@ def test_a_good_adapter_is_scaled_by_alpha_over_rank(tmp_path: Path) -> None:
     torch.testing.assert_close(layer.adapters.b[1] @ layer.adapters.a[1], torch.full((3, 4), 4.0))
     load_adapter([layer], 1, write(tmp_path, CONFIG | {"use_rslora": True}))
     torch.testing.assert_close(layer.adapters.b[1] @ layer.adapters.a[1], torch.full((3, 4), 2 * 4 / 2**0.5))
+
+
+def test_rows_of_queries_and_keys_follow_the_order_of_the_base_model(tmp_path: Path) -> None:
+    """A base model in GGUF stores the rows of a head in pairs: 0, 4, 1, 5, …"""
+    b = torch.arange(16.0).view(16, 1)
+    names = {f"base_model.model.m.{part}.lora_{end}.weight": value for part in ("q_proj", "k_proj", "v_proj")
+             for end, value in (("A", torch.ones(1, 4)), ("B", b.clone()))}  # fmt: skip
+    write(tmp_path, {"r": 1, "lora_alpha": 1}, names)
+    base = replace(BASE, rope_style="pairs", config={"num_attention_heads": 2, "num_key_value_heads": 1})
+    _, found = read_adapter(tmp_path, base)
+    assert found["m.q_proj"][1].flatten().tolist() == [0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15]
+    assert found["m.k_proj"][1].flatten().tolist() == [row for pair in zip(range(8), range(8, 16), strict=True) for row in pair]
+    assert torch.equal(found["m.v_proj"][1], b)
+    assert all(torch.equal(read_adapter(tmp_path, BASE)[1][name][1], b) for name in found)
 
 
 @pytest.mark.parametrize(
