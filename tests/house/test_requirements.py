@@ -33,6 +33,7 @@ NEEDS_EXTRA = {
         "pegboard_testing.contract_weight_loader",
         "pegboard_testing.fake_build",
         "pegboard_testing.fake_gpu",
+        "pegboard_testing.layouts",
         "pegboard_testing.fake_parts",
         "pegboard_testing.sampling_reference",
     ),

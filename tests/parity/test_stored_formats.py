@@ -15,20 +15,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pegboard import LLM, SamplingParams
+from pegboard_testing.layouts import bit_stream as stream
 
 PROMPTS = [[7, 30, 101, 12, 5], list(range(3, 60))]
 PARAMS = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=-1, detokenize=False)
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": False}
 GROUP = 32
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
-def stream(codes: np.ndarray, bits: int) -> Tensor:
-    """Pack codes [n, m] along n as a stream of bits in 32-bit words."""
-    n, m = codes.shape
-    flags = (codes[:, None, :] >> np.arange(bits)[None, :, None] & 1).reshape(n * bits, m).astype(np.uint32)
-    packed = (flags.reshape(-1, 32, m) << np.arange(32, dtype=np.uint32)[None, :, None]).sum(1, dtype=np.uint32)
-    return torch.from_numpy(packed.view(np.int32))
 
 
 def rounded(weight: Tensor, bits: int, group: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, Tensor]:

@@ -45,38 +45,98 @@ class SideBySide:
         return sum(weight.nbytes for weight in self.weights)
 
 
-class Transform:
-    """What is done to activations before they are multiplied with a weight that was quantized for the result.
-
-    values: [columns], which multiply the columns of x; or a matrix M [n, n], which every n consecutive columns are multiplied by
-    (x · M). Computed in the type of x.
-    """
-
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
+class Transform(Protocol):
+    """What is done to activations before they are multiplied with a weight that was quantized for the result. It is computed in
+    the type of the activations."""
 
     def of(self, x: Tensor) -> Tensor:
         """Return x [T, columns], transformed."""
-        values = self.values
-        if values.dim() == 1:
-            return x * values
-        return (x.reshape(len(x), -1, len(values)) @ values).view(x.shape)
 
     def undone(self, dense: Tensor) -> Tensor:
         """Return the matrix [out, in] whose product with x is that of `dense` with the transformed x."""
-        values = self.values.float()
-        return dense * values if values.dim() == 1 else (dense.reshape(len(dense), -1, len(values)) @ values.T).view(dense.shape)
 
-    def replace(self, other: Transform | None, path: str) -> None:
-        """Take the values of another transform, for a reload of the weight at `path`, which keeps the addresses."""
-        if other is None or other.values.shape != self.values.shape:
-            raise ModelError(f"{path} comes with another transform than it was first loaded with; load it in a new engine")
-        self.values.copy_(other.values)
+    def values(self) -> Tensor:
+        """Return the numbers that determine the transform. A reload writes to them."""
 
-    @property
-    def nbytes(self) -> int:
-        """Number of bytes held."""
-        return int(self.values.nbytes)
+    def to(self, dtype: torch.dtype, device: str) -> Transform:
+        """Return the transform for activations of this type."""
+
+
+class ColumnScales:
+    """x[t, c] · scales[c]. scales: [columns]."""
+
+    def __init__(self, scales: Tensor) -> None:
+        self.scales = scales
+
+    def of(self, x: Tensor) -> Tensor:
+        return x * self.scales
+
+    def undone(self, dense: Tensor) -> Tensor:
+        return dense * self.scales.float()
+
+    def values(self) -> Tensor:
+        return self.scales
+
+    def to(self, dtype: torch.dtype, device: str) -> ColumnScales:
+        return ColumnScales(self.scales.to(device, dtype, copy=True))
+
+
+class MatrixTransform:
+    """x · M for every n consecutive columns. matrix: M [n, n]."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+
+    def of(self, x: Tensor) -> Tensor:
+        return (x.reshape(len(x), -1, len(self.matrix)) @ self.matrix).view(x.shape)
+
+    def undone(self, dense: Tensor) -> Tensor:
+        return (dense.reshape(len(dense), -1, len(self.matrix)) @ self.matrix.float().T).view(dense.shape)
+
+    def values(self) -> Tensor:
+        return self.matrix
+
+    def to(self, dtype: torch.dtype, device: str) -> MatrixTransform:
+        return MatrixTransform(self.matrix.to(device, dtype, copy=True))
+
+
+class Hadamard:
+    """x · H / √n for every n consecutive columns, n a power of two, where H is Sylvester's: H₁ = 1, H₂ₙ = (Hₙ Hₙ; Hₙ −Hₙ). It is
+    its own inverse. It takes n · log₂ n additions, and no memory for a matrix."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def of(self, x: Tensor) -> Tensor:
+        found, width = x, 1
+        while width < self.size:
+            pairs = found.reshape(len(x), -1, 2, width)
+            low, high = pairs[:, :, 0], pairs[:, :, 1]
+            found, width = torch.stack((low + high, low - high), 2), 2 * width
+        return found.reshape(x.shape) * self.size**-0.5
+
+    def undone(self, dense: Tensor) -> Tensor:
+        return self.of(dense)
+
+    def values(self) -> Tensor:
+        return torch.tensor([self.size])
+
+    def to(self, dtype: torch.dtype, device: str) -> Hadamard:
+        return self
+
+
+def are_equal(one: Transform | None, other: Transform | None) -> bool:
+    """Return whether two transforms do the same."""
+    if one is None or other is None:
+        return one is other
+    return type(one) is type(other) and torch.equal(one.values(), other.values())
+
+
+def replace(transform: Transform, other: Transform | None, path: str) -> None:
+    """Write the values of another transform into one, for a reload of the weight at `path`."""
+    if other is None or type(other) is not type(transform) or other.values().shape != transform.values().shape:
+        raise ModelError(f"{path} comes with another transform than it was first loaded with; load it in a new engine")
+    transform.values().copy_(other.values())
 
 
 class Transformed:
@@ -94,4 +154,4 @@ class Transformed:
 
     @property
     def nbytes(self) -> int:
-        return int(self.weight.nbytes) + self.transform.nbytes
+        return int(self.weight.nbytes) + self.transform.values().nbytes

@@ -19,7 +19,7 @@ from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, 
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.float_codes import FloatCodes
-from pegboard_weights.composed import Bound, SideBySide, Transform, Transformed
+from pegboard_weights.composed import Bound, SideBySide, Transform, Transformed, are_equal, replace
 
 Kernels = Mapping[str, Callable[..., Any]]
 Pieces = Mapping[str, WeightPiece]
@@ -200,7 +200,7 @@ class StoredWeight:
                 if span.form != "float_weight" and span.op.restore():
                     continue
             elif span.transform is not None:
-                span.transform.replace(self._transform(*next(iter(span.readers.items())), pieces), self.path)
+                replace(span.transform, self._transform(*next(iter(span.readers.items())), pieces), self.path)
             self._fill(span, pieces)
 
     def _split(self, pieces: Pieces) -> list[Span]:
@@ -208,7 +208,7 @@ class StoredWeight:
         spans: list[Span] = []
         for part, reader in self.readers.items():
             form, transform = reader.form(part, self.shape[1], pieces), self._transform(part, reader, pieces)
-            if spans and spans[-1].form == form and _are_equal(spans[-1].transform, transform):
+            if spans and spans[-1].form == form and are_equal(spans[-1].transform, transform):
                 spans[-1].readers[part], spans[-1].stop = reader, part.rows[1]
             else:
                 spans.append(Span(part.rows[0], part.rows[1], form, transform, {part: reader}))
@@ -217,7 +217,7 @@ class StoredWeight:
 
     def _transform(self, part: Part, reader: Reader, pieces: Pieces) -> Transform | None:
         found = reader.transform(part, self.shape[1], pieces) if isinstance(reader, TransformReader) else None
-        return None if found is None else Transform(found.values.to(self.setup.device, getattr(torch, self.setup.dtype)))
+        return None if found is None else found.to(getattr(torch, self.setup.dtype), self.setup.device)
 
     def _make(self, span: Span, pieces: Pieces) -> Any:
         setup, shape = self.setup, (span.stop - span.start, self.shape[1])
@@ -256,12 +256,6 @@ class StoredWeight:
 
     def num_bytes(self) -> int:
         return int(self.weight().nbytes)
-
-
-def _are_equal(one: Transform | None, other: Transform | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return torch.equal(one.values, other.values)
 
 
 class StoredTable(StoredWeight):

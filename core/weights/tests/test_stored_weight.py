@@ -14,11 +14,10 @@ from pegboard.ops import REFERENCES
 from pegboard.ops.blocks import Blocks, BlockWeight
 from pegboard.ops.linear import FloatWeight
 from pegboard_testing.contract_quantization import load_pieces, stored_pieces
-from pegboard_weights.composed import SideBySide, Transform
+from pegboard_weights.composed import ColumnScales, Hadamard, MatrixTransform, SideBySide, Transform
 from pegboard_weights.stored_weight import FormatMethod, PlainReader, Reader
 
 COLUMNS = 64
-HADAMARD = torch.tensor([[1.0, 1.0], [1.0, -1.0]]) / 2**0.5
 
 
 class EightBits(PlainReader):
@@ -31,13 +30,11 @@ class EightBits(PlainReader):
 
 
 class Turned(EightBits):
-    """For activations that are multiplied by `values`."""
-
-    def __init__(self, values: Tensor) -> None:
+    def __init__(self, values: Transform) -> None:
         self.values = values
 
     def transform(self, part: Part, columns: int, pieces: Any) -> Transform:
-        return Transform(self.values)
+        return self.values
 
 
 class Method(FormatMethod):
@@ -82,35 +79,53 @@ def test_parts_of_other_forms_are_held_side_by_side() -> None:
     torch.testing.assert_close(call(x), x @ values.T)
 
 
-@pytest.mark.parametrize("values", [torch.rand(COLUMNS) + 0.5, HADAMARD, torch.randn(32, 32)])
-def test_activations_are_transformed(values: Tensor) -> None:
+def hadamard(size: int) -> Tensor:
+    """With entries (−1)^(number of ones that the numbers of row and column share)."""
+    return torch.tensor([[(-1.0) ** (row & column).bit_count() for column in range(size)] for row in range(size)]) / size**0.5
+
+
+def turned(x: Tensor, matrix: Tensor) -> Tensor:
+    return x @ torch.block_diag(*[matrix] * (COLUMNS // len(matrix)))
+
+
+SCALES, MATRIX = torch.rand(COLUMNS) + 0.5, torch.randn(32, 32)
+
+
+@pytest.mark.parametrize(
+    ("transform", "matrix"),
+    [
+        (ColumnScales(SCALES), torch.diag(SCALES)),
+        (MatrixTransform(MATRIX), MATRIX),
+        *((Hadamard(size), hadamard(size)) for size in (1, 2, 16, 64)),
+    ],
+)
+def test_activations_are_transformed(transform: Transform, matrix: Tensor) -> None:
     rows = (3, 5)
-    weight = made(rows, Turned(values), Turned(values))
+    weight = made(rows, Turned(transform), Turned(transform))
     stored = load(weight, rows, 1)
     x = torch.randn(7, COLUMNS)
-    turned = x * values if values.dim() == 1 else x @ torch.block_diag(*[values] * (COLUMNS // len(values)))
-    torch.testing.assert_close(weight.bind({})(x), turned @ stored.T, rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(x @ weight.dequantize().T, turned @ stored.T, rtol=1e-5, atol=1e-4)
+    expected = turned(x, matrix) @ stored.T
+    torch.testing.assert_close(weight.bind({})(x), expected, rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(x @ weight.dequantize().T, expected, rtol=1e-5, atol=1e-3)
     assert len(weight.spans) == 1, "both parts take the same transformed activations"
 
 
 def test_parts_may_have_their_own_transforms() -> None:
-    rows, scale = (3, 5, 2), torch.rand(COLUMNS) + 0.5
-    weight = made(rows, Turned(scale), Turned(HADAMARD), EightBits())
+    rows = (3, 5, 2)
+    weight = made(rows, Turned(ColumnScales(SCALES)), Turned(Hadamard(2)), EightBits())
     stored, x = load(weight, rows, 1), torch.randn(7, COLUMNS)
-    turned = x @ torch.block_diag(*[HADAMARD] * (COLUMNS // 2))
-    expected = torch.cat([(x * scale) @ stored[:3].T, turned @ stored[3:8].T, x @ stored[8:].T], 1)
-    torch.testing.assert_close(weight.bind({})(x), expected, rtol=1e-5, atol=1e-4)
+    parts = (x * SCALES) @ stored[:3].T, turned(x, hadamard(2)) @ stored[3:8].T, x @ stored[8:].T
+    torch.testing.assert_close(weight.bind({})(x), torch.cat(parts, 1), rtol=1e-5, atol=1e-4)
 
 
 def test_a_reload_brings_its_own_transform() -> None:
-    reader = Turned(torch.rand(COLUMNS))
+    reader = Turned(ColumnScales(torch.rand(COLUMNS)))
     weight = made((3,), reader)
     load(weight, (3,), 1)
     call, x = weight.bind({}), torch.randn(2, COLUMNS)
-    reader.values = torch.rand(COLUMNS)
+    reader.values = ColumnScales(SCALES)
     stored = load(weight, (3,), 2)
-    torch.testing.assert_close(call(x), (x * reader.values) @ stored.T, rtol=1e-5, atol=1e-4)
-    reader.values = HADAMARD
+    torch.testing.assert_close(call(x), (x * SCALES) @ stored.T, rtol=1e-5, atol=1e-4)
+    reader.values = Hadamard(2)
     with pytest.raises(ModelError, match="m comes with another transform than it was first loaded with"):
         load(weight, (3,), 3)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, QuantizationSetup
+from pegboard_quantization_compressed_tensors import sparse
 from pegboard_quantization_compressed_tensors.readers import FORMATS, HAVE_GROUPS, Scheme
+from pegboard_quantization_compressed_tensors.transforms import TransformedReader, input_transforms
 from pegboard_weights.config import QuantConfig, matches
 from pegboard_weights.grouped import check_whole_groups
-from pegboard_weights.stored_weight import AnyLayer, FormatMethod, Reader, columns_of
+from pegboard_weights.stored_weight import AnyLayer, FormatMethod, PlainReader, Reader, columns_of
 
 METHOD = "compressed-tensors"
 
@@ -18,13 +21,14 @@ class CompressedTensors(FormatMethod):
     def __init__(self, options: None, setup: QuantizationSetup) -> None:
         super().__init__(setup)
         config = QuantConfig(setup.config, METHOD)
-        _refuse_what_is_not_computed(config)
+        self.is_sparse = _is_sparse(config)
+        self.transforms = input_transforms(config)
         self.ignored = config.names("ignore")
         self.kv_dtype = _kv_dtype(config)
         groups = config.part("config_groups")
-        if groups is None:
+        if groups is None and not self.is_sparse:
             raise config.error("config_groups", None, "needs an object")
-        each = [group for name in groups.values if (group := groups.part(name)) is not None]
+        each = [group for name in groups.values if (group := groups.part(name)) is not None] if groups else []
         self.schemes: dict[str, Scheme | None] = {}
         for group in reversed(each):  # the first group that names a target counts
             self.schemes.update(dict.fromkeys(group.names("targets"), _scheme(config, group)))
@@ -33,6 +37,17 @@ class CompressedTensors(FormatMethod):
 
     def reader(self, module: str, layer: AnyLayer) -> Reader | None:
         name = "Embedding" if isinstance(layer, EmbeddingLayer) else "Linear"
+        found = self._quantized(module, name, layer)
+        if self.is_sparse:
+            found = sparse.SparseReader(found or PlainReader())
+        transforms = [transform for transform in self.transforms if transform.means(module, name)]
+        if len(transforms) > 1:
+            names = ", ".join(transform.name for transform in transforms)
+            raise ModelError(f"the checkpoint's transform_config transforms the input of {module} more than once: {names}")
+        return TransformedReader(found or PlainReader(), transforms[0]) if transforms else found
+
+    def _quantized(self, module: str, name: str, layer: AnyLayer) -> Reader | None:
+        """Return how the module is quantized. name: of its class in `targets`."""
         if name in self.ignored or matches(module, self.ignored):
             return None
         targets = sorted(self.schemes, key=lambda target: target.startswith("re:"))
@@ -45,13 +60,10 @@ class CompressedTensors(FormatMethod):
         return FORMATS[scheme.format, scheme.type].make(scheme)
 
 
-def _refuse_what_is_not_computed(config: QuantConfig) -> None:
+def _is_sparse(config: QuantConfig) -> bool:
+    """Return whether zeros are left out of the stored weights."""
     sparsity = config.part("sparsity_config")
-    if sparsity is not None and sparsity.values:
-        sparsity.one_of("format", ("dense",), "dense")
-    transforms = config.part("transform_config")
-    if transforms is not None and transforms.values.get("config_groups"):
-        raise config.error("transform_config", transforms.values, "does not compute transforms of activations")
+    return sparsity is not None and sparsity.one_of("format", ("dense", *sparse.FORMATS), "dense") != "dense"
 
 
 def _kv_dtype(config: QuantConfig) -> str | None:
@@ -73,10 +85,10 @@ def _scheme(config: QuantConfig, group: QuantConfig) -> Scheme | None:
         return None
     named = group if group.values.get("format") is not None else config
     kind = weights.one_of("type", ("int", "float"), "int")
-    if named.values.get("format") == "marlin-24":
-        raise named.error("format", "marlin-24", "does not read the layout of this GPU kernel; take the model in another format")
     format = named.one_of("format", [name for name, of_kind in FORMATS if of_kind == kind])
     known = FORMATS[format, kind]
+    if format == "marlin-24":
+        weights.one_of("symmetric", (True,), True)
     size = None if weights.values.get("group_size") is None else weights.size("group_size")
     inferred = "tensor" if size is None else "channel" if size == -1 else "group"
     strategy = weights.one_of("strategy", known.strategies, inferred)

@@ -6,6 +6,7 @@
     float-quantized  weight float8 [out, in]   weight_scale [out, groups], [out / 128, in / 128], [out, 1] or [1]
     nvfp4-pack-quantized   weight_packed uint8 [out, in / 2]   weight_scale float8 [out, in / 16]   weight_global_scale [1]
     mxfp4-pack-quantized   weight_packed uint8 [out, in / 2]   weight_scale uint8 (exponents) [out, in / 32]
+    marlin-24        weight_packed, meta, scale_packed: see `pegboard_weights.marlin_24`
 
 Floats are multiplied with their scale, which weight_global_scale divides. Integers mean
 W[r, c] = weight_scale[r, g] · (code[r, c] − weight_zero_point[r, g]). Codes and zero points are signed. Packed ones are stored
@@ -26,6 +27,7 @@ from pegboard.interfaces.quantization import Part
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
 from pegboard_weights.grouped import block_form, column_groups, grouped_rows, signed_rows
+from pegboard_weights.marlin_24 import Marlin24Reader
 from pegboard_weights.packed_integers import unpack
 from pegboard_weights.small_floats import FloatReader
 from pegboard_weights.stored_weight import Form, Pieces, Reader, module_of, scales_of, stored_as, tensor_of
@@ -146,6 +148,11 @@ def _mxfp4(scheme: Scheme) -> FloatReader:
     return FloatReader(bits=4, block=(1, scheme.group_size), weight=("weight_packed",), scale_type="e8m0")
 
 
+def _marlin_24(scheme: Scheme) -> Marlin24Reader:
+    size = scheme.group_size if scheme.strategy in HAVE_GROUPS else -1
+    return Marlin24Reader(scheme.bits, size, ("weight_packed", "meta", "scale_packed"))
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """bits, strategies: the values of a scheme that can be read. make: returns the reader of a scheme."""
@@ -159,6 +166,7 @@ _BYTES = Format(IntReader, range(2, 9), ("tensor", "channel", "group"))
 _FLOAT8 = Format(_float8, (8,), ("tensor", "channel", "group", "block"))
 FORMATS: Mapping[tuple[str, str], Format] = {
     ("pack-quantized", "int"): Format(PackedReader, range(2, 9), ("channel", "group")),
+    ("marlin-24", "int"): Format(_marlin_24, (4, 8), ("channel", "group")),
     ("int-quantized", "int"): _BYTES,
     ("naive-quantized", "int"): _BYTES,
     ("float-quantized", "float"): _FLOAT8,

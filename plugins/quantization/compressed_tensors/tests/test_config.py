@@ -97,12 +97,13 @@ def test_odd_weights_are_refused(weights: Any, told: str) -> None:
     [
         ({"config_groups": None}, "config_groups=None; compressed-tensors needs an object"),
         ({"config_groups": {"a": 3}}, "config_groups.a=3; compressed-tensors needs an object"),
-        ({"format": "marlin-24"}, "format=.marlin-24.; compressed-tensors does not read the layout of this GPU kernel"),
         ({"format": "float-quantized"}, "format='float-quantized'; compressed-tensors supports 'pack-quantized'"),
         ({"format": None}, "format=None; compressed-tensors supports"),
         ({"ignore": "lm_head"}, "ignore='lm_head'; compressed-tensors needs a list of texts"),
-        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.format='sparse-24-bitmask'"),
-        ({"transform_config": {"config_groups": {"u": {}}}}, "transform_config=.*does not compute transforms"),
+        (
+            {"sparsity_config": {"format": "sparse-coo"}},
+            "sparsity_config.format='sparse-coo'; compressed-tensors supports 'dense'",
+        ),
         ({"kv_cache_scheme": {"num_bits": 4, "type": "float"}}, "kv_cache_scheme.num_bits=4"),
         ({"kv_cache_scheme": {"num_bits": 8, "type": "nf"}}, "kv_cache_scheme.type='nf'"),
         ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "symmetric": False}}, "kv_cache_scheme.symmetric=False"),

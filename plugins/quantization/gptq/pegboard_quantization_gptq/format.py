@@ -7,7 +7,7 @@ bits in 32-bit words, along the columns for qweight and along the rows for qzero
     qweight [in · bits / 32, out]   qzeros [groups, out · bits / 32]   scales [groups, out]   g_idx [in]
 
 Without g_idx, the columns c of group g are those with c // group_size = g. Format v1 stores each zero point less one; "gptq_v2"
-stores it as it is.
+stores it as it is. Format "marlin_24" is in the module `pegboard_weights.marlin_24`, as tensors B_24, B_meta and s.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
 from pegboard_weights.config import QuantConfig
 from pegboard_weights.grouped import block_form, column_groups, grouped_rows
+from pegboard_weights.marlin_24 import Marlin24Reader
 from pegboard_weights.packed_integers import unpack
-from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, module_of, scales_of, tensor_of
+from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, Reader, module_of, scales_of, tensor_of
 
 READING = "gptq 1"
 """Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
@@ -48,7 +49,7 @@ class GPTQ(FormatMethod):
         self.dynamic = [(_pattern(text), text.startswith("-:"), values) for text, values in dynamic.items()]
         self.plain = self._reader({})
 
-    def reader(self, module: str, layer: AnyLayer) -> GPTQReader | None:
+    def reader(self, module: str, layer: AnyLayer) -> Reader | None:
         if isinstance(layer, EmbeddingLayer) or (layer.is_head and not self.quantizes_head):
             return None
         for pattern, leaves_out, values in self.dynamic:
@@ -56,9 +57,13 @@ class GPTQ(FormatMethod):
                 return None if leaves_out else self._reader(values)
         return self.plain
 
-    def _reader(self, changes: Mapping[str, Any]) -> GPTQReader:
+    def _reader(self, changes: Mapping[str, Any]) -> Reader:
         config = QuantConfig({**self.setup.config, **changes}, "GPTQ")
-        version = config.one_of("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+        is_marlin = config.values.get("quant_method") == "gptq_marlin_24"
+        version = config.one_of("checkpoint_format", ("gptq", "gptq_v2", "marlin_24"), "marlin_24" if is_marlin else "gptq")
+        if version == "marlin_24":
+            config.one_of("sym", (True,), True)
+            return Marlin24Reader(config.one_of("bits", (4, 8)), config.size("group_size", 128), ("B_24", "B_meta", "s"))
         return GPTQReader(config.one_of("bits", BITS), config.size("group_size", 128), 1 if version == "gptq" else 0)
 
 

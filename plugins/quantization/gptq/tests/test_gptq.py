@@ -20,21 +20,16 @@ from pegboard.ops import REFERENCES
 from pegboard.ops.blocks import BlockWeight
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_quantization import QuantizationContract, stored_pieces
+from pegboard_testing.layouts import bit_stream as words
+from pegboard_testing.layouts import marlin_24, scales_of_marlin_24
 
 
 @pytest.mark.parametrize(
-    "name", ["gptq", "gptq_marlin", "cpu_gptq", "gptq_bitblas", "auto_gptq", "auto-round", "inc", "intel/auto-round"]
+    "name",
+    ["gptq", "gptq_marlin", "cpu_gptq", "gptq_bitblas", "gptq_marlin_24", "auto_gptq", "auto-round", "inc", "intel/auto-round"],
 )
 def test_contract(name: str) -> None:
     check_entry(installed_entry("quantization", name))
-
-
-def words(codes: np.ndarray, bits: int) -> Tensor:
-    """Pack codes [n, m] along n: one after the other in a stream of bits, the lowest bit first, in words of 32 bits."""
-    n, m = codes.shape
-    stream = (codes[:, None, :] >> np.arange(bits)[None, :, None] & 1).reshape(n * bits, m).astype(np.uint32)
-    packed = (stream.reshape(-1, 32, m) << np.arange(32, dtype=np.uint32)[None, :, None]).sum(1, dtype=np.uint32)
-    return torch.from_numpy(packed.view(np.int32))
 
 
 class TestFourBits(QuantizationContract):
@@ -120,6 +115,25 @@ class TestEightBitsInActOrder(TestFourBits):
     act_order = True
 
 
+class TestMarlin24(TestFourBits):
+    version = "marlin_24"
+    group_size = block = 128
+    row_block = 64
+
+    def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
+        if part.name.startswith("model.embed"):
+            return super().stored(part, values, dtype)
+        rng = np.random.default_rng(abs(int(values[0, 0] * 1e6)))
+        half, (rows, columns) = 1 << (self.bits - 1), values.shape
+        left_out = rng.random((rows * columns // 4, 4)).argsort(1).reshape(rows, columns) < 2
+        codes = np.where(left_out, half, rng.integers(0, 2 * half, (rows, columns)))
+        scales = (rng.random((rows, columns // self.group_size)) * 0.1).astype(np.float16)
+        packed, meta = marlin_24(codes, self.bits)
+        tensors = {"B_24": packed, "B_meta": meta, "s": scales_of_marlin_24(scales, columns)}
+        true = torch.from_numpy((codes - half) * scales.astype(np.float32).repeat(self.group_size, 1))
+        return stored_pieces(part.name.removesuffix(".weight"), tensors), true.to(getattr(torch, dtype)).float()
+
+
 class TestAutoRound(TestFourBits):
     spec = AUTO_ROUND
 
@@ -164,7 +178,9 @@ def test_what_is_not_quantized() -> None:
         ({"bits": 5}, "bits=5; GPTQ supports 2, 3, 4, 8"),
         ({"bits": None}, "bits=None"),
         ({"group_size": -2}, "group_size=-2"),
-        ({"checkpoint_format": "marlin"}, "checkpoint_format='marlin'; GPTQ supports 'gptq', 'gptq_v2'"),
+        ({"checkpoint_format": "marlin"}, "checkpoint_format='marlin'; GPTQ supports 'gptq', 'gptq_v2', 'marlin_24'"),
+        ({"checkpoint_format": "marlin_24", "sym": False}, "sym=False; GPTQ supports True"),
+        ({"quant_method": "gptq_marlin_24", "bits": 3}, "bits=3; GPTQ supports 4, 8"),
         ({"lm_head": "yes"}, "lm_head='yes'"),
         ({"dynamic": ["x"]}, "dynamic=\\['x'\\]; GPTQ needs an object"),
         ({"dynamic": {"(": {}}}, "has the pattern '\\(' in dynamic"),

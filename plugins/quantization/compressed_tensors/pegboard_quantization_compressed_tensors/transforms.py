@@ -1,0 +1,114 @@
+"""Transforms of activations (`transform_config`), as SpinQuant and QuIP write them.
+
+Transforms of weights (`weight_input`, `weight_output`) were applied when the checkpoint was written. A transform of a layer's
+input is computed before the product:
+
+    x · M / √n   with M [n, n], the tensor "<module>.<name of the scheme>_input.weight"; the transposed M for an inverse
+
+n is `head_dim` or `block_size`, or else all columns. The entries of a `hadamard` matrix follow from n, so it needs no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.quantization import Part
+from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
+from pegboard_weights.composed import Hadamard, MatrixTransform, Transform
+from pegboard_weights.config import QuantConfig, matches
+from pegboard_weights.stored_weight import Form, Pieces, Reader, floats, module_of
+
+OFFLINE = ("weight_input", "weight_output")
+TYPES = ("hadamard", "random-hadamard", "random-matrix")
+
+
+@dataclass(frozen=True, slots=True)
+class InputTransform:
+    """name: of the scheme. size: rows of the matrix, None = all columns of the weight."""
+
+    name: str
+    type: str
+    size: int | None
+    is_inverse: bool
+    targets: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+    def means(self, module: str, layer_class: str) -> bool:
+        """Return whether the inputs of the module are transformed."""
+        in_targets = layer_class in self.targets or matches(module, self.targets)
+        return in_targets and layer_class not in self.ignored and not matches(module, self.ignored)
+
+
+def input_transforms(config: QuantConfig) -> list[InputTransform]:
+    """Return the transforms of inputs that a config asks for. Raises ModelError for transforms of other activations."""
+    whole = config.part("transform_config")
+    groups = None if whole is None else whole.part("config_groups")
+    found = []
+    for name in () if groups is None else groups.values:
+        scheme = groups.part(name) if groups is not None else None
+        if scheme is None:
+            continue
+        kind = scheme.one_of("type", TYPES)
+        stored = scheme.values.get("head_dim", scheme.values.get("block_size"))
+        size = None if stored in (None, -1) else scheme.size(("head_dim", "block_size"))
+        places = scheme.values.get("apply")
+        if not isinstance(places, list) or not all(isinstance(place, Mapping) for place in places):
+            raise scheme.error("apply", places, "needs a list of objects")
+        for values in places:
+            place = QuantConfig(values, config.method, f"{scheme.place}apply.")
+            if place.one_of("location", ("input", *OFFLINE)) == "input":
+                found.append(
+                    InputTransform(name, kind, size, place.flag("inverse"), _names(place, "targets"), _names(place, "ignore"))
+                )
+    return found
+
+
+def _names(config: QuantConfig, name: str) -> tuple[str, ...]:
+    """Return a list of texts, or the text that is there in place of a list."""
+    value = config.values.get(name)
+    return (value,) if isinstance(value, str) else config.names(name)
+
+
+class TransformedReader:
+    """Reads a part as another reader does, with a transform of its input."""
+
+    def __init__(self, weight: Reader, of_input: InputTransform) -> None:
+        self.weight, self.of_input = weight, of_input
+
+    def _name(self, part: Part) -> str:
+        return f"{module_of(part)}.{self.of_input.name}_input.weight"
+
+    def _size(self, part: Part, columns: int) -> int:
+        size = self.of_input.size or columns
+        if columns % size:
+            raise ModelError(
+                f"{module_of(part)} has {columns} columns; transform {self.of_input.name!r} needs a multiple of {size}"
+            )
+        return size
+
+    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
+        wanted, size = self.weight.tensors(part, columns, available), self._size(part, columns)
+        if self.of_input.type == "hadamard":
+            if size & (size - 1):
+                raise ModelError(f"transform {self.of_input.name!r} of {module_of(part)} needs a power of two, not {size}")
+            return wanted
+        return [*wanted, WantedWeight(self._name(part), (size, size))]
+
+    def transform(self, part: Part, columns: int, pieces: Pieces) -> Transform:
+        size = self._size(part, columns)
+        if self.of_input.type == "hadamard":
+            return Hadamard(size)
+        matrix = floats(pieces, self._name(part)).float() / size**0.5
+        return MatrixTransform(matrix.T if self.of_input.is_inverse else matrix)
+
+    def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
+        return self.weight.form(part, columns, pieces)
+
+    def read(self, part: Part, columns: int, pieces: Pieces) -> Any:
+        return self.weight.read(part, columns, pieces)
+
+    def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
+        return [*astuple(self.of_input), *self.weight.key(part, pieces)]
