@@ -26,6 +26,8 @@ def _split(text: str, revision: str | None = None) -> ModelReference:
         ("org/name", ("hugging", "org/name", None)),
         ("org-1/Name.2_x", ("hugging", "org-1/Name.2_x", None)),
         ("org/name:model.gguf", ("hugging", "org/name", "model.gguf")),
+        ("org/name:Q4_K_M", ("hugging", "org/name", "Q4_K_M")),
+        ("hugging:org/name:IQ3_XXS", ("hugging", "org/name", "IQ3_XXS")),
         ("org/name:sub/model.Q4_1.gguf", ("hugging", "org/name", "sub/model.Q4_1.gguf")),
         ("index:pack-age", ("index", "pack-age", None)),
         ("index:pack-age==0.1.2", ("index", "pack-age==0.1.2", None)),

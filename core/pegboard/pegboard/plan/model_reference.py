@@ -20,7 +20,7 @@ from pegboard.plugins.registry import Registry
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _SCHEME = re.compile(r"([A-Za-z][\w+-]+):(.*)", re.DOTALL)  # at least two letters, because "C:\models" is a path
-_FILE_AFTER = re.compile(r"(?P<name>.+):(?P<file>[^:\\]*[^:\\/.]\.[A-Za-z]\w*)", re.DOTALL)
+_FILE_AFTER = re.compile(r"(?P<name>.+):(?P<file>[^:\\]*[^:\\/.]\.[A-Za-z]\w*|[A-Za-z]\w*)", re.DOTALL)  # a file or "Q4_K_M"
 _PATH_STARTS = ("./", "../", "/", "~", ".\\", "..\\")
 
 

@@ -6,8 +6,10 @@ Pickled weights (*.bin, *.pt, *.pth, *.ckpt) are never fetched: reading them run
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,11 @@ from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelRefere
 
 SETTINGS = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.tiktoken", "merges.txt", "vocab.txt")
 WEIGHTS = ("*.safetensors",)
+PART = "?????-of-?????"
+"""The end of the name of a part of a split GGUF file."""
 NEVER = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
+
+_SPLIT = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
 
 
 class HubSource:
@@ -52,10 +58,20 @@ class HubSource:
 
 def _patterns(file: str | None) -> tuple[str, ...]:
     """Returns the file patterns to fetch. A named GGUF file contains its configuration and tokenizer. For any other file, those
-    are fetched too."""
+    are fetched too. `file` may also be the type of a GGUF file's weights ("Q4_K_M")."""
     if file is None:
         return SETTINGS + WEIGHTS
-    return (file,) if file.lower().endswith(".gguf") else (*SETTINGS, file)
+    if "." not in file:
+        return tuple(
+            f"*{before}{name}{part}.gguf"
+            for name in dict.fromkeys((file, file.lower(), file.upper()))
+            for before in "-."
+            for part in ("", f"-{PART}")
+        )
+    if not file.lower().endswith(".gguf"):
+        return (*SETTINGS, file)
+    split = _SPLIT.search(file)
+    return (file,) if split is None else (f"{file[: split.start()]}-?????-of-{split[1]}.gguf",)
 
 
 def _cache_dir(setup: ModelSourceSetup) -> Path | None:
@@ -71,6 +87,8 @@ def _cache_dir(setup: ModelSourceSetup) -> Path | None:
 def _model_in(root: Path, reference: ModelReference) -> Path:
     """Returns the snapshot's directory, or the named GGUF file in it. Raises ModelError if the model is not among the fetched
     files."""
+    if reference.file is not None and "." not in reference.file:
+        return _model_of_type(root, reference, reference.file)
     if reference.file is not None:
         path = root / reference.file
         if not path.is_file():
@@ -81,9 +99,25 @@ def _model_in(root: Path, reference: ModelReference) -> Path:
     if not any(root.glob("*.safetensors")) and not any(root.glob("*.gguf")) and not (root / "config.json").is_file():
         raise ModelError(
             f"{reference.name}: found neither config.json nor *.safetensors in the repository. If it contains GGUF files, name "
-            f"one as {reference.name}:FILE.gguf; pickled weights (*.bin, *.pt) are not read. See {_page(reference)}/tree/main"
+            f"one as {reference.name}:FILE.gguf or {reference.name}:Q4_K_M; pickled weights (*.bin, *.pt) are not read. "
+            f"See {_page(reference)}/tree/main"
         )
     return root
+
+
+def _model_of_type(root: Path, reference: ModelReference, wanted: str) -> Path:
+    """Returns the GGUF file (the first part of a split one) whose weights have this type. Raises ModelError if there is no such
+    file, or several."""
+    patterns = _patterns(wanted)
+    names = [path.relative_to(root).as_posix() for path in root.rglob("*.gguf") if not path.name.startswith("mmproj")]
+    found = [name for name in sorted(names) if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    models = [name for name in found if (part := _SPLIT.search(name)) is None or f"-00001-of-{part[1]}" in name]
+    if len(models) == 1:
+        return root / models[0]
+    told = f"contains several models of the type {wanted}: {', '.join(models)}" if models else f"contains no {wanted} GGUF file"
+    raise ModelError(
+        f"{reference.name}: the repository {told}; name one as {reference.name}:FILE.gguf; see {_page(reference)}/tree/main"
+    )
 
 
 def _page(reference: ModelReference) -> str:

@@ -75,6 +75,38 @@ def test_fetches_the_model_and_nothing_that_runs(hub):
     assert hub.fetched == set(REPOSITORY[:7]) | {name for name in REPOSITORY if "safetensors" in name}
 
 
+SPLIT = [f"big/model-Q8_0-0000{number}-of-00002.gguf" for number in (1, 2)]
+
+
+def test_all_parts_of_a_split_gguf_file_come(hub):
+    hub.files = [*REPOSITORY, *SPLIT]
+    assert hub.fetch(file=SPLIT[0]).root == hub.root / SPLIT[0]
+    assert hub.fetched == set(SPLIT)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fetched"),
+    [
+        ("Q4_K_M", ["model-Q4_K_M.gguf"]),
+        ("Q8_0", SPLIT),
+        ("q8_0", SPLIT),
+        ("IQ4_XS", ["model.iq4_xs.gguf"]),
+    ],
+)
+def test_a_gguf_file_by_the_type_of_its_weights(hub, wanted, fetched):
+    hub.files = [*REPOSITORY, *SPLIT, "model-Q4_K_M.gguf", "model-UD-Q4_K_M_L.gguf", "model.iq4_xs.gguf"]
+    assert hub.fetch(file=wanted).root == hub.root / fetched[0]
+    assert hub.fetched >= set(fetched)
+
+
+def test_a_type_that_names_no_file_or_several(hub):
+    hub.files = ["a-Q4_0.gguf", "b-Q4_0.gguf", "mmproj-Q8_0.gguf"]
+    with pytest.raises(ModelError, match=r"several models of the type Q4_0: a-Q4_0\.gguf, b-Q4_0\.gguf"):
+        hub.fetch(file="Q4_0")
+    with pytest.raises(ModelError, match="contains no Q8_0 GGUF file; name one as org/name:FILE.gguf"):
+        hub.fetch(file="Q8_0")
+
+
 def test_a_gguf_file_comes_alone(hub):
     assert hub.fetch(file="sub/b.gguf").root == hub.root / "sub" / "b.gguf"
     assert hub.fetched == {"sub/b.gguf"}
@@ -119,7 +151,7 @@ def test_progress_counts_bytes_only(hub):
 
 def test_repositories_without_a_model_say_what_to_name(hub):
     hub.files = ["a.gguf", "pytorch_model.bin"]
-    with pytest.raises(ModelError, match=r"org/name:FILE\.gguf; pickled weights"):
+    with pytest.raises(ModelError, match=r"org/name:FILE\.gguf or org/name:Q4_K_M; pickled weights"):
         hub.fetch()
     with pytest.raises(ModelError, match=r"contains no file 'c\.gguf'"):
         hub.fetch(file="c.gguf")

@@ -10,6 +10,8 @@ from pathlib import Path
 from pegboard.errors import ModelError
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_TYPE = r"(.*[-.])?{}(-\d{{5}}-of-\d{{5}})?\.gguf"
+"""Names of files whose weights have a type: model-Q4_K_M.gguf, model.q4_k_m.gguf."""
 
 
 def is_pattern_met(names: Iterable[str], patterns: Sequence[str]) -> bool:
@@ -18,8 +20,13 @@ def is_pattern_met(names: Iterable[str], patterns: Sequence[str]) -> bool:
 
 
 def pick_file(files: Sequence[Path], wanted: str, where: str) -> Path:
-    """Returns the one file whose path ends with `wanted` ("model.gguf" or "folder/model.gguf"). Raises ModelError, with a list of
-    the files, when no path or several paths do."""
+    """Returns the one file whose path ends with `wanted` ("model.gguf" or "folder/model.gguf"), or the GGUF model of the type
+    `wanted` ("Q4_K_M"). Raises ModelError, with a list of the files, when no path or several paths do."""
+    if "." not in wanted:
+        of_type = re.compile(_TYPE.format(re.escape(wanted)), re.IGNORECASE)
+        model = pick_gguf([path for path in files if of_type.fullmatch(path.name) and not is_projector(path)], where)
+        if model is not None:
+            return model
     parts = Path(wanted).parts
     found = [path for path in files if path.parts[-len(parts) :] == parts]
     if len(found) == 1:
@@ -27,6 +34,11 @@ def pick_file(files: Sequence[Path], wanted: str, where: str) -> Path:
     problem = f"several files are called {wanted!r}" if found else f"there is no file {wanted!r}"
     names = ", ".join(sorted(path.name for path in files)) or "nothing"
     raise ModelError(f"{where}: {problem}; it holds: {names}")
+
+
+def is_projector(path: Path) -> bool:
+    """True for the part of a multimodal model that reads images, which comes in a file of its own."""
+    return path.name.startswith("mmproj")
 
 
 def pick_gguf(files: Sequence[Path], where: str) -> Path | None:

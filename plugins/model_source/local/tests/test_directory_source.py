@@ -53,6 +53,17 @@ def test_home_is_expanded(tmp_path, monkeypatch):
     assert _fetch("~/model.gguf").root == tmp_path / "model.gguf"
 
 
+def test_a_gguf_by_the_type_of_its_weights(tmp_path):
+    _make(
+        tmp_path, "a-Q4_K_M.gguf", "a.q8_0.gguf", "b-IQ1_S-00001-of-00002.gguf", "b-IQ1_S-00002-of-00002.gguf", "mmproj-Q8_0.gguf"
+    )
+    assert _fetch(tmp_path, file="Q4_K_M").root == tmp_path / "a-Q4_K_M.gguf"
+    assert _fetch(tmp_path, file="Q8_0").root == tmp_path / "a.q8_0.gguf"
+    assert _fetch(tmp_path, file="IQ1_S").root == tmp_path / "b-IQ1_S-00001-of-00002.gguf"
+    with pytest.raises(ModelError, match="there is no file 'Q4_K'"):
+        _fetch(tmp_path, file="Q4_K")
+
+
 def test_one_of_several_ggufs_must_be_named(tmp_path):
     _make(tmp_path, "a.gguf", "b.gguf", "sub/c.gguf")
     with pytest.raises(ModelError, match=r"name one of them.*a\.gguf, b\.gguf"):

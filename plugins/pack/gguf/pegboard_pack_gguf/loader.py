@@ -94,7 +94,7 @@ class GGUFLoader:
 
 def find_file(root: Path) -> Path:
     """Returns the GGUF file of a model: `root` itself, or the only one (or the first shard of the only set) in that directory."""
-    if root.is_file():
+    if SHARD.fullmatch(root.name) or root.is_file():
         found = SHARD.fullmatch(root.name)
         return root if found is None else root.with_name(f"{found[1]}-00001-of-{found[3]}.gguf")
     if not root.is_dir():
@@ -121,10 +121,16 @@ def _other_shards(first: GGUFHeader) -> list[GGUFHeader]:
     headers = []
     for number in range(2, num_shards + 1):
         path = first.path.with_name(f"{found[1]}-{number:05}-of-{found[3]}.gguf")
+        if not path.is_file():
+            raise ModelError(f"{first.path} is the first of {num_shards} parts, and {path.name} is missing; download it too")
         header = read_header(path)
         if header.metadata.get("split.no") != number - 1 or header.metadata.get("split.count") != num_shards:
             raise ModelError(f"{path} is not part {number} of {num_shards} of {first.path.name}")
         headers.append(header)
+    count = sum(len(header.tensors) for header in (first, *headers))
+    expected = first.metadata.get("split.tensors.count", count)
+    if expected != count:
+        raise ModelError(f"the {num_shards} parts of {first.path} contain {count} tensors; {expected!r} were split")
     return headers
 
 

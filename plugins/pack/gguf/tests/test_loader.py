@@ -284,8 +284,20 @@ def test_split_files(write_gguf) -> None:
         for gguf_name, name in NAMES.items():
             if gguf_name in tensors:
                 assert np.array_equal(pieces[name].data.numpy(), tensors[gguf_name])
+    content = second.read_bytes()
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(ModelError, match="00002-of-00002.gguf is not part 2 of 2"):
+        describe(first)
+    write_gguf(tensors={}, metadata={**split, "split.no": 1}, name=second.name)
+    with pytest.raises(ModelError, match=f"contain 10 tensors; {len(names)} were split"):
+        describe(first)
+    second.write_bytes(content)
+    first.rename(first.with_name("other"))
+    with pytest.raises(ModelError, match="cannot read the GGUF file .*00001-of-00002"):
+        describe(second)
+    first.with_name("other").rename(first)
     second.unlink()
-    with pytest.raises(ModelError, match="00002-of-00002"):
+    with pytest.raises(ModelError, match="first of 2 parts, and model-00002-of-00002.gguf is missing"):
         describe(first)
 
 
