@@ -28,10 +28,12 @@ LONG = 4096
 class ByteLevelBPE:
     """Encodes text without special tokens, and knows the bytes of every token."""
 
+    adds_space = starts_with_space = adds_eos = False
+
     def __init__(self, vocabulary: GGUFVocabulary) -> None:
         self.vocabulary = vocabulary
         self.pre_tokenizer = _pre_tokenizer(vocabulary)
-        self.adds_space = False
+        self.closing_id = vocabulary.token_id("ggml.eos_token_id")
         self.add_bos = vocabulary.flag("ggml.add_bos_token", self.pre_tokenizer.add_bos)
         self.bos_token_id = vocabulary.token_id("ggml.bos_token_id")
         self.size = len(vocabulary.tokens)

@@ -24,9 +24,12 @@ MAX_WORD_CHARS = 64
 class SentencePieceBPE:
     """Encodes text without special tokens, and knows the bytes of every token."""
 
+    adds_eos = False
+
     def __init__(self, vocabulary: GGUFVocabulary) -> None:
         self.vocabulary = vocabulary
-        self.adds_space = vocabulary.flag("ggml.add_space_prefix", True)
+        self.adds_space = self.starts_with_space = vocabulary.flag("ggml.add_space_prefix", True)
+        self.closing_id = vocabulary.token_id("ggml.eos_token_id")
         self.add_bos = vocabulary.flag("ggml.add_bos_token", True)
         bos = vocabulary.token_id("ggml.bos_token_id")
         self.bos_token_id = bos if "ggml.bos_token_id" in vocabulary.data else min(1, len(vocabulary.tokens) - 1)

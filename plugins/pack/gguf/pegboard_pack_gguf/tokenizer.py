@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.tokenizer import Chat, Rendered, TextStream, TokenizerSetup, Vocabulary
 from pegboard_chat import ByteTextStream, ChatTemplate, TransformersMethods
 from pegboard_pack_gguf.byte_level_bpe import ByteLevelBPE
+from pegboard_pack_gguf.longest_match import LongestMatch
 from pegboard_pack_gguf.sentencepiece_bpe import SentencePieceBPE
 from pegboard_pack_gguf.special_tokens import partition
+from pegboard_pack_gguf.unigram import Unigram
 from pegboard_pack_gguf.vocabulary import CONTROL, UNKNOWN, GGUFVocabulary, end_token_ids
+from pegboard_pack_gguf.word_piece import WordPiece
 
-MODELS: dict[str, type[ByteLevelBPE] | type[SentencePieceBPE]] = {"gpt2": ByteLevelBPE, "llama": SentencePieceBPE}
+
+class Model(Protocol):
+    """A way to turn text without special tokens into ids. vocabulary: of the file. adds_space: text after a special token, or at
+    the start, gets a space before it. starts_with_space: ids of a whole text decode to a space too many. add_bos, adds_eos: what
+    is added unless the file says it. bos_token_id, closing_id: what is added before and after a text."""
+
+    adds_space: bool
+    starts_with_space: bool
+    add_bos: bool
+    adds_eos: bool
+    bos_token_id: int | None
+    closing_id: int | None
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def token_bytes(self) -> list[bytes]: ...
+
+
+MODELS: dict[str, Callable[[GGUFVocabulary], Model]] = {
+    "bert": WordPiece,
+    "gpt2": ByteLevelBPE,
+    "llama": SentencePieceBPE,
+    "rwkv": LongestMatch,
+    "t5": Unigram,
+}
 """Tokenizer class by the value of `tokenizer.ggml.model`."""
 
 
@@ -26,8 +54,7 @@ class GGUFTokenizer(TransformersMethods):
             )
         self.model = MODELS[found.model](found)
         self.special_tokens = found.special_tokens()
-        self._eos_token_id = found.token_id("ggml.eos_token_id")
-        self.add_eos = found.flag("ggml.add_eos_token", False) and self._eos_token_id is not None
+        self.add_eos = found.flag("ggml.add_eos_token", self.model.adds_eos)
         self.token_bytes = self.model.token_bytes()
         self.hidden = frozenset(found.ids_of(UNKNOWN, CONTROL))
         self._vocabulary = Vocabulary(
@@ -64,8 +91,8 @@ class GGUFTokenizer(TransformersMethods):
             else:
                 ids += self.model.encode(" " + fragment if behind_special and self.model.adds_space else fragment)
             behind_special = isinstance(fragment, int)
-        if add_special_tokens and self.add_eos and self._eos_token_id is not None:
-            ids.append(self._eos_token_id)
+        if add_special_tokens and self.add_eos and self.model.closing_id is not None:
+            ids.append(self.model.closing_id)
         return ids
 
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
@@ -75,7 +102,7 @@ class GGUFTokenizer(TransformersMethods):
     def stream(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> TextStream:
         """The space that SentencePiece puts before the first word is dropped only if no prompt precedes it."""
         stream = ByteTextStream(self.token_bytes, self.hidden, skip_special_tokens)
-        return UnspacedStream(stream) if self.model.adds_space and not prompt_token_ids else stream
+        return UnspacedStream(stream) if self.model.starts_with_space and not prompt_token_ids else stream
 
     def vocabulary(self) -> Vocabulary:
         return self._vocabulary

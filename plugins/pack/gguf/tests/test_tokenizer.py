@@ -165,7 +165,7 @@ def test_unknown_pre_tokenizer_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ggml.model": "bert"}, "'bert'; supported are gpt2, llama"),
+        ({"ggml.model": "plamo2"}, "'plamo2'; supported are bert, gpt2, llama, rwkv, t5"),
         ({"ggml.tokens": []}, "no vocabulary"),
         ({"ggml.tokens": [1, 2]}, "not a list of str"),
         ({"ggml.token_type": [1]}, "has 1 items for"),
