@@ -155,6 +155,24 @@ def as_mxfp4(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor],
     return {"weight_blocks": packed.view(*exponents.shape, 16), "weight_scales": exponents}, values
 
 
+def as_fp_quant(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
+    """MXFP4, for inputs that are multiplied by a Hadamard matrix."""
+    matrix = torch.ones(1, 1)
+    for _ in range(5):
+        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]) / 2**0.5, matrix)
+    turned = (weight.view(-1, 32) @ matrix).view(weight.shape)
+    exponents = (turned.view(weight.shape[0], -1, 32).abs().amax(2).log2().floor() - 1 + 127).to(torch.uint8)
+    packed, values = in_fp4(turned, 2.0 ** (exponents.float() - 127) / 3)
+    tensors = {"qweight": packed, "scales": exponents, "weight_global_scale": torch.tensor([3.0])}
+    return tensors | {"forward_hadamard_matrix": matrix}, (values.view(-1, 32) @ matrix.T).view(weight.shape)
+
+
+def as_nvfp4_awq(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
+    scale = torch.linspace(0.5, 2, weight.shape[1])
+    tensors, values = as_nvfp4(weight / scale, bits, order)
+    return tensors | {"pre_quant_scale": scale}, values * scale
+
+
 def as_nf4(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
     """With quantized scales, as bitsandbytes stores them for double quantization. Blocks of 64 reach into the next row."""
     table = torch.tensor([-1, -0.7, -0.52, -0.4, -0.28, -0.18, -0.09, 0, 0.08, 0.16, 0.25, 0.34, 0.44, 0.56, 0.72, 1])
@@ -223,6 +241,8 @@ CASES: dict[str, tuple[dict[str, Any], Store, int, bool]] = {
     "modelopt": ({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}, as_fp8, 8, False),
     "modelopt_fp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, as_nvfp4, 4, False),
     "mxfp4": ({"quant_method": "mxfp4"}, as_mxfp4, 4, False),
+    "fp_quant": ({"quant_method": "fp_quant", "forward_dtype": "mxfp4", "hadamard_group_size": 32}, as_fp_quant, 4, False),
+    "modelopt awq": ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ", "ignore": ["lm_head"]}, as_nvfp4_awq, 4, False),
     "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, as_nf4, 4, False),
 }
 CASES |= {
@@ -247,7 +267,17 @@ CASES |= {
 }
 OTHER_NAMES = {"gptq with 8 bits": "gptq_marlin", "modelopt_fp4": "modelopt_fp4"}
 """Formats that are asked for under another name of the same plugin."""
-FLOATS = {"float-quantized", "fp8", "fp8 in blocks", "modelopt", "modelopt_fp4", "mxfp4", "bitsandbytes"}
+FLOATS = {
+    "float-quantized",
+    "fp8",
+    "fp8 in blocks",
+    "modelopt",
+    "modelopt_fp4",
+    "modelopt awq",
+    "mxfp4",
+    "fp_quant",
+    "bitsandbytes",
+}
 """Formats that are multiplied with activations as they are."""
 
 

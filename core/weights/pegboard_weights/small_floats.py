@@ -16,7 +16,7 @@ from torch import Tensor
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import Part
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
-from pegboard.ops.float_codes import E2M1, FloatCodes, float8_values
+from pegboard.ops.float_codes import E2M1, FloatCodes, float8_values, minifloat_values
 from pegboard_weights.stored_weight import Form, Pieces, code_form, floats, module_of, stored_as, tensor_of
 
 READING = "small floats 1"
@@ -38,6 +38,13 @@ def packed_if_possible(codes: FloatCodes) -> FloatCodes | Tensor:
     return codes if code_form(codes.codes.shape[1], codes.block[1]) == "code_weight" else codes.dense()
 
 
+def sextets(packed: Tensor) -> Tensor:
+    """Return the 6-bit codes in bytes, four in three of them, the lowest bit first: uint8 [rows, 3n] → uint8 [rows, 4n]."""
+    first, second, third = packed.unflatten(1, (-1, 3)).unbind(2)
+    codes = first & 63, first >> 6 | (second & 15) << 2, second >> 4 | (third & 3) << 4, third >> 2
+    return torch.stack(codes, dim=-1).flatten(1)
+
+
 def nibbles(packed: Tensor) -> Tensor:
     """Return the 4-bit codes in bytes, the low half of each byte first: uint8 [rows, n] → uint8 [rows, 2n]."""
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
@@ -45,17 +52,19 @@ def nibbles(packed: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FloatReader:
-    """Reads W[r, c] = code · scale[r // R, c // C] · factor with R, C = block, where a code is a float8 or FP4 (E2M1).
+    """Reads W[r, c] = code · scale[r // R, c // C] · factor with R, C = block, where a code is a float8, FP6 or FP4 (E2M1).
 
     bits: 8 = `weight` is float8 [rows, columns]; 4 = it is uint8 [rows, columns / 2] (or [rows, blocks, bytes of a block]), and
-    the low half of each byte is the even column. block: None = the shape of the scales says whether there is one for the tensor
+    the low half of each byte is the even column; 6 = it is uint8 [rows, columns · 3 / 4], a stream of codes with `mantissa` bits
+    of mantissa. block: None = the shape of the scales says whether there is one for the tensor
     or one per row. weight, scale, factor: endings of the tensors' names; of several, the one that the checkpoint has.
-    scale_type: "e8m0" may also be stored as the exponents, uint8. is_divisor: the scales are divided by the factor.
+    scale_type: "e4m3" and "e8m0" may also be stored as bytes, uint8. is_divisor: the scales are divided by the factor.
 
     A module whose weight has a plain type, and that has no scale, is plain.
     """
 
     bits: int = 8
+    mantissa: int = 2
     block: tuple[int, int] | None = None
     weight: tuple[str, ...] = ("weight",)
     scale: tuple[str, ...] = ("weight_scale",)
@@ -107,6 +116,8 @@ class FloatReader:
     def _codes(self, pieces: Pieces, name: str) -> tuple[Tensor, Tensor]:
         if self.bits == 4:
             return nibbles(tensor_of(pieces, name, torch.uint8).flatten(1)), E2M1
+        if self.bits == 6:
+            return sextets(tensor_of(pieces, name, torch.uint8)), minifloat_values(5 - self.mantissa, self.mantissa)
         stored = tensor_of(pieces, name, *FLOAT8)
         return stored.view(torch.uint8), float8_values(stored.dtype)
 
@@ -114,7 +125,7 @@ class FloatReader:
         if self.scale_type == "float":
             return floats(pieces, name)
         if self.scale_type == "e4m3":
-            return tensor_of(pieces, name, torch.float8_e4m3fn)
+            return tensor_of(pieces, name, torch.float8_e4m3fn, torch.uint8).view(torch.float8_e4m3fn)
         return tensor_of(pieces, name, torch.float8_e8m0fnu, torch.uint8).view(torch.float8_e8m0fnu)
 
     def _factor(self, part: Part, pieces: Pieces) -> float:

@@ -23,6 +23,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pegboard.errors import ConfigError
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup, QuantizationSpec, WeightMethod
 from pegboard.ops import REFERENCES
 from pegboard.ops.blocks import Blocks
@@ -190,16 +191,24 @@ def _columns(block: tuple[int, int], columns: int) -> str:
     return "all, of all rows" if size == "all" else f"{size}, of {high} rows"
 
 
+def refusal(method: Method) -> str:
+    """Return what a method without contract tests says when it is asked for. Raises ValueError if it refuses nothing."""
+    module, _, name = method.spec.implementation.partition(":")
+    try:
+        getattr(importlib.import_module(module), name)(None, QuantizationSetup({}, "float32", "cpu", REFERENCES))
+    except ConfigError as error:
+        return f"Refused: {error}."
+    raise ValueError(f"{method.distribution}: no contract test has the spec of {method.names[0]!r}")
+
+
 def page() -> str:
-    """Return the text of the page. Raises ValueError for a method without contract tests."""
+    """Return the text of the page."""
     parts = [GENERATED, "# Formats of weights", INTRODUCTION]
     for method in sorted(methods(), key=lambda method: (method.distribution, method.names)):
         lines = [row(contract()) for contract in contracts(method)]
-        if not lines:
-            raise ValueError(f"{method.distribution}: no contract test has the spec of {method.names[0]!r}")
+        table = "\n".join([HEADER, *dict.fromkeys(lines)]) if lines else refusal(method)
         names = ", ".join(f"`{name}`" for name in method.names)
-        about = [f"## {names}", f"Package `{method.distribution}`. {_about(method.spec)}"]
-        parts += [*about, "\n".join([HEADER, *dict.fromkeys(lines)])]
+        parts += [f"## {names}", f"Package `{method.distribution}`. {_about(method.spec)}", table]
     return "\n\n".join(parts) + "\n"
 
 

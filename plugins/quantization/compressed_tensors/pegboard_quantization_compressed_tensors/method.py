@@ -6,7 +6,7 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, QuantizationSetup
 from pegboard_quantization_compressed_tensors import sparse
 from pegboard_quantization_compressed_tensors.readers import FORMATS, HAVE_GROUPS, Scheme
-from pegboard_quantization_compressed_tensors.transforms import TransformedReader, input_transforms
+from pegboard_quantization_compressed_tensors.transforms import InputReader, input_transforms
 from pegboard_weights.config import QuantConfig, matches
 from pegboard_weights.grouped import check_whole_groups
 from pegboard_weights.stored_weight import AnyLayer, FormatMethod, PlainReader, Reader, columns_of
@@ -44,7 +44,7 @@ class CompressedTensors(FormatMethod):
         if len(transforms) > 1:
             names = ", ".join(transform.name for transform in transforms)
             raise ModelError(f"the checkpoint's transform_config transforms the input of {module} more than once: {names}")
-        return TransformedReader(found or PlainReader(), transforms[0]) if transforms else found
+        return InputReader(found or PlainReader(), transforms[0], columns_of(layer)) if transforms else found
 
     def _quantized(self, module: str, name: str, layer: AnyLayer) -> Reader | None:
         """Return how the module is quantized. name: of its class in `targets`."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import Part
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard_weights.composed import Hadamard, MatrixTransform, Transform
 from pegboard_weights.config import QuantConfig, matches
-from pegboard_weights.stored_weight import Form, Pieces, Reader, floats, module_of
+from pegboard_weights.stored_weight import Pieces, Reader, floats, module_of
+from pegboard_weights.transformed import TransformedReader
 
 OFFLINE = ("weight_input", "weight_output")
 TYPES = ("hadamard", "random-hadamard", "random-matrix")
@@ -72,43 +72,28 @@ def _names(config: QuantConfig, name: str) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else config.names(name)
 
 
-class TransformedReader:
+class InputReader(TransformedReader):
     """Reads a part as another reader does, with a transform of its input."""
 
-    def __init__(self, weight: Reader, of_input: InputTransform) -> None:
-        self.weight, self.of_input = weight, of_input
-
-    def _name(self, part: Part) -> str:
-        return f"{module_of(part)}.{self.of_input.name}_input.weight"
-
-    def _size(self, part: Part, columns: int) -> int:
-        size = self.of_input.size or columns
-        if columns % size:
-            raise ModelError(
-                f"{module_of(part)} has {columns} columns; transform {self.of_input.name!r} needs a multiple of {size}"
-            )
-        return size
+    def __init__(self, weight: Reader, of_input: InputTransform, columns: int) -> None:
+        super().__init__(weight, f"{of_input.name}_input.weight", of_input.size or columns)
+        self.of_input = of_input
 
     def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
-        wanted, size = self.weight.tensors(part, columns, available), self._size(part, columns)
-        if self.of_input.type == "hadamard":
-            if size & (size - 1):
-                raise ModelError(f"transform {self.of_input.name!r} of {module_of(part)} needs a power of two, not {size}")
-            return wanted
-        return [*wanted, WantedWeight(self._name(part), (size, size))]
+        *wanted, matrix = super().tensors(part, columns, available)
+        if self.of_input.type != "hadamard":
+            return [*wanted, matrix]
+        size = self.of_input.size or columns
+        if size & (size - 1):
+            raise ModelError(f"transform {self.of_input.name!r} of {module_of(part)} needs a power of two, not {size}")
+        return wanted
 
     def transform(self, part: Part, columns: int, pieces: Pieces) -> Transform:
-        size = self._size(part, columns)
+        size = self.of_input.size or columns
         if self.of_input.type == "hadamard":
             return Hadamard(size)
-        matrix = floats(pieces, self._name(part)).float() / size**0.5
+        matrix = floats(pieces, f"{module_of(part)}.{self.ending}").float() / size**0.5
         return MatrixTransform(matrix.T if self.of_input.is_inverse else matrix)
 
-    def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
-        return self.weight.form(part, columns, pieces)
-
-    def read(self, part: Part, columns: int, pieces: Pieces) -> Any:
-        return self.weight.read(part, columns, pieces)
-
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
-        return [*astuple(self.of_input), *self.weight.key(part, pieces)]
+        return [*astuple(self.of_input), *super().key(part, pieces)]

@@ -94,7 +94,11 @@ def test_targets_and_what_is_ignored() -> None:
         ({"R": scheme("hadamard", at("k_cache"))}, "location='k_cache'"),
         ({"R": {"type": "hadamard"}}, "R.apply=None; compressed-tensors needs a list of objects"),
         ({"R": scheme("hadamard", at("input"), head_dim=0)}, "R.head_dim=0; compressed-tensors needs a positive number"),
-        ({"R": scheme("hadamard", at("input"), head_dim=24)}, "a.down has 64 columns; transform 'R' needs a multiple of 24"),
+        (
+            {"R": scheme("hadamard", at("input"), head_dim=24)},
+            "a.down has 64 columns; a.down.R_input.weight needs a multiple of 24",
+        ),
+        ({"R": scheme("hadamard", at("input"), head_dim=1.5)}, "R.head_dim=1.5; compressed-tensors needs a positive number"),
         ({"R": scheme("hadamard", at("input")), "S": scheme("hadamard", at("input"))}, "input of a.down more than once: R, S"),
     ],
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pegboard.errors import ConfigError, ModelError
-from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationSetup
+from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup
 from pegboard.ops.blocks import Blocks
 from pegboard_quantization_integer.options import RtnOptions
 from pegboard_quantization_integer.rounding import BLOCK_SIZE, round_to_blocks
@@ -21,15 +21,19 @@ HEAD_BITS = 8
 """Bits of embeddings and output heads, whose errors affect the logits directly."""
 
 
+def _refuse_quantized(setup: QuantizationSetup) -> None:
+    if setup.config:
+        raise ConfigError(
+            f"the checkpoint is already quantized ({setup.config.get('quant_method')!r}), but this method needs plain "
+            "weights. Leave out --quantization to use it as it is"
+        )
+
+
 class Rtn(FormatMethod):
     """Round to nearest. A layer uses the plain method if its columns cannot be divided into whole blocks."""
 
     def __init__(self, options: RtnOptions, setup: QuantizationSetup) -> None:
-        if setup.config:
-            raise ConfigError(
-                f"the checkpoint is already quantized ({setup.config.get('quant_method')!r}), but this method needs plain "
-                "weights. Leave out --quantization to use it as it is"
-            )
+        _refuse_quantized(setup)
         super().__init__(setup)
         self.bits, self.group_size = options.bits, options.group_size
 
@@ -47,6 +51,38 @@ class Int8(Rtn):
 class Int4(Rtn):
     def __init__(self, options: None, setup: QuantizationSetup) -> None:
         super().__init__(RtnOptions(bits=4), setup)
+
+
+class TPUInt8(FormatMethod):
+    """8 bits with a scale per row of a linear layer. Embeddings and output heads are plain."""
+
+    def __init__(self, options: None, setup: QuantizationSetup) -> None:
+        _refuse_quantized(setup)
+        super().__init__(setup)
+
+    def reader(self, module: str, layer: AnyLayer) -> RoundingReader | None:
+        columns = columns_of(layer)
+        is_plain = isinstance(layer, EmbeddingLayer) or layer.is_head or columns % BLOCK_SIZE
+        return None if is_plain else RoundingReader(8, columns)
+
+
+class ExpertsInt8:
+    """8 bits for the experts of a mixture of experts, and plain weights for all else."""
+
+    def __init__(self, options: None, setup: QuantizationSetup) -> None:
+        raise ConfigError(
+            "experts_int8 quantizes only experts, and there are no layers for experts yet. For dense layers, use "
+            "--quantization rtn_int8"
+        )
+
+    def linear(self, layer: LinearLayer) -> None:
+        return None
+
+    def embedding(self, layer: EmbeddingLayer) -> None:
+        return None
+
+    def kv_cache(self, layer: object) -> None:
+        return None
 
 
 class RoundingReader(PlainReader):

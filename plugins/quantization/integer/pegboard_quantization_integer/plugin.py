@@ -19,6 +19,20 @@ RTN = QuantizationSpec(
     flags=frozenset({"online"}),
 )
 
+TPU_INT8 = QuantizationSpec(
+    api="1.0",
+    implementation="pegboard_quantization_integer.online:TPUInt8",
+    supports={"dtype": DTYPES},
+    flags=frozenset({"online"}),
+)
+
+EXPERTS_INT8 = QuantizationSpec(
+    api="1.0",
+    implementation="pegboard_quantization_integer.online:ExpertsInt8",
+    supports={"dtype": DTYPES},
+    flags=frozenset({"online"}),
+)
+
 RTN_INT8 = QuantizationSpec(
     api="1.0",
     implementation="pegboard_quantization_integer.online:Int8",

@@ -16,7 +16,7 @@ from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_quantization import QuantizationContract
 
 
-@pytest.mark.parametrize("name", ["none", "rtn", "rtn_int8", "rtn_int4", "w8a8_int8"])
+@pytest.mark.parametrize("name", ["none", "rtn", "rtn_int8", "rtn_int4", "w8a8_int8", "tpu_int8", "experts_int8"])
 def test_contract(name: str) -> None:
     check_entry(installed_entry("quantization", name))
 

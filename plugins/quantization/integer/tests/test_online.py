@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pegboard_quantization_integer.online import Int4, Int8, Rtn
+from pegboard_quantization_integer.online import ExpertsInt8, Int4, Int8, Rtn, TPUInt8
 from pegboard_quantization_integer.options import RtnOptions
-from pegboard_quantization_integer.plugin import RTN, RTN_INT4, RTN_INT8
+from pegboard_quantization_integer.plugin import RTN, RTN_INT4, RTN_INT8, TPU_INT8
 from pegboard_quantization_integer.rounding import BLOCK_SIZE, round_to_blocks
 from pydantic import ValidationError
 from torch import Tensor
@@ -97,7 +97,7 @@ class TestInt8(QuantizationContract):
     block = 32
     bits = 8
 
-    def method(self, setup: QuantizationSetup) -> Rtn:
+    def method(self, setup: QuantizationSetup) -> Any:
         return Int8(None, setup)
 
     def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
@@ -113,6 +113,18 @@ class TestInt4(TestInt8):
 
     def method(self, setup: QuantizationSetup) -> Rtn:
         return Int4(None, setup)
+
+
+class TestTPUInt8(TestInt8):
+    spec = TPU_INT8
+
+    def method(self, setup: QuantizationSetup) -> TPUInt8:
+        return TPUInt8(None, setup)
+
+    def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
+        values = values.bfloat16()
+        true = rounded(values, 8, values.shape[1]).dense().to(getattr(torch, dtype)).float()
+        return [WeightPiece(part.name, "bfloat16", tuple(values.shape), values)], true
 
 
 class TestRtn(TestInt8):
@@ -157,6 +169,19 @@ def test_groups_of_the_size_that_was_asked_for() -> None:
 def test_options_that_are_not_supported(options: dict[str, int]) -> None:
     with pytest.raises(ValidationError, match=next(iter(options))):
         RtnOptions(**options)
+
+
+def test_tables_and_heads_of_tpu_int8_are_plain() -> None:
+    part, method = Part("w", (0, 6)), TPUInt8(None, SETUP)
+    assert method.linear(LinearLayer("lm_head", 64, 6, (part,), is_head=True)) is None
+    assert method.embedding(EmbeddingLayer("embed", 6, 64, part)) is None
+    with pytest.raises(ConfigError, match="already quantized \\('awq'\\)"):
+        TPUInt8(None, QuantizationSetup({"quant_method": "awq"}, "float32", "cpu", REFERENCES))
+
+
+def test_experts_int8_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match="quantizes only experts, and there are no layers for experts yet"):
+        ExpertsInt8(None, SETUP)
 
 
 def test_narrow_layers_are_left_to_the_plain_method() -> None:

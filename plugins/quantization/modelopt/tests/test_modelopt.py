@@ -82,6 +82,21 @@ class TestNVFP4(QuantizationContract):
         assert type(weight.weight()) is CodeWeight and torch.equal(weight.dequantize(), matrix)
 
 
+class TestNVFP4AWQ(TestNVFP4):
+    config = {"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4_AWQ", "group_size": 16}}
+
+    def tensors(self, rng: np.random.Generator, rows: int, columns: int) -> tuple[dict[str, Tensor], np.ndarray]:
+        tensors, true = super().tensors(rng, rows, columns)
+        scale = torch.arange(1, columns + 1) / 8  # the parts of a merged weight have the same
+        return tensors | {"pre_quant_scale": scale.bfloat16()}, true * scale.bfloat16().float().numpy()
+
+    def test_weights_stay_packed_and_are_exact(self) -> None:
+        layer = self.layer((5, 3), self.block * 2)
+        weight = self.linear(layer)
+        matrix = self.fill(weight, layer, 1)
+        assert [type(span.op) for span in weight.spans] == [CodeWeight] and torch.equal(weight.dequantize(), matrix)
+
+
 class TestMXFP8(TestNVFP4):
     config = {"quant_method": "modelopt", "quant_algo": "mxfp8", "ignore": ["lm_head"]}
 
@@ -161,7 +176,7 @@ def test_mixed_precision() -> None:
     ("config", "told"),
     [
         ({}, "quant_algo=None; ModelOpt supports 'FP8'"),
-        ({"quant_algo": "NVFP4_AWQ"}, "quant_algo='NVFP4_AWQ'; ModelOpt supports"),
+        ({"quant_algo": "W4A8_AWQ"}, "quant_algo='W4A8_AWQ'; ModelOpt supports"),
         ({"quantization": {"quant_algo": 4}}, "quantization.quant_algo=4"),
         ({"quantization": {"quant_algo": "NVFP4", "group_size": 32}}, "quantization.group_size=32; ModelOpt supports 16"),
         ({"quantization": ["FP8"]}, "needs an object"),

@@ -1,8 +1,9 @@
-"""AMD Quark: 8-bit integers or floats with a scale per tensor or row, and MXFP4.
+"""AMD Quark: 8-bit integers or floats with a scale per tensor or row, MXFP4 and MXFP6.
 
     int8       weight int8 [out, in]              weight_scale [out] or [1]    weight_zero_point int8 [out] or [1]
     fp8_e4m3   weight float8 [out, in]            weight_scale [out] or [1]
     fp4        weight uint8 [out, in / 2]         weight_scale uint8 (exponents of two) [out, in / 32]
+    fp6_e3m2, fp6_e2m3   weight uint8 [out, in · 3 / 4]   weight_scale as for fp4
 
 A module has the config of the first pattern of `layer_quant_config` that matches its path, and else `global_quant_config`.
 Modules in `exclude` are plain.
@@ -28,8 +29,19 @@ READING = "quark 1"
 
 METHOD = "Quark"
 MX_GROUP = 32
-SCHEMES = {"int8": ("per_tensor", "per_channel"), "fp8_e4m3": ("per_tensor", "per_channel"), "fp4": ("per_group",)}
+SCHEMES = {
+    "int8": ("per_tensor", "per_channel"),
+    "fp8_e4m3": ("per_tensor", "per_channel"),
+    "fp4": ("per_group",),
+    "fp6_e3m2": ("per_group",),
+    "fp6_e2m3": ("per_group",),
+}
 """Types of weights, and how their scales may be arranged."""
+MX_READERS = {
+    "fp4": FloatReader(bits=4, block=(1, MX_GROUP), scale_type="e8m0"),
+    "fp6_e3m2": FloatReader(bits=6, mantissa=2, block=(1, MX_GROUP), scale_type="e8m0"),
+    "fp6_e2m3": FloatReader(bits=6, mantissa=3, block=(1, MX_GROUP), scale_type="e8m0"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +80,7 @@ class Quark(FormatMethod):
         if scheme.type == "fp8_e4m3":
             return FloatReader()
         check_whole_groups(module, columns_of(layer), MX_GROUP, METHOD)
-        return FloatReader(bits=4, block=(1, MX_GROUP), scale_type="e8m0")
+        return MX_READERS[scheme.type]
 
 
 def _scheme(config: QuantConfig) -> Scheme | None:
@@ -80,7 +92,7 @@ def _scheme(config: QuantConfig) -> Scheme | None:
         return None
     kind = weight.one_of("dtype", tuple(SCHEMES))
     arranged = weight.one_of("qscheme", SCHEMES[kind])
-    if kind == "fp4":
+    if kind in MX_READERS:
         weight.one_of("group_size", (MX_GROUP,))
         weight.one_of("scale_format", ("e8m0",), "e8m0")
     return Scheme(kind, arranged == "per_tensor", weight.flag("symmetric", True) if kind == "int8" else True)

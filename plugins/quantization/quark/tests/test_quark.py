@@ -20,12 +20,25 @@ from pegboard.ops.blocks import BlockWeight
 from pegboard.ops.float_codes import CodeWeight
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_quantization import QuantizationContract, load_pieces, stored_pieces
+from pegboard_testing.layouts import bit_stream
 from pegboard_weights.small_floats import FloatReader
 
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 INT8 = {"dtype": "int8", "qscheme": "per_channel", "symmetric": True, "ch_axis": 0, "is_dynamic": False}
 FP8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
 MXFP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
+
+
+def fp6(exponent_bits: int) -> np.ndarray:
+    """Return what the 64 codes of FP6 stand for: a sign, an exponent and a mantissa, without infinities."""
+    size = 1 << (5 - exponent_bits)
+    bias = (1 << (exponent_bits - 1)) - 1
+    found = []
+    for code in range(64):
+        exponent, mantissa = code >> (5 - exponent_bits) & ((1 << exponent_bits) - 1), code % size
+        value = mantissa / size * 2.0 ** (1 - bias) if exponent == 0 else (1 + mantissa / size) * 2.0 ** (exponent - bias)
+        found.append(-value if code & 32 else value)
+    return np.array(found, np.float32)
 
 
 def test_contract() -> None:
@@ -51,6 +64,13 @@ class TestInt8(QuantizationContract):
 
     def tensors(self, values: np.ndarray, rng: np.random.Generator) -> tuple[dict[str, Tensor], np.ndarray]:
         rows, columns = values.shape
+        if self.weight["dtype"].startswith("fp6"):
+            codes = rng.integers(0, 64, (rows, columns))
+            exponents = rng.integers(120, 130, (rows, columns // 32)).astype(np.uint8)
+            stream = bit_stream(codes.T, 6).T.contiguous().view(torch.uint8)
+            values = fp6(3 if self.weight["dtype"] == "fp6_e3m2" else 2)[codes]
+            tensors = {"weight": stream, "weight_scale": torch.from_numpy(exponents)}
+            return tensors, values * (2.0 ** (exponents.astype(np.float32) - 127)).repeat(32, 1)
         if self.weight["dtype"] == "fp4":
             codes = rng.integers(0, 16, (rows, columns))
             exponents = rng.integers(120, 130, (rows, columns // 32)).astype(np.uint8)
@@ -79,6 +99,14 @@ class TestFloat8(TestInt8):
 
 class TestMXFP4(TestInt8):
     weight = MXFP4
+
+
+class TestMXFP6(TestInt8):
+    weight = {**MXFP4, "dtype": "fp6_e3m2"}
+
+
+class TestMXFP6WithThreeBitsOfMantissa(TestInt8):
+    weight = {**MXFP4, "dtype": "fp6_e2m3"}
 
 
 def load(contract: TestInt8, tensors: dict[str, Tensor], rows: int, columns: int) -> Any:
