@@ -143,15 +143,21 @@ INLINE uint16_t to_half(float x) { /* round to nearest even; overflow gives infi
 #endif
 }
 
+/* The same for a vector of halves in 32-bit integers. */
+INLINE vfloat halves_to_floats(vint halves) {
+    vint sign = (halves & 0x8000) << 16, magnitude = (halves & 0x7fff) << 13;
+    vint normal = magnitude + (112 << 23) + ((magnitude >= 31 << 23) & 112 << 23); /* twice for infinity and NaN */
+    vfloat denormal = (vfloat)(magnitude + (113 << 23)) - 0x1p-14f;
+    return (vfloat)((vint)choose(magnitude < 1 << 23, denormal, (vfloat)normal) | sign);
+}
+
 INLINE vfloat load_half(const uint16_t *p) {
 #if defined(__AVX512F__)
     return (vfloat)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 #elif defined(__F16C__) && LANES == 8
     return (vfloat)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 #else
-    vfloat x;
-    for (int i = 0; i < LANES; i++) x[i] = half_to_float(p[i]);
-    return x;
+    return halves_to_floats(__builtin_convertvector(*(const vhalf *)p, vint));
 #endif
 }
 
@@ -172,13 +178,24 @@ INLINE uint16_t to_bfloat16(float x) { /* round to nearest even; a NaN stays a N
     return (uint16_t)((u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16);
 }
 
+INLINE vint load_bytes(const void *p) { /* signed, for levels without an instruction for it */
+#if LANES == 4 && defined(__SSE2__)
+    int32_t bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    __m128i pairs = _mm_unpacklo_epi8(_mm_setzero_si128(), _mm_cvtsi32_si128(bytes));
+    return (vint)_mm_srai_epi32(_mm_unpacklo_epi16(_mm_setzero_si128(), pairs), 24);
+#else
+    return __builtin_convertvector(*(const vbyte *)p, vint);
+#endif
+}
+
 INLINE vfloat load_int8(const int8_t *p) {
 #if LANES == 16
     return (vfloat)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 #elif LANES == 8
     return (vfloat)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 #else
-    return __builtin_convertvector(*(const vbyte *)p, vfloat);
+    return __builtin_convertvector(load_bytes(p), vfloat);
 #endif
 }
 
@@ -198,9 +215,7 @@ INLINE vfloat load_e4m3(const uint8_t *p) { /* divided by E4M3_UNIT */
     __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7);
     return (vfloat)_mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16((short)0xbf80)));
 #else
-    vfloat x;
-    for (int i = 0; i < LANES; i++) x[i] = half_to_float(e4m3_to_half(p[i]));
-    return x;
+    return halves_to_floats(load_bytes(p) << 7 & 0xbf80);
 #endif
 }
 
@@ -210,9 +225,7 @@ INLINE vfloat load_e5m2(const uint8_t *p) {
 #elif defined(__F16C__) && LANES == 8
     return (vfloat)_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)p)), 8));
 #else
-    vfloat x;
-    for (int i = 0; i < LANES; i++) x[i] = half_to_float((uint16_t)(p[i] << 8));
-    return x;
+    return halves_to_floats(load_bytes(p) << 8 & 0xff00);
 #endif
 }
 
