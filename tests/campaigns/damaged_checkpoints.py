@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+TOKENIZERS = ("llama", "t5", "bert", "rwkv")
 KINDS = ("config", "tokenizer", "template", "safetensors", "gguf")
 LIMIT_S = 10.0
 START_S = 120.0
@@ -148,22 +149,28 @@ def write_healthy(directory: Path) -> None:
         (directory / name).write_text(json.dumps(content))
 
 
-def write_gguf(path: Path, changes: Mapping[str, Any] | None = None, stored: str = "F32") -> None:
+def write_gguf(path: Path, changes: Mapping[str, Any] | None = None, stored: str = "F32", arch: str = "llama") -> None:
     """Write a GGUF file. changes: metadata values by the last part of their key; a text is written where a text belongs. stored:
-    the type of the matrices that can have it."""
+    the type of the matrices that can have it. arch: one whose layers have the tensors of Llama's."""
     import gguf
     import numpy as np
 
     told = changes or {}
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, arch)
     for key, value in {"block_count": LAYERS, "context_length": 128, "embedding_length": HIDDEN, "feed_forward_length": INNER,
                        "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS}.items():  # fmt: skip
-        writer.add_uint32(f"llama.{key}", told.get(key.rpartition(".")[2], value))
-    writer.add_float32("llama.attention.layer_norm_rms_epsilon", told.get("layer_norm_rms_epsilon", 1e-5))
-    writer.add_float32("llama.rope.freq_base", told.get("freq_base", 10000.0))
+        writer.add_uint32(f"{arch}.{key}", told.get(key.rpartition(".")[2], value))
+    for key, value in {"attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0}.items():
+        writer.add_float32(f"{arch}.{key}", told.get(key.rpartition(".")[2], value))
     if "factor" in told:
-        writer.add_string("llama.rope.scaling.type", "linear")
-        writer.add_float32("llama.rope.scaling.factor", told["factor"])
+        writer.add_string(f"{arch}.rope.scaling.type", "linear")
+        writer.add_float32(f"{arch}.rope.scaling.factor", told["factor"])
+    if arch != "llama":
+        for key, value in {"attention.layer_norm_epsilon": 1e-5, "attention.scale": 0.3, "logit_scale": 0.5}.items():
+            writer.add_float32(f"{arch}.{key}", told.get(key.rpartition(".")[2], value))
+        for key, value in {"attention.sliding_window": 16, "attention.key_length": HIDDEN // HEADS,
+                           "rope.dimension_count": HIDDEN // HEADS}.items():  # fmt: skip
+            writer.add_uint32(f"{arch}.{key}", told.get(key.rpartition(".")[2], value))
     writer.add_string("tokenizer.ggml.model", told.get("model", "gpt2"))
     writer.add_string("tokenizer.ggml.pre", told.get("pre", "gpt-2"))
     writer.add_array("tokenizer.ggml.tokens", [*byte_alphabet(), "<s>", "</s>", "th", "he", "in", "er"])
@@ -254,15 +261,18 @@ def mutate_template(text: str, draw: random.Random) -> str:
 def gguf_changes(draw: random.Random) -> dict[str, Any]:
     """Return hostile metadata for `write_gguf`."""
     numbers = ("block_count", "context_length", "embedding_length", "feed_forward_length", "head_count", "head_count_kv",
-               "bos_token_id", "eos_token_id")  # fmt: skip
-    fractions, texts = ("layer_norm_rms_epsilon", "freq_base", "factor"), ("model", "pre", "chat_template")
+               "bos_token_id", "eos_token_id", "sliding_window", "key_length", "dimension_count")  # fmt: skip
+    fractions = ("layer_norm_rms_epsilon", "layer_norm_epsilon", "freq_base", "factor", "scale", "logit_scale")
+    texts = ("model", "pre", "chat_template")
     changes: dict[str, Any] = {}
     for _ in range(draw.choice((1, 1, 2))):
         match draw.randrange(5):
             case 0:
                 changes[draw.choice(fractions)] = draw.choice((-1.0, 0.0, 1e-30, 1e30, float("nan"), float("inf"), 0.5))
             case 1:
-                changes[draw.choice(texts)] = draw.choice(("", "llama", "\0", "x" * 5000, mutate_template(TEMPLATE, draw)))
+                changes[draw.choice(texts)] = draw.choice(
+                    ("", "llama", "t5", "bert", "rwkv", "\0", "x" * 5000, mutate_template(TEMPLATE, draw))
+                )
             case 2:
                 changes["merges"] = draw.choice((["t"], [""], ["a b c"], ["x y"] * 3, ["\0 \0"]))
             case _:
@@ -281,7 +291,8 @@ def mutate(kind: str, healthy: Path, target: Path, draw: random.Random) -> Path:
     if kind == "gguf":
         target.mkdir()
         if draw.random() < 0.5:
-            write_gguf(target / "model.gguf", gguf_changes(draw))
+            arch = draw.choice(("llama", "llama", "granite", "cohere2", "smollm3"))
+            write_gguf(target / "model.gguf", gguf_changes(draw), draw.choice(("F32", "Q8_0", "MXFP4")), arch)
             return target / "model.gguf"
         data = (healthy / "model.gguf").read_bytes()
         (target / "model.gguf").write_bytes(mutate_bytes(data, draw, head=6000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,53 @@ class TestQ4(TestQ8):
 
 class TestQ5(TestQ8):
     ggml_type = "Q5_0"
+
+
+class TestMXFP4(TestQ8):
+    ggml_type = "MXFP4"
+
+
+class TestTQ2(TestQ8):
+    ggml_type = "TQ2_0"
+    block = 256
+
+
+class TestIQ3(TestQ8):
+    """Random blocks, because the package does not quantize to this type. scales: where the blocks have scales in float16."""
+
+    ggml_type = "IQ3_XXS"
+    block = 256
+    scales = (0,)
+
+    def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
+        kind: Any = gguf.GGMLQuantizationType[self.ggml_type]
+        block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        random = np.random.default_rng(zlib.crc32(values.numpy().tobytes()))
+        blocks = random.integers(0, 256, (values.numel() // block_size, block_bytes), dtype=np.uint8)
+        for at in self.scales:
+            blocks[:, at : at + 2] = np.full((len(blocks), 1), 0.01, np.float16).view(np.uint8)
+        true = torch.from_numpy(gguf.quants.dequantize(blocks, kind)).view(values.shape).to(getattr(torch, dtype)).float()
+        return [WeightPiece(part.name, self.ggml_type, tuple(values.shape), memoryview(blocks.tobytes()))], true
+
+
+class TestQ2K(TestIQ3):
+    ggml_type = "Q2_K"
+    scales = (80, 82)
+
+
+class TestQ3K(TestIQ3):
+    ggml_type = "Q3_K"
+    scales = (108,)
+
+
+class TestQ4K(TestIQ3):
+    ggml_type = "Q4_K"
+    scales = (0, 2)
+
+
+class TestQ6K(TestIQ3):
+    ggml_type = "Q6_K"
+    scales = (208,)
 
 
 class TestFloat(TestQ8):
