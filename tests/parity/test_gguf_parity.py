@@ -109,6 +109,17 @@ CASES = {
     "bitnet": Case("bitnet", {"tie_word_embeddings": True}),
     "llama with experts": Case("mixtral", {"num_local_experts": 4}, {"rms_norm_eps": RMS, "num_local_experts": "expert_count",
                                "num_experts_per_tok": "expert_used_count"}, permuted=True),
+    "qwen2moe": Case(
+        "qwen2_moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+        {
+            "rms_norm_eps": RMS,
+            "num_experts": "expert_count",
+            "num_experts_per_tok": "expert_used_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+            "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+        },
+    ),
     "qwen3moe": Case("qwen3_moe", {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
                      "norm_topk_prob": True},
                      {"rms_norm_eps": RMS, "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
@@ -116,13 +127,15 @@ CASES = {
 }  # fmt: skip
 NAMES = {".attn_sub_norm.": ".inner_attn_ln.", ".ffn_sub_norm.": ".ffn_layernorm."}
 """Names in transformers that the package knows by the names of another program."""
-SAME_TABLE = {"internlm2", "xverse", "exaone", "minicpm", "qwen2moe"}
+SAME_TABLE = {"internlm2", "xverse", "exaone", "minicpm"}
 """Architectures without a case: transformers has no model of this name, or the table is that of another one."""
 
 
 def stored_order(name: str, values: np.ndarray, case: Case, heads: tuple[int, int]) -> np.ndarray:
     """Returns the values as the converter of the architecture stores them."""
     count, kv_count = heads
+    if name.endswith("shared_expert_gate.weight"):
+        return values.squeeze()
     if case.norm_offset and name.endswith("norm.weight"):
         return values + np.float32(case.norm_offset)
     if case.permuted and ".q_proj." in name or case.permuted and ".k_proj." in name:
