@@ -6,6 +6,8 @@
     float-quantized  weight float8 [out, in]   weight_scale [out, groups], [out / 128, in / 128], [out, 1] or [1]
     nvfp4-pack-quantized   weight_packed uint8 [out, in / 2]   weight_scale float8 [out, in / 16]   weight_global_scale [1]
     mxfp4-pack-quantized   weight_packed uint8 [out, in / 2]   weight_scale uint8 (exponents) [out, in / 32]
+    mxfp6-pack-quantized   weight_packed uint8 [out, in · 3 / 4] (E2M3)   weight_scale as for mxfp4
+    mxfp8-quantized  weight float8 [out, in]   weight_scale as for mxfp4
     marlin-24        weight_packed, meta, scale_packed: see `pegboard_weights.marlin_24`
 
 Floats are multiplied with their scale, which weight_global_scale divides. Integers mean
@@ -148,6 +150,14 @@ def _mxfp4(scheme: Scheme) -> FloatReader:
     return FloatReader(bits=4, block=(1, scheme.group_size), weight=("weight_packed",), scale_type="e8m0")
 
 
+def _mxfp6(scheme: Scheme) -> FloatReader:
+    return FloatReader(bits=6, mantissa=3, block=(1, scheme.group_size), weight=("weight_packed",), scale_type="e8m0")
+
+
+def _mxfp8(scheme: Scheme) -> FloatReader:
+    return FloatReader(block=(1, scheme.group_size), scale_type="e8m0")
+
+
 def _marlin_24(scheme: Scheme) -> Marlin24Reader:
     size = scheme.group_size if scheme.strategy in HAVE_GROUPS else -1
     return Marlin24Reader(scheme.bits, size, ("weight_packed", "meta", "scale_packed"))
@@ -173,5 +183,7 @@ FORMATS: Mapping[tuple[str, str], Format] = {
     ("naive-quantized", "float"): _FLOAT8,
     ("nvfp4-pack-quantized", "float"): Format(_nvfp4, (4,), ("tensor_group",)),
     ("mxfp4-pack-quantized", "float"): Format(_mxfp4, (4,), ("group",)),
+    ("mxfp6-pack-quantized", "float"): Format(_mxfp6, (6,), ("group",)),
+    ("mxfp8-quantized", "float"): Format(_mxfp8, (8,), ("group",)),
 }
 """By format and type of the weights."""

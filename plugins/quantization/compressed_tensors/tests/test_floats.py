@@ -16,8 +16,7 @@ from pegboard.interfaces.quantization import Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import WeightPiece
 from pegboard.ops.float_codes import CodeWeight
 from pegboard_testing.contract_quantization import QuantizationContract, load_pieces, stored_pieces
-
-FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+from pegboard_testing.layouts import FP4, bit_stream, nibble_pairs
 
 
 class TestFloat8(QuantizationContract):
@@ -70,8 +69,7 @@ class TestNVFP4(TestFloat8):
     def tensors(self, values: np.ndarray, rng: np.random.Generator) -> tuple[dict[str, Tensor], np.ndarray]:
         rows, columns = values.shape
         codes = rng.integers(0, 16, (rows, columns))
-        packed = (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)
-        tensors = {"weight_packed": torch.from_numpy(packed)}
+        tensors = {"weight_packed": nibble_pairs(codes)}
         if self.format.startswith("mx"):
             exponents = rng.integers(120, 130, (rows, columns // 32)).astype(np.uint8)
             wide = 2.0 ** (exponents.astype(np.float32) - 127)
@@ -85,6 +83,30 @@ class TestNVFP4(TestFloat8):
 class TestMXFP4(TestNVFP4):
     format = "mxfp4-pack-quantized"
     weights = {"num_bits": 4, "strategy": "group", "group_size": 32}
+
+
+class TestMXFP6(TestMXFP4):
+    format = "mxfp6-pack-quantized"
+    weights = {"num_bits": 6, "strategy": "group", "group_size": 32}
+
+    def tensors(self, values: np.ndarray, rng: np.random.Generator) -> tuple[dict[str, Tensor], np.ndarray]:
+        codes, exponents = rng.integers(0, 64, values.shape), rng.integers(120, 130, (len(values), values.shape[1] // 32))
+        positive = [m / 8 for m in range(8)] + [(1 + m / 8) * 2.0**e for e in range(3) for m in range(8)]
+        table = np.array(positive + [-value for value in positive], np.float32)
+        stream = bit_stream(codes.T, 6).T.contiguous().view(torch.uint8)
+        tensors = {"weight_packed": stream, "weight_scale": torch.from_numpy(exponents.astype(np.uint8))}
+        return tensors, table[codes] * (2.0 ** (exponents - 127)).astype(np.float32).repeat(32, 1)
+
+
+class TestMXFP8(TestFloat8):
+    format = "mxfp8-quantized"
+    weights = {"num_bits": 8, "strategy": "group", "group_size": 32}
+
+    def tensors(self, values: np.ndarray, rng: np.random.Generator) -> tuple[dict[str, Tensor], np.ndarray]:
+        codes = torch.from_numpy(values).to(torch.float8_e4m3fn)
+        exponents = rng.integers(120, 130, (len(values), values.shape[1] // 32))
+        wide = (2.0 ** (exponents - 127)).astype(np.float32).repeat(32, 1)
+        return {"weight": codes, "weight_scale": torch.from_numpy(exponents.astype(np.uint8))}, codes.float().numpy() * wide
 
 
 class TestFloat8Blocks(TestFloat8):

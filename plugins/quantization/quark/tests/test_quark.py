@@ -20,10 +20,9 @@ from pegboard.ops.blocks import BlockWeight
 from pegboard.ops.float_codes import CodeWeight
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_quantization import QuantizationContract, load_pieces, stored_pieces
-from pegboard_testing.layouts import bit_stream
+from pegboard_testing.layouts import FP4, bit_stream, nibble_pairs
 from pegboard_weights.small_floats import FloatReader
 
-FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 INT8 = {"dtype": "int8", "qscheme": "per_channel", "symmetric": True, "ch_axis": 0, "is_dynamic": False}
 FP8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
 MXFP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
@@ -74,8 +73,7 @@ class TestInt8(QuantizationContract):
         if self.weight["dtype"] == "fp4":
             codes = rng.integers(0, 16, (rows, columns))
             exponents = rng.integers(120, 130, (rows, columns // 32)).astype(np.uint8)
-            packed = (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)
-            tensors = {"weight": torch.from_numpy(packed), "weight_scale": torch.from_numpy(exponents)}
+            tensors = {"weight": nibble_pairs(codes), "weight_scale": torch.from_numpy(exponents)}
             return tensors, FP4[codes] * (2.0 ** (exponents.astype(np.float32) - 127)).repeat(32, 1)
         size = rows if self.weight["qscheme"] == "per_channel" else 1
         scale = rng.random(size).astype(np.float32)
