@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.attention import AttentionLayer
+from pegboard.interfaces.attention import AttentionLayer, KVCacheSpec, KVTensor
 from pegboard.interfaces.weight_loader import WeightPiece
 from pegboard.layers.attention import Attention
+from pegboard.worker import memory
+from pegboard.worker.attention_groups import AttentionGroups
 from pegboard_testing.fake_build import fake_build
+from pegboard_testing.fake_limits import fake_limits
 
 PATH = "model.layers.0.self_attn"
 
@@ -95,3 +99,53 @@ def test_bytes_in_place_of_a_scale_are_refused() -> None:
 def test_a_scale_alone_is_refused(name: str) -> None:
     with pytest.raises(ModelError, match=f"has {PATH}.{name}, but needs scales for keys and values"):
         load(attention(torch.ones(2, 4)), {name: torch.tensor(1.0)})
+
+
+def groups_of(layer: AttentionLayer) -> AttentionGroups:
+    groups = object.__new__(AttentionGroups)
+    groups.layers, groups.entries = {0: layer}, {}
+    return groups
+
+
+def test_calculated_scales_are_set_before_the_layer_stores() -> None:
+    """The largest key becomes 200, and the largest value 100."""
+    scales, seen = torch.ones(2, 4), []
+    layer = AttentionLayer(
+        layer_index=0, num_heads=8, num_kv_heads=4, head_dim=16, scale=1.0, k_scale=scales[0], v_scale=scales[1]
+    )
+    call = groups_of(layer).setting_scales({0: lambda q, k, v: seen.append(scales.clone())})[0]
+    keys, values = torch.zeros(3, 4, 16), torch.zeros(3, 4, 16)
+    keys[1, 2, 3], values[2, 0, 1] = -500.0, 7.0
+    call(None, keys, values)
+    assert seen[0].tolist() == [[2.5] * 4, [torch.tensor(0.07).item()] * 4]
+    call(None, None, None)
+    assert torch.equal(seen[1], seen[0]), "a layer that stores nothing changes nothing"
+    call(None, torch.zeros_like(keys), values)
+    assert scales[0].tolist() == [1.0] * 4, "a scale is never 0"
+
+
+def test_the_layout_names_the_scales() -> None:
+    def layout(k: float, v: float) -> str:
+        scales = torch.tensor([[k] * 4, [v] * 4])
+        layer = AttentionLayer(
+            layer_index=0, num_heads=8, num_kv_heads=4, head_dim=16, scale=1.0, k_scale=scales[0], v_scale=scales[1]
+        )
+        return groups_of(layer).layout()
+
+    assert len({layout(1, 1), layout(1, 2), layout(2, 1), layout(1, 1)}) == 3
+    plain = AttentionLayer(layer_index=0, num_heads=8, num_kv_heads=4, head_dim=16, scale=1.0)
+    assert "scales" not in groups_of(plain).layout()
+
+
+@pytest.mark.parametrize(("max_model_len", "num_blocks"), [(1, 1), (40, 3), (4096, 32)])
+def test_the_random_prompt_has_its_own_blocks_in_every_group(max_model_len: int, num_blocks: int) -> None:
+    def spec(dim: int) -> KVCacheSpec:
+        return KVCacheSpec(tensors=(KVTensor("k", (1, dim), "float32"),))
+
+    limits = fake_limits(max_model_len=max_model_len, max_num_batched_tokens=2048, block_size=16, vocab_size=50)
+    plan, batch = memory.random_prompt({0: spec(8), 1: spec(16)}, limits)
+    [request] = batch.new
+    blocks = np.concatenate(request.block_ids)
+    assert plan.num_blocks == len(blocks) == 2 * num_blocks and sorted(blocks) == list(range(len(blocks)))
+    assert len(request.token_ids) == min(max_model_len, 512) and request.token_ids.max() < 50
+    assert np.array_equal(request.token_ids, memory.random_prompt({0: spec(8)}, limits)[1].new[0].token_ids)
