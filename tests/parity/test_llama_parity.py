@@ -51,6 +51,11 @@ def test_architecture(write: Any, check_parity: Any, name: str) -> None:
     check_parity(write(model_type, **config))
 
 
+def test_a_prompt_whose_last_step_is_one_token(write: Any, check_parity: Any) -> None:
+    """16 of its 17 tokens are computed in a step that reports nothing, although all logprobs of the prompt are then known."""
+    check_parity(write("llama"), lengths=(17,))
+
+
 @pytest.mark.parametrize("name", ROPE)
 def test_rope_scaling(write: Any, check_parity: Any, name: str) -> None:
     check_parity(write("llama", rope_parameters={"rope_theta": 500.0, **ROPE[name]}))

@@ -38,20 +38,21 @@ class PromptScores:
         self.parts.pop(row, None)
 
     def collect(self, batch: Batch, inputs: StepInputs, hidden: Tensor) -> dict[int, Logprobs]:
-        """Score this step's prompt positions (hidden [T, size]). Returns the rows that are now complete."""
+        """Score this step's prompt positions (hidden [T, size]). Returns the rows whose prompt ends in this step, with which the
+        first token is reported. The last position of a prompt is not scored, so that step may score nothing."""
         finished: dict[int, Logprobs] = {}
         for index, row in enumerate(batch.rows.tolist()):
             if row not in self.wanted:
                 continue
             start, num_prompt = int(inputs.starts[index]), int(self.state.num_prompt_tokens[row])
-            first = int(inputs.query_start_loc[index])
-            count = min(int(batch.num_scheduled_tokens[index]), num_prompt - 1 - start)
+            first, num_scheduled = int(inputs.query_start_loc[index]), int(batch.num_scheduled_tokens[index])
+            count = min(num_scheduled, num_prompt - 1 - start)
             for offset in range(0, count, CHUNK):
                 stop = min(offset + CHUNK, count)
                 targets = self.state.token_ids[row, start + offset + 1 : start + stop + 1]
                 scores = self.logits(hidden[first + offset : first + stop])
                 self.parts[row].append(self.sampler.score(scores, torch.from_numpy(targets).long(), self.wanted[row]))
-            if start + count >= num_prompt - 1:
+            if start + num_scheduled >= num_prompt:
                 finished[row] = Logprobs.concat(self.parts[row])
                 self.remove(row)
         return finished

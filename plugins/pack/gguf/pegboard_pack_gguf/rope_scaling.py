@@ -50,7 +50,13 @@ def rope_config(header: GGUFHeader, metadata: Metadata, head_dim: int, is_partly
     elif kind == "yarn":
         original = metadata.count("rope.scaling.original_context_length", context)
         factor = metadata.number("rope.scaling.factor")
-        config["rope_scaling"] = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        found = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        for name in ("beta_fast", "beta_slow"):
+            if metadata.has(f"rope.scaling.yarn_{name}"):
+                found[name] = metadata.number(f"rope.scaling.yarn_{name}")
+        if metadata.has("rope.scaling.attn_factor"):  # of the usual factor, which grows with the length
+            found["attention_factor"] = metadata.number("rope.scaling.attn_factor") * (0.1 * math.log(factor) + 1)
+        config["rope_scaling"] = found
     elif kind not in (None, "none"):
         raise metadata.fail("rope.scaling.type", f"is {kind!r}; supported are none, linear, yarn, longrope and llama3 divisors")
     return config

@@ -175,6 +175,12 @@ def test_rope_scaling_from_the_file(write_gguf) -> None:
     assert "rope_freqs.weight" not in describe(path).tensors
     linear = describe(write_gguf(metadata={"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}))
     assert linear.config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
+    expected = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    assert describe(write_gguf(metadata=yarn)).config["rope_scaling"] == expected
+    yarn |= {"rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.attn_factor": 2.0}
+    expected |= {"beta_fast": 16.0, "attention_factor": 2 * (0.1 * np.log(4) + 1)}
+    assert describe(write_gguf(metadata=yarn)).config["rope_scaling"] == expected
     with pytest.raises(ModelError, match="rope.scaling.type is 'magic'"):
         describe(write_gguf(metadata={"rope.scaling.type": "magic"}))
 
