@@ -33,9 +33,8 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 @dataclass(frozen=True)
 class Case:
     """A model. config: of transformers. metadata: GGUF keys beyond those that all models have, by attribute of the config.
-    permuted: the converter permutes Q and K. norm_offset: it adds this to norm weights. by_head: it takes Q, K and V of the heads
-    apart. transposed: it transposes all matrices but the embeddings. names: of tensors that the package's table of the
-    architecture lacks."""
+    rotated: the part of each head that is. permuted: the converter permutes Q and K. norm_offset: it adds this to norm weights.
+    by_head: it takes Q, K and V of the heads apart. transposed: it transposes all matrices but the embeddings."""
 
     model_type: str
     config: Mapping[str, Any] = field(default_factory=dict)

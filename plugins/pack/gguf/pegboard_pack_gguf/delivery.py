@@ -31,7 +31,7 @@ def changed(piece: WeightPiece, change: Change, config: Mapping[str, Any]) -> We
 
 
 def _rows(name: str, count: int, *shape: int) -> np.ndarray:
-    """Returns the numbers 0…count - 1 in this shape (-1 = what is left); by_head adds a dimension for what is left."""
+    """Returns the numbers 0…count - 1 in this shape. -1 = what is left, which is the last dimension if none is -1."""
     shape = shape if -1 in shape else (*shape, -1)
     known = int(np.prod([size for size in shape if size > 0]))
     if count % known:
