@@ -332,4 +332,4 @@ def test_the_page_shows_the_table() -> None:
 def test_the_table_has_every_kind() -> None:
     """Kinds whose code runs in a server, and hooks. Model families are data, commands are not servers, and nothing asks resolvers
     yet."""
-    assert {kind for kind, _ in ROWS} == set(KINDS) - {"model_family", "command", "lora_resolver"} | {"hooks"}
+    assert {kind for kind, _ in ROWS} == set(KINDS) - {"model_family", "command"} | {"hooks"}

@@ -7,5 +7,6 @@ from pegboard.interfaces.command import CommandSpec
 CHECK = CommandSpec(api="1.0", implementation="pegboard_doctor.check:Check")
 COLLECT_ENV = CommandSpec(api="1.0", implementation="pegboard_doctor.collect_env:CollectEnv")
 DOCTOR = CommandSpec(api="1.0", implementation="pegboard_doctor.doctor:Doctor")
+HELP = CommandSpec(api="1.0", implementation="pegboard_doctor.help:Help")
 SHOW = CommandSpec(api="1.0", implementation="pegboard_doctor.explain:Show")
 WHY = CommandSpec(api="1.0", implementation="pegboard_doctor.explain:Why")

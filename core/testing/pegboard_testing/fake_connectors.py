@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 
 from pegboard.data.batch import Batch, TransferReport
-from pegboard.data.request import AdapterRef
 from pegboard.engine.kv.rules import make_rule
 from pegboard.interfaces.attention import KVGroup, KVView
 from pegboard.interfaces.kv_connector import BlockView, KVConnectorSetup, Match, Release
@@ -182,15 +181,3 @@ class FakeKVConnectorWorker:
     def close(self) -> None:
         self._loads.clear()
         self._saves.clear()
-
-
-class FakeLoRAResolver:
-    """A LoRA resolver that knows the given adapters by name. It counts the lookups."""
-
-    def __init__(self, adapters: Sequence[AdapterRef]) -> None:
-        self._adapters = {adapter.name: adapter for adapter in adapters}
-        self.num_asked = 0
-
-    async def resolve(self, name: str) -> AdapterRef | None:
-        self.num_asked += 1
-        return self._adapters.get(name)

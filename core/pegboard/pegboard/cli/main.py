@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 OWN = {
     "plugins": "list the installed plugins",
-    "help": "explain a command, a setting, a kind of plugin or the options of a plugin",
 }
 """Core's own commands → their line in the list of commands. All other commands are plugins of the kind `command`."""
 
@@ -53,8 +52,6 @@ def _dispatch(words: list[str]) -> int:
     if command in ("-h", "--help"):
         print(overview())
         return 0 if words else 2
-    if command == "help":
-        return _explain(words[1:])
     if command == "plugins":
         from pegboard.plugins.defaults import provider
 
@@ -128,53 +125,6 @@ def _list_plugins(words: Sequence[str]) -> int:
     for cells in table:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())
     return 0
-
-
-def _explain(words: Sequence[str]) -> int:
-    """Run `pegboard help [what]`: explain a command, a setting, a kind of plugin, or with `kind.name` the options of a plugin.
-    Raises UsageError."""
-    from pegboard.errors import UsageError
-    from pegboard.interfaces import KINDS
-
-    if len(words) > 1:
-        raise UsageError(f"pegboard help explains one thing at a time, got {len(words)}")
-    what = words[0] if words else "--help"
-    if what in ("-h", "--help", "help"):
-        print(overview())
-    elif what in commands():
-        return _dispatch([what, "--help"])
-    elif (kind := what.replace("-", "_")) in KINDS:
-        print(f"{kind}: {KINDS[kind].summary}. Options of one: pegboard help {kind}.NAME\n")
-        return _dispatch(["plugins", "list", "--kind", kind])
-    else:
-        print(_options_help(what) if "." in what else _setting_help(what))
-    return 0
-
-
-def _options_help(address: str) -> str:
-    from pegboard.config.sources import plugin_config
-    from pegboard.plugins.options import schema_text
-    from pegboard.plugins.policy import option_key
-    from pegboard.plugins.registry import Registry
-
-    kind, name = option_key(address)
-    return schema_text(Registry.discover(plugin_config()).find(kind.replace("-", "_"), name))
-
-
-def _setting_help(word: str) -> str:
-    from pegboard.config.schema import all_settings
-    from pegboard.errors import UsageError, did_you_mean
-    from pegboard.interfaces import KINDS
-
-    name = word.lstrip("-").replace("-", "_")
-    known = all_settings()
-    if name not in known:
-        near = did_you_mean(name, [*known, *commands(), *KINDS])
-        raise UsageError(f"nothing is called {word!r}{near}; expected a command, a setting, a kind or kind.name of a plugin")
-    setting = known[name]
-    shown = setting.type.__name__ if isinstance(setting.type, type) else str(setting.type).replace("typing.", "")
-    flag = f"--{'plugins-' if setting.section == 'plugins' else ''}{name.replace('_', '-')}"
-    return f"{flag} ({setting.section})\n  {setting.help}\n  type {shown}, default {setting.default!r}"
 
 
 def _run_plugin(word: str, words: list[str]) -> int:

@@ -130,7 +130,8 @@ class Engine:
         with self._dying():
             most = 1 if self._drains else self.limits.max_in_flight
             while len(self._in_flight) < most and (batch := self._schedule()):
-                self._in_flight.append((batch, self._submit(batch)))
+                future = expect(self._executor.submit(batch), StepFuture, self._executor, "submit")
+                self._in_flight.append((batch, future))
             if self._in_flight:
                 self._finish_oldest()
             elif not self._queues.deltas:
@@ -143,10 +144,6 @@ class Engine:
         self._drains = False
         with self._metrics.timed("schedule"):
             return self._scheduler.schedule()
-
-    def _submit(self, batch: Batch) -> StepFuture:
-        future: StepFuture = expect(self._executor.submit(batch), StepFuture, self._executor, "submit")
-        return future
 
     def _load_adapter(self, slot: int, adapter: AdapterRef) -> bool:
         """Copy an adapter into a slot. Return False and do nothing while steps are in flight; no step starts before they have

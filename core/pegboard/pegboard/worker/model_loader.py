@@ -7,12 +7,13 @@ finished weights plus one layer.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
+from tqdm import tqdm
 
 from pegboard.errors import ModelError, expect
-from pegboard.interfaces.weight_loader import Checkpoint, WantedWeight, WeightLoader, WeightPiece
+from pegboard.interfaces.weight_loader import Checkpoint, WantedWeight, WeightLoader
 from pegboard.layers import Layer, Linear
 from pegboard.log import get_logger
 
@@ -45,7 +46,8 @@ def load_weights(layers: Iterable[Layer], loader: WeightLoader, checkpoint: Chec
     if unused:
         log.debug("%d tensors of the checkpoint are not used: %s", len(unused), _some(unused))
     pieces = expect(loader.tensors(checkpoint, wanted.values()), Iterable, loader, "tensors")
-    for piece in _with_progress(pieces, len(wanted)):
+    is_hidden = not sys.stderr.isatty()
+    for piece in tqdm(pieces, "Loading weights", len(wanted), delay=1.0, leave=False, disable=is_hidden, unit="tensor"):
         for layer in owners.pop(piece.name):
             layer.accept(piece)
             waiting[layer] -= 1
@@ -77,10 +79,3 @@ def bind_layers(layers: Iterable[Layer]) -> None:
 def _some(names: list[str]) -> str:
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _with_progress(pieces: Iterator[WeightPiece], total: int) -> Iterator[WeightPiece]:
-    """Yield the pieces, with a bar on a terminal if loading takes more than a second."""
-    from tqdm import tqdm
-
-    yield from tqdm(pieces, "Loading weights", total, delay=1.0, leave=False, disable=not sys.stderr.isatty(), unit="tensor")

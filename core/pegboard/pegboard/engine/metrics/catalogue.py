@@ -35,6 +35,7 @@ def engine_metrics(
     there["cache_config"] = len(cache_config or ())
     buckets = {**_TABLE["buckets"], "tokens": token_buckets(limits.max_model_len)}
     labels = {"cache_config_info": tuple(cache_config or ())}
+    shown = _numbers(show_hidden or "999")
     places = [str(place) for place in range(limits.max_drafts)]
     return tuple(
         Metric(
@@ -49,13 +50,8 @@ def engine_metrics(
             row.get("latest", False),
         )
         for name, row in ROWS.items()
-        if ("where" not in row or there[row["where"]]) and ("hidden_in" not in row or _shows(row["hidden_in"], show_hidden))
+        if ("where" not in row or there[row["where"]]) and ("hidden_in" not in row or _numbers(row["hidden_in"]) >= shown)
     )
-
-
-def _shows(hidden_in: str, version: str | None) -> bool:
-    """Return whether vLLM hid the metric in `version` or later."""
-    return version is not None and _numbers(version) <= _numbers(hidden_in)
 
 
 def _numbers(version: str) -> list[int]:
