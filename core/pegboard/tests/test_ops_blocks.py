@@ -11,7 +11,7 @@ from pegboard.ops import REFERENCES
 from pegboard.ops.blocks import Blocks, BlockWeight
 
 FORMATS = st.tuples(
-    st.sampled_from([4, 8]), st.sampled_from([16, 32]), st.sampled_from([torch.float16, torch.float32]), st.booleans()
+    st.integers(1, 8), st.sampled_from([16, 32]), st.sampled_from([torch.float16, torch.float32]), st.booleans()
 )
 
 
@@ -21,11 +21,11 @@ def random_blocks(
     """Make random blocks. form: bits, block size, type of the scales, and whether there are minima."""
     bits, block_size, dtype, has_minimum = form
     generator = torch.Generator().manual_seed(seed)
-    low, high = (0, 16) if bits == 4 else (-128, 128)
-    codes = torch.randint(low, high, (rows, columns), generator=generator).to(torch.uint8 if bits == 4 else torch.int8)
+    low, high = (-128, 128) if bits == 8 else (0, 2**bits)
+    codes = torch.randint(low, high, (rows, columns), generator=generator).to(torch.int8 if bits == 8 else torch.uint8)
     scale = torch.randn(rows, columns // block_size, generator=generator).to(dtype)
     minimum = torch.randn(rows, columns // block_size, generator=generator).to(dtype) if has_minimum else None
-    return Blocks(bits, block_size, codes, scale, minimum, 8 if bits == 4 and not has_minimum else 0)
+    return Blocks(bits, block_size, codes, scale, minimum, 0 if bits == 8 or has_minimum else high // 2)
 
 
 @settings(max_examples=40, deadline=None)

@@ -65,14 +65,13 @@ def grouped_rows(
     if order is not None and bool((order == torch.arange(columns)).all()):
         order = None
     codes = (codes if order is None else codes[:, order]).contiguous()
-    if bits > 4:
-        half = 1 << (bits - 1)
-        codes, zero = codes.view(torch.int8) + -half, (zero.int() if isinstance(zero, Tensor) else zero) - half
+    if bits == 8:
+        codes, zero = codes.view(torch.int8) + -128, (zero.int() if isinstance(zero, Tensor) else zero) - 128
     if isinstance(zero, Tensor) and int(zero.max()) > 127:  # one that int8 cannot hold: 256 in 8 bits
         scale = scale.float()
         zero, minimum = 0, -scale * zero
     held = zero.to(torch.int8).contiguous() if isinstance(zero, Tensor) else zero
-    return Blocks(8 if bits > 4 else 4, group_size, codes, scale.contiguous(), minimum, held, order)
+    return Blocks(bits, group_size, codes, scale.contiguous(), minimum, held, order)
 
 
 def signed_rows(pieces: Pieces, name: str, scale: str, zero: str | None, bits: int, group_size: int) -> Blocks | Tensor:

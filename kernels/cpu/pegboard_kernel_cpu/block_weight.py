@@ -48,25 +48,26 @@ class Run(NamedTuple):
     def is_computable(self, columns: int) -> bool:
         if not all(isinstance(value, int) for value in self) or self.order < -1:
             return False
-        is_half = self.block_size == 16 and self.bits == 8 and self.is_wide and self.shift == NO_SHIFT
-        is_whole = self.block_size > 0 and self.block_size % 32 == 0 and columns % self.block_size == 0
-        is_known = self.bits in (4, 8) and self.is_wide in (0, 1) and self.shift in (NO_SHIFT, MINIMUMS, ZEROS)
-        return is_known and (is_half or is_whole)
+        is_whole = self.block_size == 16 or (self.block_size > 0 and self.block_size % 32 == 0 and columns % self.block_size == 0)
+        is_known = self.is_wide in (0, 1) and self.shift in (NO_SHIFT, MINIMUMS, ZEROS)
+        return is_known and is_whole and 1 <= self.bits <= 8
 
     def format(self) -> Format:
         scale_bytes = 4 if self.is_wide else 2
         shift_bytes = (0, scale_bytes, 1)[self.shift]
-        record_bytes = GROUP * (scale_bytes + shift_bytes + self.block_size * self.bits // 8)
+        sets = 2 if self.block_size == 16 else 1
+        record_bytes = GROUP * sets * (scale_bytes + shift_bytes + self.block_size * self.bits // 8)
         return Format(self.bits, self.block_size, self.is_wide, self.shift, self.zero, record_bytes)
 
     def num_bytes(self, columns: int) -> int:
-        return -(-(self.stop - self.start) // GROUP) * (columns // self.block_size) * self.format().record_bytes
+        per_record = max(self.block_size, 32)
+        return -(-(self.stop - self.start) // GROUP) * (columns // per_record) * self.format().record_bytes
 
 
 class NativeBlockWeight(PackedWeight):
     """See `pegboard.ops.blocks.BlockWeight`. A weight whose columns are in another order is not kept in the cache."""
 
-    LAYOUT = "cpu blocks 2"
+    LAYOUT = "cpu blocks 3"
     RUN = Run
 
     def __init__(

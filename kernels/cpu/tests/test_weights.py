@@ -18,16 +18,15 @@ from pegboard.ops.blocks import Blocks, BlockWeight
 
 pytestmark = pytest.mark.usefixtures("native")
 
-FORMATS = [
-    (bits, 32, dtype, shift) for bits in (4, 8) for dtype in (torch.float16, torch.float32) for shift in ("", "minimum", "zeros")
-]
-FORMATS += [
-    (8, 16, torch.float32, ""),
-    (4, 64, torch.float16, "zeros"),
-    (4, 192, torch.float16, ""),
-    (4, 96, torch.float32, "minimum"),
-]
-FORMATS += [(8, 64, torch.float16, "minimum"), (8, 192, torch.float32, "zeros")]
+HALF, FLOAT = torch.float16, torch.float32
+FORMATS = [(bits, 32, dtype, shift) for bits in (4, 8) for dtype in (HALF, FLOAT) for shift in ("", "minimum", "zeros", "both")]
+FORMATS += [(4, 64, HALF, "zeros"), (4, 192, HALF, ""), (4, 96, FLOAT, "minimum"), (8, 64, HALF, "minimum"), (8, 192, FLOAT, "zeros")]
+FORMATS += [(1, 64, HALF, "zeros"), (2, 32, HALF, "minimum"), (2, 64, FLOAT, ""), (3, 32, HALF, "zeros"), (3, 192, FLOAT, "minimum")]
+FORMATS += [(5, 32, FLOAT, ""), (5, 32, HALF, "minimum"), (5, 96, HALF, "zeros"), (6, 32, FLOAT, "both"), (6, 192, HALF, "zeros")]
+FORMATS += [(7, 32, HALF, ""), (7, 64, FLOAT, "zeros")]
+FORMATS += [(2, 16, FLOAT, "minimum"), (3, 16, HALF, ""), (4, 16, HALF, "zeros"), (5, 16, FLOAT, "zeros"), (6, 16, FLOAT, "")]
+FORMATS += [(8, 16, FLOAT, ""), (8, 16, HALF, "both")]
+"""Bits, columns of a block, type of the scales, and what is added: nothing but one zero point, minimums, both, or zero points."""
 COLUMNS = 192
 """A multiple of every block size."""
 SOME = settings(max_examples=12, deadline=None)
@@ -37,15 +36,13 @@ def blocks_of(form: tuple, rows: int, columns: int, seed: int) -> Blocks:
     """Return random rows in a format. The codes use the whole range."""
     bits, block_size, dtype, shift = form
     generator = torch.Generator().manual_seed(seed)
-    low, high, kind = (0, 16, torch.uint8) if bits == 4 else (-127, 128, torch.int8)
+    low, high, kind = (-128, 128, torch.int8) if bits == 8 else (0, 2**bits, torch.uint8)
     codes = torch.randint(low, high, (rows, columns), generator=generator).to(kind)
     shape = (rows, columns // block_size)
     scale = (torch.rand(shape, generator=generator) * 0.02).to(dtype)
-    minimum = (torch.randn(shape, generator=generator) * 0.05).to(dtype) if shift == "minimum" else None
-    zeros = (
-        torch.randint(0, 17, shape, generator=generator) if bits == 4 else torch.randint(-128, 128, shape, generator=generator)
-    )
-    zero = zeros.to(torch.int8) if shift == "zeros" else 8 if bits == 4 and not shift else 0
+    minimum = (torch.randn(shape, generator=generator) * 0.05).to(dtype) if shift in ("minimum", "both") else None
+    zeros = torch.randint(low, min(high, 127) + 1, shape, generator=generator).to(torch.int8)
+    zero = zeros if shift == "zeros" else 0 if shift == "minimum" or (bits == 8 and not shift) else (low + high) // 2 + 1
     return Blocks(bits, block_size, codes, scale, minimum, zero)
 
 
@@ -90,14 +87,19 @@ def test_block_weights_multiply_what_the_blocks_mean(
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=str)
-@pytest.mark.parametrize("count", [1, 16, 53, 130])
-def test_every_format_with_few_and_many_tokens(form: tuple, count: int) -> None:
-    weight, blocks = NativeBlockWeight((40, COLUMNS), torch.float32, "cpu"), blocks_of(form, 40, COLUMNS, 3)
+def test_every_format_with_few_and_many_tokens(form: tuple) -> None:
+    columns = 3 * COLUMNS  # more than the tiles take at a time
+    weight, blocks = NativeBlockWeight((40, columns), torch.float32, "cpu"), blocks_of(form, 40, columns, 3)
     weight.write(0, blocks)
     weight.finish()
-    x = activations(count, COLUMNS, 3)
-    expected = quantized(x) @ blocks.dense().T
-    assert torch.allclose(weight.bind()(x), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    assert torch.allclose(weight.dense(), blocks.dense(), atol=1e-6)
+    for count in (1, 16, 53, 130):
+        x = activations(count, columns, 3)
+        expected = quantized(x) @ blocks.dense().T
+        assert torch.allclose(weight.bind()(x), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    stored = [blocks.scale, blocks.minimum, blocks.zero if form[3] == "zeros" else None]
+    packed = 40 * columns * form[0] / 8 + sum(part.nbytes for part in stored if part is not None)
+    assert weight.nbytes <= 48 / 40 * packed + 64, "codes take their own bits, and scales are kept as they are stored"
 
 
 @SOME
@@ -173,12 +175,12 @@ def test_columns_that_fill_no_block_are_refused() -> None:
         NativeBlockWeight((4, 48), torch.float32, "cpu")
 
 
-@pytest.mark.parametrize("block_size", [16, 48, 128])
-def test_blocks_that_no_kernel_computes_are_refused(block_size: int) -> None:
+@pytest.mark.parametrize(("bits", "block_size"), [(4, 8), (4, 48), (4, 128), (9, 32), (0, 32)])
+def test_blocks_that_no_kernel_computes_are_refused(bits: int, block_size: int) -> None:
     weight = NativeBlockWeight((4, 96), torch.float32, "cpu")
     codes = torch.zeros(4, 96, dtype=torch.uint8)
-    with pytest.raises(ModelError, match=f"blocks of {block_size} columns"):
-        weight.write(0, Blocks(4, block_size, codes, torch.ones(4, 96 // block_size)))
+    with pytest.raises(ModelError, match=f"blocks of {block_size} columns with {bits} bits"):
+        weight.write(0, Blocks(bits, block_size, codes, torch.ones(4, 96 // block_size)))
 
 
 def test_a_kept_layout_is_the_weight(tmp_path: Path) -> None:

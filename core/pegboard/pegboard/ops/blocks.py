@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 class Blocks:
     """Some rows of a matrix: W[r, c] = scale[r, b] · (codes[r, c] − zero[r, b]) + minimum[r, b] with b = c // block_size.
 
-    codes: [rows, columns], either uint8 whose low 4 bits are used (bits = 4) or int8 (bits = 8). scale, minimum: [rows, columns /
+    bits: from 1 to 8. codes: [rows, columns], uint8 from 0 to 2^bits − 1, or int8 if bits = 8. scale, minimum: [rows, columns /
     block_size], both float16 or both float32, exactly as stored; minimum None = 0. zero: one number for all blocks, or, if
-    minimum is None, int8 [rows, columns / block_size]. block_size: a multiple of 32 that divides the columns, or 16 for 8 bits
-    and one zero. order: int64 [columns], where each column of codes belongs in W (GPTQ's act order); None = in order.
+    minimum is None, int8 [rows, columns / block_size]. block_size: 16, or a multiple of 32 that divides the columns. order: int64
+    [columns], where each column of codes belongs in W (GPTQ's act order); None = in order.
     """
 
     bits: int

@@ -1,9 +1,10 @@
-/* Integer dot products of a group of 16 weight rows with some tokens, over one block of columns.
+/* Integer dot products of a group of 16 weight rows with some tokens, over one part of 32 columns.
  *
- * The codes of a block are stored by quads of columns, and within a quad by rows. With 8 bits, a quad has 64 bytes, and byte
- * 4·row + i is column 4·quad + i. With 4 bits the order is the same: the low halves of the bytes hold the first 16 columns of the
- * block, and the high halves the last 16. Activations are int8 in column order, so four columns of a token are one 32-bit word,
- * which is multiplied with all rows at once.
+ * The codes of a part form eight quads of columns, and a quad has one byte per row and column: byte 4·row + i is column 4·quad + i.
+ * Activations are int8 in column order, so four columns of a token are one 32-bit word, which is multiplied with all rows at once.
+ * Codes of 8 bits are stored as these bytes, 64 per quad. Codes of fewer bits are stored as planes: 4 bits (4 x 64 bytes), then 2
+ * bits (2 x 64 bytes), then 1 bit (64 bytes), each if the number of bits includes it: 6 = 4 + 2. The first plane has the lowest bits
+ * of the codes. Byte n of its vectors has bits of byte n of several quads, see `quad_of`.
  */
 #ifndef PEGBOARD_LINEAR_BLOCKS_H
 #define PEGBOARD_LINEAR_BLOCKS_H
@@ -11,6 +12,9 @@
 #include "common.h"
 
 #define ROWS 16
+#define PART 32 /* columns */
+#define QUADS 8
+#define BYTES_PER_BIT (PART * ROWS / 8) /* of a part */
 #define VECTORS (ROWS / LANES)
 #if LANES == 16
 #define TOKENS 12
@@ -20,39 +24,79 @@
 #define TOKENS 2
 #endif
 
+typedef struct {
+    vfloat scale[VECTORS], minimum[VECTORS]; /* for the 16 rows of a block */
+} Scales;
+
 INLINE int32_t quad(const int8_t *x) {
     int32_t word;
     memcpy(&word, x, 4);
     return word;
 }
 
+INLINE vint load_int(const uint8_t *p) { return *(const vint *)p; }
+
+/* Move bits within every byte, from bit `from` on to bit `to` on. mask: the bits to keep of the result. */
+INLINE vint moved(vint bytes, int from, int to, int mask) {
+    return (from > to ? bytes >> (from - to) : bytes << (to - from)) & mask * 0x01010101;
+}
+
+/* Return the bytes of a quad for LANES rows, from row v * LANES on. */
+INLINE vint quad_of(const uint8_t *part, int bits, int q, int v) {
+    const uint8_t *p = part + v * 4 * LANES;
+    if (bits == 8) return load_int(p + 64 * q);
+    vint bytes = {0};
+    if (bits & 4) bytes = moved(load_int(p + 64 * (q % 4)), q / 4 * 4, 0, 15), p += 256;
+    if (bits & 2) bytes |= moved(load_int(p + 64 * (q % 2)), q / 2 * 2, bits & 4, 3 << (bits & 4)), p += 128;
+    if (bits & 1) bytes |= moved(load_int(p), q, bits & 6, 1 << (bits & 6));
+    return bytes;
+}
+
+/* How the products read the codes of a part: 4 bits and 8 bits as they are stored, all others as bytes that `spread_codes` made from
+ * up to 4 bits (LOW) or up to 7 bits (HIGH). */
+enum { LOW = 1, NIBBLES = 4, HIGH = 7, SIGNED = 8 };
+
+INLINE vint bytes_of(const uint8_t *part, int form, int q, int v) { return quad_of(part, form == NIBBLES ? 4 : 8, q, v); }
+
+INLINE void spread(const uint8_t *part, int bits, uint8_t *to) {
+#pragma GCC unroll 8
+    for (int q = 0; q < QUADS; q++)
+        for (int v = 0; v < VECTORS; v++) *(vint *)(to + 64 * q + 4 * LANES * v) = quad_of(part, bits, q, v);
+}
+
+/* Unpack the codes of a part to one byte each, [quads][64]. */
+static void spread_codes(const uint8_t *part, int bits, uint8_t *to) {
+    switch (bits) {
+    case 1: spread(part, 1, to); break;
+    case 2: spread(part, 2, to); break;
+    case 3: spread(part, 3, to); break;
+    case 4: spread(part, 4, to); break;
+    case 5: spread(part, 5, to); break;
+    case 6: spread(part, 6, to); break;
+    case 7: spread(part, 7, to); break;
+    default: memcpy(to, part, QUADS * 64);
+    }
+}
+
+/* Return the i-th of `quads` quads, of which the first is `first`. If it is a whole part, quads that share bytes follow each other. */
+INLINE int nth_quad(int i, int first, int quads) { return quads == QUADS ? i % 2 * 4 + i / 2 : first + i; }
+
 #if defined(__AVX512VNNI__)
 
 #define SIGNED_OFFSET 128 /* 8-bit codes are multiplied as code + 128; the minimum corrects this */
 
-INLINE void dots_4bit(const uint8_t *codes, const int8_t *x, int64_t stride, int tokens, vint dots[TOKENS][VECTORS]) {
-    __m512i sums[TOKENS], mask = _mm512_set1_epi8(15);
-    for (int t = 0; t < tokens; t++) sums[t] = _mm512_setzero_si512();
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-        __m512i w = _mm512_loadu_si512(codes + 64 * j);
-        __m512i low = _mm512_and_si512(w, mask), high = _mm512_and_si512(_mm512_srli_epi16(w, 4), mask);
-        for (int t = 0; t < tokens; t++) {
-            sums[t] = _mm512_dpbusd_epi32(sums[t], low, _mm512_set1_epi32(quad(x + t * stride + 4 * j)));
-            sums[t] = _mm512_dpbusd_epi32(sums[t], high, _mm512_set1_epi32(quad(x + t * stride + 16 + 4 * j)));
-        }
-    }
-    for (int t = 0; t < tokens; t++) dots[t][0] = (vint)sums[t];
-}
-
-INLINE void dots_8bit(const uint8_t *codes, const int8_t *x, int64_t stride, int quads, int tokens, vint dots[TOKENS][VECTORS]) {
+/* dots: for `quads` quads of the part, the first of which is `first`. x: the tokens' codes for the part. stride: from token to token. */
+INLINE void dots_of(const uint8_t *part, int form, int first, int quads, const int8_t *x, int64_t stride, int tokens,
+                    vint dots[TOKENS][VECTORS]) {
     __m512i sums[TOKENS], flip = _mm512_set1_epi8((char)128);
     for (int t = 0; t < tokens; t++) sums[t] = _mm512_setzero_si512();
 #pragma GCC unroll 8
-    for (int j = 0; j < quads; j++) {
-        __m512i w = _mm512_xor_si512(_mm512_loadu_si512(codes + 64 * j), flip);
+    for (int i = 0; i < quads; i++) {
+        int q = nth_quad(i, first, quads);
+        __m512i w = (__m512i)bytes_of(part, form, q, 0);
+        if (form == SIGNED) w = _mm512_xor_si512(w, flip);
         for (int t = 0; t < tokens; t++)
-            sums[t] = _mm512_dpbusd_epi32(sums[t], w, _mm512_set1_epi32(quad(x + t * stride + 4 * j)));
+            sums[t] = _mm512_dpbusd_epi32(sums[t], w, _mm512_set1_epi32(quad(x + t * stride + 4 * q)));
     }
     for (int t = 0; t < tokens; t++) dots[t][0] = (vint)sums[t];
 }
@@ -61,17 +105,13 @@ INLINE void dots_8bit(const uint8_t *codes, const int8_t *x, int64_t stride, int
 
 #define SIGNED_OFFSET 0
 
-/* Products of unsigned and signed bytes are added in pairs to 16 bits. For 4 bits, eight sums of 2 · 15 · 127 stay below 2^15.
- * For 8 bits, one sum of 2 · 127 · 127 does, so 8-bit codes are split into magnitude and sign, and the sign is applied to the
+/* Products of unsigned and signed bytes are added in pairs to 16 bits. For up to 4 bits, eight sums of 2 · 15 · 127 stay below 2^15.
+ * For more bits, one sum of 2 · 127 · 127 does. Codes of 8 bits are split into magnitude and sign, and the sign is applied to the
  * activation. */
 #if LANES == 16
 typedef __m512i wide;
-#define LOAD(p) _mm512_loadu_si512(p)
 #define ZERO _mm512_setzero_si512()
-#define SPLAT8(x) _mm512_set1_epi8(x)
 #define SPLAT32(x) _mm512_set1_epi32(x)
-#define AND(a, b) _mm512_and_si512(a, b)
-#define SHIFT4(a) _mm512_srli_epi16(a, 4)
 #define MULTIPLY(a, b) _mm512_maddubs_epi16(a, b)
 #define ADD16(a, b) _mm512_add_epi16(a, b)
 #define ADD32(a, b) _mm512_add_epi32(a, b)
@@ -80,12 +120,8 @@ typedef __m512i wide;
 #define WITH_SIGN(x, a) _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(a), ZERO, x)
 #else
 typedef __m256i wide;
-#define LOAD(p) _mm256_loadu_si256((const __m256i *)(p))
 #define ZERO _mm256_setzero_si256()
-#define SPLAT8(x) _mm256_set1_epi8(x)
 #define SPLAT32(x) _mm256_set1_epi32(x)
-#define AND(a, b) _mm256_and_si256(a, b)
-#define SHIFT4(a) _mm256_srli_epi16(a, 4)
 #define MULTIPLY(a, b) _mm256_maddubs_epi16(a, b)
 #define ADD16(a, b) _mm256_add_epi16(a, b)
 #define ADD32(a, b) _mm256_add_epi32(a, b)
@@ -99,81 +135,44 @@ typedef __m256i wide;
 #define KEEP(x) __asm__("" : "+v"(x))
 #endif
 
-INLINE void dots_4bit(const uint8_t *codes, const int8_t *x, int64_t stride, int tokens, vint dots[TOKENS][VECTORS]) {
-    wide sums[TOKENS][VECTORS], mask = SPLAT8(15);
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
-            wide w[VECTORS];
-            for (int v = 0; v < VECTORS; v++) {
-                w[v] = LOAD(codes + 64 * j + 4 * LANES * v);
-                w[v] = AND(half ? SHIFT4(w[v]) : w[v], mask);
-            }
-            for (int t = 0; t < tokens; t++) {
-                wide b = SPLAT32(quad(x + t * stride + 16 * half + 4 * j));
-                for (int v = 0; v < VECTORS; v++) {
-                    wide product = MULTIPLY(w[v], b);
-                    sums[t][v] = j || half ? ADD16(sums[t][v], product) : product;
-                    KEEP(sums[t][v]);
-                }
-            }
-        }
-    }
-    for (int t = 0; t < tokens; t++)
-        for (int v = 0; v < VECTORS; v++) dots[t][v] = (vint)WIDEN(sums[t][v]);
-}
-
-INLINE void dots_8bit(const uint8_t *codes, const int8_t *x, int64_t stride, int quads, int tokens, vint dots[TOKENS][VECTORS]) {
+INLINE void dots_of(const uint8_t *part, int form, int first, int quads, const int8_t *x, int64_t stride, int tokens,
+                    vint dots[TOKENS][VECTORS]) {
     wide sums[TOKENS][VECTORS];
+    const int is_narrow = form <= NIBBLES; /* all quads are added in 16 bits */
 #pragma GCC unroll 8
-    for (int j = 0; j < quads; j++) {
+    for (int i = 0; i < quads; i++) {
+        const int q = nth_quad(i, first, quads);
         wide w[VECTORS], size[VECTORS];
         for (int v = 0; v < VECTORS; v++) {
-            w[v] = LOAD(codes + 64 * j + 4 * LANES * v);
-            size[v] = MAGNITUDE(w[v]);
+            w[v] = (wide)bytes_of(part, form, q, v);
+            size[v] = form == SIGNED ? MAGNITUDE(w[v]) : w[v];
         }
         for (int t = 0; t < tokens; t++) {
-            wide b = SPLAT32(quad(x + t * stride + 4 * j));
+            wide b = SPLAT32(quad(x + t * stride + 4 * q));
             for (int v = 0; v < VECTORS; v++) {
-                wide product = WIDEN(MULTIPLY(size[v], WITH_SIGN(b, w[v])));
-                sums[t][v] = j ? ADD32(sums[t][v], product) : product;
+                wide product = MULTIPLY(size[v], form == SIGNED ? WITH_SIGN(b, w[v]) : b);
+                if (!is_narrow) product = WIDEN(product);
+                sums[t][v] = !i ? product : is_narrow ? ADD16(sums[t][v], product) : ADD32(sums[t][v], product);
                 KEEP(sums[t][v]);
             }
         }
     }
     for (int t = 0; t < tokens; t++)
-        for (int v = 0; v < VECTORS; v++) dots[t][v] = (vint)sums[t][v];
+        for (int v = 0; v < VECTORS; v++) dots[t][v] = (vint)(is_narrow ? WIDEN(sums[t][v]) : sums[t][v]);
 }
 
 #else
 
 #define SIGNED_OFFSET 0
 
-INLINE vint load_int(const uint8_t *p) { return *(const vint *)p; }
-
-INLINE void dots_4bit(const uint8_t *codes, const int8_t *x, int64_t stride, int tokens, vint dots[TOKENS][VECTORS]) {
+INLINE void dots_of(const uint8_t *part, int form, int first, int quads, const int8_t *x, int64_t stride, int tokens,
+                    vint dots[TOKENS][VECTORS]) {
     for (int t = 0; t < tokens; t++)
         for (int v = 0; v < VECTORS; v++) {
             vint sum = {0};
-            for (int j = 0; j < 4; j++) {
-                vint w = load_int(codes + 64 * j + 4 * LANES * v);
-                for (int i = 0; i < 4; i++) {
-                    sum += (w >> 8 * i & 15) * x[t * stride + 4 * j + i];
-                    sum += (w >> (8 * i + 4) & 15) * x[t * stride + 16 + 4 * j + i];
-                }
-            }
-            dots[t][v] = sum;
-        }
-}
-
-INLINE void dots_8bit(const uint8_t *codes, const int8_t *x, int64_t stride, int quads, int tokens, vint dots[TOKENS][VECTORS]) {
-    for (int t = 0; t < tokens; t++)
-        for (int v = 0; v < VECTORS; v++) {
-            vint sum = {0};
-            for (int j = 0; j < quads; j++) {
-                vint w = load_int(codes + 64 * j + 4 * LANES * v);
-                for (int i = 0; i < 4; i++) sum += (w << (24 - 8 * i) >> 24) * x[t * stride + 4 * j + i];
+            for (int q = first; q < first + quads; q++) {
+                vint w = bytes_of(part, form, q, v);
+                for (int i = 0; i < 4; i++) sum += (w << (24 - 8 * i) >> 24) * x[t * stride + 4 * q + i];
             }
             dots[t][v] = sum;
         }

@@ -1,5 +1,5 @@
-/* The same products for 16 tokens at a time, with the matrix tiles of AMX. A tile of activations [16 tokens][block] times a tile
- * of codes [block / 4 quads][16 rows x 4] gives 16 x 16 sums. The scales are then applied as for a single token.
+/* The same products for 16 tokens at a time, with the matrix tiles of AMX. A tile of activations [16 tokens][part] times a tile
+ * of codes [quads][16 rows x 4] gives 16 x 16 sums. The scales are then applied as for a single token.
  */
 #ifndef PEGBOARD_LINEAR_TILES_H
 #define PEGBOARD_LINEAR_TILES_H
@@ -13,9 +13,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define X_TILE 0 /* the intrinsics need literal numbers */
-#define CODE_TILE 1
-#define DOT_TILE 2
+#define PIECE_PARTS 16
+
+/* Some parts of 16 rows: their codes, one per byte, and the scales of each part or half part. */
+typedef struct {
+    uint8_t codes[PIECE_PARTS][QUADS * 64];
+    Scales scales[2 * PIECE_PARTS];
+} Piece;
 
 /* The compiler does not know that tile loads read memory. */
 #define WRITTEN(p) __asm__ volatile("" : : "r"(p) : "memory")
@@ -24,47 +28,42 @@
  * cannot use them. */
 EXPORT int32_t allow_tiles(void) { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
 
-/* Set the shapes of a thread's tiles for blocks of this number of columns. They are valid until release_tiles. */
-INLINE void configure_tiles(int block_size) {
+/* Set the shapes of a thread's tiles for products over this number of columns: 0 and 1 are activations, 2 and 3 codes, 4 and 5 their
+ * products. They are valid until release_tiles. */
+INLINE void configure_tiles(int columns) {
     ALIGNED struct {
         uint8_t palette, start_row, reserved[14];
         uint16_t row_bytes[16];
         uint8_t rows[16];
     } shapes = {.palette = 1};
-    shapes.rows[X_TILE] = TILE_TOKENS, shapes.row_bytes[X_TILE] = (uint16_t)block_size;
-    shapes.rows[CODE_TILE] = (uint8_t)(block_size / 4), shapes.row_bytes[CODE_TILE] = 4 * ROWS;
-    shapes.rows[DOT_TILE] = TILE_TOKENS, shapes.row_bytes[DOT_TILE] = 4 * ROWS;
+    for (int i = 0; i < 2; i++) {
+        shapes.rows[i] = TILE_TOKENS, shapes.row_bytes[i] = (uint16_t)columns;
+        shapes.rows[2 + i] = (uint8_t)(columns / 4), shapes.row_bytes[2 + i] = 4 * ROWS;
+        shapes.rows[4 + i] = TILE_TOKENS, shapes.row_bytes[4 + i] = 4 * ROWS;
+    }
     WRITTEN(&shapes);
     _tile_loadconfig(&shapes);
 }
 
 INLINE void release_tiles(void) { _tile_release(); }
 
-/* Unpack 4-bit codes to one byte each, as a tile needs them: the quads of the low halves, then those of the high halves. */
-INLINE void spread_codes(const uint8_t *codes, uint8_t spread[8][64]) {
-    const __m512i mask = _mm512_set1_epi8(15);
-    for (int j = 0; j < 4; j++) {
-        __m512i w = _mm512_loadu_si512(codes + 64 * j), low = _mm512_and_si512(w, mask);
-        __m512i high = _mm512_and_si512(_mm512_srli_epi16(w, 4), mask);
-        memcpy(spread[j], &low, 64);
-        memcpy(spread[4 + j], &high, 64);
+/* Multiply 16 tokens with the n-th and the next part of a piece, or half part if a part has two sets of scales. total: number of
+ * parts or half parts. x: of the first part, [parts][16 tokens][columns]. dots: [2][16 tokens][16 rows]. */
+INLINE void tile_dots(const int8_t *x, const Piece *piece, int sets, int n, int total, vint dots[2][TILE_TOKENS]) {
+    const int width = PART / sets;
+    const uint8_t *codes = piece->codes[0];
+    _tile_zero(4);
+    _tile_loadd(0, x + n * (width * TILE_TOKENS), width);
+    _tile_loadd(2, codes + n * (width * ROWS), 64);
+    _tile_dpbssd(4, 0, 2);
+    if (n + 1 < total) {
+        _tile_zero(5);
+        _tile_loadd(1, x + (n + 1) * (width * TILE_TOKENS), width);
+        _tile_loadd(3, codes + (n + 1) * (width * ROWS), 64);
+        _tile_dpbssd(5, 1, 3);
+        _tile_stored(5, dots[1], 64);
     }
-}
-
-/* Load the block's codes into the tile that the next calls of `tile_dots` use. */
-INLINE void load_codes(const uint8_t *codes, int bits) {
-    ALIGNED uint8_t spread[8][64];
-    if (bits == 4) spread_codes(codes, spread);
-    WRITTEN(spread);
-    _tile_loadd(CODE_TILE, bits == 4 ? spread[0] : codes, 64);
-}
-
-/* dots: [16 tokens][16 rows]. */
-INLINE void tile_dots(const int8_t *x, int64_t stride, vint *dots) {
-    _tile_zero(DOT_TILE);
-    _tile_loadd(X_TILE, x, stride);
-    _tile_dpbssd(DOT_TILE, X_TILE, CODE_TILE);
-    _tile_stored(DOT_TILE, dots, 64);
+    _tile_stored(4, dots[0], 64);
 }
 
 #else

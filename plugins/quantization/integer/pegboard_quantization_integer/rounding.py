@@ -17,13 +17,14 @@ CHUNK_ELEMENTS = 1 << 20
 
 
 def round_to_blocks(values: Tensor, bits: int, block_size: int = BLOCK_SIZE) -> Blocks | None:
-    """Return the blocks of `values` [rows, columns], which may have any float type. bits: from 2 to 8; up to 4 are stored in 4,
-    and more in 8. columns must be a multiple of the block size. Returns None if a block has no finite float16 scale."""
+    """Return the blocks of `values` [rows, columns], which may have any float type. bits: from 2 to 8. columns must be a multiple
+    of the block size. Returns None if a block has no finite float16 scale."""
     rows, columns = values.shape
     per_row, has_minimum = columns // block_size, bits <= 4
-    codes = torch.empty(rows, columns, dtype=torch.uint8 if has_minimum else torch.int8)
+    codes = torch.empty(rows, columns, dtype=torch.int8 if bits == 8 else torch.uint8)
     scale = torch.empty(rows, per_row, dtype=torch.float16)
     minimum = torch.empty(rows, per_row, dtype=torch.float16) if has_minimum else None
+    zero = 0 if bits == 8 or has_minimum else 2 ** (bits - 1)
     step = max(1, CHUNK_ELEMENTS // columns)
     for start in range(0, rows, step):
         cut = slice(start, start + step)
@@ -33,10 +34,10 @@ def round_to_blocks(values: Tensor, bits: int, block_size: int = BLOCK_SIZE) -> 
         else:
             found, scales, low = _round_above_minimum(blocks, 2**bits - 1)
             minimum[cut] = low.view(-1, per_row)
-        codes[cut], scale[cut] = found.view(-1, columns), scales.view(-1, per_row)
+        codes[cut], scale[cut] = (found + zero if zero else found).view(-1, columns), scales.view(-1, per_row)
     if not scale.isfinite().all() or (minimum is not None and not minimum.isfinite().all()):
         return None
-    return Blocks(4 if has_minimum else 8, block_size, codes, scale, minimum)
+    return Blocks(bits, block_size, codes, scale, minimum, zero)
 
 
 def _round_signed(blocks: Tensor, last: int) -> tuple[Tensor, Tensor]:
