@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from pegboard.ops import REFERENCES
 from pegboard.ops.blocks import Blocks, BlockWeight
 
-FORMATS = st.tuples(
-    st.integers(1, 8), st.sampled_from([16, 32]), st.sampled_from([torch.float16, torch.float32]), st.booleans()
-)
+FORMATS = st.tuples(st.integers(1, 8), st.sampled_from([16, 32]), st.sampled_from([torch.float16, torch.float32]), st.booleans())
 
 
 def random_blocks(

@@ -26,7 +26,8 @@ AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c", "avx2"}
         (AVX512, "avx512"),
         (AVX512 | {"avx512_vnni"}, "avx512_vnni"),
         (AVX512 | {"avx512_vnni", "amx_tile"}, "avx512_vnni"),
-        (AVX512 | {"avx512_vnni", "amx_tile", "amx_int8"}, "amx"),
+        (AVX512 | {"avx512_vnni", "amx_tile", "amx_int8"}, "avx512_vnni"),
+        (AVX512 | {"avx512_vnni", "amx_tile", "amx_int8", "amx_bf16"}, "amx"),
     ],
 )
 def test_the_level_of_a_cpu(flags: set[str], level: str) -> None:

@@ -87,13 +87,42 @@ def test_products_and_values(
 
 
 @pytest.mark.parametrize("values", sorted(VALUES))
-@pytest.mark.parametrize("count", [1, 2, 40])
-def test_every_format_with_few_and_many_tokens(values: str, count: int) -> None:
+def test_every_format_with_few_and_many_tokens(values: str) -> None:
     codes = codes_of(values, torch.float8_e4m3fn, (1, 16), 40, 96, 1)
-    weight, x = filled(NativeCodeWeight, (40, 96), codes), torch.randn(count, 96)
-    check(weight.bind()(x), x, codes.dense())
+    weight = filled(NativeCodeWeight, (40, 96), codes)
+    for count in (1, 2, 40):
+        x = torch.randn(count, 96)
+        check(weight.bind()(x), x, codes.dense())
     packed = 40 * 96 * (8 if len(VALUES[values]) > 16 else 4) // 8 + 40 * 96 // 16
     assert weight.nbytes <= 48 / 40 * packed + 64, "codes and scales stay as they are stored"
+
+
+@pytest.mark.parametrize(
+    ("values", "scale", "block"),
+    [
+        ("e2m1", torch.float8_e4m3fn, (1, 16)),
+        ("e4m3fn", torch.float8_e4m3fn, (1, 32)),
+        ("e5m2", torch.float8_e8m0fnu, (1, 32)),
+        ("e4m3fn", torch.float32, (128, 128)),
+        ("e2m1", torch.float32, (1, 10_000)),
+        ("e2m1", torch.float32, (1, 48)),
+        ("nf4", torch.float32, (1, 64)),
+    ],
+)
+def test_products_of_many_tokens_use_every_bit_of_the_activations(
+    values: str, scale: torch.dtype, block: tuple[int, int]
+) -> None:
+    """Also where activations are split into numbers of 8 bits: a token with one activation gives a column of the matrix."""
+    columns = 576
+    codes = codes_of(values, scale, block, 50, columns, 3)
+    weight, matrix = filled(NativeCodeWeight, (50, columns), codes), codes.dense()
+    for count in (13, 32, 49, 115):
+        x = torch.randn(count, columns, generator=torch.Generator().manual_seed(count))
+        check(weight.bind()(x), x, matrix)
+        at = torch.arange(count) * 5 % columns
+        x = torch.zeros_like(x).scatter_(1, at.unsqueeze(1), x)
+        expected = x.double().sum(1, keepdim=True) * matrix.T[at]
+        torch.testing.assert_close(weight.bind()(x).double(), expected, rtol=5e-7, atol=0)
 
 
 @pytest.mark.parametrize("values", ["e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz"])

@@ -20,8 +20,20 @@ pytestmark = pytest.mark.usefixtures("native")
 
 HALF, FLOAT = torch.float16, torch.float32
 FORMATS = [(bits, 32, dtype, shift) for bits in (4, 8) for dtype in (HALF, FLOAT) for shift in ("", "minimum", "zeros", "both")]
-FORMATS += [(4, 64, HALF, "zeros"), (4, 192, HALF, ""), (4, 96, FLOAT, "minimum"), (8, 64, HALF, "minimum"), (8, 192, FLOAT, "zeros")]
-FORMATS += [(1, 64, HALF, "zeros"), (2, 32, HALF, "minimum"), (2, 64, FLOAT, ""), (3, 32, HALF, "zeros"), (3, 192, FLOAT, "minimum")]
+FORMATS += [
+    (4, 64, HALF, "zeros"),
+    (4, 192, HALF, ""),
+    (4, 96, FLOAT, "minimum"),
+    (8, 64, HALF, "minimum"),
+    (8, 192, FLOAT, "zeros"),
+]
+FORMATS += [
+    (1, 64, HALF, "zeros"),
+    (2, 32, HALF, "minimum"),
+    (2, 64, FLOAT, ""),
+    (3, 32, HALF, "zeros"),
+    (3, 192, FLOAT, "minimum"),
+]
 FORMATS += [(5, 32, FLOAT, ""), (5, 32, HALF, "minimum"), (5, 96, HALF, "zeros"), (6, 32, FLOAT, "both"), (6, 192, HALF, "zeros")]
 FORMATS += [(7, 32, HALF, ""), (7, 64, FLOAT, "zeros")]
 FORMATS += [(2, 16, FLOAT, "minimum"), (3, 16, HALF, ""), (4, 16, HALF, "zeros"), (5, 16, FLOAT, "zeros"), (6, 16, FLOAT, "")]

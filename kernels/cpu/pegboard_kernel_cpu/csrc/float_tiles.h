@@ -65,7 +65,7 @@ INLINE void tile(const LinearFloat *a, int tokens, int64_t token, int64_t row, c
     }
 }
 
-static void tiles(const LinearFloat *a, int64_t token, int64_t end, int64_t row, const float *weight, int64_t first, int64_t last) {
+static inline void tiles(const LinearFloat *a, int64_t token, int64_t end, int64_t row, const float *weight, int64_t first, int64_t last) {
     for (; token + TOKENS <= end; token += TOKENS) tile(a, TOKENS, token, row, weight, first, last);
 #if TOKENS > 6
     for (; token + 6 <= end; token += 6) tile(a, 6, token, row, weight, first, last);

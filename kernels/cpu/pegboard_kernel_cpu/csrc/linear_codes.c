@@ -2,13 +2,13 @@
  *
  * Codes are decoded in registers: float8 by shifting it into a half, 4 bits by a lookup in a table of 16 floats. For a few tokens the
  * decoded weights are used at once. For more tokens a piece of 16 rows is decoded to the first-level cache and multiplied like any
- * float matrix.
+ * float matrix, or, where AMX is at hand and the weights are bfloat16 numbers, with its tiles.
  *
  * Packed W consists of groups of 16 rows. A group has one record per block of columns: 16 scales, and then the codes. With 8 bits
  * these are [column][16 rows]. With 4 bits they are [column / 8][16 rows] words of 32 bits, whose lowest bits are the first column.
  * The last block of a row may have fewer columns. The numbers of columns are multiples of 16.
  */
-#include "float_tiles.h"
+#include "bfloat_tiles.h"
 
 #if LANES == 16
 #define MOST 8 /* tokens that are computed at once from decoded weights */
@@ -102,13 +102,18 @@ INLINE vfloat decode(const uint8_t *codes, int bits, int kind, int64_t column, i
     return x;
 }
 
-INLINE void read_scales(const uint8_t *record, const CodeFormat *f, vfloat scale[VECTORS]) {
+/* Read the scales of a record without the factor. */
+INLINE void read_stored_scales(const uint8_t *record, const CodeFormat *f, vfloat scale[VECTORS]) {
     for (int v = 0; v < VECTORS; v++) {
         if (f->scale_kind == FLOAT_SCALES) scale[v] = load((const float *)record + v * LANES);
         else if (f->scale_kind == E4M3_SCALES) scale[v] = load_e4m3(record + v * LANES);
         else scale[v] = load_e8m0(record + v * LANES);
-        scale[v] *= *f->factor;
     }
+}
+
+INLINE void read_scales(const uint8_t *record, const CodeFormat *f, vfloat scale[VECTORS]) {
+    read_stored_scales(record, f, scale);
+    for (int v = 0; v < VECTORS; v++) scale[v] *= *f->factor;
 }
 
 #if FEW
@@ -177,6 +182,82 @@ INLINE void expand(const LinearCodes *a, const uint8_t *group, int64_t first, in
     }
 }
 
+#if defined(__AMX_BF16__)
+/* How scales are applied. PLAIN: the sums of a block are multiplied with them. FOLDED: a code times its scale is a bfloat16 number, and
+ * only the factor is left for the sums. NO_TILES: the weights are no bfloat16 numbers, or their blocks are no whole tiles. */
+enum { PLAIN, FOLDED, NO_TILES };
+
+static int way_of(const CodeFormat *f) {
+    const uint32_t dropped = f->scale_kind == E4M3_SCALES ? 0xfffff : 0xffff; /* 4 and 4 bits of mantissa give 8 */
+    const uint32_t *values = (const uint32_t *)f->values;
+    if (f->kind == TABLE && f->bits == 8) return NO_TILES;
+    for (int i = 0; f->kind == TABLE && i < 16; i++)
+        if (values[i] & dropped) return NO_TILES;
+    if (f->scale_kind != FLOAT_SCALES) return FOLDED;
+    return f->block_size % STEP == 0 ? PLAIN : NO_TILES;
+}
+
+/* Decode the columns [first, last) of a group to tiles. */
+INLINE void expand_tiles(const LinearCodes *a, int64_t number, int64_t first, int64_t last, int bits, int kind, uint16_t *to) {
+    const CodeFormat *f = &a->format;
+    const Table table = bits == 4 ? load_table(f->values) : (Table){0};
+    const uint8_t *group = a->weight + number * group_bytes(f, a->columns), *codes = NULL;
+    const int64_t block_bytes = scale_bytes(f) + f->block_size * ROWS * bits / 8;
+    const int is_folded = f->scale_kind != FLOAT_SCALES;
+    int64_t left = 0; /* columns of the block that were not decoded yet */
+    vfloat scale = splat(1);
+    for (int64_t c = first; c < last; c += 16, left -= 16, codes += 16 * ROWS * bits / 8) {
+        if (!left) {
+            const uint8_t *record = group + c / f->block_size * block_bytes;
+            left = f->block_size - c % f->block_size;
+            codes = record + scale_bytes(f) + c % f->block_size * ROWS * bits / 8;
+            if (is_folded) read_stored_scales(record, f, &scale);
+        }
+        vint *pairs = (vint *)(to + (c - first) / STEP * TILE);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+            vint w = (vint)(decode(codes, bits, kind, i, 0, &table, f->values) * scale);
+            pairs[i] = (c - first) % STEP ? pairs[i] | w : w >> 16 & 0xffff;
+        }
+    }
+}
+
+#define EXPAND(name, bits, kind)                                                                                                 \
+    static void expand_##name(const void *weight, int64_t group, int64_t first, int64_t last, uint16_t *to) {                    \
+        expand_tiles(weight, group, first, last, bits, kind, to);                                                                \
+    }
+
+EXPAND(4_bits, 4, TABLE)
+EXPAND(e4m3, 8, E4M3)
+EXPAND(e5m2, 8, E5M2)
+
+static void block_scale(const void *weight, int64_t group, int64_t block, vfloat *to) {
+    const LinearCodes *a = weight;
+    const CodeFormat *f = &a->format;
+    const int64_t block_bytes = scale_bytes(f) + f->block_size * ROWS * f->bits / 8;
+    read_scales(a->weight + group * group_bytes(f, a->columns) + block * block_bytes, f, to);
+}
+
+static void only_factor(const void *weight, int64_t group, int64_t block, vfloat *to) {
+    (void)group, (void)block;
+    *to = splat(*((const LinearCodes *)weight)->format.factor);
+}
+
+/* Compute the results with tiles. Returns 0 if this format does not allow it. */
+static int multiply_tiles(const LinearCodes *a, const LinearFloat *floats, int64_t start, int64_t end, int64_t group, int64_t stop) {
+    const CodeFormat *f = &a->format;
+    const int way = way_of(f);
+    const Source from = {
+        .weight = a,
+        .expand = f->bits == 4 ? expand_4_bits : f->kind == E4M3 ? expand_e4m3 : expand_e5m2,
+        .scale = way == PLAIN ? block_scale : only_factor,
+        .block_size = way == PLAIN ? f->block_size : a->columns,
+    };
+    if (way != NO_TILES) bfloat_groups(floats, &from, start, end, group, stop);
+    return way != NO_TILES;
+}
+#endif
+
 /* Compute the results of the tokens [start, end) for the groups [group, stop). */
 INLINE void groups_of(const LinearCodes *a, int64_t start, int64_t end, int64_t group, int64_t stop, int bits, int kind) {
     const int64_t bytes = group_bytes(&a->format, a->columns);
@@ -196,6 +277,9 @@ INLINE void groups_of(const LinearCodes *a, int64_t start, int64_t end, int64_t 
     }
 #endif
     const LinearFloat floats = {a->x, a->x_stride, a->out, a->out_stride, NULL, a->bias, a->rows, a->columns};
+#if defined(__AMX_BF16__)
+    if (multiply_tiles(a, &floats, start, end, group, stop)) return;
+#endif
     float piece[COLUMNS * ROWS] ALIGNED;
     for (int64_t first = 0; first < a->columns; first += COLUMNS) {
         int64_t last = first + COLUMNS < a->columns ? first + COLUMNS : a->columns;
@@ -213,6 +297,7 @@ EXPORT void linear_codes(const Step *step, Worker *worker, const void *arguments
     int64_t share = groups * blocks / (worker->num_threads * 8);
     int64_t per_task = share < 1 ? 1 : share > 8 ? 8 : share;
     int64_t pieces = (groups + per_task - 1) / per_task;
+    configure_tiles(64);
     for (int64_t task; (task = next_task(worker, pieces * blocks)) < pieces * blocks;) {
         int64_t start = task / pieces * TOKEN_BLOCK, end = start + TOKEN_BLOCK < tokens ? start + TOKEN_BLOCK : tokens;
         int64_t group = task % pieces * per_task, stop = group + per_task < groups ? group + per_task : groups;
@@ -221,6 +306,7 @@ EXPORT void linear_codes(const Step *step, Worker *worker, const void *arguments
         else if (LANES > 4 && a->format.kind == E5M2) groups_of(a, start, end, group, stop, 8, E5M2);
         else groups_of(a, start, end, group, stop, 8, TABLE);
     }
+    release_tiles();
 }
 
 /* Pack rows [start, start + count) of the matrix from codes [count][columns], one per byte, and scales [count][blocks]. */

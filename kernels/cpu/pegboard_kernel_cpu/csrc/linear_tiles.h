@@ -4,9 +4,8 @@
 #ifndef PEGBOARD_LINEAR_TILES_H
 #define PEGBOARD_LINEAR_TILES_H
 
+#include "amx.h"
 #include "linear_blocks.h"
-
-#define TILE_TOKENS 16
 
 #if defined(__AMX_INT8__)
 
@@ -21,31 +20,9 @@ typedef struct {
     Scales scales[2 * PIECE_PARTS];
 } Piece;
 
-/* The compiler does not know that tile loads read memory. */
-#define WRITTEN(p) __asm__ volatile("" : : "r"(p) : "memory")
-
 /* Ask the system for permission to use the tile registers (arch_prctl ARCH_REQ_XCOMP_PERM, Linux 5.16). Without it, a process
  * cannot use them. */
 EXPORT int32_t allow_tiles(void) { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
-
-/* Set the shapes of a thread's tiles for products over this number of columns: 0 and 1 are activations, 2 and 3 codes, 4 and 5 their
- * products. They are valid until release_tiles. */
-INLINE void configure_tiles(int columns) {
-    ALIGNED struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } shapes = {.palette = 1};
-    for (int i = 0; i < 2; i++) {
-        shapes.rows[i] = TILE_TOKENS, shapes.row_bytes[i] = (uint16_t)columns;
-        shapes.rows[2 + i] = (uint8_t)(columns / 4), shapes.row_bytes[2 + i] = 4 * ROWS;
-        shapes.rows[4 + i] = TILE_TOKENS, shapes.row_bytes[4 + i] = 4 * ROWS;
-    }
-    WRITTEN(&shapes);
-    _tile_loadconfig(&shapes);
-}
-
-INLINE void release_tiles(void) { _tile_release(); }
 
 /* Multiply 16 tokens with the n-th and the next part of a piece, or half part if a part has two sets of scales. total: number of
  * parts or half parts. x: of the first part, [parts][16 tokens][columns]. dots: [2][16 tokens][16 rows]. */
@@ -65,11 +42,6 @@ INLINE void tile_dots(const int8_t *x, const Piece *piece, int sets, int n, int 
     }
     _tile_stored(4, dots[0], 64);
 }
-
-#else
-
-INLINE void configure_tiles(int block_size) { (void)block_size; }
-INLINE void release_tiles(void) {}
 
 #endif
 #endif

@@ -17,7 +17,9 @@
 #define __AVX512VNNI__ 1
 #endif
 #if EMULATE >= 3
+#define __AMX_TILE__ 1
 #define __AMX_INT8__ 1
+#define __AMX_BF16__ 1
 #endif
 
 #define KEEP(x) ((void)0) /* the clobber list names registers that this CPU does not have */
@@ -206,16 +208,41 @@ EMULATED void emulated_tile_products(int to, int a, int b) { /* signed bytes: fo
             }
 }
 
+EMULATED float bfloat(const uint8_t *p) {
+    uint16_t word;
+    memcpy(&word, p, 2);
+    union { uint32_t bits; float value; } u = {(uint32_t)word << 16};
+    return u.value;
+}
+EMULATED void emulated_bfloat_products(int to, int a, int b) { /* two neighbors in a row of a, two in a column of b */
+    in_use(to), in_use(a), in_use(b);
+    if (tiles_of_thread.shape[a].bytes != 4 * tiles_of_thread.shape[b].rows) __builtin_trap();
+    if (tiles_of_thread.shape[a].rows != tiles_of_thread.shape[to].rows) __builtin_trap();
+    if (tiles_of_thread.shape[b].bytes != tiles_of_thread.shape[to].bytes) __builtin_trap();
+    for (int row = 0; row < tiles_of_thread.shape[to].rows; row++)
+        for (int k = 0; k < tiles_of_thread.shape[b].rows; k++)
+            for (int column = 0; column < tiles_of_thread.shape[to].bytes / 4; column++) {
+                const uint8_t *x = tiles_of_thread.data[a][row] + 4 * k, *y = tiles_of_thread.data[b][k] + 4 * column;
+                float sum;
+                memcpy(&sum, tiles_of_thread.data[to][row] + 4 * column, 4);
+                sum += bfloat(x) * bfloat(y);
+                sum += bfloat(x + 2) * bfloat(y + 2);
+                memcpy(tiles_of_thread.data[to][row] + 4 * column, &sum, 4);
+            }
+}
+
 #define _tile_loadconfig emulated_configure
 #define _tile_release emulated_tile_release
 #undef _tile_zero
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_dpbssd
+#undef _tile_dpbf16ps
 #define _tile_zero emulated_tile_zero
 #define _tile_loadd emulated_tile_load
 #define _tile_stored emulated_tile_store
 #define _tile_dpbssd emulated_tile_products
+#define _tile_dpbf16ps emulated_bfloat_products
 #define syscall(...) 0L /* the request for permission to use tiles */
 
 #endif

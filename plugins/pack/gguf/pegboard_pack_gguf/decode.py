@@ -48,7 +48,7 @@ def decode(data: memoryview, stored: str, shape: tuple[int, ...]) -> Blocks:
     rows, columns = shape
     blocks = np.frombuffer(data, form.fields)
     assert len(blocks) * known.block_size == rows * columns, (len(blocks), stored, shape)
-    codes = np.empty((len(blocks), known.block_size), np.uint8 if form.bits == 4 else np.int8)
+    codes = np.empty((len(blocks), known.block_size), np.int8 if form.bits == 8 else np.uint8)
     scales = np.empty((1 + form.has_minimum, len(blocks), known.block_size // form.block_size), form.scale_dtype)
     by_block = scales.swapaxes(0, 1)
     step = CHUNK_ELEMENTS // known.block_size
@@ -82,12 +82,7 @@ def _q5(blocks: Array, codes: Array, scales: Array) -> None:
     """Decodes the low halves, and adds the bits 0…31 of `high` as fifth bits."""
     _q4(blocks, codes, scales)
     high = np.unpackbits(np.ascontiguousarray(blocks["high"]), axis=1, bitorder="little")
-    codes |= (high << 4).view(np.int8)
-
-
-def _q5_0(blocks: Array, codes: Array, scales: Array) -> None:
-    _q5(blocks, codes, scales)
-    codes -= 16
+    codes |= high << 4
 
 
 def _q8_0(blocks: Array, codes: Array, scales: Array) -> None:
@@ -115,7 +110,7 @@ def _q4_k(blocks: Array, codes: Array, scales: Array) -> None:
 def _q5_k(blocks: Array, codes: Array, scales: Array) -> None:
     """Bit g of byte i of `high` is the fifth bit of element i of the g-th group of 32."""
     _q4_k(blocks, codes, scales)
-    high, by_32 = np.ascontiguousarray(blocks["high"]), codes.view(np.uint8).reshape(-1, 8, 32)
+    high, by_32 = np.ascontiguousarray(blocks["high"]), codes.reshape(-1, 8, 32)
     for group in range(8):
         by_32[:, group] |= ((high >> group) & 1) << 4
 
@@ -126,8 +121,7 @@ def _q6_k(blocks: Array, codes: Array, scales: Array) -> None:
     _nibbles(np.ascontiguousarray(blocks["codes"]).reshape(-1, 4), _runs(codes).reshape(-1, 2, 4))
     high, by_128 = np.ascontiguousarray(blocks["high"]).reshape(-1, 32), codes.reshape(-1, 4, 32)
     for group in range(4):
-        by_128[:, group] |= (((high >> (2 * group)) & 3) << 4).view(np.int8)
-    codes -= 32
+        by_128[:, group] |= ((high >> (2 * group)) & 3) << 4
     with np.errstate(invalid="ignore"):
         np.multiply(blocks["scales"].astype(np.float32), blocks["packed"], out=scales[:, 0])
 
@@ -173,28 +167,33 @@ RUNS_OF_DIGITS = (("first", "u1", 32), ("second", "u1", 16), ("last", "u1", 4))
 FORMATS = {
     "Q4_0": Format(_fields(SCALE, RUN), _q4, 4, np.float16, zero=8),
     "Q4_1": Format(_fields(SCALE_AND_MINIMUM, RUN), _q4, 4, np.float16, has_minimum=True),
-    "Q5_0": Format(_fields(SCALE, ("high", "u1", 4), RUN), _q5_0, 8, np.float16),
-    "Q5_1": Format(_fields(SCALE_AND_MINIMUM, ("high", "u1", 4), RUN), _q5, 8, np.float16, has_minimum=True),
+    "Q5_0": Format(_fields(SCALE, ("high", "u1", 4), RUN), _q5, 5, np.float16, zero=16),
+    "Q5_1": Format(_fields(SCALE_AND_MINIMUM, ("high", "u1", 4), RUN), _q5, 5, np.float16, has_minimum=True),
     "Q8_0": Format(_fields(SCALE, ("codes", "V16", 2)), _q8_0, 8, np.float16),
     "Q4_K": Format(_fields(SCALE_AND_MINIMUM, PACKED, ("codes", "V16", 8)), _q4_k, 4, np.float32, has_minimum=True),
     "Q5_K": Format(
-        _fields(SCALE_AND_MINIMUM, PACKED, ("high", "u1", 32), ("codes", "V16", 8)), _q5_k, 8, np.float32, has_minimum=True
+        _fields(SCALE_AND_MINIMUM, PACKED, ("high", "u1", 32), ("codes", "V16", 8)), _q5_k, 5, np.float32, has_minimum=True
     ),
     "Q6_K": Format(
-        _fields(("codes", "V16", 8), ("high", "u1", 64), ("packed", "i1", 16), SCALE), _q6_k, 8, np.float32, block_size=16
+        _fields(("codes", "V16", 8), ("high", "u1", 64), ("packed", "i1", 16), SCALE),
+        _q6_k,
+        6,
+        np.float32,
+        block_size=16,
+        zero=32,
     ),
     "Q8_K": Format(
         _fields(("scales", "<f4", 1), ("codes", "V16", 16), ("sums", "<i2", 16)), _q8_k, 8, np.float32, block_size=256
     ),
-    "Q1_0": Format(_fields(SCALE, ("bits", "u1", 16)), _q1_0, 4, np.float16, block_size=128, zero=1),
+    "Q1_0": Format(_fields(SCALE, ("bits", "u1", 16)), _q1_0, 2, np.float16, block_size=128, zero=1),
     "TQ1_0": Format(
         _fields(("first", "u1", 32), ("second", "u1", 16), ("last", "u1", 4), SCALE),
         _tq1_0,
-        4,
+        2,
         np.float16,
         block_size=256,
         zero=1,
     ),
-    "TQ2_0": Format(_fields(("codes", "V16", 4), SCALE), _tq2_0, 4, np.float16, block_size=256, zero=1),
+    "TQ2_0": Format(_fields(("codes", "V16", 4), SCALE), _tq2_0, 2, np.float16, block_size=256, zero=1),
 }
-"""The forms by stored type. A code of one to three bits takes four, and a code of five or six bits takes eight."""
+"""The forms by stored type."""
