@@ -10,6 +10,7 @@
 #include "quantize.h"
 
 #define TOKEN_BLOCK 96
+#define GROUPS 16 /* most groups of rows of a task */
 
 enum { NO_SHIFT, MINIMUMS, ZEROS };
 
@@ -124,7 +125,6 @@ INLINE void tile(const LinearBlocks *a, int tokens, int64_t token, int64_t row, 
 
 #if defined(__AMX_INT8__)
 #define TOKEN_TILES (TOKEN_BLOCK / TILE_TOKENS)
-#define GROUPS 16 /* most groups of rows of a task */
 
 /* Activations of a token block over some parts, in the order in which tiles of 16 tokens need them. A part whose weights have two
  * sets of scales has two scales and sums. */
@@ -216,10 +216,10 @@ INLINE void tiles(const LinearBlocks *a, int64_t token, int64_t end, int64_t row
     for (; token < end; token++) tile(a, 1, token, row, record, form, sets, parts, is_wide, shift);
 }
 
-/* Return one code of a packed part. */
-INLINE int32_t code_at(const uint8_t *part, int bits, int64_t row, int column) {
-    int q = column / 4, code = 0;
-    const uint8_t *at = part + row * 4 + column % 4;
+/* Return one code of a packed part: of a quad and one of its columns. */
+INLINE int32_t code_at(const uint8_t *part, int bits, int64_t row, int q, int column) {
+    int code = 0;
+    const uint8_t *at = part + row * 4 + column;
     if (bits == 8) return (int8_t)at[64 * q];
     if (bits & 4) code = at[64 * (q % 4)] >> q / 4 * 4 & 15, at += 256;
     if (bits & 2) code |= (at[64 * (q % 2)] >> q / 2 * 2 & 3) << (bits & 4), at += 128;
@@ -283,20 +283,23 @@ INLINE float scale_at(const uint8_t *p, int is_wide, int64_t lane) {
 }
 
 /* Unpack one row of the matrix as floats. */
-static void unpack_row(const uint8_t *packed, const Format *f, int64_t row, int64_t columns, float *out) {
-    const int64_t lane = row % ROWS, scale_bytes = ROWS * (f->is_wide ? 4 : 2), sets = sets_of(f), width = f->block_size * sets;
-    const int64_t set_bytes = scale_bytes + shift_bytes(f->is_wide, f->shift);
-    const uint8_t *record = packed + row / ROWS * (columns / width) * f->record_bytes;
-    for (int64_t first = 0; first < columns; first += width, record += f->record_bytes) {
-        const uint8_t *codes = record + sets * set_bytes;
-        for (int64_t c = 0; c < width; c++) {
-            const uint8_t *set = record + c / f->block_size * set_bytes;
+INLINE void unpack_row(const uint8_t *packed, const Format *f, int bits, int64_t row, int64_t columns, float *out) {
+    const int64_t lane = row % ROWS, scale_bytes = ROWS * (f->is_wide ? 4 : 2), size = f->block_size, width = size * sets_of(f);
+    const uint8_t *set = packed + row / ROWS * (columns / width) * f->record_bytes;
+    for (int64_t first = 0; first < columns; first += width) {
+        const uint8_t *codes = set + sets_of(f) * (scale_bytes + shift_bytes(f->is_wide, f->shift));
+        for (int64_t start = 0; start < width; start += size, set += scale_bytes + shift_bytes(f->is_wide, f->shift)) {
             float scale = scale_at(set, f->is_wide, lane);
             float minimum = f->shift == MINIMUMS ? scale_at(set + scale_bytes, f->is_wide, lane) : 0;
             int32_t zero = f->shift == ZEROS ? (int8_t)set[scale_bytes + lane] : f->zero;
-            int32_t code = code_at(codes + c / PART * (BYTES_PER_BIT * f->bits), f->bits, lane, (int)(c % PART));
-            *out++ = scale * (float)(code - zero) + minimum;
+            for (int64_t c = start; c < start + size; c += X_HALF, out += X_HALF) {
+                const uint8_t *part = codes + c / PART * (BYTES_PER_BIT * bits);
+#pragma GCC unroll 16
+                for (int i = 0; i < X_HALF; i++)
+                    out[i] = scale * (float)(code_at(part, bits, lane, (int)(c % PART / 4) + i / 4, i % 4) - zero) + minimum;
+            }
         }
+        set = codes + width * ROWS * bits / 8;
     }
 }
 
@@ -313,8 +316,10 @@ EXPORT void lookup_blocks(const Step *step, Worker *worker, const void *argument
     const Lookup *a = arguments;
     for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
         float *out = a->out + t * a->out_stride;
-        if (a->ids[t] < a->rows) unpack_row(a->weight, &a->format, a->ids[t], a->columns, out);
-        else memset(out, 0, a->columns * sizeof(float)); /* rows that pad the table */
+        if (a->ids[t] >= a->rows) memset(out, 0, a->columns * sizeof(float)); /* rows that pad the table */
+        else if (a->format.bits == 8) unpack_row(a->weight, &a->format, 8, a->ids[t], a->columns, out);
+        else if (a->format.bits == 4) unpack_row(a->weight, &a->format, 4, a->ids[t], a->columns, out);
+        else unpack_row(a->weight, &a->format, a->format.bits, a->ids[t], a->columns, out);
     }
 }
 
@@ -358,7 +363,7 @@ EXPORT void linear_blocks(const Step *step, Worker *worker, const void *argument
     int64_t group_bytes = a->columns / (a->format.block_size * sets_of(&a->format)) * a->format.record_bytes;
     int64_t blocks = (tokens + TOKEN_BLOCK - 1) / TOKEN_BLOCK;
     int64_t share = groups * blocks / (worker->num_threads * 8);
-    int64_t per_task = share < 1 ? 1 : share > 16 ? 16 : share;
+    int64_t per_task = share < 1 ? 1 : share > GROUPS ? GROUPS : share;
     int64_t pieces = (groups + per_task - 1) / per_task;
     if (tokens >= TILE_TOKENS) configure_tiles(PART / sets_of(&a->format));
     for (int64_t task; (task = next_task(worker, pieces * blocks)) < pieces * blocks;) {
