@@ -11,6 +11,8 @@ settings.register_profile("here", deadline=None, suppress_health_check=[HealthCh
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton; with 0, Triton's tests need a GPU
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background commands so, and their children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -6,10 +6,11 @@ Every pytest run loads it if pegboard-testing is installed, so it imports nothin
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -50,6 +51,30 @@ def fake_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     for name, module in list(sys.modules.items()):
         if (getattr(module, "__file__", None) or "").startswith(str(root)):
             del sys.modules[name]
+
+
+@pytest.fixture
+def interpreted_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets Triton kernels compute on the CPU, in Triton's interpreter. The test is skipped unless the environment had
+    TRITON_INTERPRET=1 when Triton was imported.
+
+    The interpreter keeps bfloat16 numbers as 16-bit integers, and Triton 3.9 multiplies matrices of these integers. Here they are
+    widened first.
+    """
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("TRITON_INTERPRET=1 is not set, so Triton kernels need a GPU")
+    try:
+        import triton.language as tl
+        from triton.runtime.interpreter import InterpreterBuilder
+    except ImportError:
+        pytest.skip("triton is not installed")
+    multiply = InterpreterBuilder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        a, b = (self.create_fp_ext(part, tl.float32) if part.dtype.scalar == tl.bfloat16 else part for part in (a, b))
+        return multiply(self, a, b, *rest)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,20 @@
+"""The specs of this package."""
+
+from pegboard.interfaces.kernel import KernelSpec
+
+
+def _compiled(implementation: str) -> KernelSpec:
+    return KernelSpec(
+        api="1.0",
+        implementation=f"pegboard_kernel_triton.{implementation}",
+        probe="pegboard_kernel_triton.probe:probe",
+        platforms=frozenset({"cuda", "rocm"}),
+        supports={"dtype": {"float32", "bfloat16", "float16"}},
+    )
+
+
+RMS_NORM = _compiled("norm:rms_norm")
+ADD_RMS_NORM = _compiled("norm:add_rms_norm")
+ROPE = _compiled("elementwise:rope")
+SILU_MUL = _compiled("elementwise:silu_mul")
+GELU_TANH_MUL = _compiled("elementwise:gelu_tanh_mul")

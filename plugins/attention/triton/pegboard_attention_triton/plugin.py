@@ -1,0 +1,21 @@
+"""Specs of this package."""
+
+from pegboard.interfaces.attention import AttentionSpec
+
+FLOATS = frozenset({"float32", "bfloat16", "float16"})
+
+TRITON = AttentionSpec(
+    api="1.0",
+    implementation="pegboard_attention_triton.backend:TritonAttention",
+    probe="pegboard_attention_triton.probe:probe",
+    platforms=frozenset({"cuda", "rocm"}),
+    supports={
+        "dtype": FLOATS,
+        "kv_dtype": FLOATS,
+        "head_dim": frozenset(range(8, 257, 8)),
+        "window": True,
+        "soft_cap": True,
+        "block_size": True,
+    },
+    flags=frozenset({"replay"}),
+)

@@ -1,0 +1,46 @@
+"""The backend passes the contract of its kind under Triton's interpreter, and the generic contract."""
+
+from __future__ import annotations
+
+import pytest
+from pegboard_attention_triton import probe
+from pegboard_attention_triton.backend import TritonAttention
+from pegboard_attention_triton.plugin import TRITON
+
+from pegboard.interfaces.attention import AttentionSetup
+from pegboard.interfaces.spec import Absent, Ok, ProbeFacts
+from pegboard_testing.contract_attention import AttentionContract
+from pegboard_testing.contract_generic import check_entry, installed_entry
+
+
+def test_contract() -> None:
+    check_entry(installed_entry("attention", "triton"))
+
+
+@pytest.mark.usefixtures("interpreted_triton")
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # where sigmoid is 0
+class TestTritonAttention(AttentionContract):
+    spec = TRITON
+
+    def backend(self, setup: AttentionSetup) -> TritonAttention:
+        return TritonAttention(None, setup)
+
+    # The interpreter takes some 20 ms for each program of a kernel, so there are fewer random steps.
+    @pytest.mark.parametrize("seed", [4])
+    def test_random_steps_equal_the_reference(self, seed: int) -> None:
+        super().test_random_steps_equal_the_reference(seed)
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    def test_every_declared_dtype(self, dtype: str) -> None:
+        super().test_every_declared_dtype(dtype)
+
+    @pytest.mark.parametrize("seed", [0])
+    def test_rows_do_not_see_their_neighbors(self, seed: int) -> None:
+        super().test_rows_do_not_see_their_neighbors(seed)
+
+
+def test_it_is_absent_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = ProbeFacts("x86_64")
+    assert isinstance(probe.probe(facts), Ok)
+    monkeypatch.setattr(probe, "find_spec", lambda name: None)
+    assert probe.probe(facts) == Absent("triton is not installed: pip install triton")

@@ -1,0 +1,80 @@
+"""Every Triton kernel is compiled for GPUs. This needs no GPU, and finds what the interpreter does not: types and shapes that
+Triton refuses, and too much shared memory. It runs in another process, because Triton interprets kernels here.
+
+    python test_triton_compiles.py cuda 90
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SHARED_BYTES = {"cuda 80": 99 * 1024, "cuda 90": 227 * 1024, "hip gfx942": 64 * 1024}
+"""Target → shared memory of one program. That of "cuda 80" is what the smaller chips of this generation (86, 89) have."""
+WIDTH = 128
+
+
+def kernels() -> list[tuple[Any, str, dict[str, Any], int]]:
+    """Return (kernel, types of its pointers and numbers, constants, warps). Arguments without a type are 32-bit integers."""
+    from pegboard_attention_triton import attention, store
+    from pegboard_kernel_triton import elementwise, norm
+
+    found = []
+    for tokens, rows in ((4096, 2), (4, 4)):
+        tiles = attention.choose_tiles(tokens, rows, 8, 4, WIDTH, 2, 8192, 132)
+        constants = {
+            "BLOCK_SIZE": 16, "GROUP": 4, "D": WIDTH, "DV": WIDTH, "PAD_D": WIDTH, "PAD_DV": WIDTH, "PRECISION": "tf32",
+            "TOKENS": tiles.tokens, "QUERIES": tiles.queries, "KEYS": tiles.keys, "SPLITS": tiles.splits,
+            "HAS_WINDOW": rows == 2, "HAS_SOFT_CAP": rows == 2,
+        }  # fmt: skip
+        types = "q k_cache v_cache *bf16, block_table query_start_loc seq_lens *i32, maxima sums *fp32, scale soft_cap fp32"
+        types += ", out *fp32" if tiles.splits > 1 else ", out *bf16"
+        found.append((attention._attend, types, constants, tiles.warps))
+    found.append((attention._merge, "parts maxima sums *fp32, out *bf16", {"DV": WIDTH, "PAD_DV": WIDTH, "SPLITS": 8}, 4))
+    size = {"ADDS": True, "ROWS": 1, "COLUMNS": 4096}
+    found.append((norm._rms_norm, "x residual out *bf16, weight *fp32, eps fp32", size, 4))
+    turn = {"D": WIDTH, "R": 32, "PAIRS": True, "HEADS": 16, "TURNED": 32, "COPIED": 64}
+    found.append((elementwise._rope, "x out *bf16, cos sin *fp32", turn, 4))
+    found.append((elementwise._gated, "x out *bf16", {"SLOPE": 1.0, "CUBE": 0.0, "COLUMNS": 2048}, 4))
+    place = {"BLOCK_SIZE": 16, "HEADS": 8, "D": WIDTH, "DV": WIDTH, "CHANNELS": 1024}
+    found.append((store._store_kv, "k v k_cache v_cache *bf16, slot_mapping *i64", place, 4))
+    return found
+
+
+def main(backend: str, chip: str) -> None:
+    """Compile every kernel. Prints its name and the shared memory of one program, in bytes."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    target = GPUTarget(backend, int(chip) if chip.isdigit() else chip, 32 if backend == "cuda" else 64)
+    for kernel, types, constants, warps in kernels():
+        groups = (words.split() for words in types.split(", "))
+        kinds = {name: kind for *names, kind in groups for name in names}
+        signature = {name: "constexpr" if name in constants else kinds.get(name, "i32") for name in kernel.arg_names}
+        source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+        made = triton.compile(source, target=target, options={"num_warps": warps, "num_stages": 2})
+        print(kernel.fn.__name__, made.metadata.shared, flush=True)
+
+
+@pytest.mark.parametrize("target", SHARED_BYTES)
+def test_kernels_compile(target: str, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    if os.environ.get("CI") and target != "cuda 90":
+        pytest.skip("compiling for one chip is enough in CI, because it takes ten seconds")
+    settings = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
+    command = [sys.executable, str(Path(__file__)), *target.split()]
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    shared = dict(line.split() for line in done.stdout.splitlines())
+    assert shared.keys() == {"_attend", "_merge", "_rms_norm", "_rope", "_gated", "_store_kv"}
+    assert all(int(size) <= SHARED_BYTES[target] for size in shared.values()), shared
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
