@@ -1,0 +1,70 @@
+"""Steps recorded as CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pegboard.errors import CannotRecord
+from pegboard.interfaces.platform import Trait
+
+MOST_ROWS = 512
+STEP = 8
+"""Above this number of rows, there is a graph for each of its multiples."""
+
+
+class GraphReplay:
+    """Captures decodes and the output head. Steps with prompts run eagerly. All graphs share one pool of memory."""
+
+    pads = True
+
+    def __init__(self) -> None:
+        self.pool: Any = None
+        self.graphs: list[Graph] = []
+
+    def sizes(self, trait: Trait, largest: int) -> Sequence[int]:
+        """Return 1, 2, 4, and then the multiples of 8 up to MOST_ROWS."""
+        if trait == "forward":
+            return ()
+        most = min(largest, MOST_ROWS)
+        return sorted({size for size in (1, 2, 4, *range(STEP, most, STEP)) if size < most} | {most})
+
+    def record(self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Graph:
+        """Run once, so that kernels are compiled and libraries have their memory, and then capture. An error of the model is
+        raised by the first run."""
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            run(*inputs)
+        torch.cuda.current_stream().wait_stream(aside)
+        if self.pool is None:
+            self.pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool):
+                outputs = run(*inputs)
+        except RuntimeError as error:
+            raise CannotRecord(str(error).splitlines()[0]) from error
+        self.graphs.append(Graph(graph, outputs, len(inputs[0])))
+        return self.graphs[-1]
+
+    def reset(self) -> None:
+        for graph in self.graphs:
+            graph.graph, graph.outputs = None, ()
+        self.graphs.clear()
+        self.pool = None
+        torch.cuda.empty_cache()
+
+
+class Graph:
+    """See `pegboard.interfaces.platform.Recording`."""
+
+    def __init__(self, graph: Any, outputs: tuple[Tensor, ...], size: int) -> None:
+        self.graph, self.outputs, self.size = graph, outputs, size
+
+    def __call__(self, num_rows: int) -> tuple[Tensor, ...]:
+        self.graph.replay()
+        return tuple(output[:num_rows] for output in self.outputs)
