@@ -26,7 +26,19 @@ from pegboard_testing.layouts import marlin_24, scales_of_marlin_24
 
 @pytest.mark.parametrize(
     "name",
-    ["gptq", "gptq_marlin", "cpu_gptq", "gptq_bitblas", "gptq_marlin_24", "auto_gptq", "auto-round", "inc", "intel/auto-round"],
+    [
+        "gptq",
+        "gptq_marlin",
+        "cpu_gptq",
+        "gptq_bitblas",
+        "gptq_marlin_24",
+        "moe_wna16",
+        "ipex",
+        "auto_gptq",
+        "auto-round",
+        "inc",
+        "intel/auto-round",
+    ],
 )
 def test_contract(name: str) -> None:
     check_entry(installed_entry("quantization", name))
