@@ -2,9 +2,9 @@
 backend that can.
 
 Small constraints have a thread of their own, so large ones do not delay them. Clients take turns, with the shortest constraint
-first. A compilation that nobody waits for any more is not begun. A thread cannot be stopped, so backends refuse what
-would take long. A thread that takes long nevertheless gets the lowest priority and is replaced, and it ends when its compilation
-ends. One client cannot take all threads.
+first, and one client cannot take all threads. A compilation that nobody waits for any more is not begun. A thread cannot be
+stopped, so backends refuse what would take long. A thread that takes long nevertheless gets the lowest priority and is replaced,
+and it ends when its compilation ends.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def engine_metrics(
     there["cache_config"] = len(cache_config or ())
     buckets = {**_TABLE["buckets"], "tokens": token_buckets(limits.max_model_len)}
     labels = {"cache_config_info": tuple(cache_config or ())}
-    shown = _numbers(show_hidden or "999")
+    shown = _numbers(show_hidden or "999")  # without a version, what was hidden in any stays hidden
     places = [str(place) for place in range(limits.max_drafts)]
     return tuple(
         Metric(
