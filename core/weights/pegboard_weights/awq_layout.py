@@ -19,6 +19,7 @@ from torch import Tensor
 from pegboard.interfaces.quantization import Part
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
+from pegboard_weights.grouped import block_form
 from pegboard_weights.packed_integers import unpack
 from pegboard_weights.stored_weight import Form, Pieces, module_of, scales_of, tensor_of
 
@@ -45,7 +46,7 @@ class AWQReader:
         return [*wanted, WantedWeight(f"{module}.qzeros", zeros)] if self.has_zeros else wanted
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
-        return "block_weight" if self.group_size % 32 == 0 else "float_weight"
+        return block_form(columns, self.group_size)
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
         module, groups = module_of(part), columns // self.group_size

@@ -33,8 +33,9 @@ def column_groups(pieces: Pieces, name: str, columns: int, group_size: int) -> T
 
 
 def block_form(columns: int, group_size: int, groups: Tensor | None = None) -> Form:
-    """Return the form of what `grouped_rows` returns: Blocks if every group has the same number of columns, a multiple of 32."""
-    is_whole = group_size % 32 == 0 and columns % group_size == 0
+    """Return the form of what `grouped_rows` returns: Blocks if every group has the same number of columns, 16 or a multiple of
+    32."""
+    is_whole = columns % max(group_size, 32) == 0 and (group_size == 16 or group_size % 32 == 0)
     if is_whole and groups is not None:
         is_whole = bool((groups.bincount(minlength=columns // group_size) == group_size).all())
     return "block_weight" if is_whole else "float_weight"

@@ -83,15 +83,19 @@ class TestGemm(QuantizationContract):
         layer = self.layer((2,), self.block * 2)
         weight = self.linear(layer)
         self.fill(weight, layer, 1)
-        assert (type(weight.weight()) is BlockWeight) == (self.group_size % 32 == 0)
+        assert (type(weight.weight()) is BlockWeight) == (self.group_size != 8)
 
 
 class TestGemmOfOtherGroups(TestGemm):
     group_size = 32
 
 
-class TestGemmOfGroupsThatNoKernelTakes(TestGemm):
+class TestGemmOfSmallGroups(TestGemm):
     group_size = 16
+
+
+class TestGemmOfGroupsThatNoKernelTakes(TestGemm):
+    group_size = 8
 
 
 class TestGemmWithoutZeros(TestGemm):
