@@ -106,9 +106,9 @@ def test_a_library_that_multiplies_wrong_fails_its_trial(tmp_path: Path, monkeyp
     sources = tmp_path / "csrc"
     shutil.copytree(build.SOURCES, sources)
     products = sources / "linear_blocks.c"
-    right = "sums[v] += scales->minimum[v] * x_sum"
+    right = "sums[v] += scales->minimum[v] * splat(x_sum)"
     assert right in products.read_text()
-    products.write_text(products.read_text().replace(right, "sums[v] -= scales->minimum[v] * x_sum"))
+    products.write_text(products.read_text().replace(right, "sums[v] -= scales->minimum[v] * splat(x_sum)"))
     monkeypatch.setenv("PEGBOARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "SOURCES", sources)
     monkeypatch.setitem(build.LEVELS, "plain", ("-DWRONG",))

@@ -421,6 +421,7 @@ RIGHT = [[0, 64, 4, 32, False, 0, 8, -1]]
         {"runs": [[0, 10**30, *RIGHT[0][2:]]]},
         {"runs": [[0, 64, 4, 0, False, 0, 8, -1]]},
         {"runs": [[0, 64, 3, 32, False, 0, 8, -1]]},
+        {"runs": [[0, 64, 9, 32, False, 0, 8, -1]]},
         {"runs": [[0, 64, 8, 32, False, 0, 0, -1]]},
         {"runs": [[0, 64, 4, 32, True, 1, 8, -1]]},
         {"runs": [[0, 64, 4, 32, 2, 0, 8, -1]]},
@@ -440,9 +441,9 @@ def test_a_hostile_header_is_packed_again(tmp_path: Path, facts: dict[str, objec
     (path,) = [file for file in (tmp_path / "right").rglob("*") if file.is_file()]
     memory = memoryview(path.read_bytes()[-64 * 256 // 2 - 64 * 8 * 2 :])
     weight = NativeBlockWeight((64, 256), torch.float32, "cpu", cache=entry_in(tmp_path))
-    store_packed(entry_in(tmp_path), "cpu blocks 2", memory, {"runs": RIGHT})
+    store_packed(entry_in(tmp_path), NativeBlockWeight.LAYOUT, memory, {"runs": RIGHT})
     assert weight.restore() and torch.equal(weight.dense(), expected), "the test stores what the weight stores"
-    store_packed(entry_in(tmp_path), "cpu blocks 2", memory, facts)
+    store_packed(entry_in(tmp_path), NativeBlockWeight.LAYOUT, memory, facts)
     assert torch.equal(loaded(entry_in(tmp_path), blocks, 64, 256).dense(), expected)
 
 
