@@ -3,7 +3,8 @@
     python tests/run.py [ARGUMENTS OF PYTEST]
 
 Without arguments, all tests run in two processes at once, because most tests use one core or wait. The output of the second
-process is printed when the first has ended. The exit status is that of a process that failed.
+process is printed when the first has ended. The exit status is that of a process that failed; a negative one is the number of the
+signal that ended it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def main(words: list[str]) -> int:
         other.wait()
         output.seek(0)
         sys.stdout.buffer.write(output.read())
+        print(f"\nexit status {status} of {', '.join(first)}, and {other.returncode} of the others", flush=True)
     return status or other.returncode
 
 
