@@ -30,12 +30,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-TOKENIZERS = ("llama", "t5", "bert", "rwkv")
 KINDS = ("config", "tokenizer", "template", "safetensors", "gguf")
-LIMIT_S = 10.0
-START_S = 120.0
+LIMIT_S, START_S = 10.0, 120.0
 LIMIT_BYTES = 2 << 30
-HIDDEN, HEADS, KV_HEADS, INNER, LAYERS, VOCAB = 32, 4, 2, 48, 2, 262
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, LAYERS, VOCAB = 32, 4, 2, 8, 48, 2, 262
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -44,7 +42,7 @@ CONFIG = {
     "num_hidden_layers": LAYERS,
     "num_attention_heads": HEADS,
     "num_key_value_heads": KV_HEADS,
-    "head_dim": HIDDEN // HEADS,
+    "head_dim": HEAD_DIM,
     "vocab_size": VOCAB,
     "max_position_embeddings": 128,
     "rms_norm_eps": 1e-5,
@@ -157,20 +155,19 @@ def write_gguf(path: Path, changes: Mapping[str, Any] | None = None, stored: str
 
     told = changes or {}
     writer = gguf.GGUFWriter(path, arch)
-    for key, value in {"block_count": LAYERS, "context_length": 128, "embedding_length": HIDDEN, "feed_forward_length": INNER,
-                       "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS}.items():  # fmt: skip
-        writer.add_uint32(f"{arch}.{key}", told.get(key.rpartition(".")[2], value))
-    for key, value in {"attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0}.items():
-        writer.add_float32(f"{arch}.{key}", told.get(key.rpartition(".")[2], value))
+    counts = {"block_count": LAYERS, "context_length": 128, "embedding_length": HIDDEN, "feed_forward_length": INNER,
+              "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS}  # fmt: skip
+    fractions = {"attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0}
+    if arch != "llama":
+        counts |= {"attention.sliding_window": 16, "attention.key_length": HEAD_DIM, "rope.dimension_count": HEAD_DIM}
+        fractions |= {"attention.layer_norm_epsilon": 1e-5, "attention.scale": 0.3, "logit_scale": 0.5}
+    for key, count in counts.items():
+        writer.add_uint32(f"{arch}.{key}", told.get(key.rpartition(".")[2], count))
+    for key, fraction in fractions.items():
+        writer.add_float32(f"{arch}.{key}", told.get(key.rpartition(".")[2], fraction))
     if "factor" in told:
         writer.add_string(f"{arch}.rope.scaling.type", "linear")
         writer.add_float32(f"{arch}.rope.scaling.factor", told["factor"])
-    if arch != "llama":
-        for key, value in {"attention.layer_norm_epsilon": 1e-5, "attention.scale": 0.3, "logit_scale": 0.5}.items():
-            writer.add_float32(f"{arch}.{key}", told.get(key.rpartition(".")[2], value))
-        for key, value in {"attention.sliding_window": 16, "attention.key_length": HIDDEN // HEADS,
-                           "rope.dimension_count": HIDDEN // HEADS}.items():  # fmt: skip
-            writer.add_uint32(f"{arch}.{key}", told.get(key.rpartition(".")[2], value))
     writer.add_string("tokenizer.ggml.model", told.get("model", "gpt2"))
     writer.add_string("tokenizer.ggml.pre", told.get("pre", "gpt-2"))
     writer.add_array("tokenizer.ggml.tokens", [*byte_alphabet(), "<s>", "</s>", "th", "he", "in", "er"])
@@ -263,16 +260,14 @@ def gguf_changes(draw: random.Random) -> dict[str, Any]:
     numbers = ("block_count", "context_length", "embedding_length", "feed_forward_length", "head_count", "head_count_kv",
                "bos_token_id", "eos_token_id", "sliding_window", "key_length", "dimension_count")  # fmt: skip
     fractions = ("layer_norm_rms_epsilon", "layer_norm_epsilon", "freq_base", "factor", "scale", "logit_scale")
-    texts = ("model", "pre", "chat_template")
     changes: dict[str, Any] = {}
     for _ in range(draw.choice((1, 1, 2))):
         match draw.randrange(5):
             case 0:
                 changes[draw.choice(fractions)] = draw.choice((-1.0, 0.0, 1e-30, 1e30, float("nan"), float("inf"), 0.5))
             case 1:
-                changes[draw.choice(texts)] = draw.choice(
-                    ("", "llama", "t5", "bert", "rwkv", "\0", "x" * 5000, mutate_template(TEMPLATE, draw))
-                )
+                hostile = ("", "llama", "t5", "bert", "rwkv", "\0", "x" * 5000, mutate_template(TEMPLATE, draw))
+                changes[draw.choice(("model", "pre", "chat_template"))] = draw.choice(hostile)
             case 2:
                 changes["merges"] = draw.choice((["t"], [""], ["a b c"], ["x y"] * 3, ["\0 \0"]))
             case _:

@@ -184,7 +184,7 @@ INLINE void expand(const LinearCodes *a, const uint8_t *group, int64_t first, in
 
 #if defined(__AMX_BF16__)
 /* How scales are applied. PLAIN: the sums of a block are multiplied with them. FOLDED: a code times its scale is a bfloat16 number, and
- * only the factor is left for the sums. NO_TILES: the weights are no bfloat16 numbers, or their blocks are no whole tiles. */
+ * only the factor is left for the sums. NO_TILES: bfloat16 cannot hold the weights, or the blocks are not whole tiles. */
 enum { PLAIN, FOLDED, NO_TILES };
 
 static int way_of(const CodeFormat *f) {

@@ -31,7 +31,7 @@ Pair = tuple[Tensor, Tensor]
 
 def read_adapter(folder: Path, checkpoint: Checkpoint) -> tuple[float, dict[str, Pair]]:
     """Return the factor of the adapter's products, and {module path: (A [rank, in], B [out, rank])}, float32. checkpoint: of the
-    base model. Raises ModelError for a file that is damaged, or that is no adapter of such a model."""
+    base model. Raises ModelError for a file that is damaged, or that is not an adapter of such a model."""
     files = sorted(folder.glob("*.gguf"))
     if len(files) != 1:
         raise ModelError(f"{folder} has {len(files)} GGUF files; an adapter is one")
